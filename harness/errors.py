@@ -1,0 +1,45 @@
+"""The exceptions of the harness.
+
+HarnessError
+├── UserError (also a ValueError)   bad input: the message says what, where, the bound and the fix; exit code 2
+├── RunStopped                      the run itself cannot go on (NaN loss, broken lag bound): exit code 1
+└── Interrupted                     Ctrl-C or SIGTERM, after the results were closed: exit code 130
+
+All of them pickle, since they cross process borders.
+"""
+
+from __future__ import annotations
+
+
+class HarnessError(Exception):
+    """Base class of every error the harness raises on purpose."""
+
+
+class UserError(HarnessError, ValueError):
+    """Bad input.
+
+    Args:
+        what: what is wrong, with the offending value and the bound it breaks.
+        where: file, line or key at fault, if one can be named.
+        fix: what to type instead.
+    """
+
+    def __init__(self, what: str, where: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what, where, fix)
+        self.what, self.where, self.fix = what, where, fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
+        return "\n".join(lines)
+
+
+class RunStopped(HarnessError):
+    """The run had to stop: going on would do silent damage. The message carries every number."""
+
+
+class Interrupted(HarnessError):
+    """The user asked the run to stop; what was measured so far is on disk."""

@@ -1,0 +1,137 @@
+"""Spans: which lane spent what time in which stage.
+
+A *lane* is one actor, or one part of an in-process run. After ``startup`` its stages, its waits and the unattributed
+rest sum to its wall-clock. The default tracer does nothing; the recording one takes its clock as an argument, so that a
+simulated run records virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+
+class Stage(StrEnum):
+    """Every stage and wait of a training step. Nothing else names one."""
+
+    STARTUP = "startup"
+    GENERATE = "generate"
+    SCORE = "score"
+    PREPARE_BATCH = "prepare_batch"
+    OLD_LOGPROBS = "old_logprobs"
+    REFERENCE_LOGPROBS = "reference_logprobs"
+    UPDATE = "update"
+    WEIGHT_PUBLISH = "weight_publish"
+    WEIGHT_TRANSFER = "weight_transfer"
+    WEIGHT_LOAD = "weight_load"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+    WAIT_FOR_BATCH = "wait_for_batch"
+    WAIT_FOR_ROLLOUTS = "wait_for_rollouts"
+    WAIT_FOR_WEIGHTS = "wait_for_weights"
+    WAIT_FOR_ROOM = "wait_for_room"
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether the lane was idle, waiting for another one."""
+        return self.value.startswith("wait_")
+
+
+class Span(NamedTuple):
+    """One stage of one lane. Times are nanoseconds since the run's origin; ``step`` and ``version`` are -1 if none."""
+
+    lane: str
+    stage: Stage
+    start_ns: int
+    end_ns: int
+    step: int
+    version: int
+
+
+class SpanContext(Protocol):
+    """What ``Tracer.span`` returns: the span is recorded when the block ends, however it ends."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Tracer(Protocol):
+    """Records spans."""
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        """Open a span of ``stage`` on ``lane``; leaving the block closes it."""
+
+
+class _NoSpan:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        return None
+
+
+_NO_SPAN = _NoSpan()
+
+
+class NullTracer:
+    """The tracer of unmeasured code: records nothing."""
+
+    __slots__ = ()
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        return _NO_SPAN
+
+
+class _RecordedSpan:
+    __slots__ = ("_lane", "_recorder", "_stage", "_start_ns", "_step", "_version")
+
+    def __init__(self, recorder: RecordingTracer, lane: str, stage: Stage, step: int, version: int) -> None:
+        self._recorder, self._lane, self._stage, self._step, self._version = recorder, lane, stage, step, version
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        recorder.open_spans[id(self)] = self
+        self._start_ns = recorder.clock_ns()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        recorder = self._recorder
+        end_ns = recorder.clock_ns()
+        del recorder.open_spans[id(self)]
+        recorder.finished.append(Span(self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
+
+    def as_open(self) -> tuple[str, Stage, int, int]:
+        """Return (lane, stage, start_ns, step) of a span that has not ended."""
+        return self._lane, self._stage, self._start_ns, self._step
+
+
+class RecordingTracer:
+    """Keeps finished spans until they are drained.
+
+    Args:
+        clock_ns: nanoseconds since the run's origin.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self.clock_ns = clock_ns
+        self.finished: list[Span] = []
+        self.open_spans: dict[int, _RecordedSpan] = {}
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        """Open a span; see ``Tracer``."""
+        return _RecordedSpan(self, lane, stage, step, version)
+
+    def drain(self) -> list[Span]:
+        """Return the spans finished since the last call, in the order in which they ended, and forget them."""
+        drained, self.finished = self.finished, []
+        return drained
+
+    def still_open(self) -> list[tuple[str, Stage, int, int]]:
+        """Return (lane, stage, start_ns, step) of each open span: who is doing, or waiting for, what since when."""
+        return [span.as_open() for span in list(self.open_spans.values())]

@@ -1,0 +1,189 @@
+"""The values that pass between the parts: frozen dataclasses, no torch, no Ray, no I/O.
+
+Data that may be large (token ids, weights) travels as an opaque ``data``: the object itself in an in-process run, an
+object reference in a distributed one, nothing in a simulated one. The loop never looks inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class Purpose(StrEnum):
+    """What a work item's rollouts are for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How responses are sampled.
+
+    ``temperature`` 0 means greedy. Log-probabilities are those of the distribution that was sampled from: after the
+    temperature, and after top-p. ``stop`` strings end a response and stay part of it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    min_tokens: int = 0
+    max_tokens: int = 32
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One sampled response as an engine returns it.
+
+    ``token_ids`` is int64 (T,) and includes the end-of-sequence token where one was sampled; ``log_probs`` is float32
+    (T,), one for each token; ``text`` leaves special tokens out.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    log_probs: npt.NDArray[np.float32]
+    text: str
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A task's prompt: the text given to the policy and what the reward function compares with."""
+
+    text: str
+    ground_truth: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupData:
+    """The tokens of one group (``group_size`` responses to one prompt); the ``data`` of an in-process RolloutGroup."""
+
+    prompt: Prompt
+    prompt_token_ids: npt.NDArray[np.int64]
+    completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """One generation order: these prompts, ``group_size`` responses each.
+
+    ``step`` is the training step that will consume the batch, or for an evaluation the policy version evaluated.
+    ``shard`` counts the parts into which a batch is split over several Generators.
+    """
+
+    purpose: Purpose
+    step: int
+    shard: int
+    prompt_ids: tuple[int, ...]
+    group_size: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """The rollouts of one prompt: metadata that the loop may read, and the opaque data that it may not.
+
+    ``min_version`` and ``max_version`` are the policy versions of the oldest and the newest token; ``rewards`` is None
+    until the Scorer has filled it.
+    """
+
+    prompt_id: int
+    step: int
+    min_version: int
+    max_version: int
+    lengths: tuple[int, ...]
+    data: Any = field(repr=False, default=None)
+    rewards: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure that knows how to be combined, so that a mean of means cannot happen.
+
+    For ``mean``, ``value`` is the mean over ``count`` items and combining weights by the counts.
+    """
+
+    value: float
+    reduction: Literal["mean", "sum", "max", "min"] = "mean"
+    count: int = 1
+
+    def combine(self, other: Metric) -> Metric:
+        """Return the metric of both sets of items together.
+
+        Raises:
+            ValueError: the reductions differ.
+        """
+        if self.reduction != other.reduction:
+            raise ValueError(f"cannot combine a {self.reduction} with a {other.reduction}")
+        count = self.count + other.count
+        match self.reduction:
+            case "mean":
+                total = self.value * self.count + other.value * other.count
+                value = total / count if count else float("nan")
+            case "sum":
+                value = self.value + other.value
+            case "max":
+                value = max(self.value, other.value)
+            case "min":
+                value = min(self.value, other.value)
+        return Metric(value, self.reduction, count)
+
+
+Metrics = dict[str, Metric]
+
+
+def combine_metrics(parts: list[Metrics]) -> Metrics:
+    """Combine several metric dicts name by name; a name may be missing from some of them."""
+    combined: Metrics = {}
+    for part in parts:
+        for name, metric in part.items():
+            combined[name] = combined[name].combine(metric) if name in combined else metric
+    return combined
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleRollout:
+    """A rollout kept for people to read. The text is generated, so whoever shows it must treat it as untrusted."""
+
+    prompt: str
+    response: str
+    ground_truth: str
+    reward: float
+    num_tokens: int
+    finish_reason: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """What the Scorer returns for one work item: the same groups with rewards, metrics, and examples to show."""
+
+    item: WorkItem
+    groups: tuple[RolloutGroup, ...]
+    metrics: Metrics
+    examples: tuple[ExampleRollout, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTicket:
+    """Published weights: version, size, checksum, and the opaque payload a Generator loads them from."""
+
+    version: int
+    num_bytes: int
+    num_tensors: int
+    checksum: str | None = None
+    payload: Any = field(repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What one training step did to the policy."""
+
+    version: int
+    optimizer_steps: int
+    metrics: Metrics
