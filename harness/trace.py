@@ -7,6 +7,7 @@ simulated run records virtual time.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
@@ -120,7 +121,7 @@ class RecordingTracer:
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self.clock_ns = clock_ns
-        self.finished: list[Span] = []
+        self.finished: deque[Span] = deque()  # a deque, since parts may end spans in other threads
         self.open_spans: dict[int, _RecordedSpan] = {}
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
@@ -129,8 +130,7 @@ class RecordingTracer:
 
     def drain(self) -> list[Span]:
         """Return the spans finished since the last call, in the order in which they ended, and forget them."""
-        drained, self.finished = self.finished, []
-        return drained
+        return [self.finished.popleft() for _ in range(len(self.finished))]
 
     def still_open(self) -> list[tuple[str, Stage, int, int]]:
         """Return (lane, stage, start_ns, step) of each open span: who is doing, or waiting for, what since when."""

@@ -1,0 +1,108 @@
+"""Arms that take turns: one training step each, on clocks that stand still while another arm works.
+
+Live alternation compares arms under the same weather: a slow minute of the machine hits all of them. It is sound where
+the arms do not work at the same time, so it is used at ``max_lag`` 0 only.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from harness.loop import Bell
+
+
+class PausableClock:
+    """Nanoseconds of running time: the machine's monotonic clock less the pauses. Starts paused at 0."""
+
+    def __init__(self) -> None:
+        self._elapsed_ns = 0
+        self._resumed_at_ns: int | None = None
+
+    def __call__(self) -> int:
+        """Running time so far."""
+        if self._resumed_at_ns is None:
+            return self._elapsed_ns
+        return self._elapsed_ns + time.perf_counter_ns() - self._resumed_at_ns
+
+    def resume(self) -> None:
+        """Let the time run."""
+        if self._resumed_at_ns is None:
+            self._resumed_at_ns = time.perf_counter_ns()
+
+    def pause(self) -> None:
+        """Stop the time."""
+        self._elapsed_ns = self()
+        self._resumed_at_ns = None
+
+
+def alternating_order(arms: int, steps: Sequence[int], seed: int) -> list[tuple[int, int]]:
+    """Return (arm, step) in the order in which arms take turns.
+
+    Each round gives every arm one step. The order within a round is drawn from the seed and the next round runs it
+    backwards (ABBA), so that a linear drift of the machine hits all arms alike.
+
+    Args:
+        arms: number of arms.
+        steps: training steps of each arm; an arm that has finished is left out of later rounds.
+        seed: of the drawn orders.
+    """
+    order: list[tuple[int, int]] = []
+    rng = random.Random(seed)
+    drawn: list[int] = []
+    for step in range(max(steps)):
+        drawn = drawn[::-1] if step % 2 else rng.sample(range(arms), arms)
+        order += [(arm, step) for arm in drawn if step < steps[arm]]
+    return order
+
+
+class Turnstile:
+    """Lets one arm at a time through, in a given order; the clocks of the others stand still."""
+
+    def __init__(self, order: Sequence[tuple[int, int]], clocks: Sequence[PausableClock]) -> None:
+        self._order, self._clocks = list(order), clocks
+        self._position = 0
+        self._bell = Bell()
+        self._resume_current()
+
+    def lane(self, arm: int) -> Turn:
+        """Return the pace of one arm."""
+        return Turn(self, arm)
+
+    async def admit(self, arm: int, step: int) -> None:
+        """Return when it is this arm's turn to run this step."""
+        target = self._order.index((arm, step))
+        await self._bell.until(lambda: self._position >= target)
+
+    def advance(self, arm: int, step: int) -> None:
+        """The arm has finished the step: stop its clock, start that of the next arm and let it through.
+
+        Raises:
+            ValueError: it was not this arm's turn.
+        """
+        if self._order[self._position] != (arm, step):
+            raise ValueError(f"arm {arm} finished step {step} out of turn; expected {self._order[self._position]}")
+        self._clocks[arm].pause()
+        self._position += 1
+        self._resume_current()
+        self._bell.ring()
+
+    def _resume_current(self) -> None:
+        if self._position < len(self._order):
+            self._clocks[self._order[self._position][0]].resume()
+
+
+class Turn:
+    """The pace of one arm behind a turnstile."""
+
+    def __init__(self, turnstile: Turnstile, arm: int) -> None:
+        self._turnstile, self._arm = turnstile, arm
+
+    async def admit(self, step: int) -> None:
+        """See ``Pace``."""
+        await self._turnstile.admit(self._arm, step)
+
+    def finished(self, step: int) -> None:
+        """Pass the turn on."""
+        self._turnstile.advance(self._arm, step)
