@@ -1,0 +1,63 @@
+"""Arms alternate step by step in a seeded ABBA order, and only the arm whose turn it is uses time."""
+
+import asyncio
+
+import pytest
+
+from harness.arms import PausableClock, Turnstile, alternating_order
+
+
+def test_each_round_gives_every_arm_one_step_and_the_next_runs_it_backwards() -> None:
+    order = alternating_order(3, [4, 4, 4], seed=1)
+    rounds = [order[start : start + 3] for start in range(0, 12, 3)]
+    assert [{step for _, step in one} for one in rounds] == [{0}, {1}, {2}, {3}]
+    arms = [[arm for arm, _ in one] for one in rounds]
+    assert all(sorted(one) == [0, 1, 2] for one in arms)
+    assert arms[1] == arms[0][::-1]
+    assert arms[3] == arms[2][::-1]
+    assert order == alternating_order(3, [4, 4, 4], seed=1)
+
+
+def test_an_arm_with_fewer_steps_drops_out() -> None:
+    order = alternating_order(2, [1, 3], seed=0)
+    assert sorted(order) == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_the_turnstile_lets_arms_through_in_order() -> None:
+    order = [(0, 0), (1, 0), (1, 1), (0, 1)]
+    story: list[tuple[int, int]] = []
+
+    async def arm(turnstile: Turnstile, number: int) -> None:
+        turn = turnstile.lane(number)
+        for step in range(2):
+            await turn.admit(step)
+            story.append((number, step))
+            await asyncio.sleep(0)
+            turn.finished(step)
+
+    async def main() -> None:
+        turnstile = Turnstile(order, [PausableClock(), PausableClock()])
+        await asyncio.gather(arm(turnstile, 0), arm(turnstile, 1))
+
+    asyncio.run(main())
+    assert story == order
+
+
+def test_finishing_out_of_turn_is_an_error() -> None:
+    turnstile = Turnstile([(0, 0), (1, 0)], [PausableClock(), PausableClock()])
+    with pytest.raises(ValueError, match=r"arm 1 finished step 0 out of turn; expected \(0, 0\)"):
+        turnstile.advance(1, 0)
+
+
+def test_a_clock_stands_still_while_another_arm_works() -> None:
+    clocks = [PausableClock(), PausableClock()]
+    turnstile = Turnstile([(0, 0), (1, 0)], clocks)
+    assert clocks[1]() == 0
+    turnstile.advance(0, 0)
+    frozen = clocks[0]()
+    assert frozen > 0
+    while clocks[1]() == 0:
+        pass
+    assert clocks[0]() == frozen
+    turnstile.advance(1, 0)
+    assert clocks[1]() == clocks[1]() > 0

@@ -1,0 +1,69 @@
+"""Spans are recorded when a block ends, however it ends; the null tracer records nothing."""
+
+import itertools
+import threading
+
+import pytest
+
+from harness.trace import NullTracer, RecordingTracer, Span, Stage
+
+
+def ticking() -> RecordingTracer:
+    return RecordingTracer(itertools.count(100, 10).__next__)
+
+
+def test_nested_spans_end_inside_out() -> None:
+    tracer = ticking()
+    with tracer.span("learner", Stage.UPDATE, step=2, version=1), tracer.span("learner", Stage.OLD_LOGPROBS):
+        pass
+    assert tracer.drain() == [
+        Span("learner", Stage.OLD_LOGPROBS, 110, 120, -1, -1),
+        Span("learner", Stage.UPDATE, 100, 130, 2, 1),
+    ]
+
+
+def test_a_span_survives_an_exception() -> None:
+    tracer = ticking()
+    with pytest.raises(KeyError), tracer.span("scorer", Stage.SCORE, step=0):
+        raise KeyError("reward")
+    assert tracer.drain() == [Span("scorer", Stage.SCORE, 100, 110, 0, -1)]
+    assert tracer.still_open() == []
+
+
+def test_open_spans_can_be_asked_for() -> None:
+    tracer = ticking()
+    with tracer.span("generator", Stage.WAIT_FOR_WEIGHTS, step=5):
+        assert tracer.still_open() == [("generator", Stage.WAIT_FOR_WEIGHTS, 100, 5)]
+
+
+def test_draining_loses_nothing_while_other_threads_record() -> None:
+    tracer = RecordingTracer(itertools.count().__next__)
+
+    def record() -> None:
+        for step in range(2000):
+            with tracer.span("generator", Stage.GENERATE, step):
+                pass
+
+    threads = [threading.Thread(target=record) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    drained = []
+    while any(thread.is_alive() for thread in threads):
+        drained += tracer.drain()
+    drained += tracer.drain()
+    assert sorted(span.step for span in drained) == sorted(list(range(2000)) * 3)
+
+
+def test_the_null_tracer_does_nothing() -> None:
+    tracer = NullTracer()
+    with pytest.raises(ValueError, match="passes"), tracer.span("learner", Stage.UPDATE):
+        raise ValueError("passes")
+
+
+def test_waits_are_told_from_work() -> None:
+    assert {stage.value for stage in Stage if stage.is_wait} == {
+        "wait_for_batch",
+        "wait_for_rollouts",
+        "wait_for_weights",
+        "wait_for_room",
+    }
