@@ -70,15 +70,21 @@ class SimulatedScorer:
 
     async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         """Take the time of scoring and fill in the rewards."""
-        stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.SCORE
-        with self.tracer.span(self.lane, stage, item.step, groups[0].min_version):
+        evaluating = item.purpose is Purpose.EVALUATE
+        with self.tracer.span(self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, item.step):
             await asyncio.sleep(self.score_cost(item.step))
-        count = len(groups) * item.group_size
         scored = tuple(
             RolloutGroup(g.prompt_id, g.step, g.min_version, g.max_version, g.lengths, None, (self.reward,) * item.group_size)
             for g in groups
         )
-        return ScoredBatch(item, scored, {"reward/total": Metric(self.reward, count=count)})
+        lengths = [length for group in groups for length in group.lengths]
+        metrics = {
+            "validation/reward" if evaluating else "reward/total": Metric(self.reward, count=len(lengths)),
+            "validation/response_length" if evaluating else "response_length": Metric(
+                sum(lengths) / len(lengths), count=len(lengths)
+            ),
+        }
+        return ScoredBatch(item, scored, metrics)
 
 
 @dataclass

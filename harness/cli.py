@@ -1,0 +1,243 @@
+"""The commands: ``python -m harness run | validate | list | schema | compare``.
+
+Heavy imports happen inside the commands, so that help and refusals come at once.
+Exit codes: 0 fine; 1 the run had to stop; 2 bad input or usage; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import Interrupted, RunStopped, UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from harness.scenario import Scenario
+
+RunCommand = Callable[["Scenario", Path, bool], int]
+"""Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
+
+
+def main(argv: Sequence[str] | None = None, run_command: RunCommand | None = None) -> int:
+    """Carry out one command line and return its exit code.
+
+    Args:
+        argv: the arguments after the program's name; None takes the process's own.
+        run_command: what ``run`` calls; None takes ``harness.run.run_command``.
+    """
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv), run_command)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _say(f"error: {error}", 2)
+    except RunStopped as error:
+        return _say(f"stopped: {error}", 1)
+    except (Interrupted, KeyboardInterrupt) as error:
+        return _say(f"interrupted: {error}" if str(error) else "interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder if need be, and refuse one that cannot be written to.
+
+    Raises:
+        UserError: with the reason the system gives.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        reason = "it is a file" if path.is_file() else error.strerror or error
+        what = f"cannot write results to {path} ({reason})"
+        raise UserError(what, f"--out {path}", "give a folder you may write to: --out DIR") from None
+
+
+def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:
+    if arguments[:1] == ["compare"]:
+        from harness.compare import main as compare
+
+        return compare(arguments[1:])
+    parser = _parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    match options.command:
+        case "run":
+            return _run(options, run_command)
+        case "validate":
+            return _validate(options)
+        case "list":
+            return _list()
+    return _schema()
+
+
+def _run(options: argparse.Namespace, run_command: RunCommand | None) -> int:
+    from harness.scenario import load_scenario
+
+    scenario = load_scenario(options.scenario, options.set)
+    check_writable(options.out)
+    return (run_command or _real_run_command())(scenario, options.out, options.quiet)
+
+
+def _real_run_command() -> RunCommand:
+    from harness.run import run_command
+
+    return run_command
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from harness.scenario import expand, load_scenario, resolved_yaml
+
+    scenario = load_scenario(options.scenario, options.set)
+    if options.resolved:
+        print(resolved_yaml(scenario), end="")
+        return 0
+    variants = expand(scenario)
+    rollouts = sum(variant.scenario.num_rollouts for variant in variants)
+    runs = "1 run" if len(variants) == 1 else f"{len(variants)} runs"
+    print(f"{scenario.name} is valid: {runs}, {rollouts:,} rollouts with validation")
+    for variant in variants if len(variants) > 1 else ():
+        print(f"  {variant.name}")
+    return 0
+
+
+def _list() -> int:
+    from rich.console import Console
+
+    from harness.scenario import load_scenario, scenario_files, scenario_folders
+
+    table, broken = _table(), []
+    for path in scenario_files():
+        try:
+            table.add_row(path.stem, *_row(load_scenario(path)))
+        except UserError as error:
+            broken.append(f"error: {path} does not load\n{error}")
+    if not table.row_count and not broken:
+        folders = " and ".join(str(folder) for folder in scenario_folders())
+        raise UserError("there are no scenarios", folders, "write one: scenarios/NAME.yaml")
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    return _say("\n".join(broken), 2) if broken else 0
+
+
+def _table() -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("what it does")
+    for name in ("k", "lag", "arms"):
+        table.add_column(name)
+    table.add_column("rollouts", justify="right", no_wrap=True)
+    return table
+
+
+def _row(scenario: Scenario) -> list[str]:
+    from rich.markup import escape
+
+    from harness.scenario import expand
+
+    variants = [variant.scenario for variant in expand(scenario)]
+    passes = sorted({variant.epochs_per_batch for variant in variants})
+    lags = sorted({variant.max_lag for variant in variants})
+    first_line = scenario.description.strip().split("\n")[0]
+    return [
+        escape(first_line),
+        ", ".join(map(str, passes)),
+        ", ".join(map(str, lags)),
+        ", ".join(scenario.arms),
+        f"{sum(variant.num_rollouts for variant in variants):,}",
+    ]
+
+
+def _schema() -> int:
+    import json
+
+    from harness.scenario import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness",
+        description="Benchmark and simulate GRPO post-training: run a scenario, look at what it cost and gained.",
+        epilog="example:\n  python -m harness run quickstart\n  python -m harness compare results/",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = _command(
+        commands,
+        "run",
+        "run a scenario and compare its arms",
+        "python -m harness run sync_k --set steps=20 --set model.preset=tiny --out results",
+    )
+    _scenario_arguments(run)
+    run.add_argument(
+        "--out", type=Path, default=Path("results"), metavar="DIR", help="results folder (default: results)"
+    )
+    run.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+    validate = _command(
+        commands,
+        "validate",
+        "check a scenario without running it",
+        "python -m harness validate scenarios/sync_k.yaml --set group_size=4",
+    )
+    _scenario_arguments(validate)
+    validate.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
+    _command(commands, "list", "show the scenarios there are", "python -m harness list")
+    _command(commands, "schema", "print the JSON schema for editors", "python -m harness schema > scenario.schema.json")
+    _command(
+        commands, "compare", "compare results (as python -m harness.compare)", "python -m harness compare results/"
+    )
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, purpose: str, example: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=purpose,
+        description=purpose[0].upper() + purpose[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _scenario_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting: dotted key, YAML value; may be repeated",
+    )
+
+
+def _say(message: str, code: int) -> int:
+    print(message, file=sys.stderr, flush=True)
+    return code

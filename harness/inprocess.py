@@ -1,0 +1,62 @@
+"""Shells that run workers on threads of this process, so that the event loop stays free.
+
+Colocated parts share one thread and therefore take turns, as they would share one device; disaggregated ones have a
+thread each and overlap wherever torch releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from harness.types import RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker
+
+T = TypeVar("T")
+
+
+async def _on(executor: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, call)
+
+
+class InProcessGenerator:
+    """A Generator on a thread of this process."""
+
+    def __init__(self, worker: GeneratorWorker, executor: ThreadPoolExecutor) -> None:
+        self._worker, self._executor, self.lane = worker, executor, worker.lane
+
+    async def load_weights(self, ticket: WeightTicket) -> None:
+        """See ``protocols.Generator``."""
+        await _on(self._executor, lambda: self._worker.load_weights(ticket))
+
+    async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
+        """See ``protocols.Generator``."""
+        return await _on(self._executor, lambda: self._worker.generate(item))
+
+
+class InProcessScorer:
+    """A Scorer on a thread of this process."""
+
+    def __init__(self, worker: ScorerWorker, executor: ThreadPoolExecutor) -> None:
+        self._worker, self._executor, self.lane = worker, executor, worker.lane
+
+    async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
+        """See ``protocols.Scorer``."""
+        return await _on(self._executor, lambda: self._worker.score(item, groups))
+
+
+class InProcessLearner:
+    """A Learner on a thread of this process."""
+
+    def __init__(self, worker: LearnerWorker, executor: ThreadPoolExecutor) -> None:
+        self._worker, self._executor, self.lane = worker, executor, worker.lane
+
+    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        """See ``protocols.Learner``."""
+        return await _on(self._executor, lambda: self._worker.update(step, groups))
+
+    async def publish_weights(self, version: int) -> WeightTicket:
+        """See ``protocols.Learner``."""
+        return await _on(self._executor, lambda: self._worker.publish_weights(version))

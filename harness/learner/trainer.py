@@ -1,0 +1,260 @@
+"""One rollout batch in, one better policy out: the GRPO training step. Torch only; no spans and no loop."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from harness.errors import Interrupted, RunStopped
+from harness.grpo import (
+    Aggregation,
+    LossOptions,
+    RolloutBatch,
+    collate,
+    group_advantages,
+    kl_tallies,
+    loss_denominator,
+    surrogate_loss,
+    to_metrics,
+)
+from harness.models.log_probs import policy_log_probs
+from harness.types import Metric, Metrics, RolloutGroup, combine_metrics
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """How a rollout batch is trained on.
+
+    Attributes:
+        group_size: rollouts per prompt.
+        loss, aggregation, constant: see ``harness.grpo``.
+        advantage_eps, normalize_by_std: see ``harness.grpo.group_advantages``.
+        temperature: of the sampling, so that log-probs are those of the distribution sampled from.
+        epochs_per_batch: passes over the batch (k).
+        minibatches_per_epoch: optimizer steps of each pass.
+        gradient_accumulation_steps: microbatches of each optimizer step; they change memory, not the gradient.
+        max_lag: at 0 the Learner computes the old log-probs; above it the engine's are the behaviour policy.
+        monitor_kl: log the drift from the reference and from the previous policy.
+        reclone_every: training steps after which the reference becomes the current policy; None keeps it frozen.
+        learning_rate, betas, weight_decay: AdamW.
+        max_grad_norm: gradients are scaled down to this norm.
+        warmup_steps: optimizer steps over which the learning rate rises from 0.
+        precision: ``bfloat16`` trains under autocast, with float32 weights.
+    """
+
+    group_size: int
+    loss: LossOptions
+    aggregation: Aggregation = "sequence_mean"
+    constant: int | None = None
+    advantage_eps: float = 1e-6
+    normalize_by_std: bool = True
+    temperature: float = 1.0
+    epochs_per_batch: int = 1
+    minibatches_per_epoch: int = 1
+    gradient_accumulation_steps: int = 1
+    max_lag: int = 0
+    monitor_kl: bool = False
+    reclone_every: int | None = None
+    learning_rate: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    warmup_steps: int = 0
+    precision: str = "float32"
+
+    @property
+    def optimizer_steps_per_batch(self) -> int:
+        """Optimizer steps of one training step."""
+        return self.epochs_per_batch * self.minibatches_per_epoch
+
+    @property
+    def needs_old_log_probs(self) -> bool:
+        """Whether the Learner computes the old log-probs.
+
+        With one optimizer step on fresh rollouts the ratio is 1 anyway; monitoring needs them as its p all the same.
+        """
+        return self.max_lag == 0 and (self.optimizer_steps_per_batch > 1 or self.monitor_kl)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference policy is kept."""
+        return self.monitor_kl or self.loss.kl_coefficient > 0
+
+
+@dataclass
+class PreparedBatch:
+    """A rollout batch on its way through the stages of a training step; ``drift`` holds the monitored KL figures."""
+
+    rollouts: RolloutBatch
+    prompt_ids: tuple[int, ...]
+    drift: Metrics = field(default_factory=dict)
+
+
+class PolicyTrainer:
+    """Owns the policy, the optimizer and the reference policy.
+
+    Args:
+        model: the policy; trained in place.
+        pad_token_id: fills the padded positions.
+        options: see ``TrainerOptions``.
+        should_stop: asked between microbatches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pad_token_id: int,
+        options: TrainerOptions,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.model, self.options = model, options
+        self._pad_token_id, self._should_stop = pad_token_id, should_stop
+        model.eval()  # dropout off: the ratio compares one policy with itself
+        self._device = next(model.parameters()).device
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(), options.learning_rate, options.betas, weight_decay=options.weight_decay, fused=True
+        )
+        warmup = max(1, options.warmup_steps)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda done: min(1.0, (done + 1) / warmup))
+        self._reference = _frozen_copy(model) if options.needs_reference else None
+        self._previous = _frozen_copy(model) if options.monitor_kl else None
+        self._last_good = "none, this is the first one"
+
+    def prepare(self, groups: Sequence[RolloutGroup]) -> PreparedBatch:
+        """Turn scored groups into tensors with their group-normalised advantages."""
+        options = self.options
+        rewards = [group.rewards or () for group in groups]
+        rewards_B = torch.tensor([reward for of_group in rewards for reward in of_group], dtype=torch.float32)
+        advantages_B = group_advantages(rewards_B, options.group_size, options.advantage_eps, options.normalize_by_std)
+        rollouts = collate([group.data for group in groups], rewards, self._pad_token_id, advantages_B)
+        rollouts = rollouts.to(self._device)
+        if options.max_lag > 0:
+            rollouts = replace(rollouts, old_log_probs_BT=rollouts.engine_log_probs_BT)
+        return PreparedBatch(rollouts, tuple(group.prompt_id for group in groups))
+
+    def compute_old_log_probs(self, batch: PreparedBatch) -> None:
+        """Fill in the log-probs of the policy before the first optimizer step."""
+        batch.rollouts = replace(batch.rollouts, old_log_probs_BT=self._no_grad_log_probs(self.model, batch.rollouts))
+
+    def compute_reference_log_probs(self, batch: PreparedBatch) -> None:
+        """Fill in the log-probs of the reference policy and, when monitored, the drift from it and the previous one.
+
+        Monitored KL(p || q): p is the policy that sampled the batch, q the reference policy (``kl/reference_*``) or the
+        policy one training step ago (``kl/previous_*``). At lag 0, p's log-probs are the Learner's own.
+        """
+        assert self._reference is not None
+        reference_BT = self._no_grad_log_probs(self._reference, batch.rollouts)
+        batch.rollouts = replace(batch.rollouts, reference_log_probs_BT=reference_BT)
+        if self._previous is None or batch.rollouts.old_log_probs_BT is None:
+            return
+        previous_BT = self._no_grad_log_probs(self._previous, batch.rollouts)
+        p_BT, mask_BT = batch.rollouts.old_log_probs_BT, batch.rollouts.response_mask_BT
+        tallies = kl_tallies(p_BT, reference_BT, mask_BT, "kl/reference")
+        batch.drift = to_metrics(tallies | kl_tallies(p_BT, previous_BT, mask_BT, "kl/previous"))
+
+    def train(self, step: int, batch: PreparedBatch) -> Metrics:
+        """Make every optimizer step of this training step.
+
+        Raises:
+            RunStopped: a loss or gradient is not finite; the weights stay those of the last good optimizer step.
+            Interrupted: ``should_stop`` said so.
+        """
+        if self._previous is not None:
+            self._previous.load_state_dict(self.model.state_dict())
+        parts: list[Metrics] = []
+        for epoch in range(self.options.epochs_per_batch):
+            for index, minibatch in enumerate(_split(batch.rollouts, self.options.minibatches_per_epoch)):
+                where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
+                parts.append(self._optimizer_step(minibatch, where))
+        metrics = combine_metrics(parts) | batch.drift
+        if self._reference is not None and self.options.reclone_every and (step + 1) % self.options.reclone_every == 0:
+            self._reference.load_state_dict(self.model.state_dict())
+        self._last_good = f"step {step}: loss {metrics['loss'].value:.6g}, grad_norm {metrics['grad_norm'].value:.6g}"
+        return metrics
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the policy's live weights by Hugging Face name."""
+        return dict(self.model.named_parameters())
+
+    def _optimizer_step(self, minibatch: RolloutBatch, where: str) -> Metrics:
+        denominator = loss_denominator(minibatch.response_mask_BT, self.options.aggregation, self.options.constant)
+        parts: list[Metrics] = []
+        loss = torch.zeros((), device=self._device)
+        for micro in _split(minibatch, self.options.gradient_accumulation_steps):
+            if self._should_stop():
+                raise Interrupted(f"stopped in {where}")
+            share, metrics = self._backward(micro, denominator.token_weights(micro.response_mask_BT))
+            loss += share
+            parts.append(metrics)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
+        figures = {"loss": float(loss), "grad_norm": float(grad_norm)}
+        if not all(math.isfinite(figure) for figure in figures.values()):
+            self._optimizer.zero_grad()
+            raise RunStopped(
+                f"the loss is {figures['loss']} and the gradient norm {figures['grad_norm']} at {where}; "
+                f"the last good training step was {self._last_good}"
+            )
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad()
+        return combine_metrics(parts) | {name: Metric(figure) for name, figure in figures.items()}
+
+    def _backward(self, micro: RolloutBatch, weights_BT: Tensor) -> tuple[Tensor, Metrics]:
+        """Accumulate the gradient of one microbatch; return its share of the loss and its metrics."""
+        log_probs_BT, entropy_BT = self._log_probs(self.model, micro, with_entropy=True)
+        loss, tallies = surrogate_loss(
+            log_probs_BT,
+            micro.response_mask_BT,
+            weights_BT,
+            self.options.loss,
+            rewards_B1=micro.rewards_B[:, None],
+            advantages_B1=micro.advantages_B1,
+            old_log_probs_BT=log_probs_BT.detach() if micro.old_log_probs_BT is None else micro.old_log_probs_BT,
+            reference_log_probs_BT=micro.reference_log_probs_BT,
+            entropy_BT=entropy_BT,
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), to_metrics(tallies)
+
+    @torch.no_grad()
+    def _no_grad_log_probs(self, model: nn.Module, rollouts: RolloutBatch) -> Tensor:
+        """Log-probs of all rollouts under ``model``, one microbatch after the other; 0 where masked."""
+        pieces = self.options.minibatches_per_epoch * self.options.gradient_accumulation_steps
+        log_probs_BT = torch.zeros_like(rollouts.engine_log_probs_BT)
+        for rows_B in _row_numbers(rollouts, pieces):
+            part_BT, _ = self._log_probs(model, rollouts.rows(rows_B), with_entropy=False)
+            log_probs_BT[rows_B, : part_BT.shape[1]] = part_BT
+        return log_probs_BT
+
+    def _log_probs(self, model: nn.Module, rollouts: RolloutBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        bfloat16 = self.options.precision == "bfloat16"
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=bfloat16):
+            return policy_log_probs(
+                model,
+                rollouts.prompt_ids_PL,
+                rollouts.prompt_lengths_P,
+                rollouts.response_ids_BT,
+                rollouts.response_mask_BT,
+                rollouts.prompt_index_B,
+                temperature=self.options.temperature,
+                with_entropy=with_entropy,
+            )
+
+
+def _row_numbers(rollouts: RolloutBatch, pieces: int) -> list[Tensor]:
+    """Cut the rows into consecutive pieces whose sizes differ by at most one."""
+    rows_B = torch.arange(rollouts.num_rollouts, device=rollouts.prompt_index_B.device)
+    return [piece for piece in rows_B.tensor_split(pieces) if piece.numel()]
+
+
+def _split(rollouts: RolloutBatch, pieces: int) -> list[RolloutBatch]:
+    return [rollouts] if pieces == 1 else [rollouts.rows(rows_B) for rows_B in _row_numbers(rollouts, pieces)]
+
+
+def _frozen_copy(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).requires_grad_(False)

@@ -1,0 +1,73 @@
+"""What a person sees while a run is going: a live line for each arm, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+Row = dict[str, Any]
+
+
+class RunProgress:
+    """Shows training steps, rewards and lengths of several arms.
+
+    Args:
+        console: where to draw; on something that is no terminal each evaluation prints a line instead.
+        arms: the arms' names.
+        steps: training steps of each arm.
+        quiet: show nothing.
+    """
+
+    def __init__(self, console: Console, arms: Sequence[str], steps: Sequence[int], quiet: bool = False) -> None:
+        self._console, self._arms, self._quiet = console, list(arms), quiet
+        self._live = console.is_terminal and not quiet
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not self._live,
+        )
+        self._tasks = [
+            self._bar.add_task(arm, total=total, facts="starting") for arm, total in zip(arms, steps, strict=True)
+        ]
+        self._facts: list[dict[str, str]] = [{} for _ in arms]
+
+    def __enter__(self) -> RunProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def listener(self, arm: int) -> Callable[[Row], None]:
+        """Return what the recorder of one arm calls with each row."""
+        return lambda row: self._show(arm, row)
+
+    def _show(self, arm: int, row: Row) -> None:
+        facts = self._facts[arm]
+        if row["kind"] == "step":
+            facts["reward"] = f"train {_mean(row, 'reward/total'):.2f}"
+            facts["seconds"] = f"{row['wall_s'] - row['stages_s'].get('evaluate', 0.0):.2f} s/step"
+            self._bar.advance(self._tasks[arm])
+        else:
+            reward, length = _mean(row, "validation/reward"), _mean(row, "validation/response_length")
+            facts["validation"] = f"validation {reward:.2f} at {length:.1f} tokens"
+            if not self._live and not self._quiet:
+                line = f"{self._arms[arm]}: step {row['step']}, {row['elapsed_s']:.1f} s, {facts['validation']}"
+                self._console.print(line, highlight=False, markup=False)
+        shown = [facts[key] for key in ("validation", "reward", "seconds") if key in facts]
+        self._bar.update(self._tasks[arm], facts=", ".join(shown))
+
+
+def _mean(row: Row, name: str) -> float:
+    metric = row["metrics"].get(name, {})
+    return float(metric.get("mean", float("nan")))

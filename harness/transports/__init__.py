@@ -1,0 +1,1 @@
+"""How weights move from the Learner to the Generators."""
