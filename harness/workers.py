@@ -104,7 +104,7 @@ class ScorerWorker:
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         """Return the groups with their rewards, reward metrics, and for an evaluation the first few rollouts."""
         evaluating = item.purpose is Purpose.EVALUATE
-        with self.tracer.span(self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, item.step):
+        with self.tracer.span(self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, groups[0].min_version):
             rewards = [self._rewards(group.data) for group in groups]
             scored = tuple(
                 replace(group, rewards=tuple(reward["reward"] for reward in of_group))

@@ -1,0 +1,56 @@
+"""GRPO in plain torch: advantages, losses, KL estimates, aggregation. No Ray, no probes, no I/O.
+
+The functions named ``compute_*``, ``masked_*``, ``grpo_microbatch_train_step``, ``tokenize_prompt_and_output`` and
+``get_response_log_probs`` are a public interface with fixed names and argument orders. The rest is the core that the
+Learner calls.
+"""
+
+from harness.grpo.advantages import RewardFn, compute_group_normalized_rewards, group_advantages
+from harness.grpo.aggregate import Aggregation, Denominator, loss_denominator, weighted_sum
+from harness.grpo.batch import RolloutBatch, collate
+from harness.grpo.kl import KlEstimator, kl_estimate, kl_tallies
+from harness.grpo.log_probs import compute_entropy, get_response_log_probs, log_probs_from_logits
+from harness.grpo.loss import LossOptions, surrogate_loss
+from harness.grpo.masking import masked_mean, masked_normalize, zero_masked
+from harness.grpo.policy_gradient import (
+    LossType,
+    compute_grpo_clip_loss,
+    compute_naive_policy_gradient_loss,
+    compute_policy_gradient_loss,
+)
+from harness.grpo.tally import Tally, max_tally, mean_tally, to_metrics
+from harness.grpo.tokenization import tokenize_prompt_and_output
+from harness.grpo.train_step import grpo_microbatch_train_step
+
+__all__ = [
+    "Aggregation",
+    "Denominator",
+    "KlEstimator",
+    "LossOptions",
+    "LossType",
+    "RewardFn",
+    "RolloutBatch",
+    "Tally",
+    "collate",
+    "compute_entropy",
+    "compute_group_normalized_rewards",
+    "compute_grpo_clip_loss",
+    "compute_naive_policy_gradient_loss",
+    "compute_policy_gradient_loss",
+    "get_response_log_probs",
+    "group_advantages",
+    "grpo_microbatch_train_step",
+    "kl_estimate",
+    "kl_tallies",
+    "log_probs_from_logits",
+    "loss_denominator",
+    "masked_mean",
+    "masked_normalize",
+    "max_tally",
+    "mean_tally",
+    "surrogate_loss",
+    "to_metrics",
+    "tokenize_prompt_and_output",
+    "weighted_sum",
+    "zero_masked",
+]
