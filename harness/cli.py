@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None, run_command: RunCommand | None = Non
         code = _dispatch(list(sys.argv[1:] if argv is None else argv), run_command)
         sys.stdout.flush()
         return code
+    except SystemExit as stop:  # argparse: wrong usage, or --help
+        return int(stop.code or 0)
     except UserError as error:
         return _say(f"error: {error}", 2)
     except RunStopped as error:
@@ -69,17 +71,14 @@ def check_writable(path: Path) -> None:
 
 def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:
     if arguments[:1] == ["compare"]:
-        from harness.compare import main as compare
+        from harness.compare.__main__ import main as compare
 
         return compare(arguments[1:])
     parser = _parser()
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
-    try:
-        options = parser.parse_args(arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    options = parser.parse_args(arguments)
     match options.command:
         case "run":
             return _run(options, run_command)
@@ -142,7 +141,7 @@ def _table() -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("scenario", no_wrap=True)
     table.add_column("what it does")
     for name in ("k", "lag", "arms"):

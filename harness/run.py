@@ -22,7 +22,7 @@ from harness.progress import RunProgress
 from harness.provenance import code_state, machine_facts, package_versions
 from harness.recorder import RunRecorder
 from harness.results import Manifest, RunFolder, campaign_name
-from harness.results.writer import POLICY, utc_now
+from harness.results.writer import PICTURES, POLICY, utc_now
 from harness.scenario import Scenario, Variant, expand, resolved_yaml
 from harness.trace import RecordingTracer, Tracer
 
@@ -51,7 +51,22 @@ class Arm:
         return self.variant.name or self.variant.scenario.name
 
 
-def run_command(scenario: Scenario, out: Path, quiet: bool, build: Build = build_parts) -> int:
+def show_results(folder: Path) -> None:
+    """Draw the pictures of a campaign and print its tables."""
+    from harness.compare import print_run_summary
+    from harness.report.pictures import make_pictures
+
+    make_pictures(folder, folder / PICTURES)
+    print_run_summary(folder)
+
+
+def run_command(
+    scenario: Scenario,
+    out: Path,
+    quiet: bool,
+    build: Build = build_parts,
+    show: Callable[[Path], None] = show_results,
+) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
 
     Args:
@@ -59,6 +74,7 @@ def run_command(scenario: Scenario, out: Path, quiet: bool, build: Build = build
         out: the results folder.
         quiet: show no progress.
         build: makes the parts of one run.
+        show: called with the campaign's folder at the end.
 
     Returns:
         The exit code, 0.
@@ -79,7 +95,7 @@ def run_command(scenario: Scenario, out: Path, quiet: bool, build: Build = build
                 _run_point(point, scenario.name, campaign, out, console, quiet, build, stop)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(_what_is_kept(folder)) from None
-    _show(folder, quiet)
+    show(folder)
     return 0
 
 
@@ -91,14 +107,6 @@ def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
 
 def _what_is_kept(folder: Path) -> str:
     return f"what was measured so far is in {folder}" if folder.exists() else "nothing had been measured yet"
-
-
-def _show(folder: Path, quiet: bool) -> None:
-    from harness.compare import print_run_summary
-    from harness.report.pictures import make_pictures
-
-    make_pictures(folder, folder / "pictures")
-    print_run_summary(folder)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from harness.grpo.advantages import RewardFn, compute_group_normalized_rewards, 
 from harness.grpo.aggregate import Aggregation, Denominator, loss_denominator, weighted_sum
 from harness.grpo.batch import RolloutBatch, collate
 from harness.grpo.kl import KlEstimator, kl_estimate, kl_tallies
-from harness.grpo.log_probs import compute_entropy, get_response_log_probs, log_probs_from_logits
+from harness.grpo.log_probs import compute_entropy, get_response_log_probs, log_probs_and_entropy, log_probs_from_logits
 from harness.grpo.loss import LossOptions, surrogate_loss
 from harness.grpo.masking import masked_mean, masked_normalize, zero_masked
 from harness.grpo.policy_gradient import (
@@ -42,6 +42,7 @@ __all__ = [
     "grpo_microbatch_train_step",
     "kl_estimate",
     "kl_tallies",
+    "log_probs_and_entropy",
     "log_probs_from_logits",
     "loss_denominator",
     "masked_mean",

@@ -22,7 +22,7 @@ from harness.grpo import (
     surrogate_loss,
     to_metrics,
 )
-from harness.models.log_probs import policy_log_probs
+from harness.models.policy import policy_log_probs
 from harness.types import Metric, Metrics, RolloutGroup, combine_metrics
 
 

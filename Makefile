@@ -1,0 +1,53 @@
+# Every target makes the virtual environment by itself and leaves it alone when nothing has changed.
+#   PYTHON    the Python that makes it (3.11)            VENV   its folder
+#   SCENARIO  a name in scenarios/, or a YAML file       ARGS   more arguments for the command
+#   PARTS     optional parts for `make install`: nixl peers
+
+PYTHON ?= python3
+VENV ?= .venv
+SCENARIO ?= quickstart
+PARTS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SETUP = $(PYTHON) -m harness.setup
+SCENARIO_FILE = $(if $(filter %.yaml %.yml,$(SCENARIO)),$(SCENARIO),scenarios/$(SCENARIO).yaml)
+
+.DEFAULT_GOAL := help
+.PHONY: help bench compare test test-all check install install-vllm clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml harness/setup/constraints.txt
+	@$(SETUP) install --venv $(VENV)
+
+bench: $(STAMP)  ## run a scenario and show where the time went (SCENARIO=quickstart)
+	$(BIN)/python -m harness run $(SCENARIO_FILE) $(ARGS)
+
+compare: $(STAMP)  ## compare the runs in results/
+	$(BIN)/python -m harness.compare results/ $(ARGS)
+
+test: $(STAMP)  ## run the tests, without the slow ones
+	$(BIN)/python -m pytest --benchmark-skip -m "not slow" $(ARGS)
+
+test-all: $(STAMP)  ## run every test
+	$(BIN)/python -m pytest --benchmark-skip $(ARGS)
+
+check: $(STAMP)  ## check formatting, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install:  ## make the virtual environment (PARTS="nixl peers" adds optional parts)
+	@$(SETUP) install --venv $(VENV) $(addprefix --part ,$(PARTS))
+	@$(SETUP) parts
+
+install-vllm:  ## add the vLLM engine: CPU build, or CUDA build where there is a driver
+	@$(SETUP) install --venv $(VENV) --part vllm
+
+clean:  ## remove caches and build leftovers; keeps results/ and the virtual environment
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find harness tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,23 @@
+"""Compare runs: pure functions of their files. Imports neither torch nor Ray and starts at once.
+
+``python -m harness.compare results/`` is the command; see ``harness.compare.__main__``.
+"""
+
+from harness.compare.campaigns import Campaign, Spread, Variant, gather
+from harness.compare.evaluations import seconds_to_reward
+from harness.compare.figures import RunFigures, run_figures, stage_totals
+from harness.compare.lanes import LaneAccount, account_spans, lane_account
+
+__all__ = [
+    "Campaign",
+    "LaneAccount",
+    "RunFigures",
+    "Spread",
+    "Variant",
+    "account_spans",
+    "gather",
+    "lane_account",
+    "run_figures",
+    "seconds_to_reward",
+    "stage_totals",
+]

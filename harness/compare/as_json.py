@@ -1,0 +1,66 @@
+"""The comparison for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.campaigns import Campaign
+from harness.compare.cautions import cautions, unlike
+from harness.compare.figures import RunFigures, StageFigures
+from harness.compare.lanes import LaneAccount
+from harness.compare.outcome import LINES
+from harness.compare.sentences import findings
+from harness.results import DamagedRun
+from harness.results.rows import with_nulls
+
+SCHEMA, SCHEMA_VERSION = "harness.comparison", 1
+
+
+def comparison(campaigns: Sequence[Campaign], damaged: Sequence[DamagedRun]) -> dict[str, Any]:
+    """Return the whole comparison as plain values: every campaign, oldest first, and the runs that cannot be read."""
+    result = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "campaigns": [_campaign(campaign) for campaign in campaigns],
+        "cautions": unlike([run for campaign in campaigns for run in campaign.runs]),
+        "damaged": [{"folder": str(item.folder), "problem": item.error.what} for item in damaged],
+    }
+    return with_nulls(result)
+
+
+def _campaign(campaign: Campaign) -> dict[str, Any]:
+    return {
+        "scenario": campaign.scenario,
+        "campaign": campaign.name,
+        "folder": str(campaign.folder),
+        "started_at": campaign.started_at,
+        "variants": [{"name": item.name, "runs": [_run(run) for run in item.runs]} for item in campaign.variants],
+        "findings": findings(campaign),
+        "cautions": cautions(campaign),
+    }
+
+
+def _run(run: RunFigures) -> dict[str, Any]:
+    return {
+        "seed": run.manifest.seed,
+        "status": run.status,
+        "planned_steps": run.planned_steps,
+        "reward_target": run.reward_target,
+        "fingerprint": run.manifest.machine.get("fingerprint"),
+        "figures": {line.key: line.get(run) for line in LINES},
+        "step": _stage(run.whole_step),
+        "all_stages": _stage(run.all_stages),
+        "stages": {stage.value: _stage(figures) for stage, figures in run.stages.items()},
+        "lanes": {lane: _lane(account) for lane, account in run.lanes.items()},
+    }
+
+
+def _stage(figures: StageFigures) -> dict[str, Any]:
+    head = {"median_s": figures.median_s, "steps": figures.steps}
+    return head | {"total_s": figures.total_s, "share_of_loop": figures.share}
+
+
+def _lane(account: LaneAccount) -> dict[str, Any]:
+    stages_s = {stage.value: ns / 1e9 for stage, ns in account.stages_ns.items()}
+    return {"wall_s": account.wall_ns / 1e9, "stages_s": stages_s, "unattributed_s": account.unattributed_ns / 1e9}

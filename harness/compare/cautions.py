@@ -1,0 +1,105 @@
+"""What keeps the figures of a campaign from being compared plainly, and what they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.compare.campaigns import Campaign
+from harness.compare.figures import RunFigures
+
+_UNKNOWN = "unknown"
+
+
+def cautions(campaign: Campaign) -> list[str]:
+    """Return sentences on unfinished runs, turns, unlike machines and versions, and what is no verdict."""
+    return [
+        *_unfinished(campaign),
+        *unlike(campaign.runs),
+        *_turns(campaign),
+        _no_verdict(campaign),
+    ]
+
+
+def unlike(runs: Sequence[RunFigures]) -> list[str]:
+    """Say where runs differ in machine, versions, threads or code."""
+    said = []
+    machines = _values(str(run.manifest.machine.get("fingerprint", _UNKNOWN)) for run in runs)
+    if len(machines) > 1:
+        said.append(
+            f"The runs come from {len(machines)} kinds of machine ({', '.join(machines)}): seconds do not compare."
+        )
+    packages = _values(name for run in runs for name in run.manifest.versions)
+    for name in packages:
+        versions = _values(str(run.manifest.versions.get(name) or "none") for run in runs)
+        if len(versions) > 1:
+            said.append(f"The versions of {name} differ: {', '.join(versions)}.")
+    threads = _values(str(run.manifest.threads) for run in runs if run.manifest.threads is not None)
+    if len(threads) > 1:
+        said.append(f"The thread counts differ: {', '.join(threads)}.")
+    commits = _values((run.manifest.commit or "none")[:7] for run in runs)
+    if len(commits) > 1:
+        said.append(f"The commits differ: {', '.join(commits)}.")
+    return said
+
+
+def origin(campaign: Campaign) -> str:
+    """Describe machine, versions and code of the first run in one line."""
+    manifest = campaign.runs[0].manifest
+    machine = manifest.machine
+    parts = [str(machine.get("cpu") or "unknown CPU")]
+    if machine.get("cores"):
+        parts.append(_count(int(machine["cores"]), "core"))
+    if manifest.threads:
+        parts.append(_count(manifest.threads, "thread"))
+    if machine.get("memory_gib"):
+        parts.append(f"{machine['memory_gib']} GiB")
+    parts.append(_gpus(machine.get("gpus")))
+    parts += [f"{name} {manifest.versions[name]}" for name in ("torch", "python") if manifest.versions.get(name)]
+    if manifest.commit:
+        parts.append(f"commit {manifest.commit[:7]}" + (" with uncommitted changes" if manifest.dirty else ""))
+    return ", ".join(parts)
+
+
+def _gpus(gpus: object) -> str:
+    if not isinstance(gpus, list) or not gpus:
+        return "no GPU seen"
+    names = _values(str(gpu.get("name")) if isinstance(gpu, dict) else str(gpu) for gpu in gpus)
+    return f"{len(gpus)} x {', '.join(names)}"
+
+
+def _unfinished(campaign: Campaign) -> list[str]:
+    said = []
+    for variant in campaign.variants:
+        for run in variant.runs:
+            if run.status != "completed":
+                seed = f", seed {run.manifest.seed}" if len(variant.runs) > 1 else ""
+                reason = f": {run.manifest.error}" if run.manifest.error else ""
+                said.append(f"{variant.name}{seed}: {run.status} after {_count(run.steps, 'step')}{reason}")
+    return said
+
+
+def _turns(campaign: Campaign) -> list[str]:
+    if len(campaign.runs) == 1:
+        return []
+    ways = {run.manifest.interleaving for run in campaign.runs}
+    if ways == {"step"}:
+        return ["The runs took turns step by step, so a slow spell of the machine hit all of them alike."]
+    if ways == {"run"}:
+        return ["The runs ran one after the other, so drift of the machine shows as a difference between them."]
+    return []
+
+
+def _no_verdict(campaign: Campaign) -> str:
+    most = max(len(variant.runs) for variant in campaign.variants)
+    if most > 1:
+        return f"Up to {most} seeds and no test: figures, not a verdict."
+    return "One block and one seed: figures, not a verdict."
+
+
+def _values(items: Iterable[str]) -> list[str]:
+    """Return the distinct values in the order of their first appearance."""
+    return list(dict.fromkeys(items))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,241 @@
+"""The figures of one run, from its files alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from statistics import median
+
+from harness.compare.evaluations import Evaluated, evaluations, seconds_to_reward
+from harness.compare.growth import Growth, growth, kl_against_reward, metric_series
+from harness.compare.lanes import LaneAccount, lane_account
+from harness.results import Run, StepRow
+from harness.results.manifest import Manifest
+from harness.trace import Stage
+from harness.types import Metric
+
+KL_NAMES = ("kl/reference_k3", "kl/reference_k1")  # the first that a run has is described
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """One stage of one run.
+
+    Attributes:
+        median_s: median seconds over the training steps in which it ran, added over lanes; None if it ran in no step.
+        steps: in how many training steps it ran.
+        total_s: seconds in the whole loop, also after the last step.
+        share: ``total_s`` over the loop's seconds. Shares of lanes that run at once add up to more than 1.
+    """
+
+    median_s: float | None
+    steps: int
+    total_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class KlFigures:
+    """How a run's KL to the reference policy went.
+
+    Attributes:
+        name: of the metric.
+        reference: the scenario's ``loss.kl.reference``: ``frozen`` (the initial policy) or ``reclone``, or None.
+        with_reward: its correlation with the validation reward and the number of pairs, or None.
+    """
+
+    name: str
+    reference: str | None
+    growth: Growth | None
+    with_reward: tuple[float, int] | None
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What ``harness.compare`` says of one run.
+
+    Attributes:
+        steps, planned_steps: training steps made and asked for (None if unknown).
+        stages: stages and waits by name.
+        all_stages: the stages without the waits, added up.
+        whole_step: wall-clock between two step rows, evaluation included where there was one.
+        loop_s: seconds of the loop, without start-up.
+        reward_target: the scenario's; ``seconds_to_target`` is None where it was not reached.
+        grad_norm_peak: the highest gradient norm and its step; ``grad_norm`` is the median.
+        throughput: median over steps of the generated tokens per second.
+        metrics: combined over all steps, by name.
+        last_metrics: of the last step that has them, by name.
+        non_finite: in how many steps a metric was NaN or infinite, by name; those are left out of ``metrics``.
+    """
+
+    manifest: Manifest
+    status: str
+    steps: int
+    planned_steps: int | None
+    loop_s: float
+    stages: dict[Stage, StageFigures]
+    all_stages: StageFigures
+    whole_step: StageFigures
+    lanes: dict[str, LaneAccount]
+    first: Evaluated | None
+    best: Evaluated | None
+    last: Evaluated | None
+    reward_target: float | None
+    seconds_to_target: float | None
+    optimizer_steps: int
+    throughput: float | None
+    grad_norm: float | None
+    grad_norm_peak: tuple[float, int] | None
+    max_lag: int | None
+    kl: KlFigures | None
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    last_metrics: dict[str, Metric] = field(default_factory=dict)
+    non_finite: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def step_s(self) -> float | None:
+        """Median seconds of a training step; see ``whole_step``."""
+        return self.whole_step.median_s
+
+    def mean(self, name: str) -> float | None:
+        """Return a metric combined over all steps (a mean weighted by its counts), or None."""
+        return _finite(self.metrics.get(name))
+
+    def at_end(self, name: str) -> float | None:
+        """Return a metric of the last step that has it, or None."""
+        return _finite(self.last_metrics.get(name))
+
+
+def run_figures(run: Run) -> RunFigures:
+    """Compute the figures of one run.
+
+    Raises:
+        UserError: the spans or the scenario of the run are damaged.
+    """
+    evaluated = evaluations(run)
+    target = _as_float(run.setting("reward_target"))
+    columns = _columns(run.steps)
+    loop_s = loop_seconds(run)
+    busy = [seconds for stage, seconds in stage_totals(run).items() if not stage.is_wait]
+    return RunFigures(
+        manifest=run.manifest,
+        status=run.status,
+        steps=len(run.steps),
+        planned_steps=_as_int(run.setting("steps")),
+        loop_s=loop_s,
+        stages=stage_figures(run),
+        all_stages=_figures_of([_busy_s(row.stages_s) for row in run.steps], sum(busy), loop_s),
+        whole_step=_figures_of([row.wall_s for row in run.steps], sum(row.wall_s for row in run.steps), loop_s),
+        lanes=lane_account(run),
+        first=evaluated[0] if evaluated else None,
+        best=max(evaluated, key=lambda item: item.reward, default=None),
+        last=evaluated[-1] if evaluated else None,
+        reward_target=target,
+        seconds_to_target=None if target is None else seconds_to_reward(run, target),
+        optimizer_steps=sum(row.optimizer_steps for row in run.steps),
+        throughput=_median(_values(run.steps, "perf/throughput_total")),
+        grad_norm=_median(_values(run.steps, "grad_norm")),
+        grad_norm_peak=_peak(run, "grad_norm"),
+        kl=kl_figures(run),
+        max_lag=_as_int(run.setting("max_lag")),
+        metrics={name: metric for name, column in columns.items() if (metric := _combined(column))},
+        last_metrics={name: column[-1] for name, column in columns.items()},
+        non_finite={name: bad for name, column in columns.items() if (bad := _count_non_finite(column))},
+    )
+
+
+def stage_totals(run: Run) -> dict[Stage, float]:
+    """Return the seconds of each stage and wait over the whole loop, added over lanes.
+
+    They come from the step rows and the tail, and equal the sum of the spans that ended after start-up.
+    """
+    totals: dict[str, float] = {}
+    windows = [row.stages_s for row in run.steps] + ([run.tail.stages_s] if run.tail else [])
+    for stages_s in windows:
+        for stage, seconds in stages_s.items():
+            totals[stage] = totals.get(stage, 0.0) + seconds
+    return {stage: totals[stage.value] for stage in Stage if stage.value in totals}
+
+
+def stage_figures(run: Run) -> dict[Stage, StageFigures]:
+    """Return the figures of each stage and wait that ran, in the order of ``Stage``."""
+    loop_s = loop_seconds(run)
+    return {
+        stage: _figures_of([row.stages_s.get(stage.value, 0.0) for row in run.steps], total_s, loop_s)
+        for stage, total_s in stage_totals(run).items()
+    }
+
+
+def _figures_of(step_times: list[float], total_s: float, loop_s: float) -> StageFigures:
+    times = [seconds for seconds in step_times if seconds > 0.0]
+    return StageFigures(_median(times), len(times), total_s, total_s / loop_s if loop_s else 0.0)
+
+
+def _busy_s(stages_s: dict[str, float]) -> float:
+    return sum(seconds for stage, seconds in stages_s.items() if not Stage(stage).is_wait)
+
+
+def loop_seconds(run: Run) -> float:
+    """Return the seconds from the loop's start to the last row that closes a window (a step or the tail)."""
+    if run.tail is not None:
+        return run.tail.elapsed_s
+    return run.steps[-1].elapsed_s if run.steps else 0.0
+
+
+def kl_figures(run: Run) -> KlFigures | None:
+    """Describe the KL to the reference policy, or return None where it was not monitored."""
+    for name in KL_NAMES:
+        steps, values = metric_series(run, name)
+        if values:
+            reference = run.setting("loss.kl.reference")
+            against = kl_against_reward(run, name)
+            return KlFigures(name, reference if isinstance(reference, str) else None, growth(steps, values), against)
+    return None
+
+
+def _peak(run: Run, name: str) -> tuple[float, int] | None:
+    steps, values = metric_series(run, name)
+    return max(zip(values, steps, strict=True), default=None)
+
+
+def _values(rows: Iterable[StepRow], name: str) -> list[float]:
+    found = (_finite(row.metric(name)) for row in rows)
+    return [value for value in found if value is not None]
+
+
+def _columns(rows: Iterable[StepRow]) -> dict[str, list[Metric]]:
+    columns: dict[str, list[Metric]] = {}
+    for row in rows:
+        for name in row.metrics:
+            metric = row.metric(name)
+            if metric is not None:
+                columns.setdefault(name, []).append(metric)
+    return columns
+
+
+def _combined(column: list[Metric]) -> Metric | None:
+    finite = [metric for metric in column if math.isfinite(metric.value)]
+    return reduce(Metric.combine, finite) if finite else None
+
+
+def _count_non_finite(column: list[Metric]) -> int:
+    return sum(not math.isfinite(metric.value) for metric in column)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return median(values) if values else None
+
+
+def _finite(metric: Metric | None) -> float | None:
+    return metric.value if metric is not None and math.isfinite(metric.value) else None
+
+
+def _as_float(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _as_int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

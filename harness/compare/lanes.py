@@ -1,0 +1,102 @@
+"""The time account of each lane, from spans: stages + waits + unattributed = wall-clock, to the nanosecond."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.results import Run
+from harness.trace import Span, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class LaneAccount:
+    """Where one lane's time went.
+
+    Attributes:
+        wall_ns: length of the window.
+        stages_ns: nanoseconds by stage, waits included; an instant under several spans goes to the one that began last.
+        unattributed_ns: under no span.
+    """
+
+    lane: str
+    wall_ns: int
+    stages_ns: dict[Stage, int]
+    unattributed_ns: int
+
+    @property
+    def busy_ns(self) -> int:
+        """Nanoseconds in stages that are no waits."""
+        return sum(ns for stage, ns in self.stages_ns.items() if not stage.is_wait)
+
+    @property
+    def waiting_ns(self) -> int:
+        """Nanoseconds in waits."""
+        return sum(ns for stage, ns in self.stages_ns.items() if stage.is_wait)
+
+    def share(self, part_ns: int) -> float:
+        """Return a part of the wall-clock as a fraction in [0, 1]; 0 for an empty window."""
+        return part_ns / self.wall_ns if self.wall_ns else 0.0
+
+
+def lane_account(run: Run) -> dict[str, LaneAccount]:
+    """Return the account of every lane that worked or waited after start-up; empty for a run without spans."""
+    spans = run.spans()
+    if not spans:
+        return {}
+    last = run.tail
+    return account_spans(spans, loop_window(spans, last.elapsed_s if last else None))
+
+
+def loop_window(spans: list[Span], loop_s: float | None) -> tuple[int, int]:
+    """Return (start, end) of the loop in nanoseconds.
+
+    It starts where the last ``startup`` span ends (without one, where the first span starts) and lasts ``loop_s``
+    seconds; with None, as in a run that was cut short, until the last span ends.
+    """
+    startups = [span.end_ns for span in spans if span.stage is Stage.STARTUP]
+    start_ns = max(startups) if startups else min(span.start_ns for span in spans)
+    if loop_s is not None:
+        return start_ns, start_ns + round(loop_s * 1e9)
+    return start_ns, max(start_ns, max(span.end_ns for span in spans))
+
+
+def account_spans(spans: Iterable[Span], window: tuple[int, int]) -> dict[str, LaneAccount]:
+    """Return the account of each lane with a span inside the window (start, end), in nanoseconds."""
+    start_ns, end_ns = window
+    lanes: dict[str, list[Span]] = {}
+    for span in spans:
+        if span.start_ns < end_ns and span.end_ns > start_ns:
+            lanes.setdefault(span.lane, []).append(span)
+    accounts = {}
+    for lane in sorted(lanes):
+        owned = _own_time(lanes[lane], start_ns, end_ns)
+        wall_ns = end_ns - start_ns
+        accounts[lane] = LaneAccount(lane, wall_ns, owned, wall_ns - sum(owned.values()))
+    return accounts
+
+
+def _own_time(spans: list[Span], start_ns: int, end_ns: int) -> dict[Stage, int]:
+    """Give each instant of the window to the span that began last among those open then."""
+    owned: dict[Stage, int] = {}
+    open_spans: list[tuple[int, int, Span]] = []  # newest start first
+    now = start_ns
+
+    def spend_until(until: int) -> None:
+        nonlocal now
+        while open_spans and now < until:
+            newest = open_spans[0][2]
+            upto = min(newest.end_ns, until)
+            if upto > now:
+                owned[newest.stage] = owned.get(newest.stage, 0) + upto - now
+                now = upto
+            if newest.end_ns <= now:
+                heapq.heappop(open_spans)
+        now = max(now, until)
+
+    for order, span in enumerate(sorted(spans, key=lambda item: (item.start_ns, -item.end_ns))):
+        spend_until(max(span.start_ns, start_ns))
+        heapq.heappush(open_spans, (-span.start_ns, -order, span))
+    spend_until(end_ns)
+    return owned

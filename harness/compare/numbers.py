@@ -1,0 +1,51 @@
+"""How figures are written. Three significant digits and no trailing exponents where a person would write none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from harness.compare.campaigns import Spread
+
+Format = Callable[[float], str]
+NOTHING = "-"
+
+
+def number(value: float) -> str:
+    """Write a figure with about three significant digits: 0.310, 1.22, 31.2, 1,234; 4.1e-05 below 0.001."""
+    size = abs(value)
+    if not math.isfinite(value) or (0 < size < 0.001):
+        return f"{value:.1e}"
+    decimals = 3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{value:,.{decimals}f}"
+
+
+def reward(value: float) -> str:
+    """Write a reward: 0.612."""
+    return f"{value:.3f}"
+
+
+def count(value: float) -> str:
+    """Write a whole number: 1,234."""
+    return f"{value:,.0f}"
+
+
+def percent(value: float) -> str:
+    """Write a share: 41.3%."""
+    return f"{100 * value:.1f}%"
+
+
+def mean_range(value: Spread, form: Format) -> str:
+    """Write the mean, and the range where there is one to be seen: ``0.612 [0.580, 0.640]``."""
+    mean, low, high = form(value.mean), form(value.low), form(value.high)
+    return mean if low == high else f"{mean} [{low}, {high}]"
+
+
+def spread(value: Spread | None, form: Format, nothing: str = NOTHING) -> str:
+    """Write a figure over runs: ``0.612``, or ``0.612 [0.580, 0.640]``; ``(2 of 3)`` where not every run has it."""
+    if value is None:
+        return nothing
+    text = mean_range(value, form)
+    if value.known < value.runs:
+        text += f" ({value.known} of {value.runs})"
+    return text

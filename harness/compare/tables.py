@@ -1,0 +1,140 @@
+"""Where the time went, as tables of text; how they are drawn is left to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from harness.compare import numbers
+from harness.compare.campaigns import Campaign, Spread, Variant
+from harness.compare.figures import RunFigures, StageFigures
+from harness.trace import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells to show.
+
+    Attributes:
+        title: what one sees, with the unit.
+        header: column names; the first column names the row.
+        notes: sentences to print below.
+        divisible: whether the columns beside the first may be shown in several parts.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    divisible: bool = False
+
+
+def stage_table(campaign: Campaign) -> Table:
+    """Return median seconds and share of the loop's time of each stage, one column for each variant."""
+    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in campaign.runs)]
+    rows = [_stage_row(stage.value, campaign, partial(_stage_of, stage)) for stage in stages]
+    rows.append(_stage_row("all stages", campaign, lambda run: run.all_stages))
+    rows.append(_stage_row("whole step", campaign, lambda run: run.whole_step))
+    notes = [f"Medians over {step_counts(campaign.variants)}, the first included."]
+    if any(run.all_stages.share > 1.005 for run in campaign.runs):
+        notes.append("Lanes ran at the same time, so their stages add up to more than the loop.")
+    return Table(
+        title="Stage times: median seconds per training step, and share of the loop's time",
+        header=("stage", *(variant.name for variant in campaign.variants)),
+        rows=tuple(rows),
+        notes=(*notes, *seed_note(campaign.variants)),
+        divisible=True,
+    )
+
+
+def lane_table(campaign: Campaign) -> Table:
+    """Return how each lane's wall-clock divides into stages, waits and time under no span."""
+    rows = []
+    for variant in campaign.variants:
+        for lane in sorted({lane for run in variant.runs for lane in run.lanes}):
+            rows.append((variant.name, lane, *_lane_cells(variant, lane)))
+    return Table(
+        title="Lanes: wall-clock after start-up in seconds, and its shares",
+        header=("variant", "lane", "seconds", "in stages", "waiting", "unattributed"),
+        rows=tuple(rows),
+        notes=seed_note(campaign.variants) if rows else ("No spans were kept with these runs.",),
+    )
+
+
+def columns_apart(table: Table, per_part: int) -> list[Table]:
+    """Split a table into parts of at most ``per_part`` columns beside the first, so that each fits the screen."""
+    starts = range(1, len(table.header), max(1, per_part))
+    slices = [slice(start, start + max(1, per_part)) for start in starts]
+    parts = [
+        Table(table.title, (table.header[0], *table.header[part]), tuple((row[0], *row[part]) for row in table.rows))
+        for part in slices
+    ]
+    return [*parts[:-1], Table(table.title, parts[-1].header, parts[-1].rows, table.notes)]
+
+
+def step_counts(variants: Sequence[Variant]) -> str:
+    """Say how many training steps the runs made: ``60 steps`` or ``23 to 60 steps``."""
+    counts = sorted({run.steps for variant in variants for run in variant.runs})
+    return f"{counts[0]} steps" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} steps"
+
+
+def seed_note(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """Explain the brackets where a variant has several runs."""
+    most = max(len(variant.runs) for variant in variants)
+    return (f"Mean [lowest, highest] over {most} runs that differ in the seed.",) if most > 1 else ()
+
+
+def _stage_of(stage: Stage, run: RunFigures) -> StageFigures | None:
+    return run.stages.get(stage)
+
+
+def _stage_row(name: str, campaign: Campaign, get: Callable[[RunFigures], StageFigures | None]) -> tuple[str, ...]:
+    found = [(figures, run.steps) for run in campaign.runs if (figures := get(run)) is not None]
+    return (name + _when(found), *(_stage_cell(variant, get) for variant in campaign.variants))
+
+
+def _when(found: list[tuple[StageFigures, int]]) -> str:
+    """Say in how many steps a stage ran, where that is not all of them."""
+    counts = {(figures.steps, steps) for figures, steps in found}
+    if all(steps == total for steps, total in counts):
+        return ""
+    if len(counts) > 1:
+        return " (not in every step)"
+    ((steps, total),) = counts
+    return f" ({steps} of {total} steps)" if steps else " (after the last step)"
+
+
+def _stage_cell(variant: Variant, get: Callable[[RunFigures], StageFigures | None]) -> str:
+    def seconds(run: RunFigures) -> float | None:
+        figures = get(run)
+        return figures.median_s if figures else None
+
+    def share(run: RunFigures) -> float:
+        figures = get(run)
+        return figures.share if figures else 0.0
+
+    mean_share = variant.spread(share)
+    if mean_share is None or not any(get(run) for run in variant.runs):
+        return numbers.NOTHING
+    return f"{numbers.spread(variant.spread(seconds), numbers.number)} {numbers.percent(mean_share.mean):>6}"
+
+
+def _lane_cells(variant: Variant, lane: str) -> tuple[str, ...]:
+    accounts = [run.lanes[lane] for run in variant.runs if lane in run.lanes]
+    busy = [account.share(account.busy_ns) for account in accounts]
+    waiting = [account.share(account.waiting_ns) for account in accounts]
+    unattributed = [account.share(account.unattributed_ns) for account in accounts]
+    wall_s = [account.wall_ns / 1e9 for account in accounts]
+    return (
+        _range(wall_s, numbers.number),
+        *(_range(values, _two_decimals) for values in (busy, waiting, unattributed)),
+    )
+
+
+def _two_decimals(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+def _spread(values: list[float]) -> Spread:
+    return Spread(sum(values) / len(values), min(values), max(values), len(values), len(values))

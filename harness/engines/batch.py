@@ -1,0 +1,258 @@
+"""The sampling loop that the engines share: requests cut into batches, rows that finish and leave, completions.
+
+A *row* is one response being sampled: (prompt index, sample index). The model side, a ``DecodeBackend``, keeps its rows
+in slots 0, 1, ..., and knows nothing of sampling. When rows finish, rows from the last slots move into the freed ones,
+so a finished row costs nothing from the next step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from harness.engines.requests import check_request
+from harness.engines.sampling import draw, row_uniforms
+from harness.engines.stops import StopStrings, decode_text
+from harness.errors import Interrupted, RunStopped
+from harness.protocols import Tokenizer
+from harness.types import Completion, SamplingParams
+
+Row = tuple[int, int]
+"""(prompt index, sample index)."""
+
+
+class DecodeBackend(Protocol):
+    """A model that decodes one batch of rows at a time. The logits it returns are the caller's to overwrite."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens a prompt and its response may have together; None if there is no bound."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
+        """Start a batch: run each prompt once, give every row its prompt's cache; return logits (R, V), float32.
+
+        Args:
+            prompts: token ids, ragged.
+            prompt_of_row: for each row the index into ``prompts``.
+            max_tokens: most tokens that will follow.
+        """
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        """Append one token to each row; return the logits (R, V) of the next, float32."""
+
+    def compact(self, sources: Sequence[int], targets: Sequence[int], num_rows: int) -> None:
+        """Move the rows in slots ``sources`` to slots ``targets``, then keep the first ``num_rows`` slots only."""
+
+
+@dataclass(slots=True)
+class DecodeStats:
+    """What one ``generate`` call computed.
+
+    ``prefill_tokens`` counts prompt tokens, once a group; ``decode_steps`` counts forward passes behind the prefill and
+    ``decode_row_steps`` the rows in them: a response of n tokens takes n - 1, its first token coming from the prefill.
+    """
+
+    prefill_tokens: int = 0
+    decode_steps: int = 0
+    decode_row_steps: int = 0
+    sampled_tokens: int = 0
+
+
+class BatchSampler:
+    """Samples responses from a backend.
+
+    Args:
+        backend: the model side.
+        tokenizer: knows the end of sequence and decodes.
+        max_batch: most rows decoded at a time.
+        should_stop: polled before every token; true raises ``Interrupted``.
+    """
+
+    def __init__(
+        self, backend: DecodeBackend, tokenizer: Tokenizer, max_batch: int, should_stop: Callable[[], bool] | None
+    ) -> None:
+        if max_batch < 1:
+            raise ValueError(f"max_batch is {max_batch}, must be at least 1")
+        self._backend, self._tokenizer, self._max_batch = backend, tokenizer, max_batch
+        self._should_stop = should_stop
+        self.stats = DecodeStats()
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """See ``protocols.Engine``.
+
+        Raises:
+            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
+            Interrupted: ``should_stop`` said so.
+            RunStopped: the model's logits are not numbers.
+        """
+        check_request(prompts, num_samples, sampling, self._backend.vocab_size, self._backend.context_length)
+        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens)
+        self.stats = DecodeStats()
+        completions: dict[Row, Completion] = {}
+        for rows in split_into_batches(len(prompts), num_samples, self._max_batch):
+            for row, completion in zip(rows, self._run(prompts, rows, sampling, seed, stops), strict=True):
+                completions[row] = completion
+        return [tuple(completions[prompt, sample] for sample in range(num_samples)) for prompt in range(len(prompts))]
+
+    def _run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        rows: Sequence[Row],
+        sampling: SamplingParams,
+        seed: int,
+        stops: StopStrings,
+    ) -> list[Completion]:
+        batch = _Rows(rows, sampling, self._tokenizer, stops)
+        first_prompt, last_prompt = rows[0][0], rows[-1][0]
+        wanted = prompts[first_prompt : last_prompt + 1]
+        self._poll(0, sampling)
+        logits_RV = self._backend.prefill(wanted, [row[0] - first_prompt for row in rows], sampling.max_tokens)
+        self.stats.prefill_tokens += sum(len(prompt) for prompt in wanted)
+        uniforms_TR = None
+        if sampling.temperature > 0:
+            uniforms_TR = torch.from_numpy(row_uniforms(seed, rows, sampling.max_tokens)).to(logits_RV.device)
+        while True:
+            tokens_R = self._draw(batch, logits_RV, sampling, uniforms_TR)
+            if batch.is_done:
+                break
+            self._poll(batch.length, sampling)
+            logits_RV = self._backend.step(tokens_R)
+            self.stats.decode_steps += 1
+            self.stats.decode_row_steps += len(tokens_R)
+        self.stats.sampled_tokens += int(batch.lengths_R.sum())
+        return batch.completions()
+
+    def _draw(
+        self, batch: _Rows, logits_RV: Tensor, sampling: SamplingParams, uniforms_TR: Tensor | None
+    ) -> Tensor:
+        """Draw and record a token for each live row, let finished rows leave, and return the tokens that go on."""
+        uniforms_R = None if uniforms_TR is None else batch.of_live_rows(uniforms_TR[batch.length])
+        banned = self._tokenizer.eos_token_id if batch.length < sampling.min_tokens else None
+        tokens_R, log_probs_R = draw(logits_RV, sampling, uniforms_R, banned)
+        finished = batch.record(tokens_R.cpu().numpy(), log_probs_R.cpu().numpy())
+        if finished is None or batch.is_done:
+            return tokens_R
+        sources, targets, num_rows = batch.drop(finished)
+        self._backend.compact(sources, targets, num_rows)
+        tokens_R[targets] = tokens_R[sources]
+        return tokens_R[:num_rows]
+
+    def _poll(self, length: int, sampling: SamplingParams) -> None:
+        if self._should_stop is not None and self._should_stop():
+            raise Interrupted(f"sampling was stopped after {length} of at most {sampling.max_tokens} tokens")
+
+
+def split_into_batches(num_prompts: int, num_samples: int, max_batch: int) -> Iterator[list[Row]]:
+    """Yield the rows of each batch: whole groups, as many as fit, or pieces of one group if a group is too large."""
+    if num_samples > max_batch:
+        for prompt in range(num_prompts):
+            for first in range(0, num_samples, max_batch):
+                yield [(prompt, sample) for sample in range(first, min(first + max_batch, num_samples))]
+        return
+    groups = max_batch // num_samples
+    for first in range(0, num_prompts, groups):
+        last = min(first + groups, num_prompts)
+        yield [(prompt, sample) for prompt in range(first, last) for sample in range(num_samples)]
+
+
+def fill_holes(finished: npt.NDArray[np.bool_]) -> tuple[list[int], list[int], int]:
+    """Plan how the rows that go on close ranks: (slots to move from, slots to move to, number of rows left)."""
+    num_left = int((~finished).sum())
+    targets = np.flatnonzero(finished[:num_left])
+    sources = num_left + np.flatnonzero(~finished[num_left:])
+    return sources.tolist(), targets.tolist(), num_left
+
+
+class _Rows:
+    """What the rows of one batch have sampled so far, and which row sits in which slot."""
+
+    def __init__(self, rows: Sequence[Row], sampling: SamplingParams, tokenizer: Tokenizer, stops: StopStrings) -> None:
+        shape = (sampling.max_tokens, len(rows))
+        self._rows, self._sampling, self._tokenizer, self._stops = rows, sampling, tokenizer, stops
+        self._token_ids_TR = np.zeros(shape, dtype=np.int64)
+        self._log_probs_TR = np.zeros(shape, dtype=np.float32)
+        self._row_in_slot = np.arange(len(rows))
+        self._stopped_at_R = np.zeros(len(rows), dtype=np.int64)
+        self.length = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no row needs another token."""
+        return self.length == self._sampling.max_tokens or bool(self._stopped_at_R.all())
+
+    @property
+    def lengths_R(self) -> npt.NDArray[np.int64]:
+        """Tokens of each row so far."""
+        return np.where(self._stopped_at_R, self._stopped_at_R, self.length)
+
+    def of_live_rows(self, values_R: Tensor) -> Tensor:
+        """Pick, from one value for each row, those of the rows still in a slot, in the order of the slots."""
+        if len(self._row_in_slot) == len(self._rows):
+            return values_R
+        return values_R[torch.from_numpy(self._row_in_slot).to(values_R.device)]
+
+    def record(
+        self, tokens: npt.NDArray[np.int64], log_probs: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.bool_] | None:
+        """Append a token to the row in each slot; return which slots it finishes, or None if none."""
+        self._token_ids_TR[self.length, self._row_in_slot] = tokens
+        self._log_probs_TR[self.length, self._row_in_slot] = log_probs
+        self.length += 1
+        if self.length <= self._sampling.min_tokens:
+            return None
+        finished = self._finished(tokens)
+        if not finished.any():
+            return None
+        self._stopped_at_R[self._row_in_slot[finished]] = self.length
+        return finished
+
+    def _finished(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        finished = tokens == self._tokenizer.eos_token_id
+        if self._stops:
+            for slot, token in enumerate(tokens.tolist()):
+                if not finished[slot] and self._stops.is_suspect(token):
+                    row = self._row_in_slot[slot]
+                    finished[slot] = self._stops.completed_by_last(self._token_ids_TR[: self.length, row].tolist())
+        return finished
+
+    def drop(self, finished: npt.NDArray[np.bool_]) -> tuple[list[int], list[int], int]:
+        """Let the finished slots' rows leave; return the plan by which the others close ranks."""
+        sources, targets, num_rows = fill_holes(finished)
+        self._row_in_slot[targets] = self._row_in_slot[sources]
+        self._row_in_slot = self._row_in_slot[:num_rows].copy()
+        return sources, targets, num_rows
+
+    def completions(self) -> list[Completion]:
+        """The rows as completions, in the order they were given.
+
+        Raises:
+            RunStopped: a log-probability is not a number.
+        """
+        if not np.isfinite(self._log_probs_TR).all():
+            token, row = np.argwhere(~np.isfinite(self._log_probs_TR))[0].tolist()
+            raise RunStopped(
+                f"the policy's logits are not finite at prompt {self._rows[row][0]}, sample {self._rows[row][1]}, "
+                f"token {token}: its weights have diverged"
+            )
+        return [self._completion(row, length) for row, length in enumerate(self.lengths_R.tolist())]
+
+    def _completion(self, row: int, length: int) -> Completion:
+        token_ids = self._token_ids_TR[:length, row].copy()
+        return Completion(
+            token_ids,
+            self._log_probs_TR[:length, row].copy(),
+            decode_text(self._tokenizer, token_ids.tolist()),
+            "stop" if self._stopped_at_R[row] else "length",
+        )

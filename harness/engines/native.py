@@ -1,0 +1,85 @@
+"""The harness' own engine: batched sampling from a Llama-style model, tuned for one CPU core and runnable anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from harness.engines.batch import BatchSampler, DecodeStats
+from harness.engines.decode import LlamaDecoder
+from harness.engines.weights import build_weights
+from harness.models.config import ModelConfig
+from harness.protocols import Tokenizer
+from harness.types import Completion, SamplingParams
+
+Precision = Literal["float32", "bfloat16"]
+
+_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class NativeEngine:
+    """Samples from its own copy of the policy's weights; it has none until ``load_weights``.
+
+    Log-probabilities are those of the distribution a token was drawn from: after temperature and top-p, and without the
+    end of sequence among the first ``min_tokens`` tokens. At temperature 0 they are those of temperature 1.
+
+    Run so far on CPUs only, in both precisions. Nothing in it is bound to a CPU, but no GPU has run it yet.
+
+    Args:
+        config: the model's shape.
+        tokenizer: gives the end of sequence and decodes.
+        precision: of weights and hidden states; attention is computed in float32 either way.
+        device: where weights and cache live.
+        max_batch: most rows decoded at a time; larger requests are served in turns.
+        should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        *,
+        precision: Precision = "float32",
+        device: str | torch.device = "cpu",
+        max_batch: int = 256,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.config, self.precision, self._device = config, precision, torch.device(device)
+        self._decoder = LlamaDecoder(config, self._device)
+        self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, should_stop)
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens a prompt and its response may have together."""
+        return self.config.max_position_embeddings
+
+    @property
+    def last_stats(self) -> DecodeStats:
+        """What the last ``generate`` computed."""
+        return self._sampler.stats
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy these weights, by Hugging Face Llama name, over the engine's own.
+
+        A ``generate`` that runs on another thread goes on with the new weights at its next token.
+
+        Raises:
+            ValueError: one is missing, misshapen or unknown; the old weights stay.
+        """
+        with torch.inference_mode():
+            self._decoder.weights = build_weights(weights, self.config, _DTYPES[self.precision], self._device)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
+
+        Raises:
+            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
+            Interrupted: ``should_stop`` said so.
+            RunStopped: the model's logits are not numbers, or no weights were loaded.
+        """
+        with torch.inference_mode():
+            return self._sampler.generate(prompts, num_samples, sampling, seed)

@@ -1,0 +1,66 @@
+"""Refusing a generation request that cannot be served, before any work. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.errors import UserError
+from harness.types import SamplingParams
+
+
+def check_sampling(sampling: SamplingParams, num_samples: int) -> None:
+    """Refuse sampling parameters outside their bounds.
+
+    Raises:
+        UserError: with the value, the bound and the key.
+    """
+    rules = (
+        (num_samples >= 1, f"num_samples is {num_samples}, must be at least 1", "group_size"),
+        (
+            0 <= sampling.temperature < float("inf"),
+            f"temperature is {sampling.temperature}, must be 0 (greedy) or more",
+            "sampling.temperature",
+        ),
+        (0 < sampling.top_p <= 1, f"top_p is {sampling.top_p}, must be above 0 and at most 1", "sampling.top_p"),
+        (sampling.max_tokens >= 1, f"max_tokens is {sampling.max_tokens}, must be at least 1", "sampling.max_tokens"),
+        (
+            0 <= sampling.min_tokens <= sampling.max_tokens,
+            f"min_tokens is {sampling.min_tokens}, must be from 0 to max_tokens, which is {sampling.max_tokens}",
+            "sampling.min_tokens",
+        ),
+    )
+    for holds, what, key in rules:
+        if not holds:
+            raise UserError(what, key, f"set {key} within its bounds")
+
+
+def check_request(
+    prompts: Sequence[Sequence[int]],
+    num_samples: int,
+    sampling: SamplingParams,
+    vocab_size: int,
+    context_length: int | None,
+) -> None:
+    """Refuse bad sampling parameters and prompts that are empty, hold unknown tokens, or leave no room to answer.
+
+    Raises:
+        UserError: names the prompt by its index, and gives the numbers.
+    """
+    check_sampling(sampling, num_samples)
+    for index, prompt in enumerate(prompts):
+        where = f"prompt {index} of the request"
+        if not len(prompt):
+            raise UserError("the prompt has no tokens", where, "give it at least one token to continue from")
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise UserError(
+                f"token ids from {min(prompt)} to {max(prompt)}, the model knows 0 to {vocab_size - 1}",
+                where,
+                "encode the prompt with the model's own tokenizer",
+            )
+        if context_length is not None and len(prompt) + sampling.max_tokens > context_length:
+            raise UserError(
+                f"{len(prompt)} prompt tokens and max_tokens {sampling.max_tokens} make "
+                f"{len(prompt) + sampling.max_tokens}, the model's context holds {context_length}",
+                where,
+                f"shorten the prompt, or set sampling.max_tokens to at most {max(0, context_length - len(prompt))}",
+            )

@@ -1,0 +1,129 @@
+"""Drawing tokens from logits: temperature, top-p, a ban on the end of sequence, and a random stream for each row.
+
+A token is drawn by inverting the cumulative distribution at a uniform number that was drawn beforehand from the row's
+own stream: one uniform a token instead of one noise value for each entry of the vocabulary, and the same token whatever
+batch the row is computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from harness.types import SamplingParams
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+Words = npt.NDArray[np.uint64]
+"""32-bit words, each in the lower half of a uint64 so that a product of two fits."""
+
+
+def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
+    """Philox-4x32-10: four random 32-bit words for each counter.
+
+    A keyed bijection of the counter, so any word of any stream can be had without the ones before it. Salmon, Moraes,
+    Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0, product1 = c0 * np.uint64(_MULTIPLIERS[0]), c2 * np.uint64(_MULTIPLIERS[1])
+        c0, c2 = product1 >> _HALF ^ c1 ^ np.uint64(k0), product0 >> _HALF ^ c3 ^ np.uint64(k1)
+        c1, c3 = product1 & _LOW, product0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) % 2**32, (k1 + _WEYL[1]) % 2**32
+    return c0, c1, c2, c3
+
+
+def row_uniforms(seed: int, rows: Sequence[tuple[int, int]], max_tokens: int) -> npt.NDArray[np.float32]:
+    """Uniform multiples of 2^-24 in [0, 1), (max_tokens, R): column r is the stream of ``rows[r]``.
+
+    A row is (prompt index, sample index). Its stream is Philox under the seed's low 64 bits as key, with the indices in
+    the counter: it depends on nothing else, and a larger ``max_tokens`` only extends it.
+    """
+    prompts_R, samples_R = np.array(rows, dtype=np.uint64).T
+    blocks_N1 = np.arange(-(-max_tokens // 4), dtype=np.uint64)[:, None]
+    zeros_NR = np.zeros((len(blocks_N1), len(rows)), dtype=np.uint64)
+    counter = (blocks_N1 + zeros_NR, samples_R + zeros_NR, prompts_R + zeros_NR, zeros_NR)
+    words_N4R = np.stack(philox(counter, (seed % 2**32, (seed >> 32) % 2**32)), axis=1)
+    words_TR = words_N4R.reshape(-1, len(rows))[:max_tokens]
+    return (words_TR >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def draw(
+    logits_RV: Tensor, sampling: SamplingParams, uniforms_R: Tensor | None, banned: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draw one token for each row.
+
+    Temperature 0 takes the likeliest token (the first one among equals).
+
+    Args:
+        logits_RV: (R, V) float32; overwritten.
+        sampling: temperature and top-p.
+        uniforms_R: (R,) in [0, 1); not needed at temperature 0.
+        banned: a token that must not be drawn.
+
+    Returns:
+        token ids (R,) int64, and their log-probabilities (R,) float32 under the distribution they were drawn from:
+        without the banned token, after temperature and top-p, renormalised. At temperature 0 they are those of
+        temperature 1 (still without the banned token).
+    """
+    if banned is not None:
+        logits_RV[:, banned] = -torch.inf
+    if sampling.temperature == 0:
+        return _greedy(logits_RV)
+    if sampling.temperature != 1:
+        logits_RV /= sampling.temperature
+    probs_RV = torch.softmax(logits_RV, -1)
+    if sampling.top_p < 1:
+        keep_nucleus(probs_RV, sampling.top_p)
+    assert uniforms_R is not None
+    return _invert(probs_RV, uniforms_R)
+
+
+def keep_nucleus(probs_RV: Tensor, top_p: float) -> None:
+    """Zero, in place, every token outside the nucleus (Holtzman et al. 2020).
+
+    The nucleus is the smallest set of likeliest tokens whose mass reaches ``top_p``. Tokens as likely as the last one
+    that belongs to it are kept too, so that the set does not depend on the order of a sort.
+    """
+    ascending_RV = _sort(probs_RV)
+    outside_R1 = torch.full_like(ascending_RV[:, :1], 1 - top_p)
+    first_kept_R1 = torch.searchsorted(ascending_RV.cumsum(-1), outside_R1, right=True)
+    threshold_R1 = ascending_RV.gather(1, first_kept_R1.clamp_(max=probs_RV.shape[1] - 1))
+    probs_RV.masked_fill_(probs_RV < threshold_R1, 0.0)
+
+
+def _sort(values_RV: Tensor) -> Tensor:
+    """Sort each row. numpy's vectorised sort of plain values is several times faster than torch's pairs on a CPU."""
+    if values_RV.device.type == "cpu":
+        return torch.from_numpy(np.sort(values_RV.numpy(), axis=-1))
+    return values_RV.sort(-1).values
+
+
+def _greedy(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+    tokens_R1 = logits_RV.argmax(-1, keepdim=True)
+    log_probs_R1 = logits_RV.gather(1, tokens_R1) - logits_RV.logsumexp(-1, keepdim=True)
+    return tokens_R1.squeeze(1), log_probs_R1.squeeze(1)
+
+
+def _invert(probs_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token whose cumulative probability exceeds u times the total.
+
+    A token of probability 0 never raises the cumulative sum, so it is never drawn. u is a multiple of 2^-24 below 1,
+    for which the rounded product u * total stays below the total, so some token always exceeds it; the clamp is for
+    NaN alone, which the caller reports.
+    """
+    cumulative_RV = probs_RV.cumsum(-1)
+    total_R1 = cumulative_RV[:, -1:]
+    tokens_R1 = torch.searchsorted(cumulative_RV, uniforms_R.unsqueeze(1) * total_R1, right=True)
+    tokens_R1.clamp_(max=probs_RV.shape[1] - 1)
+    log_probs_R1 = (probs_RV.gather(1, tokens_R1) / total_R1).log_()
+    return tokens_R1.squeeze(1), log_probs_R1.squeeze(1)

@@ -1,0 +1,142 @@
+"""The engine's own copy of a Llama's weights, laid out for decoding.
+
+Loaded by Hugging Face names from any mapping of tensors; nothing is shared with the source. What changes on the way:
+
+* q, k and v are one projection; the 1/sqrt(D) of the attention scores is folded into q.
+* The gain of each RMSNorm is folded into the projections behind it, so that the norm itself has none.
+* Llama rotates the pairs (i, i + D/2) of a head. Rows of q and k are reordered so that a pair is adjacent and one
+  complex product rotates it; the scores do not change, since q and k are reordered alike.
+
+All folding happens in float32, before the weights are rounded to the engine's precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.engines.linear import Linear, make_linear
+from harness.models.config import ModelConfig
+
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer: qkv (C -> (Hq + 2 Hkv) D), o, gate, up, down."""
+
+    qkv: Linear
+    o: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceWeights:
+    """A whole model: the embedding table (V, C), the layers, and the output projection (C -> V)."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    head: Linear
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The Hugging Face Llama names of the weights that a model of this shape must be given, with their shapes."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    of_layer = {
+        "self_attn.q_proj": (config.query_size, hidden),
+        "self_attn.k_proj": (config.key_size, hidden),
+        "self_attn.v_proj": (config.key_size, hidden),
+        "self_attn.o_proj": (hidden, config.query_size),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    for index in range(config.num_hidden_layers):
+        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in of_layer.items()}
+    if not config.tie_word_embeddings:
+        shapes[_HEAD] = (config.vocab_size, hidden)
+    return shapes
+
+
+def check_names_and_shapes(
+    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse a mapping that is not exactly the expected weights, give or take the optional ones.
+
+    Raises:
+        ValueError: names what is missing, unknown or misshapen.
+    """
+    known = {**optional, **shapes}
+    problems = [f"{name} is missing" for name in shapes if name not in weights]
+    for name, tensor in weights.items():
+        if name not in known:
+            problems.append(f"{name} is unknown")
+        elif tuple(tensor.shape) != known[name]:
+            problems.append(f"{name} has shape {tuple(tensor.shape)}, must be {known[name]}")
+    if problems:
+        more = f"; and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
+        raise ValueError("weights not loaded, the old ones stay: " + "; ".join(problems[:_MAX_NAMED]) + more)
+
+
+def build_weights(
+    weights: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> InferenceWeights:
+    """Check the weights, copy them, and lay them out for decoding.
+
+    Args:
+        weights: by Hugging Face Llama name, any float dtype, any device. With tied embeddings ``lm_head.weight`` may
+            be among them if it equals the embeddings.
+        config: the model's shape.
+        dtype: of the copy.
+        device: of the copy.
+
+    Raises:
+        ValueError: a weight is missing, unknown or misshapen, or the tied ``lm_head`` differs from the embeddings.
+    """
+    check_names_and_shapes(weights, expected_shapes(config), {_HEAD: (config.vocab_size, config.hidden_size)})
+    with torch.no_grad():
+        source = {name: tensor.detach().to(device, torch.float32) for name, tensor in weights.items()}
+        head = source.get(_HEAD, source[_EMBEDDING])
+        if config.tie_word_embeddings and not torch.equal(head, source[_EMBEDDING]):
+            raise ValueError(f"weights not loaded, the old ones stay: {_HEAD} differs from the tied {_EMBEDDING}")
+        return InferenceWeights(
+            source[_EMBEDDING].to(dtype, copy=True),
+            tuple(_layer(source, f"model.layers.{i}.", config, dtype) for i in range(config.num_hidden_layers)),
+            make_linear((head * source["model.norm.weight"]).to(dtype)),
+        )
+
+
+def _layer(source: Mapping[str, Tensor], prefix: str, config: ModelConfig, dtype: torch.dtype) -> LayerWeights:
+    def weight(name: str) -> Tensor:
+        return source[f"{prefix}{name}.weight"]
+
+    def linear(matrix: Tensor) -> Linear:
+        return make_linear(matrix.to(dtype))
+
+    q = pair_adjacent(weight("self_attn.q_proj"), config.head_dim) / math.sqrt(config.head_dim)
+    k = pair_adjacent(weight("self_attn.k_proj"), config.head_dim)
+    mlp_gain = weight("post_attention_layernorm")
+    return LayerWeights(
+        qkv=linear(torch.cat((q, k, weight("self_attn.v_proj"))) * weight("input_layernorm")),
+        o=linear(weight("self_attn.o_proj")),
+        gate=linear(weight("mlp.gate_proj") * mlp_gain),
+        up=linear(weight("mlp.up_proj") * mlp_gain),
+        down=linear(weight("mlp.down_proj")),
+    )
+
+
+def pair_adjacent(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorder the rows (H * D, C) of each head from (0, 1, ..., D-1) to (0, D/2, 1, D/2 + 1, ...)."""
+    halves = weight.unflatten(0, (-1, 2, head_dim // 2))
+    return halves.transpose(1, 2).reshape(weight.shape)

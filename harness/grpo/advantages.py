@@ -1,0 +1,141 @@
+"""Group-relative advantages: how much better a rollout did than the others of its prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.grpo.checks import at_least_float32, shape_of
+
+RewardFn = Callable[[str, str], Mapping[str, float]]
+"""``reward_fn(response, ground_truth)`` gives ``reward`` and, where it has them, ``format_reward`` and
+``answer_reward``."""
+
+
+def group_advantages(rewards: Tensor, group_size: int, eps: float = 1e-6, normalize_by_std: bool = True) -> Tensor:
+    """Return the group-normalised advantage of each rollout.
+
+    A_i = (r_i - mean(group)) / (std(group) + eps), std with Bessel's correction (GRPO, arXiv:2402.03300, section 4.1);
+    without ``normalize_by_std`` A_i = r_i - mean(group) (Dr. GRPO, arXiv:2503.20783). A group whose rewards are all
+    equal gets exactly 0, whatever ``eps`` and the rounding of its mean.
+
+    Args:
+        rewards: (B,), the rollouts of one prompt next to each other, or (P, G).
+        group_size: G, rollouts per prompt.
+        eps: at least 0, added to the standard deviation.
+        normalize_by_std: whether to divide by the group's standard deviation.
+
+    Returns:
+        (B,), float32 or, for float64 rewards, float64.
+
+    Raises:
+        UserError: G does not divide B; or G is 1 with ``normalize_by_std``, since one reward has no unbiased
+            standard deviation (0/0).
+    """
+    _check_groups(rewards, group_size, eps, normalize_by_std)
+    rewards_PG = at_least_float32(rewards).reshape(-1, group_size)
+    centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
+    if normalize_by_std:
+        centred_PG = centred_PG / (rewards_PG.std(dim=1, keepdim=True) + eps)
+    return torch.where(_all_equal(rewards_PG)[:, None], 0.0, centred_PG).reshape(-1)
+
+
+def compute_group_normalized_rewards(
+    reward_fn: RewardFn,
+    rollout_responses: Sequence[str],
+    repeated_ground_truths: Sequence[str],
+    group_size: int,
+    advantage_eps: float,
+    normalize_by_std: bool,
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Score the responses and normalise the rewards within each group; see ``group_advantages``.
+
+    Args:
+        reward_fn: called as ``reward_fn(response, ground_truth)``, once for each rollout, in order.
+        rollout_responses: B responses, those of one prompt next to each other.
+        repeated_ground_truths: B ground truths, each one repeated for its whole group.
+        group_size: G, rollouts per prompt.
+        advantage_eps: at least 0, added to the standard deviation.
+        normalize_by_std: whether to divide by the group's standard deviation.
+
+    Returns:
+        The advantages (B,), the raw rewards (B,), and the figures to log: ``reward_mean``, ``reward_std`` (over the
+        whole batch; 0 for a single rollout), ``reward_min``, ``reward_max``, ``zero_variance_fraction`` (share of
+        groups without a learning signal), and ``format_reward_mean``, ``answer_reward_mean`` where every result has
+        the part.
+
+    Raises:
+        UserError: the lists differ in length or are empty, G does not divide B, G is 1 with ``normalize_by_std``, or
+            a reward is missing or not a finite number.
+    """
+    if not rollout_responses or len(rollout_responses) != len(repeated_ground_truths):
+        raise UserError(
+            f"{len(rollout_responses)} rollout_responses and {len(repeated_ground_truths)} repeated_ground_truths; "
+            "they must be equally many, and at least one",
+            fix="repeat each prompt's ground truth group_size times",
+        )
+    results = [reward_fn(*pair) for pair in zip(rollout_responses, repeated_ground_truths, strict=True)]
+    raw_rewards_B = torch.tensor(
+        [_reward_of(index, result) for index, result in enumerate(results)], dtype=torch.float32
+    )
+    advantages_B = group_advantages(raw_rewards_B, group_size, advantage_eps, normalize_by_std)
+    return advantages_B, raw_rewards_B, _reward_metadata(raw_rewards_B, group_size) | _part_means(results)
+
+
+def _check_groups(rewards: Tensor, group_size: int, eps: float, normalize_by_std: bool) -> None:
+    if rewards.dim() == 2 and rewards.shape[1] != group_size:
+        raise UserError(f"rewards have shape {shape_of(rewards)}, expected (P, {group_size})", where="group_size")
+    if rewards.dim() not in (1, 2) or rewards.numel() == 0:
+        raise UserError(f"rewards have shape {shape_of(rewards)}, expected (B,) or (P, {group_size})")
+    if group_size < 1 or rewards.numel() % group_size:
+        raise UserError(
+            f"{rewards.numel()} rewards cannot be split into groups of {group_size}",
+            where="group_size",
+            fix="make the rollout batch a multiple of group_size",
+        )
+    if normalize_by_std and group_size == 1:
+        raise UserError(
+            "group_size is 1 with normalize_by_std on; a standard deviation needs at least 2 rewards",
+            where="group_size",
+            fix="set group_size to 2 or more, or normalize_by_std to false",
+        )
+    if not eps >= 0:
+        raise UserError(f"the advantage's eps is {eps}, it must be at least 0", where="eps", fix="set it to 1e-6")
+
+
+def _all_equal(rewards_PG: Tensor) -> Tensor:
+    return rewards_PG.amax(dim=1) == rewards_PG.amin(dim=1)
+
+
+def _reward_of(index: int, result: Mapping[str, float]) -> float:
+    reward: object = result.get("reward")
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise UserError(
+            f"the reward of rollout {index} is {reward!r}, expected a finite number",
+            where="reward_fn",
+            fix='return a dict with the key "reward"',
+        )
+    return float(reward)
+
+
+def _reward_metadata(raw_rewards_B: Tensor, group_size: int) -> dict[str, float]:
+    return {
+        "reward_mean": raw_rewards_B.mean().item(),
+        "reward_std": raw_rewards_B.std().item() if raw_rewards_B.numel() > 1 else 0.0,
+        "reward_min": raw_rewards_B.min().item(),
+        "reward_max": raw_rewards_B.max().item(),
+        "zero_variance_fraction": _all_equal(raw_rewards_B.reshape(-1, group_size)).float().mean().item(),
+    }
+
+
+def _part_means(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {
+        f"{part}_mean": math.fsum(result[part] for result in results) / len(results)
+        for part in ("format_reward", "answer_reward")
+        if all(part in result for result in results)
+    }

@@ -1,0 +1,197 @@
+"""The tensors of one rollout batch, and how to cut micro- and minibatches out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.grpo.checks import shape_of
+from harness.types import Completion, GroupData
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutBatch:
+    """B responses to P prompts; each prompt is kept once, so that a model may encode it once for its whole group.
+
+    Attributes:
+        prompt_ids_PL: (P, L) int64, right-padded.
+        prompt_lengths_P: (P,) int64.
+        response_ids_BT: (B, T) int64, right-padded.
+        response_mask_BT: (B, T) bool, true on response tokens.
+        prompt_index_B: (B,) int64, the row of ``prompt_ids_PL`` that each response answers.
+        engine_log_probs_BT: (B, T) float32, as the engine reported them at sampling; 0 on padding.
+        rewards_B: (B,) float32.
+        advantages_B1: (B, 1) float32.
+        old_log_probs_BT: (B, T) float32, what the ratio divides by, once it is known.
+        reference_log_probs_BT: (B, T) float32, of the reference policy, once they are known.
+    """
+
+    prompt_ids_PL: Tensor
+    prompt_lengths_P: Tensor
+    response_ids_BT: Tensor
+    response_mask_BT: Tensor
+    prompt_index_B: Tensor
+    engine_log_probs_BT: Tensor
+    rewards_B: Tensor
+    advantages_B1: Tensor
+    old_log_probs_BT: Tensor | None = None
+    reference_log_probs_BT: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        prompts, rows = self.prompt_ids_PL.shape[0], self.response_ids_BT.shape[0]
+        width = self.response_ids_BT.shape[1]
+        expected: dict[str, tuple[int, ...]] = {
+            "prompt_lengths_P": (prompts,),
+            "response_mask_BT": (rows, width),
+            "prompt_index_B": (rows,),
+            "engine_log_probs_BT": (rows, width),
+            "rewards_B": (rows,),
+            "advantages_B1": (rows, 1),
+            "old_log_probs_BT": (rows, width),
+            "reference_log_probs_BT": (rows, width),
+        }
+        for name, shape in expected.items():
+            tensor = getattr(self, name)
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise UserError(f"{name} has shape {shape_of(tensor)}, expected {shape}", where=name)
+
+    @property
+    def num_rollouts(self) -> int:
+        """B."""
+        return self.response_ids_BT.shape[0]
+
+    @property
+    def num_prompts(self) -> int:
+        """P."""
+        return self.prompt_ids_PL.shape[0]
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Response tokens of all rollouts together."""
+        return int(self.response_mask_BT.sum())
+
+    def to(self, device: torch.device | str) -> RolloutBatch:
+        """Return the batch with every tensor on the device."""
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            moved[field.name] = None if tensor is None else tensor.to(device)
+        return RolloutBatch(**moved)
+
+    def rows(self, index_B: Tensor | Sequence[int]) -> RolloutBatch:
+        """Return the rollouts at these positions, in this order, with only the prompts they answer.
+
+        Prompts keep their order and are numbered anew. L and T are cut to the longest prompt and the last response
+        token among the rows (T is at least 1).
+
+        Args:
+            index_B: row numbers, at least one.
+
+        Raises:
+            UserError: no row is asked for.
+        """
+        index_B = torch.as_tensor(index_B, dtype=torch.long, device=self.prompt_index_B.device)
+        if index_B.numel() == 0:
+            raise UserError("rows() was asked for no row, at least one is needed", where="index_B")
+        prompt_rows_P, prompt_index_B = torch.unique(self.prompt_index_B[index_B], return_inverse=True)
+        prompt_lengths_P = self.prompt_lengths_P[prompt_rows_P]
+        longest_prompt = int(prompt_lengths_P.max())
+        mask_BT = self.response_mask_BT[index_B]
+        longest_response = _last_column(mask_BT)
+
+        def cut(tensor_BT: Tensor | None) -> Tensor | None:
+            return None if tensor_BT is None else tensor_BT[index_B, :longest_response]
+
+        return RolloutBatch(
+            prompt_ids_PL=self.prompt_ids_PL[prompt_rows_P, :longest_prompt],
+            prompt_lengths_P=prompt_lengths_P,
+            response_ids_BT=self.response_ids_BT[index_B, :longest_response],
+            response_mask_BT=mask_BT[:, :longest_response],
+            prompt_index_B=prompt_index_B,
+            engine_log_probs_BT=self.engine_log_probs_BT[index_B, :longest_response],
+            rewards_B=self.rewards_B[index_B],
+            advantages_B1=self.advantages_B1[index_B],
+            old_log_probs_BT=cut(self.old_log_probs_BT),
+            reference_log_probs_BT=cut(self.reference_log_probs_BT),
+        )
+
+
+def collate(
+    groups: Sequence[GroupData], rewards: Sequence[Sequence[float]], pad_token_id: int, advantages_B: Tensor
+) -> RolloutBatch:
+    """Pad the groups of one rollout batch into tensors on the CPU.
+
+    Args:
+        groups: P groups; the rollouts keep their order, group after group.
+        rewards: P sequences, the rewards of each group.
+        pad_token_id: fills the ids on the right; the masks and lengths leave it out.
+        advantages_B: (B,), as ``group_advantages`` returns them.
+
+    Returns:
+        A batch padded to its longest prompt and its longest response.
+
+    Raises:
+        UserError: there is no rollout, or the counts of rewards, advantages, tokens or log-probs do not match.
+    """
+    completions = list(chain.from_iterable(group.completions for group in groups))
+    _check_counts(groups, completions, rewards, advantages_B)
+    group_sizes = torch.tensor([len(group.completions) for group in groups])
+    prompt_ids = [group.prompt_token_ids for group in groups]
+    lengths_B = torch.tensor([len(completion.token_ids) for completion in completions])
+    width = max(int(lengths_B.max()), 1)
+    response_ids = [completion.token_ids for completion in completions]
+    log_probs = [completion.log_probs for completion in completions]
+    return RolloutBatch(
+        prompt_ids_PL=_pad(prompt_ids, max(map(len, prompt_ids)), pad_token_id, np.int64),
+        prompt_lengths_P=torch.tensor([len(ids) for ids in prompt_ids]),
+        response_ids_BT=_pad(response_ids, width, pad_token_id, np.int64),
+        response_mask_BT=torch.arange(width) < lengths_B[:, None],
+        prompt_index_B=torch.arange(len(groups)).repeat_interleave(group_sizes),
+        engine_log_probs_BT=_pad(log_probs, width, 0, np.float32),
+        rewards_B=torch.tensor(list(chain.from_iterable(rewards)), dtype=torch.float32),
+        advantages_B1=advantages_B.float().reshape(-1, 1),
+    )
+
+
+def _check_counts(
+    groups: Sequence[GroupData],
+    completions: Sequence[Completion],
+    rewards: Sequence[Sequence[float]],
+    advantages_B: Tensor,
+) -> None:
+    if not completions:
+        raise UserError(f"{len(groups)} groups hold no rollout, at least one is needed", where="groups")
+    rollouts = [len(group.completions) for group in groups]
+    if rollouts != [len(of_group) for of_group in rewards]:
+        raise UserError(
+            f"the groups have {rollouts} rollouts but {[len(of_group) for of_group in rewards]} rewards",
+            where="rewards",
+        )
+    if tuple(advantages_B.shape) != (len(completions),):
+        raise UserError(f"{len(completions)} rollouts but advantages {shape_of(advantages_B)}", where="advantages_B")
+    for row, completion in enumerate(completions):
+        if len(completion.token_ids) != len(completion.log_probs):
+            raise UserError(
+                f"rollout {row} has {len(completion.token_ids)} tokens and {len(completion.log_probs)} log-probs",
+                where="groups",
+            )
+
+
+def _pad(rows: Sequence[npt.NDArray[Any]], width: int, fill: int, dtype: type) -> Tensor:
+    padded: npt.NDArray[Any] = np.full((len(rows), width), fill, dtype=dtype)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def _last_column(mask_BT: Tensor) -> int:
+    used = mask_BT.any(dim=0).nonzero()
+    return int(used[-1]) + 1 if used.numel() else 1

@@ -1,0 +1,79 @@
+"""Estimates of the Kullback-Leibler divergence between two policies from sampled tokens.
+
+Everywhere: the tokens were sampled from p, d = log p - log q on them, and the estimate is of KL(p || q).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from harness.grpo.checks import at_least_float32, require_matrix, require_same_shape
+from harness.grpo.masking import zero_masked
+from harness.grpo.policy_gradient import unknown_choice
+from harness.grpo.tally import Tally, mean_tally
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(log_p: Tensor, log_q: Tensor, estimator: KlEstimator) -> Tensor:
+    """Return the estimate of KL(p || q) at each sampled token (Schulman, "Approximating KL divergence", 2020).
+
+    k1 = d (unbiased, may be negative), k2 = d * d / 2 (biased, never negative), k3 = exp(-d) - 1 + d (unbiased, never
+    negative).
+
+    In a loss, with p the policy being trained and the tokens sampled from it, the right value does not mean the right
+    gradient. The expected gradient of k1 is 0: it adds noise only. That of k2 is the gradient of KL(p || q). That of
+    k3 is the gradient of KL(q || p), the other direction, which has the same minimum. Once the policy has moved away
+    from the one that sampled (k > 1, or lag), none of these holds exactly: nothing here weights by the ratio.
+
+    Args:
+        log_p: any shape, of the policy that sampled the tokens.
+        log_q: the same shape, of the other policy.
+        estimator: ``k1``, ``k2`` or ``k3``.
+
+    Raises:
+        UserError: the shapes differ, or the estimator is unknown.
+    """
+    require_same_shape("log_p", log_p, "log_q", log_q)
+    difference = at_least_float32(log_p) - at_least_float32(log_q)
+    match estimator:
+        case "k1":
+            return difference
+        case "k2":
+            return difference.square() / 2
+        case "k3":
+            return (-difference).expm1() + difference
+        case _:
+            raise unknown_choice("estimator", estimator, get_args(KlEstimator))
+
+
+def kl_tallies(log_p_BT: Tensor, log_q_BT: Tensor, response_mask_BT: Tensor, prefix: str) -> dict[str, Tally]:
+    """Return the monitored figures of KL(p || q).
+
+    ``<prefix>_k1_sum`` is the k1 sum over a rollout's response tokens, averaged over rollouts (one without tokens
+    counts as 0); ``<prefix>_k1`` and ``<prefix>_k3`` are means over response tokens. p must be the policy that sampled
+    the rollouts; with lag or replay that is an older one, and against another p the figures are biased.
+
+    Args:
+        log_p_BT: (B, T), of the policy that sampled.
+        log_q_BT: (B, T), of the reference or the previous policy.
+        response_mask_BT: (B, T), 1 on response tokens.
+        prefix: ``kl/reference`` or ``kl/previous``.
+
+    Raises:
+        UserError: a shape is another one.
+    """
+    require_matrix("log_p", log_p_BT)
+    require_same_shape("response_mask", response_mask_BT, "log_p", log_p_BT)
+    log_p_BT = zero_masked(log_p_BT.detach(), response_mask_BT)
+    log_q_BT = zero_masked(log_q_BT.detach(), response_mask_BT)
+    k1_BT = kl_estimate(log_p_BT, log_q_BT, "k1")
+    k3_BT = kl_estimate(log_p_BT, log_q_BT, "k3")
+    every_rollout = response_mask_BT.new_ones(response_mask_BT.shape[0])
+    return {
+        f"{prefix}_k1_sum": mean_tally(k1_BT.sum(dim=1), every_rollout),
+        f"{prefix}_k1": mean_tally(k1_BT, response_mask_BT),
+        f"{prefix}_k3": mean_tally(k3_BT, response_mask_BT),
+    }

@@ -1,0 +1,161 @@
+"""Per-token policy-gradient losses: naive and clipped."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.grpo.checks import at_least_float32, require_matrix, require_per_rollout, require_same_shape
+
+_Value = TypeVar("_Value")
+
+LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"]
+
+LARGEST_LOG_RATIO = 80.0
+"""exp of more than 88 overflows float32, and an infinite ratio times a zero gradient is NaN."""
+
+
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
+    """Return -A * log p for each token (REINFORCE, Williams 1992).
+
+    On-policy only: nothing corrects for tokens that another policy sampled.
+
+    Args:
+        raw_rewards_or_advantages: (B, 1), the same for every token of a response; (B, T) gives each token its own.
+        policy_log_probs: (B, T), of the policy being trained.
+
+    Returns:
+        (B, T), float32 at least.
+
+    Raises:
+        UserError: a shape is another one.
+    """
+    require_matrix("policy_log_probs", policy_log_probs)
+    require_per_rollout("raw_rewards_or_advantages", raw_rewards_or_advantages, policy_log_probs)
+    return -at_least_float32(raw_rewards_or_advantages) * at_least_float32(policy_log_probs)
+
+
+def compute_grpo_clip_loss(
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    old_log_probs: Tensor,
+    cliprange: float,
+    *,
+    cliprange_high: float | None = None,
+    dual_clip: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the clipped surrogate loss of each token (PPO, arXiv:1707.06347, equation 7; GRPO, arXiv:2402.03300).
+
+    -min(rho * A, clip(rho, 1 - cliprange, 1 + cliprange_high) * A) with rho = exp(log p - log p_old). With
+    ``dual_clip`` c, tokens with A < 0 lose at most c * |A|: -max(min(...), c * A) (Ye et al. 2020, arXiv:1912.09729).
+    No gradient flows into ``old_log_probs``. log p - log p_old counts as at most 80, where rho is already 5e34, so that
+    a token out of all bounds cannot turn the other gradients into NaN.
+
+    Args:
+        advantages: (B, 1), or (B, T).
+        policy_log_probs: (B, T), of the policy being trained.
+        old_log_probs: (B, T), of the policy the ratio divides by.
+        cliprange: at least 0, how far rho may fall below 1 and, without ``cliprange_high``, rise above it.
+        cliprange_high: at least 0, how far rho may rise above 1 (clip-higher, DAPO, arXiv:2503.14476).
+        dual_clip: c, more than 1.
+
+    Returns:
+        The loss (B, T), float32 at least, and without gradient ``ratio`` (B, T) and ``clipped`` (B, T), true where
+        a clip changed the objective; with ``dual_clip`` also ``dual_clipped`` (B, T), those of ``clipped`` that are
+        the second clip's.
+
+    Raises:
+        UserError: a shape or a bound is wrong.
+    """
+    check_clip_options(cliprange, cliprange_high, dual_clip)
+    require_matrix("policy_log_probs", policy_log_probs)
+    require_same_shape("old_log_probs", old_log_probs, "policy_log_probs", policy_log_probs)
+    require_per_rollout("advantages", advantages, policy_log_probs)
+    advantages = at_least_float32(advantages)
+    log_ratio_BT = at_least_float32(policy_log_probs) - at_least_float32(old_log_probs).detach()
+    ratio_BT = log_ratio_BT.clamp(max=LARGEST_LOG_RATIO).exp()
+    highest = 1 + (cliprange if cliprange_high is None else cliprange_high)
+
+    unclipped_BT = ratio_BT * advantages
+    bounded_BT = ratio_BT.clamp(1 - cliprange, highest) * advantages
+    objective_BT = torch.minimum(unclipped_BT, bounded_BT)
+    clipped_BT = bounded_BT < unclipped_BT
+    metadata = {"ratio": ratio_BT.detach(), "clipped": clipped_BT}
+    if dual_clip is not None:
+        lowest_BT = dual_clip * advantages
+        metadata["dual_clipped"] = (advantages < 0) & (objective_BT < lowest_BT)
+        objective_BT = torch.where(metadata["dual_clipped"], lowest_BT, objective_BT)
+        metadata["clipped"] = clipped_BT | metadata["dual_clipped"]
+    return -objective_BT, metadata
+
+
+def compute_policy_gradient_loss(
+    policy_log_probs: Tensor,
+    loss_type: LossType,
+    raw_rewards: Tensor | None = None,
+    advantages: Tensor | None = None,
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+    *,
+    cliprange_high: float | None = None,
+    dual_clip: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the per-token loss of the named type.
+
+    Args:
+        policy_log_probs: (B, T), of the policy being trained.
+        loss_type: ``no_baseline`` (A = raw reward), ``reinforce_with_baseline`` (A = advantage) or ``grpo_clip``.
+        raw_rewards: (B, 1), needed by ``no_baseline``.
+        advantages: (B, 1), needed by the other two.
+        old_log_probs: (B, T), needed by ``grpo_clip``.
+        cliprange: needed by ``grpo_clip``.
+        cliprange_high: see ``compute_grpo_clip_loss``.
+        dual_clip: see ``compute_grpo_clip_loss``.
+
+    Returns:
+        The loss (B, T) and the metadata of ``compute_grpo_clip_loss``, or none for the other two.
+
+    Raises:
+        UserError: the type is unknown, or an argument that it needs is missing.
+    """
+    if loss_type == "no_baseline":
+        rewards = _needed("raw_rewards", raw_rewards, loss_type)
+        return compute_naive_policy_gradient_loss(rewards, policy_log_probs), {}
+    if loss_type == "reinforce_with_baseline":
+        advantages = _needed("advantages", advantages, loss_type)
+        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
+    if loss_type == "grpo_clip":
+        return compute_grpo_clip_loss(
+            _needed("advantages", advantages, loss_type),
+            policy_log_probs,
+            _needed("old_log_probs", old_log_probs, loss_type),
+            _needed("cliprange", cliprange, loss_type),
+            cliprange_high=cliprange_high,
+            dual_clip=dual_clip,
+        )
+    raise unknown_choice("loss_type", loss_type, get_args(LossType))
+
+
+def unknown_choice(name: str, value: str, choices: tuple[str, ...]) -> UserError:
+    """Return the error for a value that is none of the choices, with the nearest one as the fix."""
+    nearest = get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
+    return UserError(f"{name} is {value!r}, expected one of {', '.join(choices)}", where=name, fix=f"use {nearest!r}")
+
+
+def check_clip_options(cliprange: float, cliprange_high: float | None, dual_clip: float | None) -> None:
+    """Raise UserError for a negative clip range, or a dual clip that is not above 1."""
+    for name, value in (("cliprange", cliprange), ("cliprange_high", cliprange_high)):
+        if value is not None and not value >= 0:
+            raise UserError(f"{name} is {value}, it must be at least 0", where=name, fix=f"set {name} to 0.2")
+    if dual_clip is not None and not dual_clip > 1:
+        raise UserError(f"dual_clip is {dual_clip}, it must be above 1", where="dual_clip", fix="set dual_clip to 3.0")
+
+
+def _needed(name: str, value: _Value | None, loss_type: str) -> _Value:
+    if value is None:
+        raise UserError(f"loss_type {loss_type!r} needs {name}, which is None", where=name, fix=f"pass {name}")
+    return value

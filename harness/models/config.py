@@ -1,0 +1,210 @@
+"""The shape of the harness' own language model, and its translation from and to a Llama ``config.json``. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import UserError
+
+_MODEL_TYPE = "llama"
+_OTHER_FOLDER = "point model.path at another folder, or let transformers run this one"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder-only language model of the Llama family.
+
+    RMSNorm before each sub-layer (Zhang and Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU (Shazeer 2020),
+    grouped-query attention (Ainslie et al. 2023), no biases.
+
+    Raises:
+        UserError: a size is below 1, the heads do not divide into the key/value heads, or ``head_dim`` is odd.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, must be at least 1", "ModelConfig", "give a size")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise UserError(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}",
+                "ModelConfig",
+                "each key/value head serves a whole number of query heads",
+            )
+        if self.head_dim % 2:
+            raise UserError(f"head_dim {self.head_dim} is odd", "ModelConfig", "rotary positions turn pairs: use even")
+
+    @property
+    def queries_per_key(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Width of all key heads together, which is also that of the values."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained values; tied embeddings count once."""
+        attention = self.hidden_size * 2 * (self.query_size + self.key_size)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * layer + embeddings + self.hidden_size
+
+    def to_hf(self, *, eos_token_id: int | None = None, pad_token_id: int | None = None) -> dict[str, Any]:
+        """Return the ``config.json`` with which transformers and vLLM load the weights as ``LlamaForCausalLM``.
+
+        The rotary base stands there twice: ``rope_theta`` for readers from before transformers 5, ``rope_parameters``
+        for those since.
+        """
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": _MODEL_TYPE,
+            **{name: getattr(self, name) for name in _SIZES},
+            "rms_norm_eps": self.rms_norm_eps,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "rope_theta": self.rope_theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "dtype": "float32",
+            "bos_token_id": None,
+            "eos_token_id": eos_token_id,
+            "pad_token_id": pad_token_id,
+        }
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+        """Read a Llama ``config.json``.
+
+        Args:
+            config: the parsed file.
+            where: its name, for the error.
+
+        Raises:
+            UserError: another model type, a missing size, or a feature this model lacks: biases, rope scaling, partial
+                rotary, another activation, quantised weights.
+        """
+        _refuse_unsupported(config, where)
+        heads = _required(config, "num_attention_heads", where)
+        hidden = _required(config, "hidden_size", where)
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        return cls(
+            vocab_size=_required(config, "vocab_size", where),
+            hidden_size=hidden,
+            intermediate_size=_required(config, "intermediate_size", where),
+            num_hidden_layers=_required(config, "num_hidden_layers", where),
+            num_attention_heads=heads,
+            num_key_value_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            max_position_embeddings=config.get("max_position_embeddings", 2048),
+            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
+
+def _required(config: Mapping[str, Any], name: str, where: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}, must be an integer", where, _OTHER_FOLDER)
+    return value
+
+
+def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    found = {
+        "model_type": config.get("model_type"),
+        "attention_bias": bool(config.get("attention_bias", False)),
+        "mlp_bias": bool(config.get("mlp_bias", False)),
+        "hidden_act": config.get("hidden_act", "silu"),
+        "rope_type": rope.get("rope_type") or rope.get("type") or "default",
+        "partial_rotary_factor": rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
+        "quantization_config": config.get("quantization_config"),
+    }
+    supported = {
+        "model_type": _MODEL_TYPE,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "hidden_act": "silu",
+        "rope_type": "default",
+        "partial_rotary_factor": 1.0,
+        "quantization_config": None,
+    }
+    for name, value in found.items():
+        if value != supported[name]:
+            raise UserError(
+                f"{name} is {value!r}, the harness' own model supports only {supported[name]!r}", where, _OTHER_FOLDER
+            )
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+    ),
+    "small": ModelConfig(
+        vocab_size=1024,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=256,
+    ),
+    "course": ModelConfig(
+        vocab_size=1024,
+        hidden_size=512,
+        intermediate_size=1344,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        head_dim=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+    ),
+}
+"""The shipped shapes; replace ``vocab_size`` by the tokenizer's (``dataclasses.replace``)."""

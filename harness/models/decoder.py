@@ -1,0 +1,250 @@
+"""The harness' own decoder-only language model; its parameters carry the names of Hugging Face's Llama.
+
+Every layer takes the hidden states of any leading shape and an attention function, so that padded batches, a KV cache
+and packed sequences with shared prompts run through the same layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.models.attention import attention, bias_from
+from harness.models.config import ModelConfig
+from harness.models.norm import rms_norm
+
+INIT_STD = 0.02
+
+Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""``(q (..., Hq, D), k (..., Hkv, D), v (..., Hkv, D), layer index) -> (..., Hq, D)``; q and k are already rotated."""
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, each (..., 1, D/2), of the tokens' positions."""
+
+
+class LMOutput(NamedTuple):
+    """What a forward pass returns: ``logits`` (B, T, V)."""
+
+    logits: Tensor
+
+
+class KVCache:
+    """Keys and values of the tokens seen so far: for each layer (B, max_length, Hkv, D), filled up to ``length``."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch_size: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        shape = (batch_size, max_length, config.num_key_value_heads, config.head_dim)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
+        self.length = 0
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values (B, T, Hkv, D) behind the others; return all of them.
+
+        Raises:
+            ValueError: the cache is full.
+        """
+        end = self.length + k.shape[1]
+        if end > self.keys[layer].shape[1]:
+            raise ValueError(f"the cache holds {self.keys[layer].shape[1]} tokens, {end} are needed")
+        self.keys[layer][:, self.length : end] = k
+        self.values[layer][:, self.length : end] = v
+        return self.keys[layer][:, :end], self.values[layer][:, :end]
+
+
+class Weight(nn.Module):
+    """One weight and nothing else: a bias-free projection, an embedding table or a norm's gain, uninitialised."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+
+
+class RMSNorm(Weight):
+    """Root-mean-square norm over the last dimension; see ``norm.rms_norm``."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with rotary positions; how tokens see each other is the caller's ``attend``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.q_proj = Weight(config.query_size, config.hidden_size)
+        self.k_proj = Weight(config.key_size, config.hidden_size)
+        self.v_proj = Weight(config.key_size, config.hidden_size)
+        self.o_proj = Weight(config.hidden_size, config.query_size)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attention, layer: int) -> Tensor:
+        weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
+        heads = F.linear(x, weight).unflatten(-1, (-1, self.config.head_dim))
+        num_q, num_kv = self.config.num_attention_heads, self.config.num_key_value_heads
+        qk, v = heads.split((num_q + num_kv, num_kv), dim=-2)
+        q, k = rotate(qk, rotation).split((num_q, num_kv), dim=-2)
+        return F.linear(attend(q, k, v, layer).flatten(-2), self.o_proj.weight)
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)), Shazeer 2020."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Weight(config.intermediate_size, config.hidden_size)
+        self.up_proj = Weight(config.intermediate_size, config.hidden_size)
+        self.down_proj = Weight(config.hidden_size, config.intermediate_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, torch.cat((self.gate_proj.weight, self.up_proj.weight))).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, self.down_proj.weight)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then SwiGLU, each after a norm and added to its input."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attn = SelfAttention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attention, layer: int) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, attend, layer)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DecoderStack(nn.Module):
+    """Embeddings, layers and the last norm: all but the output projection."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = Weight(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """Hidden states (..., hidden_size) of tokens (...) at ``positions`` (...), attending as ``attend`` says."""
+        x = F.embedding(token_ids, self.embed_tokens.weight)
+        rotation = rotation_at(positions, self.config)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, attend, index)
+        return self.norm(x)
+
+
+class DecoderLM(nn.Module):
+    """A Llama-style language model whose ``state_dict`` has the names of ``LlamaForCausalLM``'s.
+
+    Args:
+        config: the shape.
+        seed: all weights are drawn from a generator of their own with this seed, the same on every device; None
+            leaves them uninitialised, for weights about to be loaded.
+    """
+
+    def __init__(self, config: ModelConfig, *, seed: int | None = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.model = DecoderStack(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = Weight(config.vocab_size, config.hidden_size)
+        if seed is not None:
+            self.initialize(seed)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The (V, hidden_size) matrix that turns hidden states into logits."""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Draw every matrix from N(0, 0.02^2) and set the norms' gains to 1."""
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * INIT_STD)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, cache: KVCache | None = None
+    ) -> LMOutput:
+        """Return the next-token logits at every position.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: 1 for tokens and 0 for padding, at either side; (B, T), or with a cache (B, length + T).
+                Positions count the tokens that are not padding. Logits at padding mean nothing.
+            cache: tokens seen before; the new ones are appended.
+        """
+        past = cache.length if cache is not None else 0
+        total = past + input_ids.shape[1]
+        mask = None if attention_mask is None else attention_mask.bool()
+        positions = _positions(input_ids, past, mask)
+        attend = _padded_attention(_padding_bias(past, total, mask, input_ids.device), cache)
+        hidden = self.model(input_ids, positions, attend)
+        if cache is not None:
+            cache.length = total
+        return LMOutput(F.linear(hidden, self.output_weight))
+
+
+def rotation_at(positions: Tensor, config: ModelConfig) -> Rotation:
+    """Cosines and sines (..., 1, D/2) in float32 of the rotary angles position * theta^(-2i/D)."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device) / config.head_dim
+    angles = positions[..., None, None].float() / config.rope_theta**exponents
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn the pairs (x_i, x_{i + D/2}) of heads (..., H, D) by their token's angles, in float32.
+
+    Su et al. 2021, in Llama's layout.
+    """
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _positions(input_ids: Tensor, past: int, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return torch.arange(past, past + input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
+
+
+def _padding_bias(past: int, total: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
+    """Which keys each new token may see, (B or 1, T, total); None is plainly causal.
+
+    Padding sees itself: a row of a softmax must not be empty.
+    """
+    if mask is None and past == 0:
+        return None
+    queries = torch.arange(past, total, device=device)[:, None]
+    keys = torch.arange(total, device=device)
+    causal = keys <= queries
+    return bias_from(causal[None] if mask is None else causal & mask[:, None, :] | (keys == queries))
+
+
+def _padded_attention(bias: Tensor | None, cache: KVCache | None) -> Attention:
+    def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+        return attention(q, k, v, bias)
+
+    return attend

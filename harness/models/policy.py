@@ -1,0 +1,89 @@
+"""Response log-probabilities of any policy: the harness' own model, or any causal language model of transformers."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.models.decoder import DecoderLM
+from harness.models.scoring import check_batch, scatter_scores, score_tokens
+from harness.models.shared_prompt import response_log_probs
+
+
+def policy_log_probs(
+    model: nn.Module,
+    prompt_ids_PL: Tensor,
+    prompt_lengths_P: Tensor,
+    response_ids_BT: Tensor,
+    response_mask_BT: Tensor,
+    prompt_index_B: Tensor,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Score responses under any policy; arguments and results as in ``shared_prompt.response_log_probs``.
+
+    The own model encodes each prompt once; any other runs padded rows.
+    """
+    batch = (prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B)
+    if isinstance(model, DecoderLM):
+        return response_log_probs(model, *batch, temperature=temperature, with_entropy=with_entropy)
+    return padded_response_log_probs(model, *batch, temperature=temperature, with_entropy=with_entropy)
+
+
+def padded_response_log_probs(
+    model: nn.Module,
+    prompt_ids_PL: Tensor,
+    prompt_lengths_P: Tensor,
+    response_ids_BT: Tensor,
+    response_mask_BT: Tensor,
+    prompt_index_B: Tensor,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Score responses with a model that takes ``(input_ids, attention_mask)`` and returns an object with ``.logits``.
+
+    Each row is its prompt and its response behind one another, padded at the right, so that positions are those the
+    model counts by itself. Logits start at the shortest prompt's last token where the model can leave the others out.
+    Arguments, results and errors as in ``shared_prompt.response_log_probs``.
+    """
+    check_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B, temperature)
+    mask_BT = response_mask_BT.bool()
+    lengths_B = prompt_lengths_P[prompt_index_B]
+    rows, attention_mask = _join(prompt_ids_PL[prompt_index_B], lengths_B, response_ids_BT, mask_BT)
+    skipped = int(prompt_lengths_P.min()) - 1
+    logits = _logits_from(model, rows, attention_mask, skipped)
+    steps_T = torch.arange(mask_BT.shape[1], device=rows.device)
+    columns_BT = lengths_B[:, None] - 1 - skipped + steps_T
+    rows_BT = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(columns_BT)
+    logits_MV = logits[rows_BT[mask_BT], columns_BT[mask_BT]]
+    return scatter_scores(*score_tokens(logits_MV, response_ids_BT[mask_BT], temperature, with_entropy), mask_BT)
+
+
+def _join(prompt_ids_BL: Tensor, lengths_B: Tensor, response_ids_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (B, W) of prompt and response but for the last token, which predicts nothing scored, and their mask."""
+    totals_B = lengths_B + mask_BT.sum(1)
+    columns_W = torch.arange(max(int(totals_B.max()) - 1, 1), device=lengths_B.device)
+    offset = prompt_ids_BL.shape[1]
+    from_response_BW = (offset + columns_W - lengths_B[:, None]).clamp(max=offset + response_ids_BT.shape[1] - 1)
+    source_BW = torch.where(columns_W < lengths_B[:, None], columns_W.clamp(max=offset - 1), from_response_BW)
+    rows = torch.cat((prompt_ids_BL, response_ids_BT), dim=1).gather(1, source_BW)
+    return rows, (columns_W < totals_B[:, None]).long()
+
+
+def _logits_from(model: nn.Module, rows: Tensor, attention_mask: Tensor, skipped: int) -> Tensor:
+    """Logits of the columns from ``skipped`` on."""
+    options: dict[str, Any] = {"use_cache": False} if _takes(model, "use_cache") else {}
+    if not _takes(model, "logits_to_keep"):
+        return model(input_ids=rows, attention_mask=attention_mask, **options).logits[:, skipped:]
+    options["logits_to_keep"] = rows.shape[1] - skipped
+    logits: Tensor = model(input_ids=rows, attention_mask=attention_mask, **options).logits
+    return logits
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters

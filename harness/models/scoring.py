@@ -1,0 +1,70 @@
+"""From logits to the log-probabilities of sampled tokens, and the checks both training forwards share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def score_tokens(
+    logits_MV: Tensor, token_ids_M: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(logits / temperature) at the tokens, (M,), and if asked the entropies (M,), which carry no gradient.
+
+    Computed in float32 whatever the type of the logits.
+    """
+    logits_MV = logits_MV.float()
+    if temperature != 1.0:
+        logits_MV = logits_MV / temperature
+    all_log_probs_MV = logits_MV.log_softmax(-1)
+    log_probs_M = all_log_probs_MV.gather(-1, token_ids_M[:, None])[:, 0]
+    return log_probs_M, _entropy(all_log_probs_MV.detach()) if with_entropy else None
+
+
+def scatter_scores(log_probs_M: Tensor, entropy_M: Tensor | None, mask_BT: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Put the scored tokens back into their rows, with 0 where masked."""
+    zeros_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
+    entropy_BT = None if entropy_M is None else zeros_BT.masked_scatter(mask_BT, entropy_M)
+    return zeros_BT.masked_scatter(mask_BT, log_probs_M), entropy_BT
+
+
+def check_batch(
+    prompt_ids_PL: Tensor,
+    prompt_lengths_P: Tensor,
+    response_ids_BT: Tensor,
+    response_mask_BT: Tensor,
+    prompt_index_B: Tensor,
+    temperature: float,
+) -> None:
+    """Refuse a batch that would be scored wrongly without a word.
+
+    Raises:
+        ValueError: naming the first rule that is broken, with the values.
+    """
+    prompts, width = prompt_ids_PL.shape
+    rows = response_ids_BT.shape[0]
+    _require(
+        prompt_lengths_P.shape == (prompts,), f"prompt_lengths is {tuple(prompt_lengths_P.shape)}, not {(prompts,)}"
+    )
+    _require(prompt_index_B.shape == (rows,), f"prompt_index is {tuple(prompt_index_B.shape)}, not {(rows,)}")
+    _require(
+        response_mask_BT.shape == response_ids_BT.shape,
+        f"response_mask is {tuple(response_mask_BT.shape)}, response_ids {tuple(response_ids_BT.shape)}",
+    )
+    _require(temperature > 0, f"temperature is {temperature}, must be above 0")
+    lengths = prompt_lengths_P.tolist()
+    _require(min(lengths, default=1) >= 1, f"a prompt has {min(lengths, default=1)} tokens, must be at least 1")
+    _require(max(lengths, default=1) <= width, f"a prompt of {max(lengths, default=1)} tokens in {width} columns")
+    outside = [index for index in prompt_index_B.tolist() if not 0 <= index < prompts]
+    _require(not outside, f"prompt_index {outside[:1]} is outside 0..{prompts - 1}")
+    mask = response_mask_BT.bool()
+    _require(bool((mask[:, 1:] <= mask[:, :-1]).all()), "response_mask has a 1 after a 0: ones must come first")
+
+
+def _entropy(log_probs_MV: Tensor) -> Tensor:
+    return log_probs_MV.exp().mul_(log_probs_MV).sum(-1).neg_()
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)

@@ -1,0 +1,247 @@
+"""Policies on disk: Hugging Face folders, safetensors only, read and written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from harness.errors import UserError
+from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+_WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_HUB_NAME_PARTS = 2
+
+
+def save_policy(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
+    """Write a folder that ``transformers`` loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
+
+    Files are written beside the folder first and moved into it when all are complete, so that a reader never sees half
+    a file. Files of other names in the folder stay.
+
+    Args:
+        model: a ``DecoderLM``, saved as a Llama, or a model of transformers.
+        tokenizer: its tokenizer.
+        folder: made with its parents where it is missing.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    with _staged(Path(folder)) as staging:
+        if isinstance(model, DecoderLM):
+            _write_decoder(model, tokenizer, staging)
+        else:
+            model.save_pretrained(staging)  # type: ignore[operator]
+        tokenizer.save_pretrained(staging)
+
+
+def load_policy(
+    name: str | Path, device: str | torch.device = "cpu", *, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """Load a policy and its tokenizer.
+
+    Args:
+        name: a Hugging Face folder, or a model's name on the Hugging Face hub (``owner/model``).
+        device: where the weights go.
+        dtype: their type, whatever the files hold.
+
+    Returns:
+        A ``DecoderLM`` where the folder holds a Llama it can run, else the model as transformers builds it, in
+        evaluation mode; and the tokenizer, with the end-of-sequence token as padding where it has none of its own.
+
+    Raises:
+        UserError: no such folder or hub model, no config, no safetensors weights, weights or a tokenizer that do not
+            fit the config.
+    """
+    folder = _find_folder(name)
+    config = _read_config(folder)
+    _require_safetensors(folder)
+    tokenizer = _load_tokenizer(folder, config)
+    shape = _own_shape(config)
+    model = _load_with_transformers(folder, dtype) if shape is None else _load_decoder(folder, shape, dtype)
+    return model.to(device).eval(), tokenizer
+
+
+def _write_decoder(model: DecoderLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = model.config.to_hf(**ends)
+    config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "\n")
+
+
+@contextmanager
+def _staged(folder: Path) -> Iterator[Path]:
+    """A fresh folder beside ``folder``, whose files are moved there at the end; removed after an error."""
+    staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        yield staging
+        for file in sorted(staging.iterdir()):
+            os.replace(file, folder / file.name)
+    except OSError as error:
+        raise UserError(f"cannot save the policy: {error.strerror}", str(folder), "choose another folder") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _find_folder(name: str | Path) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    text = str(name)
+    if folder.exists():
+        raise UserError(f"{text} is a file, must be a folder", "model.path", "give the folder that holds config.json")
+    if text.startswith((".", "/", "~")) or len(text.split("/")) > _HUB_NAME_PARTS:
+        raise UserError(f"no model folder {text}", "model.path", "check the path")
+    return _download(text)
+
+
+def _download(name: str) -> Path:
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"no folder {name}, and the Hugging Face hub did not give a model of that name ({reason})",
+            "model.path",
+            "check the name and the network, or give the path of a downloaded folder",
+        ) from error
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError("no config.json in the model folder", str(folder), "give a Hugging Face model folder")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"config.json is not JSON: {error}", str(path), "save the model again") from error
+    if not isinstance(config, dict):
+        raise UserError("config.json holds no object", str(path), "save the model again")
+    return config
+
+
+def _require_safetensors(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"only pickled weights ({pickles[0]}), which are refused: loading a pickle can run any code",
+            str(folder),
+            "save the model with safetensors (save_pretrained of a recent transformers does)",
+        )
+    raise UserError(
+        "no weights in the model folder: config.json but no *.safetensors", str(folder), "save or download the weights"
+    )
+
+
+def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"no usable tokenizer in the model folder ({type(error).__name__})",
+            str(folder),
+            "save the tokenizer into the same folder (tokenizer.save_pretrained)",
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "the tokenizer has no end-of-sequence token", str(folder), "set eos_token in tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    vocab_size = config.get("vocab_size")
+    if isinstance(vocab_size, int) and len(tokenizer) > vocab_size:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's vocab_size is {vocab_size}",
+            str(folder),
+            "save model and tokenizer that belong together",
+        )
+    return tokenizer
+
+
+def _own_shape(config: dict[str, Any]) -> ModelConfig | None:
+    try:
+        return ModelConfig.from_hf(config)
+    except UserError:
+        return None
+
+
+def _load_decoder(folder: Path, shape: ModelConfig, dtype: torch.dtype) -> DecoderLM:
+    model = DecoderLM(shape, seed=None)
+    weights = _read_weights(folder)
+    if shape.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    _require_shapes(folder, expected, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    model.load_state_dict({name: weights[name] for name in expected})
+    return model.to(dtype)
+
+
+def _require_shapes(folder: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+    for name, shape in expected.items():
+        if name not in found:
+            raise UserError(f"the weights lack {name} {shape}", str(folder), "save the model again")
+        if found[name] != shape:
+            raise UserError(
+                f"{name} is {found[name]}, config.json asks for {shape}", str(folder), "save the model again"
+            )
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            weights.update(load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read {path.name}: {error}", str(folder), "save the model again") from error
+    return weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The one file, or those an index names, or all there are."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    if (folder / _INDEX).is_file():
+        names = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        return [folder / name for name in sorted(names)]
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _load_with_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"transformers cannot load the model: {reason}", str(folder), "check the folder") from error
+    if loaded["missing_keys"]:
+        name = sorted(loaded["missing_keys"])[0]
+        raise UserError(
+            f"the weights lack {len(loaded['missing_keys'])} tensors, {name} among them", str(folder), "save them again"
+        )
+    result: nn.Module = model
+    return result

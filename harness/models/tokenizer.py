@@ -1,0 +1,53 @@
+"""A byte-level BPE tokenizer, trained on given texts and kept in Hugging Face's format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from harness.errors import UserError
+
+PAD_TOKEN = "<|pad|>"
+EOS_TOKEN = "<|eos|>"
+SMALLEST_VOCABULARY = 258
+"""The 256 bytes and the two special tokens."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train byte-level BPE (Sennrich et al. 2016, over bytes as in GPT-2) and wrap it as transformers does.
+
+    Every text can be encoded and comes back unchanged; nothing is added to it; the names of the special tokens,
+    occurring in a text, are read as plain text. The same texts give the same tokenizer.
+
+    Args:
+        texts: what the merges are learnt from.
+        vocab_size: most entries, special tokens included; fewer where the texts run out of pairs to merge.
+
+    Raises:
+        UserError: ``vocab_size`` is below 258, the bytes and the special tokens.
+    """
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise UserError(
+            f"vocab_size is {vocab_size}, must be at least {SMALLEST_VOCABULARY}: 256 bytes and 2 special tokens",
+            fix=f"ask for {SMALLEST_VOCABULARY} or more",
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD_TOKEN, EOS_TOKEN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD_TOKEN,
+        eos_token=EOS_TOKEN,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+    )

@@ -1,0 +1,24 @@
+"""Text from files, made safe to print: a generated response may hold anything, terminal commands among it."""
+
+from __future__ import annotations
+
+import unicodedata
+
+
+def plain(text: str, limit: int | None = None) -> str:
+    r"""Return the text on one line, with control and format characters written out (``\n``, ``\x1b``, ``\u202e``).
+
+    Args:
+        limit: cut to this many characters, the last of them ``...`` then.
+    """
+    shown = "".join(_visible(character) for character in (text if limit is None else text[: limit + 1]))
+    if limit is not None and len(shown) > limit:
+        shown = shown[: max(0, limit - 3)] + "..."
+    return shown
+
+
+def _visible(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind[0] != "C" and kind not in ("Zl", "Zp"):
+        return character
+    return character.encode("unicode_escape").decode("ascii")

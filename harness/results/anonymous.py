@@ -1,0 +1,74 @@
+"""Keep people, hosts and absolute paths out of saved files."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+NAMELESS = frozenset({"root", "localhost"})  # names that name nobody
+_ABSOLUTE = re.compile(r"""(?<![\w.~>/-])(?:/(?!/)[^\s/'"<>|:,;()\[\]{}]+){2,}/?""")
+_UNSAFE_IN_NAME = re.compile(r"[^\w.=,+~-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Scrubber:
+    """Replaces what would tell whose machine a file was written on.
+
+    Attributes:
+        home: home folder; becomes ``~``.
+        cwd: current folder; becomes ``.``.
+        host: host name, full or short; becomes ``<host>``.
+        user: login name; becomes ``<user>``.
+    """
+
+    home: str
+    cwd: str
+    host: str
+    user: str
+
+    @classmethod
+    def of_this_process(cls) -> Scrubber:
+        """Return the scrubber for this user on this machine."""
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a numeric user without an account
+            user = ""
+        return cls(os.path.expanduser("~"), os.getcwd(), os.uname().nodename, user)
+
+    def paths(self, text: str) -> str:
+        """Shorten absolute paths: to ``./x`` below the current folder, ``~/x`` below home, else to ``<path>/x``."""
+        folders = [(folder.rstrip("/"), short) for folder, short in ((self.cwd, "."), (self.home, "~"))]
+        for folder, short in sorted(folders, key=lambda pair: -len(pair[0])):
+            if folder:
+                text = re.sub(rf"(?<![\w.~-]){re.escape(folder)}(?![\w-]|\.\w)", short, text)
+        return _ABSOLUTE.sub(lambda match: "<path>/" + match[0].rstrip("/").rpartition("/")[2], text)
+
+    def text(self, text: str) -> str:
+        """Shorten absolute paths and replace the names of host and user where they stand as whole words."""
+        text = self.paths(text)
+        names = [(self.host, "<host>"), (self.host.partition(".")[0], "<host>"), (self.user, "<user>")]
+        for name, short in names:
+            if name and name not in NAMELESS:
+                text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", short, text)
+        return text
+
+
+def change_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Apply ``change`` to every string inside lists and dicts; keys stay."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: change_strings(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [change_strings(item, change) for item in value]
+    return value
+
+
+def safe_name(name: str) -> str:
+    """Return ``name`` as a folder name: letters, digits and ``. _ = , + ~ -``; anything else becomes a dash."""
+    cleaned = _UNSAFE_IN_NAME.sub("-", name).strip("-")
+    return cleaned if cleaned.strip(".") else f"_{cleaned}"

@@ -1,0 +1,88 @@
+"""Build typed rows from JSON objects. A bad row raises KeyError (a field is missing) or ValueError (a wrong value)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow
+from harness.trace import Span, Stage
+
+_STAGES = {stage.value: stage for stage in Stage}
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name!r} is {value!r}; it must be a number")
+    return float(value)
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name!r} is {value!r}; it must be a whole number")
+    return value
+
+
+def _step(row: dict[str, Any]) -> StepRow:
+    return StepRow(
+        step=_whole(row["step"], "step"),
+        version=_whole(row["version"], "version"),
+        wall_s=_number(row["wall_s"], "wall_s"),
+        elapsed_s=_number(row["elapsed_s"], "elapsed_s"),
+        optimizer_steps=_whole(row["optimizer_steps"], "optimizer_steps"),
+        lanes=_objects(row["lanes"], "lanes"),
+        stages_s=_numbers(row["stages_s"], "stages_s"),
+        metrics=_objects(row["metrics"], "metrics"),
+    )
+
+
+def _evaluation(row: dict[str, Any]) -> EvaluationRow:
+    version, step = _whole(row["version"], "version"), _whole(row["step"], "step")
+    return EvaluationRow(version, step, _number(row["elapsed_s"], "elapsed_s"), _objects(row["metrics"], "metrics"))
+
+
+def _tail(row: dict[str, Any]) -> TailRow:
+    wall_s, elapsed_s = _number(row["wall_s"], "wall_s"), _number(row["elapsed_s"], "elapsed_s")
+    return TailRow(wall_s, elapsed_s, _objects(row["lanes"], "lanes"), _numbers(row["stages_s"], "stages_s"))
+
+
+def _rollout(row: dict[str, Any]) -> RolloutRow:
+    texts = {name: str(row[name]) for name in ("purpose", "prompt", "response", "ground_truth", "finish_reason")}
+    version, num_tokens = _whole(row["version"], "version"), _whole(row["num_tokens"], "num_tokens")
+    return RolloutRow(**texts, version=version, num_tokens=num_tokens, reward=_number(row["reward"], "reward"))
+
+
+def _span(row: dict[str, Any]) -> Span:
+    stage = _STAGES.get(row["stage"])
+    if stage is None:
+        raise ValueError(f"unknown stage {row['stage']!r}")
+    numbers = (row["start_ns"], row["end_ns"], row["step"], row["version"])
+    if any(value.__class__ is not int for value in numbers):
+        raise ValueError(f"times, step and version are {numbers!r}; they must be whole numbers")
+    return Span(str(row["lane"]), stage, *numbers)
+
+
+def _objects(value: Any, name: str) -> dict[str, dict[str, float]]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name!r} is {value!r:.60}; it must be an object")
+    for key, item in value.items():
+        _numbers(item, f"{name}/{key}")
+    return value
+
+
+def _numbers(value: Any, name: str) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name!r} is {value!r:.60}; it must be an object")
+    for key, item in value.items():
+        if item.__class__ is not float and item.__class__ is not int:
+            raise ValueError(f"'{name}/{key}' is {item!r:.60}; it must be a number")
+    return value
+
+
+STEP_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], StepRow | EvaluationRow | TailRow]] = {
+    "step": _step,
+    "evaluation": _evaluation,
+    "tail": _tail,
+}
+ROLLOUT_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], RolloutRow]] = {"rollout": _rollout}
+SPAN_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], Span]] = {None: _span}

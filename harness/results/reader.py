@@ -1,0 +1,174 @@
+"""Read run folders back, those of killed runs too.
+
+A last line without its end is what a killed process leaves: it is dropped. Any other damage is an error that names
+file and line. A run folder holds ``manifest.json`` and ``steps.jsonl``; spans and rollouts may have been left out of a
+copy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+from harness.results.jsonl import read_rows
+from harness.results.manifest import Manifest
+from harness.results.parse import ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS
+from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, restore_non_finite
+from harness.results.writer import MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.trace import Span
+
+DID_NOT_FINISH = "did not finish"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run read from its folder.
+
+    Attributes:
+        status: the manifest's, or ``did not finish`` where it says ``running`` and the process is gone.
+        tail: what ended after the last step; None in a run that was cut short.
+    """
+
+    folder: Path
+    manifest: Manifest
+    status: str
+    steps: tuple[StepRow, ...]
+    evaluations: tuple[EvaluationRow, ...]
+    tail: TailRow | None
+
+    def spans(self) -> list[Span]:
+        """Read the spans; empty where the file was left out."""
+        return read_rows(self.folder / SPANS, "harness.spans", SPAN_MAKERS)
+
+    def rollouts(self) -> list[RolloutRow]:
+        """Read the saved rollouts; empty where the file was left out."""
+        return read_rows(self.folder / ROLLOUTS, "harness.rollouts", ROLLOUT_MAKERS)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The resolved scenario as plain values; empty where the file is missing."""
+        return _read_settings(self.folder / SCENARIO)
+
+    def setting(self, key: str) -> Any:
+        """Return a scenario value by its dotted key, or None."""
+        value: Any = self.settings
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+
+@dataclass(frozen=True)
+class DamagedRun:
+    """A run that could not be read, and why."""
+
+    folder: Path
+    error: UserError
+
+
+def load_run(folder: Path) -> Run:
+    """Read one run folder.
+
+    Raises:
+        UserError: a file is missing, damaged (named with its line) or of an unknown schema version.
+    """
+    manifest = _read_manifest(folder / MANIFEST)
+    if not (folder / STEPS).is_file():
+        raise UserError(f"the run {str(folder)!r} has no {STEPS}", where=str(folder / STEPS))
+    status = manifest.status
+    if status == "running" and not _is_locked(folder / STEPS):
+        status = DID_NOT_FINISH
+    rows = read_rows(folder / STEPS, "harness.steps", STEP_MAKERS)
+    tails = [row for row in rows if isinstance(row, TailRow)]
+    return Run(
+        folder=folder,
+        manifest=manifest,
+        status=status,
+        steps=tuple(row for row in rows if isinstance(row, StepRow)),
+        evaluations=tuple(row for row in rows if isinstance(row, EvaluationRow)),
+        tail=tails[-1] if tails else None,
+    )
+
+
+def find_run_folders(path: Path) -> list[Path]:
+    """Return the run folders at or below ``path``, sorted.
+
+    Raises:
+        UserError: there is no such folder, or no run in it.
+    """
+    if not path.is_dir():
+        problem = "is not a folder" if path.exists() else "does not exist"
+        raise UserError(f"{str(path)!r} {problem}", where=str(path), fix="name a results folder or a run folder in it")
+    found = []
+    for folder, subfolders, files in os.walk(path):
+        subfolders[:] = [name for name in subfolders if name not in (POLICY, PICTURES) and not name.startswith(".")]
+        if MANIFEST in files or STEPS in files:
+            found.append(Path(folder))
+    if not found:
+        raise UserError(
+            f"no runs in {str(path)!r}",
+            where=str(path),
+            fix="make one with: make bench SCENARIO=quickstart",
+        )
+    return sorted(found)
+
+
+def find_runs(path: Path) -> tuple[list[Run], list[DamagedRun]]:
+    """Read every run at or below ``path``; the ones that cannot be read come second.
+
+    Raises:
+        UserError: there is no such folder, or no run in it.
+    """
+    runs: list[Run] = []
+    damaged: list[DamagedRun] = []
+    for folder in find_run_folders(path):
+        try:
+            runs.append(load_run(folder))
+        except UserError as error:
+            damaged.append(DamagedRun(folder, error))
+    return runs, damaged
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a live process holds the writer's lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    return False
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"the run {str(path.parent)!r} has no {MANIFEST}", where=str(path)) from None
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
+    try:
+        return Manifest.from_json(restore_non_finite(data) if isinstance(data, dict) else data, str(path))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{str(path)!r} is damaged: {error!r}", where=str(path)) from error
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    import yaml  # only where a scenario value is asked for
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        data = yaml.load(path.read_bytes(), Loader=loader)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {str(path)!r}: {error}", where=str(path)) from error
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,197 @@
+"""The rows of a run's JSONL files: how they are made, and their typed form when read back.
+
+Each file starts with a header row that names its schema and version. A row's ``kind`` says what it holds; a reader
+skips kinds it does not know.
+
+JSON has no NaN and no infinity. Such a number is written as ``null`` and the row's ``non_finite`` names its place (a
+JSON pointer, RFC 6901) and what it was: ``{"metrics": {"loss": {"mean": null, "count": 64}}, "non_finite":
+{"/metrics/loss/mean": "nan"}}``. Reading restores it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from harness.trace import Span
+from harness.types import Metric, Metrics
+
+SCHEMA_VERSIONS = {"harness.manifest": 1, "harness.spans": 1, "harness.steps": 1, "harness.rollouts": 1}
+_REDUCTIONS = ("mean", "sum", "max", "min")
+_ESCAPES = str.maketrans({"~": "~0", "/": "~1"})
+
+LaneSeconds = dict[str, dict[str, float]]  # lane -> stage -> seconds
+StoredMetrics = Mapping[str, Mapping[str, float]]  # name -> {reduction: value, "count": n}
+
+
+@dataclass(frozen=True, slots=True)
+class TailRow:
+    """What ended after the last training step: kept, so that a run's totals are whole."""
+
+    wall_s: float
+    elapsed_s: float
+    lanes: LaneSeconds
+    stages_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One training step.
+
+    Attributes:
+        version: the policy version it made.
+        wall_s: seconds since the previous row, or since the loop's start.
+        elapsed_s: seconds since the loop's start.
+        lanes: seconds of the spans that ended in this row's window, by lane and stage.
+        stages_s: the same summed over the lanes.
+    """
+
+    step: int
+    version: int
+    wall_s: float
+    elapsed_s: float
+    optimizer_steps: int
+    lanes: LaneSeconds
+    stages_s: dict[str, float]
+    metrics: StoredMetrics
+
+    def metric(self, name: str) -> Metric | None:
+        """Return a metric, or None if the step has none of that name."""
+        return read_metric(self.metrics, name)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """One evaluation of a policy version; ``step`` is the number of training steps made by then."""
+
+    version: int
+    step: int
+    elapsed_s: float
+    metrics: StoredMetrics
+
+    def metric(self, name: str) -> Metric | None:
+        """Return a metric, or None if the evaluation has none of that name."""
+        return read_metric(self.metrics, name)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One rollout kept for people to read. Its text is generated: treat it as untrusted."""
+
+    purpose: str
+    version: int
+    prompt: str
+    response: str
+    ground_truth: str
+    reward: float
+    num_tokens: int
+    finish_reason: str
+
+
+def lane_seconds(spans: Iterable[Span]) -> LaneSeconds:
+    """Sum the seconds of the spans by lane and stage."""
+    totals: dict[str, dict[str, int]] = {}
+    for lane, stage, start_ns, end_ns, _, _ in spans:
+        lane_totals = totals.setdefault(lane, {})
+        lane_totals[stage.value] = lane_totals.get(stage.value, 0) + end_ns - start_ns
+    return {lane: {stage: total / 1e9 for stage, total in stages.items()} for lane, stages in totals.items()}
+
+
+def step_row(
+    *,
+    step: int,
+    version: int,
+    wall_s: float,
+    elapsed_s: float,
+    optimizer_steps: int,
+    lanes: LaneSeconds,
+    metrics: Metrics,
+) -> dict[str, Any]:
+    """Return the JSON row of a training step; see ``StepRow``."""
+    head: dict[str, Any] = {"kind": "step", "step": step, "version": version, "wall_s": round(wall_s, 9)}
+    rest: dict[str, Any] = {"elapsed_s": round(elapsed_s, 9), "optimizer_steps": optimizer_steps}
+    return head | rest | _stage_fields(lanes) | {"metrics": store_metrics(metrics)}
+
+
+def evaluation_row(*, version: int, step: int, elapsed_s: float, metrics: Metrics) -> dict[str, Any]:
+    """Return the JSON row of an evaluation; see ``EvaluationRow``."""
+    head = {"kind": "evaluation", "version": version, "step": step, "elapsed_s": round(elapsed_s, 9)}
+    return head | {"metrics": store_metrics(metrics)}
+
+
+def tail_row(*, wall_s: float, elapsed_s: float, lanes: LaneSeconds) -> dict[str, Any]:
+    """Return the JSON row of what ended after the last step; see ``TailRow``."""
+    return {"kind": "tail", "wall_s": round(wall_s, 9), "elapsed_s": round(elapsed_s, 9)} | _stage_fields(lanes)
+
+
+def _stage_fields(lanes: LaneSeconds) -> dict[str, Any]:
+    stages: dict[str, float] = {}
+    for lane_stages in lanes.values():
+        for stage, seconds in lane_stages.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
+    rounded = {lane: {stage: round(s, 9) for stage, s in lane_stages.items()} for lane, lane_stages in lanes.items()}
+    return {"lanes": rounded, "stages_s": {stage: round(seconds, 9) for stage, seconds in stages.items()}}
+
+
+def store_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Return the stored form of metrics: the reduction names the value, with the count beside it."""
+    return {name: {metric.reduction: metric.value, "count": metric.count} for name, metric in metrics.items()}
+
+
+def read_metric(metrics: StoredMetrics, name: str) -> Metric | None:
+    """Return one stored metric, or None."""
+    stored = metrics.get(name)
+    if stored is None:
+        return None
+    for reduction in _REDUCTIONS:
+        if reduction in stored:
+            kind = cast(Literal["mean", "sum", "max", "min"], reduction)
+            return Metric(float(stored[reduction]), kind, int(stored["count"]))
+    return None
+
+
+def with_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with NaN and infinities as None, listed under ``non_finite``; unchanged if there are none."""
+    places = dict(_non_finite(row, ""))
+    if not places:
+        return row
+    return cast(dict[str, Any], _nulled(row)) | {"non_finite": places}
+
+
+def _non_finite(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            yield pointer, "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _non_finite(item, f"{pointer}/{str(key).translate(_ESCAPES)}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _non_finite(item, f"{pointer}/{index}")
+
+
+def _nulled(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _nulled(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nulled(item) for item in value]
+    return value
+
+
+def restore_non_finite(row: dict[str, Any]) -> dict[str, Any]:
+    """Put back, in place, the numbers that ``with_nulls`` took out.
+
+    Raises:
+        LookupError, ValueError: a pointer leads nowhere or a value is no number.
+    """
+    for pointer, text in row.pop("non_finite", {}).items():
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+        holder: Any = row
+        for part in parents:
+            holder = holder[int(part)] if isinstance(holder, list) else holder[part]
+        holder[int(last) if isinstance(holder, list) else last] = float(text)
+    return row

@@ -1,0 +1,252 @@
+"""Write a run's folder so that it can be read at any moment, also after the process was killed.
+
+Rows are kept in memory until ``flush``, which appends whole lines. A file that cannot take a whole line is cut back to
+the last one. While the run lives, its process holds a lock on ``steps.jsonl``: that is how a reader tells a running run
+from one that was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+from harness.results.anonymous import Scrubber, safe_name
+from harness.results.manifest import Manifest
+from harness.results.rows import SCHEMA_VERSIONS, with_nulls
+from harness.trace import Span, Stage
+from harness.types import ExampleRollout, Purpose
+
+MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
+SPANS, STEPS, ROLLOUTS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl"
+POLICY, PICTURES = "policy", "pictures"
+
+
+def campaign_name(root: Path, scenario: str, now: datetime) -> str:
+    """Return a free name below ``root/scenario``: the time in UTC as ``YYYYmmdd-HHMMSS``, with ``-2`` and so on."""
+    stamp = now.astimezone(UTC).strftime("%Y%m%d-%H%M%S")
+    name, number = stamp, 1
+    while (root / safe_name(scenario) / name).exists():
+        number += 1
+        name = f"{stamp}-{number}"
+    return name
+
+
+def utc_now() -> datetime:
+    """Return the time in UTC."""
+    return datetime.now(UTC)
+
+
+class RunFolder:
+    """The files of one run. Make one with ``create``.
+
+    Attributes:
+        folder: where the files are.
+        manifest: as written last, or None.
+    """
+
+    def __init__(self, folder: Path, scrubber: Scrubber, clock: Callable[[], datetime]) -> None:
+        self.folder = folder
+        self.manifest: Manifest | None = None
+        self._scrubber, self._clock = scrubber, clock
+        self._span_heads: dict[tuple[str, Stage], str] = {}
+        self._files = {name: _AppendOnly(folder / name) for name in (SPANS, STEPS, ROLLOUTS, LOG)}
+        self._files[STEPS].lock()
+        for name, schema in ((SPANS, "harness.spans"), (STEPS, "harness.steps"), (ROLLOUTS, "harness.rollouts")):
+            header = {"kind": "header", "schema": schema, "schema_version": SCHEMA_VERSIONS[schema]}
+            self._files[name].append(_json_line(header))
+        self.flush()
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        scenario: str,
+        campaign: str,
+        variant_name: str | None,
+        *,
+        scrubber: Scrubber | None = None,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> RunFolder:
+        """Make ``root/scenario/campaign`` or, for one of several variants, the folder ``variant_name`` in it.
+
+        Names are made safe for a file system. An existing run is never touched.
+
+        Raises:
+            UserError: the folder exists already, or cannot be written to.
+        """
+        scrubber = scrubber or Scrubber.of_this_process()
+        folder = root / safe_name(scenario) / safe_name(campaign)
+        if variant_name is not None:
+            folder /= safe_name(scrubber.paths(variant_name))
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            return cls(folder, scrubber, clock)
+        except OSError as error:
+            raise _cannot_create(folder, error) from error
+
+    @property
+    def policy_folder(self) -> Path:
+        """Where the trained policy goes; not made yet."""
+        return self.folder / POLICY
+
+    def write_scenario(self, yaml_text: str) -> None:
+        """Save the resolved scenario; absolute paths are shortened."""
+        self._replace(SCENARIO, self._scrubber.paths(yaml_text))
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Save the manifest, replacing the former one in one move."""
+        text = json.dumps(manifest.to_json(self._scrubber), indent=2, allow_nan=False)
+        self._replace(MANIFEST, text + "\n")
+        self.manifest = manifest
+
+    def append_spans(self, spans: Iterable[Span]) -> None:
+        """Add finished spans."""
+        heads = self._span_heads
+        lines: list[str] = []
+        for lane, stage, start_ns, end_ns, step, version in spans:
+            head = heads.get((lane, stage))
+            if head is None:
+                head = heads[lane, stage] = f'{{"lane":{json.dumps(lane)},"stage":"{stage.value}","start_ns":'
+            lines.append(f'{head}{start_ns},"end_ns":{end_ns},"step":{step},"version":{version}}}\n')
+        self._files[SPANS].append("".join(lines))
+
+    def append_step(self, row: dict[str, Any]) -> None:
+        """Add a row of ``steps.jsonl``: one of ``step_row``, ``evaluation_row`` and ``tail_row``."""
+        self._files[STEPS].append(_json_line(row))
+
+    def append_rollouts(self, purpose: Purpose, rollouts: Iterable[ExampleRollout]) -> None:
+        """Add rollouts for people to read; their text is saved as it is."""
+        for item in rollouts:
+            row: dict[str, Any] = {
+                "kind": "rollout",
+                "purpose": purpose.value,
+                "version": item.version,
+                "prompt": item.prompt,
+            }
+            row |= {"response": item.response, "ground_truth": item.ground_truth, "reward": item.reward}
+            row |= {"num_tokens": item.num_tokens, "finish_reason": item.finish_reason}
+            self._files[ROLLOUTS].append(_json_line(row))
+
+    def log(self, text: str) -> None:
+        """Add a line with the time to ``log.txt``, without names and absolute paths."""
+        self._files[LOG].append(f"{_stamp(self._clock())} {self._scrubber.text(text)}\n")
+
+    def flush(self) -> None:
+        """Put everything added so far on disk.
+
+        Raises:
+            UserError: the disk is full or gone. The files end on a whole line.
+        """
+        try:
+            for file in self._files.values():
+                file.flush()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def finish(self, status: str, error: str | None = None, outcome: dict[str, Any] | None = None) -> None:
+        """Flush, say in the manifest how the run ended, and close the files.
+
+        Args:
+            status: ``completed``, ``interrupted`` or ``failed``.
+            error: what went wrong; saved without names and absolute paths.
+            outcome: figures of the run.
+        """
+        if self.manifest is None:
+            raise ValueError("finish() before write_manifest()")
+        now = self._clock()
+        ended = replace(self.manifest, status=status, error=error, finished_at=_stamp(now), outcome=outcome or {})
+        seconds = (now - datetime.fromisoformat(ended.started_at)).total_seconds()
+        try:
+            self.flush()
+        finally:  # a full disk may still have room for the few bytes that say so
+            self.write_manifest(replace(ended, duration_s=round(seconds, 3)))
+            self.close()
+
+    def close(self) -> None:
+        """Close the files without a word about how the run ended."""
+        for file in self._files.values():
+            file.close()
+
+    def _replace(self, name: str, text: str) -> None:
+        draft = self.folder / f".{name}.draft"
+        try:
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, self.folder / name)
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> UserError:
+        what = f"cannot write results to {str(self.folder)!r}: {error.strerror or error}"
+        return UserError(what, where=str(self.folder), fix="free some space there, or choose a folder with --out DIR")
+
+
+class _AppendOnly:
+    """A new file that only ever grows by whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
+        self._pending: list[str] = []
+        self._size = 0
+
+    def lock(self) -> None:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def append(self, lines: str) -> None:
+        self._pending.append(lines)
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        data = "".join(self._pending).encode("utf-8", errors="backslashreplace")
+        self._pending.clear()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(self._size)
+                self._file.seek(self._size)
+            raise
+        self._size += len(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(row, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(with_nulls(row), separators=(",", ":"), allow_nan=False)
+    return text + "\n"
+
+
+def _stamp(now: datetime) -> str:
+    return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _cannot_create(folder: Path, error: OSError) -> UserError:
+    if isinstance(error, FileExistsError) and folder.is_dir():
+        return UserError(
+            f"the run folder {str(folder)!r} exists already, and a saved run is never overwritten",
+            where=str(folder),
+            fix="start the run again, or choose another folder with --out DIR",
+        )
+    return UserError(
+        f"cannot write to the results folder {str(folder)!r}: {error.strerror or error}",
+        where=str(folder),
+        fix="choose a folder you can write to with --out DIR",
+    )

@@ -1,0 +1,63 @@
+"""Scenarios: the YAML a person writes, checked and expanded into the runs it asks for. Imports no torch."""
+
+from harness.scenario.axes import Variant, expand
+from harness.scenario.dump import resolved_yaml, scenario_hash
+from harness.scenario.load import find_scenario, load_scenario, scenario_files, scenario_folders
+from harness.scenario.rules import broken_rules, no_gpu_error
+from harness.scenario.schema import (
+    EngineSettings,
+    ModelSettings,
+    Scenario,
+    TaskSettings,
+    TransportSettings,
+    json_schema,
+)
+from harness.scenario.sections import (
+    AdvantageSettings,
+    EvaluationSettings,
+    FakeEngineSettings,
+    FolderModelSettings,
+    InProcessTransportSettings,
+    JsonlTaskSettings,
+    KeywordsTaskSettings,
+    KlSettings,
+    LossSettings,
+    NativeEngineSettings,
+    OptimizerSettings,
+    PlacementSettings,
+    PresetModelSettings,
+    SamplingSettings,
+)
+
+__all__ = [
+    "AdvantageSettings",
+    "EngineSettings",
+    "EvaluationSettings",
+    "FakeEngineSettings",
+    "FolderModelSettings",
+    "InProcessTransportSettings",
+    "JsonlTaskSettings",
+    "KeywordsTaskSettings",
+    "KlSettings",
+    "LossSettings",
+    "ModelSettings",
+    "NativeEngineSettings",
+    "OptimizerSettings",
+    "PlacementSettings",
+    "PresetModelSettings",
+    "SamplingSettings",
+    "Scenario",
+    "TaskSettings",
+    "TransportSettings",
+    "Variant",
+    "broken_rules",
+    "expand",
+    "find_scenario",
+    "json_schema",
+    "load_scenario",
+    "no_gpu_error",
+    "resolved_yaml",
+    "scenario_files",
+    "scenario_folders",
+    "scenario_hash",
+]

@@ -1,0 +1,78 @@
+"""What is wrong with a scenario, in words a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.errors import UserError
+
+Path = tuple[str | int, ...]
+"""The way to a value: keys, and indices of list items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    ``paths`` are the values at fault; ``where`` says where they were written, once that is known.
+    """
+
+    what: str
+    fix: str | None = None
+    paths: tuple[Path, ...] = ()
+    where: str | None = None
+
+    def located(self, origins: Mapping[Path, str]) -> Problem:
+        """Return the problem with ``where`` filled in from where each value was written."""
+        if self.where or not self.paths or not origins:
+            return self
+        found = {dotted(path): origin_of(path, origins) for path in self.paths}
+        if len(found) == 1:
+            return replace(self, where=next(iter(found.values())))
+        return replace(self, where="; ".join(f"{key}: {place}" for key, place in found.items()))
+
+
+def dotted(path: Path) -> str:
+    """Write a path as in ``--set``: ``loss.kl.coefficient``, ``sampling.stop[0]``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def origin_of(path: Path, origins: Mapping[Path, str]) -> str:
+    """Return where a value was written; one written nowhere is a default."""
+    return origins.get(path, "default value")
+
+
+def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
+    """Return up to ``count`` of the known words that look like ``word``, the nearest first."""
+    by_lower = {item.lower(): item for item in known}
+    return [by_lower[match] for match in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)]
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Show a value and, for text, that it is text."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    kind = "text " if isinstance(value, str) else "the list " if isinstance(value, list | tuple) else ""
+    kind = "the mapping " if isinstance(value, dict) else kind
+    text = repr(value)
+    return kind + (text if len(text) <= limit else text[: limit - 3] + "...")
+
+
+def as_user_error(problems: Sequence[Problem], subject: str) -> UserError:
+    """Make one error of all the problems of ``subject`` (a file or scenario)."""
+    if len(problems) == 1:
+        problem = problems[0]
+        return UserError(problem.what, problem.where or subject, problem.fix)
+    lines = [f"{len(problems)} problems in {subject}"]
+    for number, problem in enumerate(problems, start=1):
+        lines.append(f"  {number}. {problem.what}")
+        lines += [f"     where: {problem.where}"] if problem.where else []
+        lines += [f"     fix:   {problem.fix}"] if problem.fix else []
+    return UserError("\n".join(lines))

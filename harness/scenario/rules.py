@@ -1,0 +1,193 @@
+"""Rules that tie several settings together. Each is refused with its name, the numbers and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.errors import UserError
+from harness.scenario.problems import Path, Problem
+from harness.scenario.schema import Scenario
+from harness.scenario.sections import KeywordsTaskSettings
+
+Rule = Callable[[Scenario], Problem | None]
+
+
+def broken_rules(scenario: Scenario) -> list[Problem]:
+    """Return a problem for each rule that the scenario breaks."""
+    problems = [(rule.__name__, rule(scenario)) for rule in RULES]
+    return [_named(name, problem) for name, problem in problems if problem is not None]
+
+
+def no_gpu_error(where: str = "placement.device: cuda") -> UserError:
+    """Return the error for a scenario that asks for a GPU on a machine without one."""
+    return UserError(
+        "the scenario asks for a GPU (`placement.device` is cuda), and PyTorch finds none on this machine",
+        where,
+        "set placement.device to cpu, or to auto, which takes a GPU only where there is one; "
+        "on a GPU machine check that nvidia-smi works and that PyTorch is not the CPU build",
+    )
+
+
+def whole_groups(scenario: Scenario) -> Problem | None:
+    """A rollout batch consists of whole groups."""
+    return _must_divide(
+        ("group_size", scenario.group_size), ("rollout_batch_size", scenario.rollout_batch_size), "rollout_batch_size"
+    )
+
+
+def whole_minibatches(scenario: Scenario) -> Problem | None:
+    """A pass over the rollout batch splits into equal minibatches."""
+    return _must_divide(
+        ("minibatches_per_epoch", scenario.minibatches_per_epoch),
+        ("rollout_batch_size", scenario.rollout_batch_size),
+        "rollout_batch_size",
+    )
+
+
+def whole_microbatches(scenario: Scenario) -> Problem | None:
+    """A train batch splits into equal microbatches."""
+    return _must_divide(
+        ("gradient_accumulation_steps", scenario.gradient_accumulation_steps),
+        ("train batch", scenario.train_batch_size),
+        "rollout_batch_size",
+    )
+
+
+def train_batch_holds_a_group(scenario: Scenario) -> Problem | None:
+    """An optimizer step trains on a group at least."""
+    train_batch, group = scenario.train_batch_size, scenario.group_size
+    if train_batch >= group or scenario.rollout_batch_size < group:
+        return None
+    what = (
+        f"the train batch has {train_batch} rollouts (rollout_batch_size {scenario.rollout_batch_size} / "
+        f"minibatches_per_epoch {scenario.minibatches_per_epoch}), must be at least group_size {group}"
+    )
+    fix = f"set minibatches_per_epoch to at most {max(1, scenario.rollout_batch_size // group)}"
+    return Problem(what, fix, _paths("minibatches_per_epoch", "group_size", "rollout_batch_size"))
+
+
+def groups_compare(scenario: Scenario) -> Problem | None:
+    """A baseline is the group's mean, so a group needs two rollouts."""
+    if scenario.group_size >= 2 or scenario.loss.type == "no_baseline":
+        return None
+    what = f"group_size is {scenario.group_size}, must be at least 2 with loss.type {scenario.loss.type}"
+    return Problem(what, "set group_size to 8, or loss.type to no_baseline", _paths("group_size", "loss.type"))
+
+
+def on_policy_loss(scenario: Scenario) -> Problem | None:
+    """A loss without a probability ratio is right only for data of the current policy."""
+    if scenario.loss.type == "grpo_clip" or scenario.on_policy or scenario.allow_uncorrected:
+        return None
+    what = (
+        f"loss.type {scenario.loss.type} is for on-policy data only (1 optimizer step a batch, max_lag 0), got "
+        f"{scenario.optimizer_steps_per_batch} optimizer steps a batch (epochs_per_batch {scenario.epochs_per_batch} x "
+        f"minibatches_per_epoch {scenario.minibatches_per_epoch}) and max_lag {scenario.max_lag}"
+    )
+    fix = "set loss.type to grpo_clip, or these three to 1, 1 and 0; allow_uncorrected: true runs it all the same"
+    return Problem(what, fix, _paths("loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag"))
+
+
+def colocated_parts_take_turns(scenario: Scenario) -> Problem | None:
+    """Colocated parts never work at the same time, so they cannot lag."""
+    if not scenario.placement.colocated or scenario.max_lag == 0:
+        return None
+    what = f"max_lag is {scenario.max_lag}, must be 0 with placement.colocated true"
+    fix = "set max_lag to 0, or placement.colocated to false"
+    return Problem(what, fix, _paths("max_lag", "placement.colocated"))
+
+
+def token_bounds(scenario: Scenario) -> Problem | None:
+    """A response can be long enough."""
+    low, high = scenario.sampling.min_tokens, scenario.sampling.max_tokens
+    if low <= high:
+        return None
+    what = f"sampling.min_tokens is {low}, must be at most sampling.max_tokens {high}"
+    fix = f"set sampling.min_tokens to at most {high}, or sampling.max_tokens to at least {low}"
+    return Problem(what, fix, _paths("sampling.min_tokens", "sampling.max_tokens"))
+
+
+def enough_validation_prompts(scenario: Scenario) -> Problem | None:
+    """Validation uses each held-out prompt once at most."""
+    if not isinstance(scenario.task, KeywordsTaskSettings):
+        return None
+    wanted, present = scenario.evaluation.prompts, scenario.task.validation_prompts
+    if wanted <= present:
+        return None
+    what = f"evaluation.prompts is {wanted}, must be at most task.validation_prompts {present}"
+    fix = f"set evaluation.prompts to at most {present}, or task.validation_prompts to at least {wanted}"
+    return Problem(what, fix, _paths("evaluation.prompts", "task.validation_prompts"))
+
+
+def examples_are_evaluated(scenario: Scenario) -> Problem | None:
+    """Examples are taken from the validation rollouts."""
+    wanted, present = scenario.evaluation.examples, scenario.evaluation.prompts
+    if wanted <= present:
+        return None
+    what = f"evaluation.examples is {wanted}, must be at most evaluation.prompts {present}"
+    fix = f"set evaluation.examples to at most {present}"
+    return Problem(what, fix, _paths("evaluation.examples", "evaluation.prompts"))
+
+
+def reclone_interval(scenario: Scenario) -> Problem | None:
+    """A re-cloned reference has an interval, a frozen one has none."""
+    kl = scenario.loss.kl
+    paths = _paths("loss.kl.reference", "loss.kl.reclone_every")
+    if kl.reference == "reclone" and kl.reclone_every is None:
+        return Problem(
+            "loss.kl.reference is reclone, and loss.kl.reclone_every is null", "set loss.kl.reclone_every to 10", paths
+        )
+    if kl.reference == "frozen" and kl.reclone_every is not None:
+        what = f"loss.kl.reclone_every is {kl.reclone_every}, must be null with loss.kl.reference frozen"
+        return Problem(what, "set loss.kl.reference to reclone, or leave loss.kl.reclone_every out", paths)
+    return None
+
+
+def constant_is_used(scenario: Scenario) -> Problem | None:
+    """A divisor that no sum is divided by would be ignored in silence."""
+    loss = scenario.loss
+    if loss.constant is None or loss.aggregation == "constant":
+        return None
+    what = f"loss.constant is {loss.constant}, must be null with loss.aggregation {loss.aggregation}"
+    fix = "set loss.aggregation to constant, or leave loss.constant out"
+    return Problem(what, fix, _paths("loss.constant", "loss.aggregation"))
+
+
+RULES: tuple[Rule, ...] = (
+    whole_groups,
+    whole_minibatches,
+    whole_microbatches,
+    train_batch_holds_a_group,
+    groups_compare,
+    on_policy_loss,
+    colocated_parts_take_turns,
+    token_bounds,
+    enough_validation_prompts,
+    examples_are_evaluated,
+    reclone_interval,
+    constant_is_used,
+)
+
+
+def _must_divide(part: tuple[str, int], whole: tuple[str, int], whole_key: str) -> Problem | None:
+    (part_name, size), (whole_name, total) = part, whole
+    remainder = total % size
+    if remainder == 0:
+        return None
+    what = f"{part_name} {size} does not divide {whole_name} {total} (remainder {remainder})"
+    divisors = [number for number in range(1, min(total, 4096) + 1) if total % number == 0]
+    near = sorted(sorted(divisors, key=lambda number: abs(number - size))[:4])
+    wholes = [str(number) for number in (total - remainder, total - remainder + size) if number > 0]
+    fix = f"set {part_name} to {_any_of([str(number) for number in near])}, or make {whole_name} {_any_of(wholes)}"
+    return Problem(what, fix, _paths(part_name, whole_key))
+
+
+def _any_of(words: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _paths(*keys: str) -> tuple[Path, ...]:
+    return tuple(tuple(key.split(".")) for key in keys)
+
+
+def _named(name: str, problem: Problem) -> Problem:
+    return Problem(f"{problem.what} [rule: {name}]", problem.fix, problem.paths, problem.where)

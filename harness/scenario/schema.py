@@ -1,0 +1,148 @@
+"""The scenario: its sections and what follows from them.
+
+A value that follows from others is a property, never a setting.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from harness.scenario.sections import (
+    AdvantageSettings,
+    AtLeast0,
+    AtLeast1,
+    EmptyIfNull,
+    EvaluationSettings,
+    FakeEngineSettings,
+    FolderModelSettings,
+    FolderName,
+    InProcessTransportSettings,
+    JsonlTaskSettings,
+    KeywordsTaskSettings,
+    LossSettings,
+    NativeEngineSettings,
+    OptimizerSettings,
+    PlacementSettings,
+    PresetModelSettings,
+    SamplingSettings,
+    Section,
+    Seed,
+    typed,
+)
+
+AxisValues = Annotated[list[Any], Field(min_length=1)]
+TaskSettings = KeywordsTaskSettings | JsonlTaskSettings
+ModelSettings = PresetModelSettings | FolderModelSettings
+EngineSettings = NativeEngineSettings | FakeEngineSettings
+TransportSettings = InProcessTransportSettings
+
+
+class Scenario(Section):
+    """One experiment: everything that decides what a run does."""
+
+    name: FolderName = "unnamed"
+    """Name of the results folder; the file's name if left out."""
+    description: str = ""
+    """What is compared and why; the first line is shown in lists."""
+    seed: Seed = 0
+    """Seed of prompt order and sampling."""
+    task: Annotated[TaskSettings, Field(discriminator="type"), BeforeValidator(typed("keywords"))] = (
+        KeywordsTaskSettings()
+    )
+    """Prompts and their reward."""
+    model: Annotated[ModelSettings, Field(discriminator="type"), BeforeValidator(typed("preset"))] = (
+        PresetModelSettings()
+    )
+    """The policy that is trained."""
+    engine: Annotated[EngineSettings, Field(discriminator="type"), BeforeValidator(typed("native"))] = (
+        NativeEngineSettings()
+    )
+    """What samples the rollouts."""
+    sampling: Annotated[SamplingSettings, EmptyIfNull] = SamplingSettings()
+    """How responses are sampled."""
+    steps: AtLeast1 = 60
+    """Training steps, each of which consumes one rollout batch."""
+    rollout_batch_size: AtLeast1 = 64
+    """Responses in one rollout batch."""
+    group_size: AtLeast1 = 8
+    """Responses to each prompt."""
+    epochs_per_batch: AtLeast1 = 1
+    """k: passes over each rollout batch."""
+    minibatches_per_epoch: AtLeast1 = 1
+    """Parts into which a pass is split, one optimizer step each."""
+    gradient_accumulation_steps: AtLeast1 = 1
+    """Parts into which an optimizer step is split to save memory; the result is the same."""
+    allow_uncorrected: bool = False
+    """Allow a loss without off-policy correction on off-policy data."""
+    loss: Annotated[LossSettings, EmptyIfNull] = LossSettings()
+    """The policy-gradient loss."""
+    advantage: Annotated[AdvantageSettings, EmptyIfNull] = AdvantageSettings()
+    """How rewards become advantages."""
+    optimizer: Annotated[OptimizerSettings, EmptyIfNull] = OptimizerSettings()
+    """The optimizer."""
+    evaluation: Annotated[EvaluationSettings, EmptyIfNull] = EvaluationSettings()
+    """Validation on held-out prompts."""
+    max_lag: AtLeast0 = 0
+    """Policy versions by which a Generator may be behind the Learner; 0 is synchronous."""
+    placement: Annotated[PlacementSettings, EmptyIfNull] = PlacementSettings()
+    """Where the parts run."""
+    transport: Annotated[TransportSettings, BeforeValidator(typed("in_process"))] = InProcessTransportSettings()
+    """How weights move from the Learner to the Generators."""
+    reward_target: float = 0.5
+    """The comparison prints the seconds until this validation reward was reached."""
+    save_policy: bool = True
+    """Save the trained policy as a Hugging Face folder."""
+    arms: Annotated[dict[FolderName, dict[str, Any]], EmptyIfNull] = Field(default_factory=dict)
+    """Variants compared in one run: for each name, the dotted keys it changes."""
+    sweep: Annotated[dict[str, AxisValues], EmptyIfNull] = Field(default_factory=dict)
+    """Axes: for each dotted key, its values; every combination is run."""
+
+    @property
+    def prompts_per_batch(self) -> int:
+        """Groups in one rollout batch."""
+        return self.rollout_batch_size // self.group_size
+
+    @property
+    def train_batch_size(self) -> int:
+        """Responses that one optimizer step trains on."""
+        return self.rollout_batch_size // self.minibatches_per_epoch
+
+    @property
+    def microbatch_size(self) -> int:
+        """Responses in one forward and backward pass."""
+        return self.train_batch_size // self.gradient_accumulation_steps
+
+    @property
+    def optimizer_steps_per_batch(self) -> int:
+        """Optimizer steps in one training step."""
+        return self.epochs_per_batch * self.minibatches_per_epoch
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether every gradient is taken at the policy that sampled the data."""
+        return self.optimizer_steps_per_batch == 1 and self.max_lag == 0
+
+    @property
+    def loss_constant(self) -> int:
+        """Divisor of ``aggregation: constant``, in tokens."""
+        return self.loss.constant or self.sampling.max_tokens
+
+    @property
+    def num_evaluations(self) -> int:
+        """Validations in a run: before the first step, every ``evaluation.every`` steps, after the last."""
+        return 1 + -(-self.steps // self.evaluation.every)
+
+    @property
+    def num_rollouts(self) -> int:
+        """Responses sampled in a run, for training and validation together."""
+        return self.steps * self.rollout_batch_size + self.num_evaluations * self.evaluation.prompts
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a scenario file, for editors."""
+    schema = Scenario.model_json_schema()
+    extends = {"type": "string", "description": "Scenario that this one starts from: a name, or a path from this file."}
+    properties = {"extends": extends, **schema.pop("properties")}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "properties": properties}

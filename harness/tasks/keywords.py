@@ -1,0 +1,152 @@
+"""Keyword inclusion: write a sentence in which every given word occurs.
+
+What is held out is the combination of words, by a rule that no seed can break. The word list is dealt once and for all
+into blocks of eight. A validation prompt takes its words from one block, a training prompt and a demonstration of the
+warm start take each word from a different block. So no two words that stand together in a validation prompt ever stand
+together in training, whatever the seeds and however many keywords a prompt has, while every single word is trained on.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from harness.errors import UserError
+from harness.seeds import derive_seed
+from harness.tasks.words import WORDS
+from harness.types import Prompt
+
+BLOCK_SIZE = 8
+PROMPT_BEGIN = "Write a sentence that includes the words: "
+
+
+def keyword_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) -> float:
+    """Return 1.0 if every keyword occurs in the response, else 0.0.
+
+    Upper and lower case count as the same. A keyword occurs wherever its letters do, also inside a longer word.
+
+    Args:
+        response: what the policy wrote.
+        keywords: the words, in one text with commas between them, or as a list.
+
+    Raises:
+        UserError: no keyword is left once blanks are dropped; every response would be rewarded.
+    """
+    listed = keywords.split(",") if isinstance(keywords, str) else keywords
+    wanted = [word.strip().casefold() for word in listed if word.strip()]
+    if not wanted:
+        raise UserError(
+            f"the keywords are {keywords!r}: no word among them; at least 1 is needed",
+            where="keyword_inclusion_reward_fn",
+            fix="give the words as 'apple, red' or as ['apple', 'red']",
+        )
+    folded = response.casefold()
+    return 1.0 if all(word in folded for word in wanted) else 0.0
+
+
+def keyword_reward(response: str, ground_truth: str) -> dict[str, float]:
+    """Reward in the form of a ``reward_fn``; ``ground_truth`` is the comma-separated list of keywords.
+
+    The task asks for no format, so the format part is always earned.
+    """
+    reward = keyword_inclusion_reward_fn(response, ground_truth)
+    return {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
+
+
+def keyword_prompt(keywords: Sequence[str]) -> Prompt:
+    """Return the prompt that asks for these keywords, in this order."""
+    listed = ", ".join(keywords)
+    return Prompt(text=f"{PROMPT_BEGIN}{listed}.", ground_truth=listed)
+
+
+@cache
+def keyword_blocks() -> tuple[tuple[str, ...], ...]:
+    """Return the word list dealt into blocks of ``BLOCK_SIZE``, the same in every process and for every seed."""
+    dealt = list(WORDS)
+    random.Random(derive_seed("keyword blocks")).shuffle(dealt)
+    return tuple(tuple(dealt[start : start + BLOCK_SIZE]) for start in range(0, len(dealt), BLOCK_SIZE))
+
+
+def draw_training_keywords(rng: random.Random, count: int) -> tuple[str, ...]:
+    """Draw ``count`` keywords from as many different blocks, in random order."""
+    return tuple(rng.choice(block) for block in rng.sample(keyword_blocks(), count))
+
+
+def draw_held_out_keywords(rng: random.Random, count: int) -> tuple[str, ...]:
+    """Draw ``count`` different keywords from one block, in random order."""
+    return tuple(rng.sample(rng.choice(keyword_blocks()), count))
+
+
+class KeywordTask:
+    """Prompts that ask for a sentence with given words; see the module's text for what is held out.
+
+    No two prompts of a split ask for the same set of words.
+
+    Args:
+        keywords_per_prompt: words to include, 2 to ``BLOCK_SIZE``.
+        train_prompts: number of training prompts.
+        validation_prompts: number of held-out prompts.
+        seed: draws both splits. The validation prompts do not depend on ``train_prompts``, nor the other way round.
+
+    Raises:
+        UserError: a number is out of its bounds, or more prompts are asked for than there are sets of words.
+    """
+
+    def __init__(
+        self,
+        keywords_per_prompt: int = 2,
+        train_prompts: int = 4096,
+        validation_prompts: int = 256,
+        seed: int = 0,
+    ) -> None:
+        check_keyword_count(keywords_per_prompt)
+        blocks = len(keyword_blocks())
+        _check_prompt_count("train_prompts", train_prompts, math.comb(blocks, keywords_per_prompt) * BLOCK_SIZE**keywords_per_prompt)
+        _check_prompt_count(
+            "validation_prompts", validation_prompts, blocks * math.comb(BLOCK_SIZE, keywords_per_prompt)
+        )
+
+        def draw(split: str, count: int, draw_keywords: _Draw) -> tuple[Prompt, ...]:
+            rng = random.Random(derive_seed("keyword task", split, keywords_per_prompt, seed))
+            return _distinct_prompts(rng, count, keywords_per_prompt, draw_keywords)
+
+        self.train_prompts = draw("train", train_prompts, draw_training_keywords)
+        self.validation_prompts = draw("validation", validation_prompts, draw_held_out_keywords)
+
+    def reward(self, response: str, ground_truth: str) -> dict[str, float]:
+        """Return ``reward``, ``format_reward`` (always 1: no format is asked for) and ``answer_reward``."""
+        return keyword_reward(response, ground_truth)
+
+
+_Draw = Callable[[random.Random, int], tuple[str, ...]]
+
+
+def check_keyword_count(keywords_per_prompt: int) -> None:
+    """Raise UserError unless a held-out prompt of so many keywords can be made."""
+    if not 2 <= keywords_per_prompt <= BLOCK_SIZE:
+        raise UserError(
+            f"keywords_per_prompt is {keywords_per_prompt}; it must be 2 to {BLOCK_SIZE}: what is held out for "
+            "validation is which words stand together",
+            where="task.keywords_per_prompt",
+            fix="set task.keywords_per_prompt to 2",
+        )
+
+
+def _check_prompt_count(name: str, count: int, available: int) -> None:
+    if not 1 <= count <= available:
+        raise UserError(
+            f"{name} is {count}; it must be 1 to {available}, the number of different sets of words for this split",
+            where=f"task.{name}",
+            fix=f"set task.{name} to {min(max(count, 1), available)}",
+        )
+
+
+def _distinct_prompts(rng: random.Random, count: int, keywords: int, draw_keywords: _Draw) -> tuple[Prompt, ...]:
+    """Draw until ``count`` prompts with different sets of words have come."""
+    prompts: dict[frozenset[str], Prompt] = {}
+    while len(prompts) < count:
+        drawn = draw_keywords(rng, keywords)
+        prompts.setdefault(frozenset(drawn), keyword_prompt(drawn))
+    return tuple(prompts.values())

@@ -1,0 +1,89 @@
+"""Who imports what, seen from fresh interpreters. The layers themselves are import-linter's, in `make check`."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "ray", "transformers", "vllm"}
+PICTURES = {"pandas", "seaborn", "matplotlib"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the names in ``sys.modules`` after the statement, in an interpreter of its own."""
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the top-level names of every import statement in a file, wherever in it they stand."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def files_importing(name: str) -> list[str]:
+    """Return the files of the package with an import statement for ``name``."""
+    files = sorted((ROOT / "harness").rglob("*.py"))
+    return [path.relative_to(ROOT).as_posix() for path in files if name in imports_of(path)]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "harness",
+        "harness.cli",
+        "harness.compare",
+        "harness.errors",
+        "harness.loop",
+        "harness.protocols",
+        "harness.recorder",
+        "harness.results",
+        "harness.scenario",
+        "harness.sim.clock",
+        "harness.sim.stages",
+        "harness.tasks.jsonl",
+        "harness.tasks.keywords",
+        "harness.trace",
+        "harness.types",
+    ],
+)
+def test_light_modules_load_neither_heavy_libraries_nor_those_for_pictures(module: str) -> None:
+    assert loaded_by(f"import {module}") & (HEAVY | PICTURES) == set()
+
+
+def test_the_probe_sees_what_is_imported() -> None:
+    assert {"torch", "numpy"} <= loaded_by("import harness.grpo")
+
+
+def test_the_maths_loads_no_ray_no_transformers_and_no_tracer() -> None:
+    assert loaded_by("import harness.grpo") & {"ray", "transformers", "vllm", "harness.trace"} == set()
+
+
+def test_the_loop_uses_no_thread_and_no_wall_clock() -> None:
+    assert imports_of(ROOT / "harness/loop.py") & {"threading", "time", "concurrent", "multiprocessing"} == set()
+
+
+def test_ray_appears_only_where_actors_and_transports_are_made() -> None:
+    allowed = ("harness/actors", "harness/build", "harness/run", "harness/transports")
+    assert [path for path in files_importing("ray") if not path.startswith(allowed)] == []
+
+
+@pytest.mark.parametrize(
+    ("library", "only"), [("pynvml", "harness/probes/nvml.py"), ("vllm", "harness/engines/vllm.py")]
+)
+def test_a_library_for_one_file_appears_in_no_other(library: str, only: str) -> None:
+    assert set(files_importing(library)) <= {only}
+
+
+def test_pictures_are_drawn_in_the_report_only() -> None:
+    drawing = {path for library in PICTURES for path in files_importing(library)}
+    assert {path for path in drawing if not path.startswith("harness/report/")} == set()

@@ -1,0 +1,34 @@
+"""Every shipped scenario runs to its end on parts that take no time, and leaves complete results."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.build import build_simulated_parts
+from harness.results import find_runs
+from harness.run import run_command
+from harness.scenario import expand, load_scenario, scenario_files
+
+SCENARIOS = sorted(Path(__file__).parents[2].glob("scenarios/*.yaml"))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) -> None:
+    scenario = load_scenario(str(path))
+    assert run_command(scenario, tmp_path, quiet=True, build=build_simulated_parts, show=lambda folder: None) == 0
+    runs, damaged = find_runs(tmp_path)
+    assert damaged == []
+    variants = {variant.name or variant.scenario.name: variant.scenario for variant in expand(scenario)}
+    assert len(runs) == len(variants)
+    for run in runs:
+        resolved = variants[run.folder.name] if run.folder.name in variants else scenario
+        assert run.manifest.status == "completed"
+        assert [row.step for row in run.steps] == list(range(resolved.steps))
+        assert {row.optimizer_steps for row in run.steps} == {resolved.optimizer_steps_per_batch}
+        assert len(run.evaluations) == resolved.num_evaluations
+
+
+def test_there_are_scenarios_to_run() -> None:
+    names = {path.stem for path in scenario_files()}
+    shipped = {"quickstart", "sync_k1", "sync_k2", "sync_k4", "sync_k8", "sync_k", "kl_monitoring", "loss_types"}
+    assert shipped <= names

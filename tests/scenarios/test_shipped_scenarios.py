@@ -1,0 +1,80 @@
+"""Every scenario of the project loads, resolves to what its text promises, and survives a round trip."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.scenario import expand, load_scenario, resolved_yaml, scenario_hash
+
+FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def shipped(name):
+    return load_scenario(FOLDER / f"{name}.yaml")
+
+
+def test_the_issues_scenarios_are_all_there():
+    expected = ["kl_monitoring", "loss_types", "quickstart", "sync_k", "sync_k1", "sync_k2", "sync_k4", "sync_k8"]
+    assert set(expected) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_loads_and_says_what_it_is_for(name):
+    scenario = shipped(name)
+    assert scenario.name == name
+    assert 10 < len(scenario.description) <= 120
+    assert "\n" not in scenario.description
+    assert (FOLDER / f"{name}.yaml").read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_text_tells_a_newcomer_what_to_look_at(name):
+    assert "What to look at" in (FOLDER / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_resolves_and_survives_a_round_trip(name, tmp_path):
+    path = tmp_path / "scenario.resolved.yaml"
+    for variant in expand(shipped(name)):
+        path.write_text(resolved_yaml(variant.scenario))
+        again = load_scenario(path)
+        assert again == variant.scenario
+        assert scenario_hash(again) == scenario_hash(variant.scenario)
+        assert again.arms == again.sweep == {}
+
+
+def test_the_arms_of_sync_k_are_the_single_scenarios_at_equal_rollouts():
+    variants = expand(shipped("sync_k"))
+    assert [(variant.name, variant.scenario.epochs_per_batch) for variant in variants] == [
+        ("k1", 1),
+        ("k2", 2),
+        ("k4", 4),
+        ("k8", 8),
+    ]
+    singles = [shipped(f"sync_k{k}") for k in (1, 2, 4, 8)]
+    assert [scenario_hash(variant.scenario) for variant in variants] == [scenario_hash(single) for single in singles]
+    assert len({variant.scenario.num_rollouts for variant in variants}) == 1
+
+
+def test_the_arms_of_kl_monitoring_differ_in_the_coefficient_only():
+    free, held = expand(shipped("kl_monitoring"))
+    assert (free.name, free.scenario.loss.kl.coefficient) == ("free", 0.0)
+    assert (held.name, held.scenario.loss.kl.coefficient) == ("kl_0.05", 0.05)
+    assert free.scenario.loss.kl.monitor
+    same = free.scenario.loss.kl.model_copy(update={"coefficient": 0.05})
+    assert held.scenario.loss.kl == same
+
+
+def test_the_arms_of_loss_types_are_the_three_losses_on_policy():
+    variants = expand(shipped("loss_types"))
+    losses = [variant.scenario.loss.type for variant in variants]
+    assert losses == ["no_baseline", "reinforce_with_baseline", "grpo_clip"]
+    assert all(variant.scenario.on_policy and not variant.scenario.allow_uncorrected for variant in variants)
+
+
+def test_quickstart_is_what_the_readme_promises():
+    scenario = shipped("quickstart")
+    assert (scenario.prompts_per_batch, scenario.group_size, scenario.optimizer_steps_per_batch) == (8, 8, 1)
+    assert (scenario.model.precision, scenario.engine.precision) == ("bfloat16", "bfloat16")
+    assert (scenario.sampling.max_tokens, scenario.evaluation.every) == (32, 10)

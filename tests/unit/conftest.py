@@ -1,0 +1,184 @@
+"""Fixtures for tests that read run folders: they are made through the public writer, with numbers known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, lane_seconds, step_row, tail_row
+from harness.trace import Span, Stage
+from harness.types import ExampleRollout, Metric, Metrics, Purpose
+
+WAITS = {
+    "generator": Stage.WAIT_FOR_WEIGHTS,
+    "scorer": Stage.WAIT_FOR_ROLLOUTS,
+    "learner": Stage.WAIT_FOR_BATCH,
+}
+SCRUBBER = Scrubber(home="/home/ann", cwd="/home/ann/harness", host="annbox.example.org", user="ann")
+MACHINE = {"cpu": "Abacus 3000", "cores": 2, "memory_gib": 24, "gpus": None, "fingerprint": "0123456789ab"}
+ONE_STEP = (
+    ("generator", Stage.GENERATE, 0.3),
+    ("scorer", Stage.SCORE, 0.1),
+    ("learner", Stage.UPDATE, 0.5),
+    ("generator", Stage.WEIGHT_LOAD, 0.1),
+)
+
+
+@dataclass
+class RunPlan:
+    """A run to write. Its stages follow each other; the lanes that have no turn wait.
+
+    Attributes:
+        stages: (lane, stage, seconds) of one training step.
+        gap_s: seconds at the end of each step under no span.
+        evaluations: policy version to (validation reward, response length).
+        evaluate_s: seconds of one evaluation, on the generator.
+        metrics: of a training step, by its number.
+        status: how the run ends; ``running`` leaves it open, ``killed`` closes its files without a word.
+    """
+
+    scenario: str = "sync_k"
+    campaign: str = "20261120-111500"
+    arm: str | None = None
+    point: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    steps: int = 4
+    stages: Sequence[tuple[str, Stage, float]] = ONE_STEP
+    gap_s: float = 0.0
+    evaluations: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    evaluate_s: float = 1.0
+    prompts: int = 256
+    metrics: Callable[[int], Metrics] = lambda step: {"loss": Metric(0.5, count=64)}
+    optimizer_steps: int = 1
+    rollouts: Sequence[ExampleRollout] = ()
+    status: str = "completed"
+    error: str | None = None
+    startup_s: float = 2.0
+    started_at: str = "2026-11-20T11:15:00.000Z"
+    interleaving: str | None = "step"
+    machine: dict[str, Any] = field(default_factory=lambda: dict(MACHINE))
+    versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
+    settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
+
+    @property
+    def variant_name(self) -> str | None:
+        """Folder name below the campaign's."""
+        parts = [self.arm] if self.arm else []
+        return ",".join([*parts, *(f"{key}={value}" for key, value in self.point.items())]) or None
+
+
+class _Clock:
+    def __init__(self, startup_s: float) -> None:
+        self.now_ns = self.row_ns = round(startup_s * 1e9)
+        self.start_ns = self.now_ns
+
+    def row(self) -> tuple[float, float]:
+        """Close a row: seconds since the last one and since the loop's start."""
+        wall_ns, self.row_ns = self.now_ns - self.row_ns, self.now_ns
+        return wall_ns / 1e9, (self.now_ns - self.start_ns) / 1e9
+
+
+def write_run(root: Path, plan: RunPlan) -> RunFolder:
+    """Write the run through the public writer."""
+    started = datetime.fromisoformat(plan.started_at)
+    clock = _Clock(plan.startup_s)
+
+    def wall_time() -> datetime:
+        return (started + timedelta(seconds=clock.now_ns / 1e9)).astimezone(UTC)
+
+    run = RunFolder.create(
+        root, plan.scenario, plan.campaign, plan.variant_name, scrubber=SCRUBBER, clock=wall_time
+    )
+    run.write_scenario(plan.settings)
+    run.write_manifest(_manifest(plan))
+    run.append_spans([Span(lane, Stage.STARTUP, 0, clock.now_ns, -1, -1) for lane in WAITS])
+    _evaluate(run, plan, clock, 0, [])
+    for step in range(plan.steps):
+        spans = _step_spans(plan.stages, clock, step)
+        if step == 0 and 0 in plan.evaluations:
+            spans = [Span("generator", Stage.EVALUATE, clock.start_ns, spans[0].start_ns, 0, 0), *spans]
+        clock.now_ns += round(plan.gap_s * 1e9)
+        _evaluate(run, plan, clock, step + 1, spans)
+        wall_s, elapsed_s = clock.row()
+        lanes = lane_seconds(spans)
+        row = {"step": step, "version": step + 1, "wall_s": wall_s, "elapsed_s": elapsed_s, "lanes": lanes}
+        run.append_step(step_row(**row, optimizer_steps=plan.optimizer_steps, metrics=plan.metrics(step)))
+        run.append_spans(spans)
+        run.flush()
+    run.append_rollouts(Purpose.EVALUATE, plan.rollouts)
+    _end(run, plan, clock)
+    return run
+
+
+def _manifest(plan: RunPlan) -> Manifest:
+    return Manifest(
+        scenario=plan.scenario,
+        campaign=plan.campaign,
+        arm=plan.arm,
+        point=plan.point,
+        seed=plan.seed,
+        started_at=plan.started_at,
+        startup_s=plan.startup_s,
+        interleaving=plan.interleaving,
+        machine=plan.machine,
+        versions=plan.versions,
+        threads=2,
+        commit="abcdef1234567890",
+        dirty=False,
+        parameters=3_300_000,
+    )
+
+
+def _evaluate(run: RunFolder, plan: RunPlan, clock: _Clock, version: int, spans: list[Span]) -> None:
+    if version not in plan.evaluations:
+        return
+    start_ns = clock.now_ns
+    clock.now_ns += round(plan.evaluate_s * 1e9)
+    if version:
+        spans.append(Span("generator", Stage.EVALUATE, start_ns, clock.now_ns, version, version))
+    reward, length = plan.evaluations[version]
+    metrics = {
+        "validation/reward": Metric(reward, count=plan.prompts),
+        "validation/response_length": Metric(length, count=plan.prompts),
+    }
+    elapsed_s = (clock.now_ns - clock.start_ns) / 1e9
+    run.append_step(evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics))
+
+
+def _step_spans(stages: Sequence[tuple[str, Stage, float]], clock: _Clock, step: int) -> list[Span]:
+    spans = []
+    for lane, stage, seconds in stages:
+        start_ns, clock.now_ns = clock.now_ns, clock.now_ns + round(seconds * 1e9)
+        for other in WAITS:
+            what = stage if other == lane else WAITS[other]
+            spans.append(Span(other, what, start_ns, clock.now_ns, step, step))
+    return spans
+
+
+def _end(run: RunFolder, plan: RunPlan, clock: _Clock) -> None:
+    if plan.status == "completed":
+        wall_s, elapsed_s = clock.row()
+        run.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes={}))
+    if plan.status in ("running", "killed"):
+        run.flush()
+    else:
+        run.finish(plan.status, plan.error, {"final_reward": 0.5})
+    if plan.status == "killed":
+        run.close()
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
+    """Return a function that writes a run below ``tmp_path/results``; its keywords are the fields of ``RunPlan``."""
+    return lambda **fields: write_run(tmp_path / "results", replace(RunPlan(), **fields))
+
+
+@pytest.fixture
+def scrubber() -> Scrubber:
+    """A scrubber for a user who is not the one running the tests."""
+    return SCRUBBER

@@ -1,0 +1,52 @@
+"""``python -m harness`` as a process: exit codes, no traceback, nothing heavy imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def harness(folder, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-m", "harness", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "expected"),
+    [
+        (None, ["run", "quikstart"], ["error: no scenario called 'quikstart'", "did you mean quickstart?"]),
+        ("steps: [3\n", ["run", "s.yaml"], ["error: YAML syntax error", "where: s.yaml, line 2, column 1"]),
+        ("grup_size: 3\n", ["validate", "s.yaml"], ["unknown key `grup_size`", "s.yaml, line 1", "`group_size`"]),
+        ("loss: {type: no_baseline}\nepochs_per_batch: 2\n", ["run", "s.yaml"], ["on-policy", "s.yaml, line 2"]),
+        ("steps: 1\n", ["run", "s.yaml", "--out", "s.yaml"], ["cannot write results to s.yaml (it is a file)"]),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_exit_code_2(tmp_path, text, arguments, expected):
+    if text is not None:
+        (tmp_path / "s.yaml").write_text(text)
+    done = harness(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert [words for words in expected if words not in done.stderr] == []
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_no_command_prints_help(tmp_path):
+    done = harness(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "python -m harness run quickstart" in done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-m", "harness", "schema"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=write_end, stderr=subprocess.PIPE, timeout=60)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,153 @@
+"""The composition root on simulated parts: turns, books, and how a run ends when something goes wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.build import BUILDERS, Parts, build_simulated_parts
+from harness.errors import Interrupted, RunStopped, UserError
+from harness.results import Run, find_runs
+from harness.run import run_command
+from harness.scenario import Scenario, json_schema, load_scenario
+from harness.sim.stages import SimulatedLearner
+from harness.trace import Tracer
+from harness.types import RolloutGroup, UpdateResult
+
+
+def scenario(tmp_path: Path, text: str) -> Scenario:
+    file = tmp_path / "trial.yaml"
+    file.write_text(text)
+    return load_scenario(str(file))
+
+
+def runs_by_name(folder: Path) -> dict[str, Run]:
+    runs, damaged = find_runs(folder)
+    assert damaged == []
+    return {run.folder.name: run for run in runs}
+
+
+def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) -> Callable[..., Parts]:
+    """A builder whose k-th arm's Learner writes (k, step) into the story; the last arm's raises at one step."""
+    built = []
+
+    class Learner(SimulatedLearner):
+        async def update(self, at: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+            number = self.epochs_per_batch
+            story.append((number, at))
+            if at == step and number == 4:
+                raise error
+            return await super().update(at, groups)
+
+    def build(resolved: Scenario, tracer: Tracer, should_stop: Callable[[], bool]) -> Parts:
+        parts = build_simulated_parts(resolved, tracer, should_stop)
+        built.append(parts)
+        simulated = parts.learner
+        assert isinstance(simulated, SimulatedLearner)
+        return replace(
+            parts, learner=Learner(tracer, simulated.update_cost, epochs_per_batch=simulated.epochs_per_batch)
+        )
+
+    return build
+
+
+def unseen(folder: Path) -> None:
+    """Show nothing: drawing has tests of its own."""
+
+
+ARMS = """
+steps: 4
+evaluation: {every: 2, prompts: 8}
+arms:
+  k1: {epochs_per_batch: 1}
+  k4: {epochs_per_batch: 4}
+"""
+
+
+def test_arms_take_turns_step_by_step(tmp_path: Path) -> None:
+    story: list[tuple[int, int]] = []
+    run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story))
+    rounds = [story[start : start + 2] for start in range(0, 8, 2)]
+    assert [{step for _, step in one} for one in rounds] == [{0}, {1}, {2}, {3}]
+    assert [{arm for arm, _ in one} for one in rounds] == [{1, 4}] * 4
+    assert rounds[0][0][0] == rounds[1][1][0]  # ABBA
+    runs = runs_by_name(tmp_path / "out")
+    assert {run.manifest.interleaving for run in runs.values()} == {"step"}
+    assert {name: run.manifest.arm for name, run in runs.items()} == {"k1": "k1", "k4": "k4"}
+
+
+def test_asynchronous_arms_run_one_after_the_other(tmp_path: Path) -> None:
+    text = "placement: {colocated: false}\nmax_lag: 1\n" + ARMS
+    story: list[tuple[int, int]] = []
+    run_command(scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story))
+    arms = [arm for arm, _ in story]
+    assert arms in ([1] * 4 + [4] * 4, [4] * 4 + [1] * 4)
+    assert {run.manifest.interleaving for run in runs_by_name(tmp_path / "out").values()} == {"run"}
+
+
+def test_a_sweep_makes_a_folder_for_each_point(tmp_path: Path) -> None:
+    text = "steps: 2\nevaluation: {prompts: 4}\nsweep:\n  seed: [0, 1]\n  epochs_per_batch: [1, 2]\n"
+    run_command(scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=build_simulated_parts)
+    runs = runs_by_name(tmp_path / "out")
+    assert {tuple(run.manifest.point.items()) for run in runs.values()} == {
+        (("seed", seed), ("epochs_per_batch", k)) for seed in (0, 1) for k in (1, 2)
+    }
+    assert len({run.manifest.campaign for run in runs.values()}) == 1
+
+
+def test_a_stopped_run_says_why_and_keeps_what_it_has(tmp_path: Path) -> None:
+    error = RunStopped("the loss is nan at training step 2")
+    with pytest.raises(RunStopped, match="the loss is nan"):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(2, error, []))
+    runs = runs_by_name(tmp_path / "out")
+    assert {run.manifest.status for run in runs.values()} == {"failed"}
+    assert runs["k4"].manifest.error == "the loss is nan at training step 2"
+    assert [row.step for row in runs["k4"].steps] == [0, 1]
+    assert runs["k4"].manifest.outcome["steps_done"] == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
+def test_an_interrupted_run_says_so_and_names_the_folder(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(Interrupted, match="what was measured so far is in"):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(1, error, []))
+    runs = runs_by_name(tmp_path / "out")
+    assert {run.manifest.status for run in runs.values()} == {"interrupted"}
+    assert {run.manifest.error for run in runs.values()} == {None}
+    assert [row.step for row in runs["k4"].steps] == [0]
+
+
+def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
+    def refuse(resolved: Scenario, tracer: Tracer, should_stop: Callable[[], bool]) -> Parts:
+        raise UserError("no weights in the model folder")
+
+    with pytest.raises(UserError, match="no weights"):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=refuse)
+    assert not (tmp_path / "out").exists()
+
+
+def test_stage_totals_of_the_rows_are_those_of_the_spans(tmp_path: Path) -> None:
+    run_command(scenario(tmp_path, "steps: 3\nevaluation: {prompts: 4}\n"), tmp_path / "out", True, show=unseen, build=build_simulated_parts)
+    (run,) = runs_by_name(tmp_path / "out").values()
+    from_rows: dict[str, float] = {}
+    for row in (*run.steps, run.tail):
+        assert row is not None
+        for stage, seconds in row.stages_s.items():
+            from_rows[stage] = from_rows.get(stage, 0.0) + seconds
+    from_spans: dict[str, float] = {}
+    for span in run.spans():
+        if span.stage.value != "startup":
+            from_spans[span.stage.value] = from_spans.get(span.stage.value, 0.0) + (span.end_ns - span.start_ns) / 1e9
+    assert from_rows == pytest.approx(from_spans, abs=1e-6)
+
+
+def test_the_table_of_builders_has_every_type_of_the_schema() -> None:
+    definitions = json_schema()["$defs"]
+    kinds = {"TaskSettings": "task", "ModelSettings": "model", "EngineSettings": "engine", "TransportSettings": "transport"}
+    types = {
+        (kind, section["properties"]["type"]["const"])
+        for name, section in definitions.items()
+        for suffix, kind in kinds.items()
+        if name.endswith(suffix) and "type" in section["properties"]
+    }
+    assert types == set(BUILDERS)

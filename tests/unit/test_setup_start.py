@@ -1,0 +1,71 @@
+"""The set-up before anything is installed: any Python, the standard library, the Makefile."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.setup.__main__ import refusal
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(folder: Path, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout
+
+
+def test_old_pythons_can_read_the_file_that_refuses_them() -> None:
+    for name in ("harness/__init__.py", "harness/setup/__init__.py", "harness/setup/__main__.py"):
+        ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
+
+
+def test_the_refusal_names_the_version_the_place_and_the_way_out() -> None:
+    assert refusal("/usr/bin/python3", "3.9") == (
+        "this Python is 3.9, and the harness needs Python 3.11\n"
+        "  where: /usr/bin/python3\n"
+        "  fix:   install it, then name it: make install PYTHON=/path/to/python3.11"
+    )
+
+
+def test_it_needs_the_standard_library_only() -> None:
+    # -S: no site-packages, so that anything but the standard library and this project would fail to import
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import harness.setup.command, harness.setup.__main__"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True)
+
+
+def test_an_unknown_part_is_refused_with_the_known_ones() -> None:
+    arguments = [sys.executable, "-m", "harness.setup", "install", "--part", "vlm"]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'vlm'" in done.stderr
+    assert "nixl" in done.stderr
+
+
+def test_make_alone_lists_every_target() -> None:
+    listed = [line.split()[1] for line in make(ROOT).splitlines()]
+    assert listed == [
+        *("help", "bench", "compare", "test", "test-all", "check", "install", "install-vllm", "clean"),
+    ]
+
+
+def test_the_benchmark_target_runs_the_named_scenario() -> None:
+    assert "-m harness run scenarios/quickstart.yaml" in make(ROOT, "-n", "bench")
+    assert "-m harness run scenarios/sync_k.yaml --set seed=3" in make(
+        ROOT, "-n", "bench", "SCENARIO=sync_k", "ARGS=--set seed=3"
+    )
+    assert "-m harness run /a/mine.yaml" in make(ROOT, "-n", "bench", "SCENARIO=/a/mine.yaml")
+
+
+def test_clean_keeps_results_and_the_environment(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    kept = ["results/quickstart/run/steps.jsonl", ".venv/bin/python", "harness/loop.py", "tests/unit/test_a.py"]
+    removed = ["harness/__pycache__/a.pyc", "tests/unit/__pycache__/b.pyc", ".mypy_cache/x", "grpo.egg-info/y"]
+    for name in kept + removed:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    make(tmp_path, "clean")
+    assert [name for name in kept + removed if (tmp_path / name).exists()] == kept
