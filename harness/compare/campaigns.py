@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.compare.figures import RunFigures, run_figures
 from harness.errors import UserError
-from harness.results import DamagedRun, find_run_folders, load_run
+from harness.results import DamagedRun, Manifest, find_run_folders, load_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,17 @@ def gather(paths: Iterable[Path]) -> tuple[list[Campaign], list[DamagedRun]]:
     return sorted(campaigns, key=lambda item: (item.started_at, str(item.folder))), damaged
 
 
+def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
+    """Return (variant's name, index of the run) in the order of showing: by start, then by name, then by seed."""
+    points = [(manifest.arm, manifest.point) for manifest in manifests]
+    labels = variant_labels(points, manifests[0].scenario)
+    started = {
+        label: min(m.started_at for m, name in zip(manifests, labels, strict=True) if name == label) for label in labels
+    }
+    order = sorted(range(len(labels)), key=lambda i: (started[labels[i]], _natural(labels[i]), manifests[i].seed))
+    return [(labels[index], index) for index in order]
+
+
 def variant_labels(points: Sequence[tuple[str | None, dict[str, Any]]], otherwise: str) -> list[str]:
     """Name each (arm, point) without its seed; sweep keys are cut to their last part where that is unambiguous.
 
@@ -105,20 +116,18 @@ def _campaign_folder(folder: Path, run: RunFigures) -> Path:
 
 
 def _campaign(folder: Path, runs: list[RunFigures]) -> Campaign:
-    labels = variant_labels([(run.manifest.arm, run.manifest.point) for run in runs], runs[0].manifest.scenario)
-    grouped: dict[str, list[RunFigures]] = {}
-    for label, run in sorted(zip(labels, runs, strict=True), key=lambda pair: _start_order(*pair)):
-        grouped.setdefault(label, []).append(run)
-    variants = tuple(Variant(label, tuple(members)) for label, members in grouped.items())
     manifests = [run.manifest for run in runs]
+    grouped: dict[str, list[RunFigures]] = {}
+    for label, index in label_runs(manifests):
+        grouped.setdefault(label, []).append(runs[index])
+    variants = tuple(Variant(label, tuple(members)) for label, members in grouped.items())
     started_at = min(manifest.started_at for manifest in manifests)
     return Campaign(folder, manifests[0].scenario, manifests[0].campaign, started_at, variants)
 
 
-def _start_order(label: str, run: RunFigures) -> tuple[str, list[tuple[int, str]], int]:
-    """Order by start, then by name with numbers as numbers (k2 before k10), then by seed."""
-    parts = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", label)]
-    return run.manifest.started_at, parts, run.manifest.seed
+def _natural(label: str) -> list[tuple[int, str]]:
+    """Order names with numbers as numbers: k2 before k10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
 
 
 def _all_damaged(damaged: list[DamagedRun]) -> UserError:

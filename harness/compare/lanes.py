@@ -70,11 +70,21 @@ def account_spans(spans: Iterable[Span], window: tuple[int, int]) -> dict[str, L
         if span.start_ns < end_ns and span.end_ns > start_ns:
             lanes.setdefault(span.lane, []).append(span)
     accounts = {}
-    for lane in sorted(lanes):
+    for lane in in_pipeline_order(lanes):
         owned = _own_time(lanes[lane], start_ns, end_ns)
         wall_ns = end_ns - start_ns
         accounts[lane] = LaneAccount(lane, wall_ns, owned, wall_ns - sum(owned.values()))
     return accounts
+
+
+def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
+    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; by name within."""
+    kinds = ("generator", "scorer", "learner")
+
+    def place(lane: str) -> tuple[int, str]:
+        return next((index for index, kind in enumerate(kinds) if lane.startswith(kind)), len(kinds)), lane
+
+    return sorted(lanes, key=place)
 
 
 def _own_time(spans: list[Span], start_ns: int, end_ns: int) -> dict[Stage, int]:

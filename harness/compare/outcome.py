@@ -89,7 +89,9 @@ def outcome_table(campaign: Campaign) -> Table:
     variants = campaign.variants
     rows = [("status", *(statuses(variant.runs) for variant in variants))]
     for line in LINES:
-        cells = [_cell(line, variant) for variant in variants if line.in_table]
+        if not line.in_table:
+            continue
+        cells = [_cell(line, variant) for variant in variants]
         if any(cell != numbers.NOTHING for cell in cells):
             rows.append((_label(line, variants), *cells))
     notes = (evaluation_note(campaign), *seed_note(variants))
@@ -100,7 +102,7 @@ def outcome_table(campaign: Campaign) -> Table:
 def overview_table(campaigns: Sequence[Campaign]) -> Table:
     """Return one line for each campaign; ranges run over all its runs."""
     header = ("scenario", "campaign", "runs", "status", "steps", "s per step", "last reward", "length")
-    return Table("Campaigns, oldest first", header, tuple(map(_overview_row, campaigns)))
+    return Table("Campaigns, oldest first", header, tuple(map(_overview_row, campaigns)), words=2)
 
 
 def statuses(runs: Sequence[RunFigures]) -> str:

@@ -96,7 +96,8 @@ def _gain(variant: Variant) -> list[str]:
         return []
     steps = sorted({run.last.step for run in variant.runs if run.last})
     after = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-    text = f"{variant.name}: validation reward {numbers.mean_range(first, _two)} to {numbers.mean_range(last, _two)} in {after} steps"
+    rewards = f"{numbers.mean_range(first, _two)} to {numbers.mean_range(last, _two)}"
+    text = f"{variant.name}: validation reward {rewards} in {after} steps"
     lengths = variant.spread(lambda run: run.first.length if run.first else None), variant.spread(_last_length)
     if lengths[0] and lengths[1]:
         text += f", response length {numbers.mean_range(lengths[0], numbers.number)}"

@@ -9,6 +9,7 @@ from functools import partial
 from harness.compare import numbers
 from harness.compare.campaigns import Campaign, Spread, Variant
 from harness.compare.figures import RunFigures, StageFigures
+from harness.compare.lanes import in_pipeline_order
 from harness.trace import Stage
 
 
@@ -20,6 +21,7 @@ class Table:
         title: what one sees, with the unit.
         header: column names; the first column names the row.
         notes: sentences to print below.
+        words: how many columns from the left hold words; the others hold figures.
         divisible: whether the columns beside the first may be shown in several parts.
     """
 
@@ -27,6 +29,7 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    words: int = 1
     divisible: bool = False
 
 
@@ -52,13 +55,14 @@ def lane_table(campaign: Campaign) -> Table:
     """Return how each lane's wall-clock divides into stages, waits and time under no span."""
     rows = []
     for variant in campaign.variants:
-        for lane in sorted({lane for run in variant.runs for lane in run.lanes}):
+        for lane in in_pipeline_order({lane for run in variant.runs for lane in run.lanes}):
             rows.append((variant.name, lane, *_lane_cells(variant, lane)))
     return Table(
         title="Lanes: wall-clock after start-up in seconds, and its shares",
         header=("variant", "lane", "seconds", "in stages", "waiting", "unattributed"),
         rows=tuple(rows),
         notes=seed_note(campaign.variants) if rows else ("No spans were kept with these runs.",),
+        words=2,
     )
 
 
@@ -127,8 +131,10 @@ def _lane_cells(variant: Variant, lane: str) -> tuple[str, ...]:
     unattributed = [account.share(account.unattributed_ns) for account in accounts]
     wall_s = [account.wall_ns / 1e9 for account in accounts]
     return (
-        _range(wall_s, numbers.number),
-        *(_range(values, _two_decimals) for values in (busy, waiting, unattributed)),
+        numbers.spread(_spread(wall_s), numbers.number),
+        numbers.spread(_spread(busy), numbers.percent),
+        numbers.spread(_spread(waiting), numbers.percent),
+        numbers.spread(_spread(unattributed), _two_decimals),
     )
 
 

@@ -47,7 +47,7 @@ class NativeEngine:
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
-        self._decoder = LlamaDecoder(config, self._device)
+        self._decoder = LlamaDecoder(config, _DTYPES[precision], self._device)
         self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, should_stop)
 
     @property

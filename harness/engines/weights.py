@@ -3,7 +3,8 @@
 Loaded by Hugging Face names from any mapping of tensors; nothing is shared with the source. What changes on the way:
 
 * q, k and v are one projection; the 1/sqrt(D) of the attention scores is folded into q.
-* The gain of each RMSNorm is folded into the projections behind it, so that the norm itself has none.
+* The gain of each RMSNorm, and the sqrt(C) of its mean square over C channels, are folded into the projections behind
+  it: what is left of the norm is a division by the vector's length.
 * Llama rotates the pairs (i, i + D/2) of a head. Rows of q and k are reordered so that a pair is adjacent and one
   complex product rotates it; the scores do not change, since q and k are reordered alike.
 
@@ -113,7 +114,7 @@ def build_weights(
         return InferenceWeights(
             source[_EMBEDDING].to(dtype, copy=True),
             tuple(_layer(source, f"model.layers.{i}.", config, dtype) for i in range(config.num_hidden_layers)),
-            make_linear((head * source["model.norm.weight"]).to(dtype)),
+            make_linear((head * _folded_gain(source["model.norm.weight"])).to(dtype)),
         )
 
 
@@ -126,14 +127,19 @@ def _layer(source: Mapping[str, Tensor], prefix: str, config: ModelConfig, dtype
 
     q = pair_adjacent(weight("self_attn.q_proj"), config.head_dim) / math.sqrt(config.head_dim)
     k = pair_adjacent(weight("self_attn.k_proj"), config.head_dim)
-    mlp_gain = weight("post_attention_layernorm")
+    attention_gain = _folded_gain(weight("input_layernorm"))
+    mlp_gain = _folded_gain(weight("post_attention_layernorm"))
     return LayerWeights(
-        qkv=linear(torch.cat((q, k, weight("self_attn.v_proj"))) * weight("input_layernorm")),
+        qkv=linear(torch.cat((q, k, weight("self_attn.v_proj"))) * attention_gain),
         o=linear(weight("self_attn.o_proj")),
         gate=linear(weight("mlp.gate_proj") * mlp_gain),
         up=linear(weight("mlp.up_proj") * mlp_gain),
         down=linear(weight("mlp.down_proj")),
     )
+
+
+def _folded_gain(norm_weight: Tensor) -> Tensor:
+    return norm_weight * math.sqrt(len(norm_weight))
 
 
 def pair_adjacent(weight: Tensor, head_dim: int) -> Tensor:

@@ -130,7 +130,11 @@ class PolicyTrainer:
         options = self.options
         rewards = [group.rewards or () for group in groups]
         rewards_B = torch.tensor([reward for of_group in rewards for reward in of_group], dtype=torch.float32)
-        advantages_B = group_advantages(rewards_B, options.group_size, options.advantage_eps, options.normalize_by_std)
+        advantages_B = (
+            rewards_B  # unused: the loss takes the raw rewards, which need no group
+            if options.loss.type == "no_baseline"
+            else group_advantages(rewards_B, options.group_size, options.advantage_eps, options.normalize_by_std)
+        )
         rollouts = collate([group.data for group in groups], rewards, self._pad_token_id, advantages_B)
         rollouts = rollouts.to(self._device)
         if options.max_lag > 0:

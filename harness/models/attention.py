@@ -10,7 +10,7 @@ MAX_SCORES = 2**26
 """Most attention scores that the plain kernel keeps in memory for a layer (256 MiB in float32)."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_scores: int = MAX_SCORES) -> Tensor:
     """softmax(q k^T / sqrt(D) + bias) v, each key head serving a group of query heads.
 
     The backward pass of torch's fused kernel is slow on a CPU: with 64 rows of 31 queries, 44 keys and 8 heads of 32,
@@ -23,12 +23,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         v: (B, K, Hkv, D).
         bias: (B or 1, S, K) float32, 0 where a query may see a key and -inf where not, no row all -inf; None is causal
             (S = K).
+        max_scores: above this number of scores, B * Hq * S * K, torch's fused kernel is used on a CPU too.
 
     Returns:
         (B, S, Hq, D) in the type of ``v``.
     """
     num_scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[1]
-    if q.device.type == "cpu" and num_scores <= MAX_SCORES:
+    if q.device.type == "cpu" and num_scores <= max_scores:
         return _plain_attention(q, k, v, causal_bias(k.shape[1], k.device) if bias is None else bias)
     return _fused_attention(q, k, v, bias)
 

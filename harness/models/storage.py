@@ -232,16 +232,16 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _load_with_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"transformers cannot load the model: {reason}", str(folder), "check the folder") from error
-    if loaded["missing_keys"]:
-        name = sorted(loaded["missing_keys"])[0]
+    model: nn.Module = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
         raise UserError(
-            f"the weights lack {len(loaded['missing_keys'])} tensors, {name} among them", str(folder), "save them again"
+            f"the weights lack {len(missing)} tensors, {missing[0]} among them", str(folder), "save the model again"
         )
-    result: nn.Module = model
-    return result
+    return model

@@ -44,7 +44,7 @@ def print_table(console: Console, table: Table) -> None:
     for part in _fitting(table, console.width):
         drawn = RichTable(box=box.SIMPLE_HEAD, title=Text(plain(part.title), style="bold"), title_justify="left")
         for index, name in enumerate(part.header):
-            drawn.add_column(Text(plain(name)), justify="left" if index == 0 else "right")
+            drawn.add_column(Text(plain(name)), justify="left" if index < table.words else "right")
         for row in part.rows:
             drawn.add_row(*(Text(plain(cell)) for cell in row))
         console.print(drawn)
@@ -86,7 +86,9 @@ def _fitting(table: Table, width: int) -> list[Table]:
 
 def _markdown_table(table: Table) -> str:
     lines = [f"**{_cell(table.title)}**", "", _markdown_row(table.header)]
-    lines.append("|" + "|".join(" --- " if index == 0 else " ---: " for index in range(len(table.header))) + "|")
+    lines.append(
+        "|" + "|".join(" --- " if index < table.words else " ---: " for index in range(len(table.header))) + "|"
+    )
     lines += [_markdown_row(row) for row in table.rows]
     return "\n".join([*lines, *(f"\n{_cell(note)}" for note in table.notes)])
 

@@ -92,9 +92,10 @@ class Environment:
         say(title)
         progress, start = ProgressLine(), time.monotonic()
         pip = [str(self.python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-        command = [*pip, "--progress-bar", "off", "--constraint", str(self.constraints), *what]
+        # --no-compile halves the wait: Python compiles the few modules that get imported when they first are
+        options = ["--progress-bar", "off", "--no-compile", "--constraint", str(self.constraints)]
         try:
-            run_logged(command, self.log, title, progress.show)
+            run_logged([*pip, *options, *what], self.log, title, progress.show)
         finally:
             progress.clear()
         say(f"  done in {time.monotonic() - start:.0f} s")

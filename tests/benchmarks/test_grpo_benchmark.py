@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from harness.grpo import LossOptions, get_response_log_probs, group_advantages, loss_denominator, surrogate_loss
+from harness.grpo import (
+    LossOptions,
+    group_advantages,
+    log_probs_and_entropy,
+    log_probs_from_logits,
+    loss_denominator,
+    surrogate_loss,
+)
 
 SHAPES = [(64, 32), (256, 1024)]
 
@@ -49,16 +56,14 @@ def test_log_probs_from_logits(benchmark, rows, width, vocabulary, with_entropy)
     logits = torch.randn(rows, width, vocabulary, generator=random).requires_grad_()
     labels = torch.randint(0, vocabulary, (rows, width), generator=random)
 
-    class Output:
-        """What a model returns."""
-
-    Output.logits = logits
-
     def step():
         logits.grad = None
-        result = get_response_log_probs(lambda ids: Output, labels, labels, with_entropy)
-        result["log_probs"].sum().backward()
-        return result["log_probs"]
+        if with_entropy:
+            log_probs, _ = log_probs_and_entropy(logits, labels)
+        else:
+            log_probs = log_probs_from_logits(logits, labels)
+        log_probs.sum().backward()
+        return log_probs
 
     log_probs = benchmark(step)
     assert log_probs[0, 0].item() == pytest.approx(logits[0, 0].log_softmax(-1)[labels[0, 0]].item(), abs=1e-4)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.errors import UserError
 from harness.grpo import compute_entropy, get_response_log_probs, log_probs_and_entropy, log_probs_from_logits
@@ -83,6 +84,23 @@ def test_the_model_gets_the_input_ids():
     result = get_response_log_probs(recording, torch.tensor([[2, 3]]), torch.tensor([[3, 0]]))
     assert seen == [[[2, 3]]]
     assert result["log_probs"].tolist() == [pytest.approx([-math.log(4)] * 2)]
+
+
+def test_a_transformers_model_and_padding():
+    """The log-prob of a whole sequence is the one the model's own loss gives; padding on the right changes nothing."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    llama = LlamaForCausalLM(config).eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    padded = torch.tensor([[3, 1, 4, 1, 5, 9, 0, 0]])
+    with torch.no_grad():
+        mean_loss = llama(ids, labels=ids).loss.item()
+        log_probs = get_response_log_probs(llama, ids[:, :-1], ids[:, 1:])["log_probs"]
+        log_probs_padded = get_response_log_probs(llama, padded[:, :-1], padded[:, 1:])["log_probs"]
+    assert log_probs.mean().item() == pytest.approx(-mean_loss, abs=1e-6)
+    assert log_probs_padded[:, :5].tolist() == [pytest.approx(log_probs[0].tolist(), abs=1e-6)]
 
 
 def test_agrees_with_log_softmax_in_value_and_gradient():

@@ -1,0 +1,119 @@
+"""Curves over training: reward with response length, KL, gradient norm with clip fraction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.compare.evaluations import Evaluated, evaluations
+from harness.compare.growth import metric_series
+from harness.compare.outcome import targets
+from harness.report.lines import Curves, Points, canvas, draw, finish
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STEP, SECONDS = "training step", "seconds of the loop"
+BAND = "line: mean of the seeds, band: from the lowest to the highest"
+LOG_ABOVE = 20.0  # highest over lowest value of the gradient norm
+
+
+def draw_reward(curves: Curves) -> Figure | None:
+    """Draw validation reward and response length over training steps and over seconds; None without evaluations."""
+    if not any(evaluations(run) for run in curves.all_runs()):
+        return None
+    figure, grid = canvas(2, 2, height=7.0, heights=(3, 2))
+    whens: tuple[Callable[[Evaluated], float], ...] = (lambda item: item.step, lambda item: item.elapsed_s)
+    for column, when in enumerate(whens):
+        draw(grid[0][column], curves, _evaluated(when, lambda item: item.reward), over_steps=column == 0)
+        draw(grid[1][column], curves, _evaluated(when, lambda item: item.length), over_steps=column == 0)
+    grid[0][0].set(title="Reward over training steps", ylabel="validation reward")
+    grid[0][1].set(title="Reward over seconds")
+    grid[1][0].set(title="Response length", xlabel=STEP, ylabel="tokens per response")
+    grid[1][1].set(xlabel=SECONDS)
+    for row in grid:
+        row[1].sharey(row[0])
+    seeds = f"over steps, {BAND}; over seconds, one line for each seed"
+    return finish(figure, curves, "validation reward and response length", seeds, _target_lines(curves, grid[0]))
+
+
+def draw_kl(curves: Curves) -> Figure | None:
+    """Draw the monitored KL figures over training steps, one column for each pair of policies; None without them."""
+    pairs = [pair for pair in ("reference", "previous") if _logged(curves, f"kl/{pair}_k3", f"kl/{pair}_k1_sum")]
+    if not pairs:
+        return None
+    figure, grid = canvas(2, len(pairs), height=7.0)
+    for column, pair in enumerate(pairs):
+        draw(grid[0][column], curves, _metric(f"kl/{pair}_k3"))
+        draw(grid[1][column], curves, _metric(f"kl/{pair}_k1_sum"))
+        grid[0][column].set(title=f"KL(sampling policy \u2016 {_other_policy(curves, pair)})")
+        grid[1][column].set(xlabel=STEP)
+        for row in grid:
+            row[column].axhline(0.0, color="black", linewidth=0.8, zorder=1)
+    grid[0][0].set(ylabel="k3, nats per token")
+    grid[1][0].set(ylabel="k1, nats per response")
+    lagging = any(run.max_lag for run in curves.campaign.runs)
+    what = "KL, estimated on sampled tokens" + ("; biased, as an older policy sampled them" if lagging else "")
+    return finish(figure, curves, what, BAND)
+
+
+def draw_stability(curves: Curves) -> Figure | None:
+    """Draw gradient norm and clip fraction over training steps; None where neither was logged."""
+    shown = [name for name in ("grad_norm", "clip_fraction") if _logged(curves, name)]
+    if not shown:
+        return None
+    figure, grid = canvas(1, len(shown), height=4.4)
+    for axes, name in zip(grid[0], shown, strict=True):
+        draw(axes, curves, _metric(name))
+        axes.set(xlabel=STEP)
+        if name == "grad_norm":
+            axes.set(title="Gradient norm before clipping", ylabel="L2 norm")
+            _set_norm_scale(axes, curves)
+        else:
+            axes.set(title="Clip fraction", ylabel="share of response tokens")
+            axes.set_ylim(0.0, max(0.01, axes.dataLim.y1 * 1.08))
+    return finish(figure, curves, "gradient norm and clip fraction", BAND)
+
+
+def _evaluated(when: Callable[[Evaluated], float], figure: Callable[[Evaluated], float | None]) -> Points:
+    def points(run: Any) -> list[tuple[float, float]]:
+        pairs = [(when(item), figure(item)) for item in evaluations(run)]
+        return [(x, y) for x, y in pairs if y is not None]
+
+    return points
+
+
+def _metric(name: str) -> Points:
+    return lambda run: list(zip(*metric_series(run, name), strict=True))
+
+
+def _logged(curves: Curves, *names: str) -> bool:
+    return any(metric_series(run, name)[1] for run in curves.all_runs() for name in names)
+
+
+def _target_lines(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
+    """Draw the scenario's reward target into the panels; return its legend entry."""
+    keys = []
+    for target in targets(curves.campaign.runs):
+        lines = [axes.axhline(target, color="black", linewidth=1.0, linestyle=":", zorder=1) for axes in panels]
+        lines[0].set_label(f"target {target:g}")
+        keys.append(lines[0])
+    return keys
+
+
+def _other_policy(curves: Curves, pair: str) -> str:
+    if pair == "previous":
+        return "policy of the step before"
+    kinds = {run.kl.reference for run in curves.campaign.runs if run.kl}
+    return {"frozen": "initial policy", "reclone": "re-cloned reference"}.get(str(next(iter(kinds), "")), "reference")
+
+
+def _set_norm_scale(axes: Axes, curves: Curves) -> None:
+    """Use a log scale where the norms span a wide range, else start at 0."""
+    values = [value for run in curves.all_runs() for value in metric_series(run, "grad_norm")[1]]
+    lowest = min(values)
+    if lowest > 0 and max(values) / lowest > LOG_ABOVE:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0.0)

@@ -1,0 +1,79 @@
+"""The pictures of a campaign: PNG files, the same data giving the same file. Loads seaborn and pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.compare.campaigns import Campaign, Variant, label_runs
+from harness.compare.figures import run_figures
+from harness.errors import UserError
+from harness.report.bars import draw_lanes, draw_stages
+from harness.report.curves import draw_kl, draw_reward, draw_stability
+from harness.report.lines import Curves
+from harness.report.style import picture_style, save
+from harness.results import find_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BAR_PICTURES: dict[str, Callable[[Campaign], Figure | None]] = {"stages.png": draw_stages, "lanes.png": draw_lanes}
+CURVE_PICTURES: dict[str, Callable[[Curves], Figure | None]] = {
+    "reward.png": draw_reward,
+    "kl.png": draw_kl,
+    "stability.png": draw_stability,
+}
+
+
+def make_pictures(campaign_folder: Path, out_dir: Path) -> list[Path]:
+    """Draw a campaign's pictures; what was not measured is left out.
+
+    Args:
+        campaign_folder: a campaign's folder, or a run's.
+        out_dir: made if needed; files of the same names are replaced.
+
+    Returns:
+        the files: ``stages.png``, ``lanes.png``, ``reward.png``, ``kl.png``, ``stability.png``.
+
+    Raises:
+        UserError: there is no readable run, or ``out_dir`` cannot be written to.
+    """
+    curves = load_curves(campaign_folder)
+    paths = []
+    with picture_style():
+        for name, figure in _figures(curves):
+            try:
+                paths.append(save(figure, out_dir / name))
+            except OSError as error:
+                what = f"cannot write pictures to {str(out_dir)!r}: {error.strerror or error}"
+                raise UserError(what, where=str(out_dir), fix="name another folder with --plots DIR") from error
+    return paths
+
+
+def load_curves(campaign_folder: Path) -> Curves:
+    """Read the runs of a campaign by variant; damaged ones are left out.
+
+    Raises:
+        UserError: there is no readable run.
+    """
+    runs, damaged = find_runs(campaign_folder)
+    if not runs:
+        raise damaged[0].error
+    by_name: dict[str, list[int]] = {}
+    for name, index in label_runs([run.manifest for run in runs]):
+        by_name.setdefault(name, []).append(index)
+    figures = [run_figures(run) for run in runs]
+    variants = tuple(Variant(name, tuple(figures[index] for index in members)) for name, members in by_name.items())
+    manifest = runs[0].manifest
+    campaign = Campaign(campaign_folder, manifest.scenario, manifest.campaign, manifest.started_at, variants)
+    return Curves(campaign, {name: [runs[index] for index in members] for name, members in by_name.items()})
+
+
+def _figures(curves: Curves) -> Iterator[tuple[str, Figure]]:
+    for name, draw_bars in BAR_PICTURES.items():
+        if (figure := draw_bars(curves.campaign)) is not None:
+            yield name, figure
+    for name, draw_curves in CURVE_PICTURES.items():
+        if (figure := draw_curves(curves)) is not None:
+            yield name, figure

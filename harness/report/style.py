@@ -1,0 +1,124 @@
+"""One table of colours, and the settings every picture shares. Colours can be told apart by colour-blind readers."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.compare.campaigns import Variant
+from harness.report.plain import plain
+from harness.trace import Stage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Rollouts blue, the Learner's work orange to red, weights green: the stages of one actor stay together. The base is the
+# palette of Okabe and Ito (https://jfly.uni-koeln.de/color/).
+STAGE_COLOURS: dict[Stage, str] = {
+    Stage.GENERATE: "#0072B2",
+    Stage.SCORE: "#56B4E9",
+    Stage.PREPARE_BATCH: "#F8D58B",
+    Stage.OLD_LOGPROBS: "#F0E442",
+    Stage.REFERENCE_LOGPROBS: "#E69F00",
+    Stage.UPDATE: "#D55E00",
+    Stage.WEIGHT_PUBLISH: "#00523B",
+    Stage.WEIGHT_TRANSFER: "#009E73",
+    Stage.WEIGHT_LOAD: "#7FD1B9",
+    Stage.EVALUATE: "#CC79A7",
+    Stage.CHECKPOINT: "#4D4D4D",
+    Stage.STARTUP: "#999999",
+}
+WAIT: dict[str, Any] = {"color": "#EFEFEF", "edgecolor": "#A8A8A8", "hatch": "////", "linewidth": 0.0}
+UNATTRIBUTED: dict[str, Any] = {"color": "white", "edgecolor": "#B00020", "linewidth": 0.8}
+DOTS_PER_INCH = 150
+_MARKERS = "osD^vPX*<>"
+_SETTINGS: dict[str, Any] = {
+    "figure.dpi": DOTS_PER_INCH,
+    "savefig.dpi": DOTS_PER_INCH,
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 11,
+    "legend.fontsize": 10,
+    "hatch.linewidth": 0.5,
+    "hatch.color": "#9A9A9A",
+    "grid.color": "#DDDDDD",
+    "svg.hashsalt": "harness",
+}
+
+
+@contextmanager
+def picture_style() -> Iterator[None]:
+    """Draw with the project's settings, whatever the user's matplotlib settings are; they return afterwards."""
+    _give_matplotlib_a_folder()
+    import matplotlib as mpl
+    import seaborn as sns
+
+    with mpl.rc_context(), suppress_font_log():
+        mpl.rcdefaults()
+        settings: dict[Any, Any] = {**sns.axes_style("whitegrid"), **_SETTINGS}
+        mpl.rcParams.update(settings)
+        yield
+
+
+@contextmanager
+def suppress_font_log() -> Iterator[None]:
+    """Keep matplotlib's notes on its font cache out of the terminal."""
+    import logging
+
+    logger = logging.getLogger("matplotlib.font_manager")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def variant_looks(names: list[str]) -> dict[str, tuple[tuple[float, float, float], str]]:
+    """Return a colour and a marker for each variant, so that lines can be told apart without colour too."""
+    import seaborn as sns
+
+    palette = sns.color_palette("colorblind", 10) if len(names) <= 10 else sns.color_palette("husl", len(names))
+    return {name: (tuple(palette[index]), _MARKERS[index % len(_MARKERS)]) for index, name in enumerate(names)}
+
+
+def variant_label(variant: Variant) -> str:
+    """Return the name of a variant for a picture, with the number of its runs where there are several."""
+    seeds = f" ({len(variant.runs)} seeds)" if len(variant.runs) > 1 else ""
+    return label(variant.name) + seeds
+
+
+def label(text: str) -> str:
+    """Return text for a picture: on one line, never read as a formula or as a hidden legend entry."""
+    shown = plain(text, limit=60).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a PNG without a date or a version in it, so that the same data give the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+    return path
+
+
+def _give_matplotlib_a_folder() -> None:
+    """Where the user's configuration folder cannot be written, give matplotlib one for this process."""
+    if "MPLCONFIGDIR" in os.environ:
+        return
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()) / "matplotlib"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        return
+    own = tempfile.mkdtemp(prefix="harness-matplotlib-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    os.environ["MPLCONFIGDIR"] = own

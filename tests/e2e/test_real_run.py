@@ -1,0 +1,196 @@
+"""Real runs of the `tiny` preset through the command line: everything is what a user gets, only smaller."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.compare import lane_account
+from harness.results import Run, find_runs
+
+TINY = [
+    "--set=model.preset=tiny",
+    "--set=rollout_batch_size=32",
+    "--set=evaluation.prompts=64",
+    "--set=evaluation.every=2",
+    "--set=model.threads=1",
+]
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The user's environment, with a cache folder of the tests' own."""
+    cache = tmp_path_factory.mktemp("cache")
+    return os.environ | {"XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "harness", *arguments]
+
+
+def only_run(folder: Path) -> Run:
+    (run,), damaged = find_runs(folder)
+    assert damaged == []
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """One quickstart on `tiny`; the results folder and what was printed."""
+    out = tmp_path_factory.mktemp("finished")
+    run = subprocess.run(
+        command("run", "quickstart", *TINY, "--set=steps=4", f"--out={out}"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return out, run.stdout
+
+
+def test_the_run_is_complete(finished: tuple[Path, str]) -> None:
+    run = only_run(finished[0])
+    assert run.status == "completed"
+    assert [row.step for row in run.steps] == [0, 1, 2, 3]
+    assert [row.version for row in run.evaluations] == [0, 2, 4]
+    assert run.manifest.parameters is not None
+    for row in run.steps:
+        loss, length = row.metric("loss"), row.metric("response_length")
+        assert loss is not None
+        assert length is not None
+        assert length.count == 32
+        assert 1 <= length.value <= 32
+    weights = {path.name for path in (run.folder / "policy").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= weights
+
+
+def test_the_engine_and_the_learner_agree_on_log_probs(finished: tuple[Path, str]) -> None:
+    """On fresh rollouts with one pass the ratio is exactly 1 and nothing is clipped."""
+    for row in only_run(finished[0]).steps:
+        ratio, clipped = row.metric("ratio/max"), row.metric("clip_fraction")
+        assert ratio is not None
+        assert clipped is not None
+        assert (ratio.value, clipped.value) == (1.0, 0.0)
+
+
+def test_stages_come_in_the_order_of_a_training_step(finished: tuple[Path, str]) -> None:
+    spans = [span for span in only_run(finished[0]).spans() if not span.stage.is_wait]
+    order = [span.stage.value for span in sorted(spans, key=lambda span: span.start_ns)]
+    start = ["startup"] * 3 + ["weight_publish", "weight_transfer", "weight_load", "evaluate", "evaluate"]
+    assert sorted(order[:8]) == sorted(start)
+    step = ["generate", "score", "prepare_batch", "update", "weight_publish", "weight_transfer", "weight_load"]
+    evaluated = [*step, "evaluate", "evaluate"]
+    rest = [stage for stage in order[8:] if stage != "checkpoint"]
+    # Scoring an evaluation may end after the next batch has begun, so it is compared as a multiset.
+    assert sorted(rest) == sorted(step + evaluated + step + evaluated)
+    assert [stage for stage in rest if stage != "evaluate"] == step * 4
+
+
+def test_every_lane_closes_its_account(finished: tuple[Path, str]) -> None:
+    accounts = lane_account(only_run(finished[0]))
+    assert set(accounts) == {"generator", "scorer", "learner"}
+    for account in accounts.values():
+        assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns > 0
+        assert account.unattributed_ns >= 0
+
+
+def test_the_output_names_stages_rewards_and_pictures(finished: tuple[Path, str]) -> None:
+    out, printed = finished
+    for word in ("generate", "update", "validation", "tokens"):
+        assert word in printed
+    pictures = sorted(out.rglob("pictures/*.png"))
+    assert pictures
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+
+
+def test_no_file_names_a_user_host_or_absolute_path(finished: tuple[Path, str]) -> None:
+    run = only_run(finished[0])
+    for path in run.folder.glob("*.*"):
+        if path.suffix in (".json", ".jsonl", ".yaml", ".txt"):
+            text = path.read_text()
+            assert str(Path.home()) + "/" not in text
+            assert str(finished[0]) not in text
+            assert os.uname().nodename not in text or os.uname().nodename == "localhost"
+
+
+def test_the_saved_policy_can_be_trained_further(finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path) -> None:
+    policy = only_run(finished[0]).folder / "policy"
+    run = subprocess.run(
+        command(
+            "run",
+            "quickstart",
+            *TINY[1:],
+            "--set=steps=1",
+            "--set=model.type=folder",
+            f"--set=model.path={policy}",
+            "--set=save_policy=false",
+            f"--out={tmp_path}",
+        ),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    first = only_run(tmp_path).evaluations[0].metric("validation/reward")
+    last = only_run(finished[0]).evaluations[-1].metric("validation/reward")
+    assert first is not None
+    assert last is not None
+    assert first.value == pytest.approx(last.value, abs=1e-9)  # the same weights, prompts and seed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupted_run_stays_readable(number: signal.Signals, environment: dict[str, str], finished: object, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={tmp_path}"),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_steps(tmp_path, process, 3)
+        process.send_signal(number)
+        errors = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "what was measured so far is in" in errors
+    assert "Traceback" not in errors
+    run = only_run(tmp_path)
+    assert run.status == "interrupted"
+    assert len(run.steps) >= 3
+
+
+def wait_for_steps(folder: Path, process: subprocess.Popen[str], steps: int) -> None:
+    """Return once so many training steps are on disk."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and process.poll() is None:
+        for file in folder.rglob("steps.jsonl"):
+            if sum(json.loads(line)["kind"] == "step" for line in file.read_text().splitlines()) >= steps:
+                return
+        time.sleep(0.05)
+    pytest.fail(f"no {steps} steps: {process.communicate()[1] if process.poll() is not None else 'too slow'}")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_code_1(environment: dict[str, str], finished: object, tmp_path: Path) -> None:
+    run = subprocess.run(
+        command("run", "quickstart", *TINY, "--set=steps=30", "--set=optimizer.learning_rate=1e30", f"--out={tmp_path}"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert run.returncode == 1, run.stderr
+    assert "Traceback" not in run.stderr
+    assert only_run(tmp_path).status == "failed"
+    assert only_run(tmp_path).manifest.error is not None

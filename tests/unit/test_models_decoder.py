@@ -1,0 +1,179 @@
+"""The own language model against transformers' Llama on the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from harness.models.attention import attention, bias_from
+from harness.models.config import PRESETS, ModelConfig
+from harness.models.decoder import DecoderLM, KVCache, rotate, rotation_at
+from harness.models.norm import rms_norm
+
+SHAPE = ModelConfig(
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=10,
+    max_position_embeddings=64,
+    rope_theta=500.0,
+    rms_norm_eps=1e-5,
+)
+SHAPES = {
+    "grouped, tied": SHAPE,
+    "grouped, untied": dataclasses.replace(SHAPE, tie_word_embeddings=False),
+    "one key head for each query head": dataclasses.replace(SHAPE, num_key_value_heads=6),
+    "one key head for all": dataclasses.replace(SHAPE, num_key_value_heads=1),
+}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def own_model(shape, std=0.3):
+    """Weights large enough that attention is far from uniform and logits far from 0."""
+    model = DecoderLM(shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(float(parameter.dim() == 1), std, generator=seeded(parameter.numel()))
+    return model
+
+
+def as_llama(model):
+    llama = LlamaForCausalLM(LlamaConfig.from_dict(model.config.to_hf())).eval()
+    result = llama.load_state_dict(model.state_dict(), strict=False)
+    assert result.unexpected_keys == []
+    assert result.missing_keys == (["lm_head.weight"] if model.config.tie_word_embeddings else [])
+    return llama
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_logits_equal_llamas(shape):
+    model = own_model(shape)
+    ids = torch.randint(97, (3, 17), generator=seeded())
+    logits, expected = model(ids).logits, as_llama(model)(ids).logits
+    assert expected.std() > 1  # far from 0, so that the tolerance means something
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_logits_of_padded_rows_equal_llamas(shape, side):
+    model = own_model(shape)
+    ids = torch.randint(97, (3, 17), generator=seeded())
+    lengths = torch.tensor([[17], [5], [1]])
+    columns = torch.arange(17)
+    mask = columns < lengths if side == "right" else columns >= 17 - lengths
+    logits = model(ids, mask.long()).logits
+    assert logits.isfinite().all()
+    expected = as_llama(model)(ids, attention_mask=mask.long()).logits
+    torch.testing.assert_close(logits[mask], expected[mask], rtol=1e-5, atol=2e-5)
+
+
+def test_padding_does_not_change_a_row():
+    model = own_model(SHAPE)
+    ids = torch.randint(97, (1, 9), generator=seeded())
+    left = torch.cat((torch.full((1, 4), 3), ids), dim=1)
+    mask = torch.cat((torch.zeros(1, 4), torch.ones(1, 9)), dim=1)
+    torch.testing.assert_close(model(left, mask).logits[:, 4:], model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@torch.no_grad()
+def test_steps_through_the_cache_equal_one_pass(shape, padded):
+    model = own_model(shape)
+    ids = torch.randint(97, (2, 12), generator=seeded())
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :3] = 0
+    seen = (lambda end: mask[:, :end]) if padded else (lambda end: None)
+    cache = KVCache(shape, batch_size=2, max_length=12)
+    steps = [(0, 5), (5, 8), *((t, t + 1) for t in range(8, 12))]
+    logits = torch.cat([model(ids[:, a:b], seen(b), cache=cache).logits for a, b in steps], dim=1)
+    real = mask.bool() if padded else torch.ones_like(mask).bool()
+    assert cache.length == 12
+    torch.testing.assert_close(logits[real], model(ids, seen(12)).logits[real], rtol=1e-5, atol=1e-5)
+
+
+def test_a_full_cache_is_refused():
+    cache = KVCache(SHAPE, batch_size=1, max_length=2)
+    with pytest.raises(ValueError, match="the cache holds 2 tokens, 3 are needed"):
+        DecoderLM(SHAPE)(torch.zeros(1, 3, dtype=torch.long), cache=cache)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_parameters_have_llamas_names_shapes_and_number(name):
+    shape = PRESETS[name]
+    model = DecoderLM(shape, seed=None)
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(LlamaConfig.from_dict(shape.to_hf()))
+    own = {key: tuple(value.shape) for key, value in model.named_parameters()}
+    assert own == {key: tuple(value.shape) for key, value in llama.named_parameters()}
+    assert sum(value.numel() for value in model.parameters()) == shape.num_parameters
+
+
+def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    first, same, other = DecoderLM(SHAPE, seed=1), DecoderLM(SHAPE, seed=1), DecoderLM(SHAPE, seed=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weight, same.state_dict()[name]), name
+        assert weight.dim() == 1 or not torch.equal(weight, other.state_dict()[name]), name
+    gate = first.model.layers[0].mlp.gate_proj.weight
+    assert gate.std().item() == pytest.approx(0.02, rel=0.05)  # 3,840 draws: relative error 1 / sqrt(2 * 3840) = 1.1%
+    assert torch.equal(first.model.norm.weight, torch.ones(48))
+
+
+def test_rotation_by_hand():
+    shape = dataclasses.replace(SHAPE, head_dim=4, rope_theta=100.0)
+    rotation = rotation_at(torch.tensor([3]), shape)
+    # angles 3 * 100^(-0/4) = 3 and 3 * 100^(-2/4) = 0.3; pairs (x0, x2) and (x1, x3)
+    torch.testing.assert_close(rotation[0].flatten(), torch.tensor([3.0, 0.3]).cos())
+    turned = rotate(torch.tensor([[[1.0, 0.0, 0.0, 2.0]]]), rotation).flatten()
+    # (1, 0) by 3 -> (cos 3, sin 3); (0, 2) by 0.3 -> (-2 sin 0.3, 2 cos 0.3)
+    torch.testing.assert_close(turned, torch.tensor([-0.9899925, -0.5910404, 0.1411200, 1.9106730]))
+
+
+def test_norm_and_its_gradient_equal_torchs():
+    x = torch.randn(5, 7, 12, generator=seeded()).requires_grad_()
+    weight = torch.randn(12, generator=seeded(1)).requires_grad_()
+    grad = torch.randn(5, 7, 12, generator=seeded(2))
+    own, reference = rms_norm(x, weight, 1e-3), F.rms_norm(x, (12,), weight, 1e-3)
+    torch.testing.assert_close(own, reference, rtol=1e-6, atol=1e-6)
+    found = torch.autograd.grad(own, (x, weight), grad)
+    expected = torch.autograd.grad(reference, (x, weight), grad)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_norm_by_hand():
+    # mean of squares (9 + 16) / 2 = 12.5, + 0 -> rms 3.5355339; (3, 4) / rms * (1, 2)
+    out = rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0)
+    torch.testing.assert_close(out, torch.tensor([0.8485281, 2.2627417]))
+
+
+def test_both_attention_kernels_agree_with_gradients():
+    q, k, v = (torch.randn(2, 5, heads, 8, generator=seeded(heads)).requires_grad_() for heads in (6, 3, 3))
+    allowed = (torch.rand(2, 5, 5, generator=seeded()) > 0.5) | torch.eye(5, dtype=torch.bool)
+    for bias in (bias_from(allowed), None):
+        plain = attention(q, k, v, bias)
+        fused = attention(q, k, v, bias, max_scores=0)
+        torch.testing.assert_close(plain, fused, rtol=1e-5, atol=1e-5)
+        gradients = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (plain, fused)]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_by_hand():
+    # scores 2 * 1 / sqrt(4) = 1 and 0: weights e / (e + 1) = 0.7310586 and 0.2689414; the third key is hidden
+    q = torch.tensor([[[[2.0, 0, 0, 0]]]])
+    k = torch.tensor([[[[1.0, 0, 0, 0]], [[0.0, 1, 0, 0]], [[9.0, 0, 0, 0]]]])
+    v = torch.tensor([[[[1.0, 0, 0, 0]], [[0.0, 1, 0, 0]], [[5.0, 5, 5, 5]]]])
+    out = attention(q, k, v, bias_from(torch.tensor([[[True, True, False]]])))
+    torch.testing.assert_close(out.flatten(), torch.tensor([0.7310586, 0.2689414, 0.0, 0.0]))

@@ -1,0 +1,205 @@
+"""Scoring responses with each prompt encoded once, against plain rows, one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
+from harness.models.policy import padded_response_log_probs, policy_log_probs
+from harness.models.shared_prompt import pack_batch, response_log_probs
+
+SHAPE = ModelConfig(
+    vocab_size=53,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+)
+
+
+def own_model(**changes):
+    model = DecoderLM(dataclasses.replace(SHAPE, **changes))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(float(parameter.dim() == 1), 0.3, generator=generator)
+    return model
+
+
+def make_batch(prompt_lengths, response_lengths, prompt_index, width=None):
+    """Random tokens; padding holds random tokens too, which must not matter."""
+    generator = torch.Generator().manual_seed(7)
+    lengths_P, index_B = torch.tensor(prompt_lengths), torch.tensor(prompt_index)
+    width = max([*response_lengths, 1]) if width is None else width
+    prompts_PL = torch.randint(53, (len(prompt_lengths), max(prompt_lengths) + 1), generator=generator)
+    responses_BT = torch.randint(53, (len(response_lengths), width), generator=generator)
+    mask_BT = torch.arange(width) < torch.tensor(response_lengths)[:, None]
+    return prompts_PL, lengths_P, responses_BT, mask_BT, index_B
+
+
+def row_by_row(model, batch, temperature=1.0):
+    """log softmax of one unpadded row after another: the definition."""
+    prompts_PL, lengths_P, responses_BT, mask_BT, index_B = batch
+    log_probs_BT, entropy_BT = torch.zeros(mask_BT.shape), torch.zeros(mask_BT.shape)
+    for row, index in enumerate(index_B.tolist()):
+        length, count = int(lengths_P[index]), int(mask_BT[row].sum())
+        ids = torch.cat((prompts_PL[index, :length], responses_BT[row, :count]))
+        scored = (model(ids[None]).logits[0, length - 1 : -1] / temperature).log_softmax(-1)
+        picked = scored.gather(-1, responses_BT[row, :count, None])[:, 0]
+        log_probs_BT = log_probs_BT.index_put((torch.full((count,), row), torch.arange(count)), picked)
+        entropy_BT[row, :count] = -(scored.exp() * scored).sum(-1).detach()
+    return log_probs_BT, entropy_BT
+
+
+def gradients(model, log_probs_BT):
+    weights_BT = torch.randn(log_probs_BT.shape, generator=torch.Generator().manual_seed(11))
+    return torch.autograd.grad((log_probs_BT * weights_BT).sum(), list(model.parameters()))
+
+
+BATCHES = {
+    "ragged": ([4, 7, 2], [5, 1, 3, 8, 2, 6], [0, 0, 1, 1, 2, 2]),
+    "rows in any order": ([4, 7, 2], [5, 1, 3, 8, 2, 6], [2, 0, 1, 2, 0, 1]),
+    "empty responses": ([4, 7], [5, 0, 0, 3], [0, 0, 1, 1]),
+    "all responses empty": ([4, 7], [0, 0], [0, 1]),
+    "one prompt with many rollouts": ([6], [3, 4, 5, 6, 7, 8, 9], [0] * 7),
+    "one rollout for each prompt": ([6, 1, 3], [4, 4, 4], [0, 1, 2]),
+    "uneven groups": ([3, 5], [4, 2, 6, 1], [1, 1, 1, 0]),
+    "a prompt without rollouts": ([3, 5, 2], [4, 2], [2, 0]),
+    "one token each": ([1, 1], [1, 1, 1], [0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("score", [response_log_probs, padded_response_log_probs])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_values_and_gradients_equal_plain_rows(lengths, score):
+    model, batch = own_model(), make_batch(*lengths)
+    expected, expected_entropy = row_by_row(model, batch, temperature=0.7)
+    log_probs, entropy = score(model, *batch, temperature=0.7, with_entropy=True)
+    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-5, atol=1e-5)
+    assert not entropy.requires_grad
+    if batch[3].any():
+        torch.testing.assert_close(gradients(model, log_probs), gradients(model, expected), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_values_equal_plain_rows_for_any_lengths(data):
+    prompt_lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    rows = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, len(prompt_lengths) - 1)), min_size=1))
+    batch = make_batch(prompt_lengths, *map(list, zip(*rows, strict=True)))
+    model = own_model(tie_word_embeddings=False, num_key_value_heads=4)
+    with torch.no_grad():
+        expected, _ = row_by_row(model, batch)
+        for score in (response_log_probs, padded_response_log_probs):
+            torch.testing.assert_close(score(model, *batch)[0], expected, rtol=1e-5, atol=2e-5)
+
+
+def test_masked_positions_are_zero_and_padding_does_not_matter():
+    model = own_model()
+    prompts_PL, lengths_P, responses_BT, mask_BT, index_B = make_batch([4, 7], [5, 2, 3], [0, 1, 1], width=9)
+    log_probs, entropy = response_log_probs(
+        model, prompts_PL, lengths_P, responses_BT, mask_BT, index_B, with_entropy=True
+    )
+    assert log_probs.dtype == entropy.dtype == torch.float32
+    assert log_probs.shape == (3, 9)
+    assert torch.equal(log_probs[~mask_BT], torch.zeros(27 - 10))
+    assert (log_probs[mask_BT] < 0).all()
+    others = prompts_PL.clone(), responses_BT.clone()
+    others[0][0, 4:], others[1][~mask_BT] = 0, 0
+    again, _ = response_log_probs(model, others[0], lengths_P, others[1], mask_BT.long(), index_B)
+    assert torch.equal(again, log_probs)
+
+
+def test_only_distinct_tokens_are_run():
+    batch = pack_batch(*make_batch([4, 7], [5, 0, 3, 1], [1, 0, 0, 1]))
+    # prompts 4 + 7, responses without their last token 4 + 0 + 2 + 0
+    assert batch.token_ids_N.shape == (17,)
+    assert batch.positions_N.tolist() == [*range(4), *range(7), 7, 8, 9, 10, 4, 5]
+    assert batch.scored_ids_M.shape == (9,)
+    # row 0 starts at the last token of prompt 1 (slot 10), row 2 at that of prompt 0 (slot 3), row 3 at 10 again
+    assert batch.scored_slots_M.tolist() == [10, 11, 12, 13, 14, 3, 15, 16, 10]
+
+
+def test_the_dispatcher_encodes_prompts_once_for_the_own_model_only():
+    class Rows(torch.nn.Module):
+        """An own model in a coat that the dispatcher does not know."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner, self.shapes = own_model(), []
+
+        def forward(self, input_ids, attention_mask):
+            self.shapes.append(tuple(input_ids.shape))
+            return self.inner(input_ids, attention_mask)
+
+    rows, batch = Rows(), make_batch([4, 7], [5, 2, 3], [0, 1, 1])
+    expected, _ = policy_log_probs(rows.inner, *batch)
+    assert rows.shapes == []
+    log_probs, _ = policy_log_probs(rows, *batch)
+    assert rows.shapes == [(3, 9)]  # longest row 7 + 3, without its last token
+    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-5)
+
+
+class RecordTypes(TorchDispatchMode):
+    """Remember the operand types of the operators that matter."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.setdefault(func.overloadpacket.__name__, set()).add(getattr(args[0], "dtype", None))
+        return func(*args, **(kwargs or {}))
+
+
+def test_autocast_multiplies_in_bfloat16_and_normalises_in_float32():
+    model, batch = own_model(), make_batch(*BATCHES["ragged"])
+    expected, _ = response_log_probs(model, *batch)
+    with RecordTypes() as record:
+        with torch.autocast("cpu", torch.bfloat16):
+            log_probs, _ = response_log_probs(model, *batch)
+        log_probs.sum().backward()
+    assert record.seen["mm"] == {torch.bfloat16}
+    for operator in ("_softmax", "_log_softmax", "bmm", "linalg_vector_norm"):
+        assert record.seen[operator] == {torch.float32}, operator
+    assert log_probs.dtype == torch.float32
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+    # bfloat16 keeps 8 bits: logits of size 8 are off by about 8 / 256
+    assert 0 < (log_probs - expected).abs().max() < 0.25
+    assert expected.abs().max() > 5
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (1, torch.tensor([4, 0]), "a prompt has 0 tokens, must be at least 1"),
+        (1, torch.tensor([4, 9]), "a prompt of 9 tokens in 8 columns"),
+        (1, torch.tensor([4]), r"prompt_lengths is \(1,\), not \(2,\)"),
+        (3, torch.ones(3, 4), r"response_mask is \(3, 4\), response_ids \(3, 5\)"),
+        (3, torch.tensor([[1, 1, 0, 1, 0]] * 3), "response_mask has a 1 after a 0"),
+        (4, torch.tensor([0, 1, 2]), r"prompt_index \[2\] is outside 0..1"),
+        (4, torch.tensor([0, 1]), r"prompt_index is \(2,\), not \(3,\)"),
+    ],
+)
+@pytest.mark.parametrize("score", [response_log_probs, padded_response_log_probs])
+def test_a_malformed_batch_is_refused(score, place, value, message):
+    batch = list(make_batch([4, 7], [5, 2, 3], [0, 1, 1]))
+    batch[place] = value
+    with pytest.raises(ValueError, match=message):
+        score(own_model(), *batch)
+
+
+def test_temperature_zero_is_refused():
+    with pytest.raises(ValueError, match="temperature is 0, must be above 0"):
+        response_log_probs(own_model(), *make_batch([4], [5], [0]), temperature=0)

@@ -1,0 +1,199 @@
+"""Policies on disk: what is written, and what is refused on reading."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from harness.errors import UserError
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.storage import load_policy, save_policy
+from harness.models.tokenizer import train_tokenizer
+
+TOKENIZER = train_tokenizer(["a red apple"], 260)
+SHAPE = dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), num_hidden_layers=1)
+IDS = torch.arange(24).view(2, 12)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A saved policy, to be damaged."""
+    save_policy(DecoderLM(SHAPE), TOKENIZER, tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_loads_what_is_saved(tmp_path, tied):
+    model = DecoderLM(dataclasses.replace(SHAPE, tie_word_embeddings=tied), seed=5)
+    save_policy(model, TOKENIZER, tmp_path / "new" / "policy")
+    llama, loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "policy", output_loading_info=True)
+    assert type(llama) is LlamaForCausalLM
+    assert [value for key, value in loaded.items() if "keys" in key and value] == []
+    torch.testing.assert_close(llama(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "new" / "policy")
+    assert tokenizer.encode("a red apple") == TOKENIZER.encode("a red apple")
+    assert (llama.generation_config.eos_token_id, llama.generation_config.pad_token_id) == (1, 0)
+
+
+def test_only_whole_files_and_no_pickle_are_left(folder):
+    save_policy(DecoderLM(SHAPE, seed=1), TOKENIZER, folder)  # over the first
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+    ]  # fmt: skip
+    assert [path.name for path in folder.parent.iterdir()] == ["policy"]
+    saved = load_file(folder / "model.safetensors")
+    for name, weight in DecoderLM(SHAPE, seed=1).state_dict().items():
+        assert torch.equal(saved[name], weight), name
+
+
+def test_nothing_saved_names_a_path(folder):
+    for path in folder.glob("*.json"):
+        assert str(folder.parent) not in path.read_text(), path.name
+
+
+def test_other_files_in_the_folder_stay(folder):
+    (folder / "notes.txt").write_text("mine")
+    save_policy(DecoderLM(SHAPE), TOKENIZER, folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot save the policy: (Not a directory|File exists)"):
+        save_policy(DecoderLM(SHAPE), TOKENIZER, tmp_path / "file")
+
+
+def test_type_of_the_weights_is_kept_on_disk_and_chosen_on_loading(tmp_path):
+    save_policy(DecoderLM(SHAPE).to(torch.bfloat16), TOKENIZER, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert load_file(tmp_path / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+    for dtype in (torch.float32, torch.bfloat16):
+        model, _ = load_policy(tmp_path, dtype=dtype)
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_sharded_weights_are_read(tmp_path):
+    llama = LlamaForCausalLM(LlamaConfig.from_dict(SHAPE.to_hf())).eval()
+    llama.save_pretrained(tmp_path, max_shard_size="200KB")
+    TOKENIZER.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    model, _ = load_policy(tmp_path)
+    assert isinstance(model, DecoderLM)
+    torch.testing.assert_close(model(IDS).logits, llama(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_llama_the_own_model_cannot_run_is_left_to_transformers(tmp_path):
+    config = LlamaConfig.from_dict(SHAPE.to_hf())
+    config.rope_parameters = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    model, _ = load_policy(tmp_path)
+    assert type(model) is LlamaForCausalLM
+    assert not model.training
+
+
+def test_a_missing_folder_is_refused():
+    with pytest.raises(UserError, match="no model folder ./no/such/folder"):
+        load_policy("./no/such/folder")
+
+
+def test_a_file_is_refused(folder):
+    with pytest.raises(UserError, match="is a file, must be a folder"):
+        load_policy(folder / "config.json")
+
+
+def test_a_folder_without_config_is_refused(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match="no config.json in the model folder"):
+        load_policy(folder)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "holds no object")])
+def test_a_damaged_config_is_refused(folder, text, message):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_policy(folder)
+
+
+def test_a_folder_without_weights_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no weights in the model folder: config.json but no \*.safetensors"):
+        load_policy(folder)
+
+
+def test_pickled_weights_are_refused_with_the_reason(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model.bin\).*loading a pickle can run any"):
+        load_policy(folder)
+
+
+def test_missing_and_misshapen_tensors_are_named(folder):
+    weights = load_file(folder / "model.safetensors")
+    norm = weights.pop("model.norm.weight")
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"the weights lack model.norm.weight \(128,\)"):
+        load_policy(folder)
+    save_file(weights | {"model.norm.weight": norm[:5].clone()}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"model.norm.weight is \(5,\), config.json asks for \(128,\)"):
+        load_policy(folder)
+
+
+def test_damaged_weights_are_refused(folder):
+    (folder / "model.safetensors").write_bytes(b"\x10\x00\x00\x00")
+    with pytest.raises(UserError, match="cannot read model.safetensors"):
+        load_policy(folder)
+
+
+def test_a_folder_without_tokenizer_is_refused(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(UserError, match="no usable tokenizer in the model folder"):
+        load_policy(folder)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(folder):
+    train_tokenizer(["a red apple on a big table and a green one"] * 2, 290).save_pretrained(folder)
+    with pytest.raises(UserError, match=r"the tokenizer has 2\d\d tokens, the model's vocab_size is 260"):
+        load_policy(folder)
+
+
+def test_a_tokenizer_without_padding_pads_with_its_end_token(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["pad_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    _, tokenizer = load_policy(folder)
+    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<|eos|>", 1)
+
+
+def test_a_tokenizer_without_end_token_is_refused(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="the tokenizer has no end-of-sequence token"):
+        load_policy(folder)
+
+
+def test_a_hub_name_without_network_is_one_clear_error(tmp_path):
+    script = """
+from harness.errors import UserError
+from harness.models.storage import load_policy
+try:
+    load_policy("nobody/no-such-model")
+except UserError as error:
+    print(error)
+"""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("no folder nobody/no-such-model, and the Hugging Face hub did not give a model")
+    assert "fix:   check the name and the network" in done.stdout
+    assert "Traceback" not in done.stderr
