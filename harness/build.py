@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch import nn
 from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessScorer
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.loop import LoopPlan
-from harness.protocols import Engine, Generator, Learner, Scorer, Task, Tokenizer
+from harness.protocols import Engine, Generator, Learner, Scorer, Task
 from harness.scenario import Scenario, no_gpu_error
 from harness.tasks.schedule import prompt_schedule
 from harness.trace import Stage, Tracer
@@ -28,7 +29,7 @@ class Policy:
     """A model with its tokenizer, and how many tokens its context holds (None if unknown)."""
 
     model: nn.Module
-    tokenizer: Tokenizer
+    tokenizer: Any  # a Hugging Face tokenizer
     context: int | None
 
     @property
@@ -53,7 +54,8 @@ class Parts:
     @property
     def lanes(self) -> tuple[str, ...]:
         """Names of all lanes."""
-        return tuple(part.lane for part in (*self.generators, *self.scorers, self.learner))
+        samplers, scorers = (part.lane for part in self.generators), (part.lane for part in self.scorers)
+        return (*samplers, *scorers, self.learner.lane)
 
     def close(self) -> None:
         """Wait for the parts' threads to end; stop them first through the stop signal."""
@@ -143,9 +145,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
     loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
     return TrainerOptions(
         group_size=scenario.group_size,
-        loss=LossOptions(
-            loss.type, loss.cliprange, loss.cliprange_high, loss.dual_clip, kl.coefficient, kl.estimator
-        ),
+        loss=LossOptions(loss.type, loss.cliprange, loss.cliprange_high, loss.dual_clip, kl.coefficient, kl.estimator),
         aggregation=loss.aggregation,
         constant=scenario.loss_constant,
         advantage_eps=scenario.advantage.eps,
@@ -187,9 +187,7 @@ def _one_thread(torch_threads: int) -> ThreadPoolExecutor:
 def _keyword_task(settings: Any) -> Task:
     from harness.tasks.keywords import KeywordTask
 
-    return KeywordTask(
-        settings.keywords_per_prompt, settings.train_prompts, settings.validation_prompts, settings.seed
-    )
+    return KeywordTask(settings.keywords_per_prompt, settings.train_prompts, settings.validation_prompts, settings.seed)
 
 
 def _jsonl_task(settings: Any) -> Task:
@@ -225,23 +223,28 @@ def _folder_policy(settings: Any, device: str, should_stop: StopSignal) -> Polic
 
 
 def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
-    from harness.engines.native import native_engine
+    from harness.engines.huggingface import HuggingFaceEngine
+    from harness.engines.native import NativeEngine
+    from harness.models.decoder import DecoderLM
 
-    settings = scenario.engine
-    return native_engine(
-        policy.model,
-        policy.tokenizer,
-        precision=settings.precision,
-        device=device,
-        max_batch=settings.max_batch,
-        should_stop=should_stop,
-    )
+    settings: Any = scenario.engine
+    if isinstance(policy.model, DecoderLM):
+        return NativeEngine(
+            policy.model.config,
+            policy.tokenizer,
+            precision=settings.precision,
+            device=device,
+            max_batch=settings.max_batch,
+            should_stop=should_stop,
+        )
+    own_copy = copy.deepcopy(policy.model).to(getattr(torch, settings.precision))
+    return HuggingFaceEngine(own_copy, policy.tokenizer, max_batch=settings.max_batch, should_stop=should_stop)
 
 
 def _fake_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.fake import FakeEngine
 
-    return FakeEngine()
+    return FakeEngine(policy.tokenizer, vocab_size=len(policy.tokenizer), should_stop=should_stop)
 
 
 def _in_process_transport(scenario: Scenario) -> WeightTransport:

@@ -202,7 +202,9 @@ class _Lanes:
             prompt_ids = self.plan.batch_prompts(step)
             shards = len(self.generators)
             if len(prompt_ids) < shards:
-                raise ValueError(f"{shards} Generators cannot share the {len(prompt_ids)} prompts of a batch: use fewer")
+                raise ValueError(
+                    f"{shards} Generators cannot share the {len(prompt_ids)} prompts of a batch: use fewer"
+                )
             for shard in range(shards):
                 seed = derive_seed(self.plan.seed, "train", step, shard)
                 mine = prompt_ids[shard * len(prompt_ids) // shards : (shard + 1) * len(prompt_ids) // shards]
@@ -257,8 +259,8 @@ class _Lanes:
         held, bound = self.holds[generator.lane], self.plan.max_lag
         if self.version - held > bound:
             raise RunStopped(
-                f"lag bound broken: {generator.lane} starts the batch of step {item.step} at policy version {held} while "
-                f"the Learner is at {self.version}: lag {self.version - held} is above max_lag {bound}"
+                f"lag bound broken: {generator.lane} starts the batch of step {item.step} at policy version {held} "
+                f"while the Learner is at {self.version}: lag {self.version - held} is above max_lag {bound}"
             )
 
     # ---- Scorer
@@ -326,8 +328,9 @@ class _Lanes:
         oldest = min(group.min_version for group in groups)
         if self.version - oldest > self.plan.max_lag:
             raise RunStopped(
-                f"lag bound broken: training step {step} at policy version {self.version} would consume a rollout whose "
-                f"oldest token is of version {oldest}: lag {self.version - oldest} is above max_lag {self.plan.max_lag}"
+                f"lag bound broken: training step {step} at policy version {self.version} would consume a rollout "
+                f"whose oldest token is of version {oldest}: lag {self.version - oldest} is above max_lag "
+                f"{self.plan.max_lag}"
             )
 
     # ---- all

@@ -51,7 +51,7 @@ class Learner(Protocol):
     lane: str
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """Train on one rollout batch; stages ``prepare_batch``, ``old_logprobs``, ``reference_logprobs``, ``update``."""
+        """Train on one batch; stages ``prepare_batch``, ``old_logprobs``, ``reference_logprobs``, ``update``."""
 
     async def publish_weights(self, version: int) -> WeightTicket:
         """Make the current weights available to the Generators; stage ``weight_publish``."""
@@ -70,25 +70,32 @@ class Engine(Protocol):
         """
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights in place, by their Hugging Face names. Raises ValueError on a missing or misshapen one."""
+        """Replace the weights in place, by Hugging Face name; ValueError on a missing, misshapen or unknown one."""
 
 
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that the harness uses."""
 
-    eos_token_id: int
-    pad_token_id: int
+    eos_token_id: Any  # an int; transformers leaves it untyped
+    pad_token_id: Any
 
-    def encode(self, text: str, **options: Any) -> list[int]: ...
+    def encode(self, text: Any, **options: Any) -> Any:
+        """Return the token ids of a text."""
 
-    def decode(self, token_ids: Sequence[int], **options: Any) -> str: ...
+    def decode(self, token_ids: Any, **options: Any) -> Any:
+        """Return the text of a list of token ids."""
 
 
 class Task(Protocol):
     """Prompts and their reward. Prompt ids index ``train_prompts`` or ``validation_prompts``."""
 
-    train_prompts: Sequence[Prompt]
-    validation_prompts: Sequence[Prompt]
+    @property
+    def train_prompts(self) -> Sequence[Prompt]:
+        """The prompts trained on."""
+
+    @property
+    def validation_prompts(self) -> Sequence[Prompt]:
+        """The held-out prompts."""
 
     def reward(self, response: str, ground_truth: str) -> dict[str, float]:
         """Return ``reward``, ``format_reward`` and ``answer_reward`` of one response."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import harness
+from harness.probes.nvml import list_gpus
 
 PACKAGES = (
     "torch",
@@ -63,7 +64,7 @@ def machine_facts(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgrou
     memory = _memory_gib(proc / "meminfo", cgroup / "memory.max")
     if memory is None:
         missing["memory_gib"] = "no /proc/meminfo"
-    gpus, reason = _gpus()
+    gpus, reason = list_gpus()
     if reason is not None:
         missing["gpus"] = reason
     facts = {"cpu": cpu, "cores": usable_cores(), "memory_gib": memory, "gpus": gpus}
@@ -114,39 +115,9 @@ def _memory_gib(meminfo: Path, limit: Path) -> int | None:
     if kib is None:
         return None
     available = kib * 1024
-    try:
+    with suppress(OSError, ValueError):  # no cgroup, or "max"
         available = min(available, int(limit.read_text(encoding="ascii")))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        pass
     return round(available / _GIB)
-
-
-def _gpus() -> tuple[list[dict[str, Any]] | None, str | None]:
-    """Return the NVIDIA GPUs, or None and why they cannot be listed."""
-    try:
-        pynvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None, "nvidia-ml-py is not installed"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return None, f"NVML: {error}"
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_gpu(pynvml, handle) for handle in handles], None
-    except pynvml.NVMLError as error:
-        return None, f"NVML: {error}"
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(pynvml: Any, handle: Any) -> dict[str, Any]:
-    name = pynvml.nvmlDeviceGetName(handle)
-    try:
-        memory = round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / _GIB)
-    except pynvml.NVMLError:  # a MIG slice without permission, or memory shared with the host
-        memory = None
-    return {"name": name.decode() if isinstance(name, bytes) else name, "memory_gib": memory}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

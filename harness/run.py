@@ -200,9 +200,7 @@ async def _run_arm(arm: Arm, pace: Pace) -> None:
     assert arm.recorder is not None
     parts = arm.parts
     arm.recorder.loop_starts(parts.lanes)
-    await run_loop(
-        parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, arm.recorder, pace
-    )
+    await run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, arm.recorder, pace)
     arm.recorder.loop_ends()
 
 

@@ -104,7 +104,9 @@ class ScorerWorker:
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         """Return the groups with their rewards, reward metrics, and for an evaluation the first few rollouts."""
         evaluating = item.purpose is Purpose.EVALUATE
-        with self.tracer.span(self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, groups[0].min_version):
+        with self.tracer.span(
+            self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, groups[0].min_version
+        ):
             rewards = [self._rewards(group.data) for group in groups]
             scored = tuple(
                 replace(group, rewards=tuple(reward["reward"] for reward in of_group))
@@ -136,9 +138,7 @@ def _example(group: RolloutGroup) -> ExampleRollout:
     )
 
 
-def _reward_metrics(
-    rewards: list[dict[str, float]], groups: tuple[RolloutGroup, ...], evaluating: bool
-) -> Metrics:
+def _reward_metrics(rewards: list[dict[str, float]], groups: tuple[RolloutGroup, ...], evaluating: bool) -> Metrics:
     count = len(rewards)
     mean = {key: sum(reward[key] for reward in rewards) / count for key in rewards[0]}
     lengths = [length for group in groups for length in group.lengths]

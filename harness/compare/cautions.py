@@ -82,11 +82,11 @@ def _turns(campaign: Campaign) -> list[str]:
     if len(campaign.runs) == 1:
         return []
     ways = {run.manifest.interleaving for run in campaign.runs}
-    if ways == {"step"}:
-        return ["The runs took turns step by step, so a slow spell of the machine hit all of them alike."]
-    if ways == {"run"}:
+    if ways != {"step"}:
         return ["The runs ran one after the other, so drift of the machine shows as a difference between them."]
-    return []
+    if any(run.manifest.point != campaign.runs[0].manifest.point for run in campaign.runs):
+        return ["The arms took turns step by step; the points of the sweep ran one after the other."]
+    return ["The arms took turns step by step, so a slow spell of the machine hit all of them alike."]
 
 
 def _no_verdict(campaign: Campaign) -> str:

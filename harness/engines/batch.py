@@ -134,9 +134,7 @@ class BatchSampler:
         self.stats.sampled_tokens += int(batch.lengths_R.sum())
         return batch.completions()
 
-    def _draw(
-        self, batch: _Rows, logits_RV: Tensor, sampling: SamplingParams, uniforms_TR: Tensor | None
-    ) -> Tensor:
+    def _draw(self, batch: _Rows, logits_RV: Tensor, sampling: SamplingParams, uniforms_TR: Tensor | None) -> Tensor:
         """Draw and record a token for each live row, let finished rows leave, and return the tokens that go on."""
         uniforms_R = None if uniforms_TR is None else batch.of_live_rows(uniforms_TR[batch.length])
         banned = self._tokenizer.eos_token_id if batch.length < sampling.min_tokens else None
@@ -203,9 +201,7 @@ class _Rows:
             return values_R
         return values_R[torch.from_numpy(self._row_in_slot).to(values_R.device)]
 
-    def record(
-        self, tokens: npt.NDArray[np.int64], log_probs: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.bool_] | None:
+    def record(self, tokens: npt.NDArray[np.int64], log_probs: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_] | None:
         """Append a token to the row in each slot; return which slots it finishes, or None if none."""
         self._token_ids_TR[self.length, self._row_in_slot] = tokens
         self._log_probs_TR[self.length, self._row_in_slot] = log_probs

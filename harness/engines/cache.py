@@ -11,9 +11,14 @@ from torch import Tensor
 from harness.models.config import ModelConfig
 
 
-def as_pairs(x: Tensor) -> Tensor:
-    """View (..., D), in which the two halves of a rotated pair are neighbours, as (..., D/2) complex numbers."""
-    return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+class LayerColumns(NamedTuple):
+    """Views of one layer's cache: the newest column's keys and values (2, R * Hkv, D), to be filled; and as ``bmm``
+    wants them all keys (R * Hkv, D, T) and all values (R * Hkv, T, D) up to and with that column.
+    """
+
+    newest: Tensor
+    keys_t: Tensor
+    values: Tensor
 
 
 class KeyValueCache:
@@ -43,32 +48,23 @@ class KeyValueCache:
     def resize(self, num_rows: int) -> None:
         """Keep the first ``num_rows`` rows."""
         self._data = self._data[:, :, :num_rows]
-        self._keys, self._values = self._data.unbind(1)
-        self._key_pairs, self._value_pairs = as_pairs(self._keys), as_pairs(self._values)
-        flat = (len(self._keys), -1, *self._keys.shape[3:])
-        self._flat_keys_t, self._flat_values = self._keys.view(flat).transpose(2, 3), self._values.view(flat)
+        num_layers, _, _, _, num_columns, head_dim = self._data.shape
+        self._flat = self._data.view(num_layers, 2, -1, num_columns, head_dim)
+        self._keys_t, self._values = self._flat[:, 0].transpose(2, 3), self._flat[:, 1]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` columns of one row over another."""
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
 
-    def prompts(self, length: int) -> list[tuple[Tensor, Tensor]]:
-        """For each layer, the keys and values (R, Hkv, length, D) of the first columns, to be filled."""
-        return list(zip(self._keys[..., :length, :], self._values[..., :length, :], strict=True))
+    def prompts(self, length: int) -> tuple[Tensor, ...]:
+        """For each layer the keys and values (2, R, Hkv, length, D) of the first columns, to be filled."""
+        return self._data[..., :length, :].unbind(0)
 
-    def columns(self, index: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """For each layer what the step that fills column ``index`` needs.
-
-        The column's keys and values as pairs (R, Hkv, D/2), to be filled; then, as ``bmm`` wants them, all keys up to
-        and with this column (R * Hkv, D, index + 1) and all values (R * Hkv, index + 1, D).
-        """
-        views = (
-            self._key_pairs[:, :, :, index],
-            self._value_pairs[:, :, :, index],
-            self._flat_keys_t[:, :, :, : index + 1],
-            self._flat_values[:, :, : index + 1],
-        )
-        return list(zip(*(view.unbind(0) for view in views), strict=True))
+    def columns(self, index: int) -> list[LayerColumns]:
+        """For each layer what the step that fills column ``index`` needs."""
+        end = index + 1
+        views = (self._flat[:, :, :, index], self._keys_t[..., :end], self._values[:, :, :end])
+        return [LayerColumns(*layer) for layer in zip(*(view.unbind(0) for view in views), strict=True)]
 
 
 class PaddedPrompts(NamedTuple):

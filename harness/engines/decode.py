@@ -1,11 +1,11 @@
 """Decoding with a Llama: prefill, then one token a row and step.
 
-Measured on a Zen 4 core (64 rows, 8 query and 4 key/value heads of 32, 30 tokens): for single queries two ``bmm`` around
-a softmax take 60% of the time of ``scaled_dot_product_attention`` in float32, and 30% of its time in bfloat16. So
-attention and its cache are float32 whatever the precision of the weights.
+Measured on a Zen 4 core (64 rows, 8 query and 4 key/value heads of 32, 30 tokens): for single queries, two ``bmm``
+around a softmax take 60% of the time of ``scaled_dot_product_attention`` in float32, and 30% of its time in bfloat16.
+So attention and its cache are float32 whatever the precision of the weights.
 
-A step of a small model on one core spends a fifth of its time between kernels. Hence the buffers and views that are made
-once for each number of rows, and kernels that write straight into them.
+With a small model on one core the way into and out of each kernel costs a tenth of a step or more. Hence the buffers
+and views that are made once for each number of rows, and kernels that write straight into them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.engines.cache import KeyValueCache, PaddedPrompts, as_pairs, pad, padding_bias
+from harness.engines.cache import KeyValueCache, LayerColumns, PaddedPrompts, pad, padding_bias
 from harness.engines.weights import InferenceWeights, LayerWeights
 from harness.errors import RunStopped
 from harness.models.config import ModelConfig
@@ -33,13 +33,45 @@ def rotation_table(config: ModelConfig) -> Tensor:
 
 
 class _Buffers(NamedTuple):
-    """What the layers of a step overwrite: normed (R, C); the queries and the attention's output, each in two views."""
+    """What a step overwrites, made once for each number of rows; some of it seen in two ways.
+
+    Args:
+        normed_RC: input of a projection.
+        rotation_RF: what qkv's pairs (R, F = Hkv * (G + 2) * D/2) are multiplied with; 1 for the values.
+        rotation: the same, (R, Hkv, G + 1, D/2), without the values.
+        rotated_RF: qkv's pairs when rotated.
+        queries: the queries among them, (R * Hkv, G, D).
+        keys_values: the keys and values among them, (2, R * Hkv, D).
+        attended: the attention's output, (R * Hkv, G, D).
+        attended_RC: the same, (R, Hq * D).
+    """
 
     normed_RC: Tensor
-    query_pairs: Tensor
+    rotation_RF: Tensor
+    rotation: Tensor
+    rotated_RF: Tensor
     queries: Tensor
+    keys_values: Tensor
     attended: Tensor
     attended_RC: Tensor
+
+
+def _make_buffers(config: ModelConfig, num_rows: int, dtype: torch.dtype, device: torch.device) -> _Buffers:
+    groups, group_size, head_dim = config.num_key_value_heads, config.queries_per_key, config.head_dim
+    rotation = torch.ones(num_rows, groups, group_size + 2, head_dim // 2, dtype=torch.complex64, device=device)
+    rotated = torch.empty_like(rotation)
+    heads = torch.view_as_real(rotated).view(num_rows * groups, group_size + 2, head_dim)
+    attended = torch.empty(num_rows * groups, group_size, head_dim, device=device)
+    return _Buffers(
+        torch.empty(num_rows, config.hidden_size, dtype=dtype, device=device),
+        rotation.view(num_rows, -1),
+        rotation[:, :, : group_size + 1],
+        rotated.view(num_rows, -1),
+        heads[:, :group_size],
+        heads[:, group_size:].transpose(0, 1),
+        attended,
+        attended.view(num_rows, config.query_size),
+    )
 
 
 class LlamaDecoder:
@@ -60,7 +92,6 @@ class LlamaDecoder:
         self._cache = KeyValueCache(config, device)
         self._rotations = rotation_table(config).to(device)
         self._norm_floor = torch.tensor(math.sqrt(config.hidden_size * config.rms_norm_eps), device=device)
-        self._head_counts = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
 
     @property
     def vocab_size(self) -> int:
@@ -79,13 +110,13 @@ class LlamaDecoder:
         self._length = padded.token_ids_PT.shape[1]
         self._positions_R, self._padding_R1T = padded.lengths_P[rows], padding_bias(padded, rows)
         self._cache.allocate(len(rows), self._length + max_tokens - 1)
-        self._make_buffers(len(rows))
+        self._buffers = _make_buffers(self.config, len(rows), self._dtype, self._device)
         hidden = weights.embedding[padded.token_ids_PT]
-        rotation = self._rotations[padded.positions_PT].unsqueeze(2)
-        for layer, (keys, values) in zip(weights.layers, self._cache.prompts(self._length), strict=True):
+        rotation = self._rotations[padded.positions_PT][:, :, None, None]
+        for layer, cached in zip(weights.layers, self._cache.prompts(self._length), strict=True):
             is_last = layer is weights.layers[-1]
             q, k, v = self._prompt_heads(hidden, layer, rotation)
-            keys[:], values[:] = k[rows], v[rows]
+            cached[0], cached[1] = k[rows], v[rows]
             hidden = self._prompt_layer(hidden, q, k, v, layer, padded, is_last)
         logits_PV = weights.head(self._norm(hidden, torch.empty_like(hidden))).float()
         return logits_PV[rows]
@@ -94,9 +125,9 @@ class LlamaDecoder:
         """See ``DecodeBackend``."""
         weights, buffers = self._loaded(), self._buffers
         x_RC = weights.embedding.index_select(0, token_ids_R)
-        rotation = self._rotations.index_select(0, self._positions_R).unsqueeze(1)
+        buffers.rotation[:] = self._rotations.index_select(0, self._positions_R)[:, None, None]
         for layer, columns in zip(weights.layers, self._cache.columns(self._length), strict=True):
-            self._attend(x_RC, layer, columns, rotation)
+            self._attend(x_RC, layer, columns)
             x_RC = self._finish_layer(x_RC, buffers.attended_RC, layer, buffers.normed_RC)
         self._positions_R += 1
         self._length += 1
@@ -110,7 +141,7 @@ class LlamaDecoder:
             if self._padding_R1T is not None:
                 self._padding_R1T[target] = self._padding_R1T[source]
         self._cache.resize(num_rows)
-        self._make_buffers(num_rows)
+        self._buffers = _make_buffers(self.config, num_rows, self._dtype, self._device)
         self._positions_R = self._positions_R[:num_rows]
         if self._padding_R1T is not None:
             self._padding_R1T = self._padding_R1T[:num_rows]
@@ -119,19 +150,6 @@ class LlamaDecoder:
         if self.weights is None:
             raise RunStopped("the engine was asked to generate before any weights were loaded")
         return self.weights
-
-    def _make_buffers(self, num_rows: int) -> None:
-        config = self.config
-        queries, attended = torch.empty(
-            2, num_rows * config.num_key_value_heads, config.queries_per_key, config.head_dim, device=self._device
-        )
-        self._buffers = _Buffers(
-            torch.empty(num_rows, config.hidden_size, dtype=self._dtype, device=self._device),
-            as_pairs(queries.view(num_rows, config.num_attention_heads, config.head_dim)),
-            queries,
-            attended,
-            attended.view(num_rows, config.query_size),
-        )
 
     def _norm(self, x_RC: Tensor, out_RC: Tensor) -> Tensor:
         """RMSNorm (Zhang and Sennrich 2019) without its gain and without its factor sqrt(C), which the weights hold.
@@ -142,21 +160,16 @@ class LlamaDecoder:
         length_R1 = torch.linalg.vector_norm(x_RC, dim=-1, keepdim=True)
         return torch.div(x_RC, torch.hypot(length_R1, self._norm_floor), out=out_RC)
 
-    def _attend(
-        self, x_RC: Tensor, layer: LayerWeights, columns: tuple[Tensor, Tensor, Tensor, Tensor], rotation: Tensor
-    ) -> None:
+    def _attend(self, x_RC: Tensor, layer: LayerWeights, columns: LayerColumns) -> None:
         """Attention of each row's newest token over its cache, into ``attended``; the query heads of a key share it."""
         buffers = self._buffers
-        new_keys, new_values, keys_t, values = columns
-        heads = as_pairs(layer.qkv(self._norm(x_RC, buffers.normed_RC)).float().view(len(x_RC), -1, self.config.head_dim))
-        q, k, v = heads.split(self._head_counts, dim=1)
-        torch.mul(q, rotation, out=buffers.query_pairs)
-        torch.mul(k, rotation, out=new_keys)
-        new_values.copy_(v)
-        scores = torch.bmm(buffers.queries, keys_t)
+        heads_RF = layer.qkv(self._norm(x_RC, buffers.normed_RC)).float()
+        torch.mul(heads_RF.view(torch.complex64), buffers.rotation_RF, out=buffers.rotated_RF)
+        columns.newest.copy_(buffers.keys_values)
+        scores = torch.bmm(buffers.queries, columns.keys_t)
         if self._padding_R1T is not None:
             scores.view(len(x_RC), -1, scores.shape[2])[:, :, : self._padding_R1T.shape[2]] += self._padding_R1T
-        torch.bmm(torch.softmax(scores, -1), values, out=buffers.attended)
+        torch.bmm(torch.softmax(scores, -1), columns.values, out=buffers.attended)
 
     def _finish_layer(self, x_RC: Tensor, attended_RC: Tensor, layer: LayerWeights, normed_RC: Tensor) -> Tensor:
         """Output projection and SwiGLU (Shazeer 2020), each added to the residual stream."""
@@ -165,12 +178,14 @@ class LlamaDecoder:
         return layer.down.plus(layer.up.times(normed_RC, layer.gate.silu(normed_RC)), x_RC)
 
     def _prompt_heads(self, x_PTC: Tensor, layer: LayerWeights, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values, each (P, H, T, D)."""
-        x = x_PTC.flatten(0, 1)
-        heads = layer.qkv(self._norm(x, torch.empty_like(x))).float().view(*x_PTC.shape[:2], -1, self.config.head_dim)
-        q, k, v = heads.split(self._head_counts, dim=2)
-        rotated = (torch.view_as_real(as_pairs(part) * rotation).flatten(-2) for part in (q, k))
-        return next(rotated).transpose(1, 2), next(rotated).transpose(1, 2), v.transpose(1, 2)
+        """Rotated queries (P, Hq, T, D) and keys, and values, (P, Hkv, T, D)."""
+        x, config = x_PTC.flatten(0, 1), self.config
+        heads = layer.qkv(self._norm(x, torch.empty_like(x))).float()
+        heads = heads.view(*x_PTC.shape[:2], config.num_key_value_heads, -1, config.head_dim)
+        qk, v = heads[..., :-1, :], heads[..., -1, :]
+        rotated = torch.view_as_real(torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotation).flatten(-2)
+        q = rotated[..., :-1, :].permute(0, 2, 3, 1, 4).flatten(1, 2)
+        return q, rotated[..., -1, :].transpose(1, 2), v.transpose(1, 2)
 
     def _prompt_layer(
         self, x_PTC: Tensor, q: Tensor, k: Tensor, v: Tensor, layer: LayerWeights, padded: PaddedPrompts, is_last: bool

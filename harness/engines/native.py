@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
+from torch import nn
 
 from harness.engines.batch import BatchSampler, DecodeStats
 from harness.engines.decode import LlamaDecoder
+from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.weights import build_weights
 from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
 from harness.protocols import Tokenizer
 from harness.types import Completion, SamplingParams
 
@@ -83,3 +87,26 @@ class NativeEngine:
         """
         with torch.inference_mode():
             return self._sampler.generate(prompts, num_samples, sampling, seed)
+
+
+def native_engine(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    *,
+    precision: Precision = "float32",
+    device: str | torch.device = "cpu",
+    max_batch: int = 256,
+    should_stop: Callable[[], bool] | None = None,
+) -> NativeEngine | HuggingFaceEngine:
+    """Return the harness' own engine for a policy, with a copy of its weights.
+
+    A ``DecoderLM`` gets the ``NativeEngine``; a model of transformers is copied into a ``HuggingFaceEngine``.
+    """
+    if not isinstance(model, DecoderLM):
+        copied = copy.deepcopy(model).to(device=device, dtype=_DTYPES[precision])
+        return HuggingFaceEngine(copied, tokenizer, max_batch=max_batch, should_stop=should_stop)
+    engine = NativeEngine(
+        model.config, tokenizer, precision=precision, device=device, max_batch=max_batch, should_stop=should_stop
+    )
+    engine.load_weights(model.state_dict())
+    return engine

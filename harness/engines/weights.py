@@ -2,7 +2,8 @@
 
 Loaded by Hugging Face names from any mapping of tensors; nothing is shared with the source. What changes on the way:
 
-* q, k and v are one projection; the 1/sqrt(D) of the attention scores is folded into q.
+* q, k and v are one projection, its heads in the order of ``group_heads``: all that one key/value head needs lies
+  together. The 1/sqrt(D) of the attention scores is folded into q.
 * The gain of each RMSNorm, and the sqrt(C) of its mean square over C channels, are folded into the projections behind
   it: what is left of the norm is a division by the vector's length.
 * Llama rotates the pairs (i, i + D/2) of a head. Rows of q and k are reordered so that a pair is adjacent and one
@@ -14,7 +15,7 @@ All folding happens in float32, before the weights are rounded to the engine's p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +31,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer: qkv (C -> (Hq + 2 Hkv) D), o, gate, up, down."""
+    """One decoder layer: qkv (C -> Hkv * (G + 2) * D, see ``group_heads``), o, gate, up, down."""
 
     qkv: Linear
     o: Linear
@@ -91,7 +92,11 @@ def check_names_and_shapes(
 
 
 def build_weights(
-    weights: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype, device: torch.device
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    linear: Callable[[Tensor], Linear] = make_linear,
 ) -> InferenceWeights:
     """Check the weights, copy them, and lay them out for decoding.
 
@@ -101,6 +106,7 @@ def build_weights(
         config: the model's shape.
         dtype: of the copy.
         device: of the copy.
+        linear: makes a projection of a matrix (out, in).
 
     Raises:
         ValueError: a weight is missing, unknown or misshapen, or the tied ``lm_head`` differs from the embeddings.
@@ -113,28 +119,32 @@ def build_weights(
             raise ValueError(f"weights not loaded, the old ones stay: {_HEAD} differs from the tied {_EMBEDDING}")
         return InferenceWeights(
             source[_EMBEDDING].to(dtype, copy=True),
-            tuple(_layer(source, f"model.layers.{i}.", config, dtype) for i in range(config.num_hidden_layers)),
-            make_linear((head * _folded_gain(source["model.norm.weight"])).to(dtype)),
+            tuple(_layer(source, f"model.layers.{i}.", config, dtype, linear) for i in range(config.num_hidden_layers)),
+            linear((head * _folded_gain(source["model.norm.weight"])).to(dtype)),
         )
 
 
-def _layer(source: Mapping[str, Tensor], prefix: str, config: ModelConfig, dtype: torch.dtype) -> LayerWeights:
+def _layer(
+    source: Mapping[str, Tensor],
+    prefix: str,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    linear: Callable[[Tensor], Linear],
+) -> LayerWeights:
     def weight(name: str) -> Tensor:
         return source[f"{prefix}{name}.weight"]
 
-    def linear(matrix: Tensor) -> Linear:
-        return make_linear(matrix.to(dtype))
-
     q = pair_adjacent(weight("self_attn.q_proj"), config.head_dim) / math.sqrt(config.head_dim)
     k = pair_adjacent(weight("self_attn.k_proj"), config.head_dim)
+    qkv = group_heads(q, k, weight("self_attn.v_proj"), config.num_key_value_heads)
     attention_gain = _folded_gain(weight("input_layernorm"))
     mlp_gain = _folded_gain(weight("post_attention_layernorm"))
     return LayerWeights(
-        qkv=linear(torch.cat((q, k, weight("self_attn.v_proj"))) * attention_gain),
-        o=linear(weight("self_attn.o_proj")),
-        gate=linear(weight("mlp.gate_proj") * mlp_gain),
-        up=linear(weight("mlp.up_proj") * mlp_gain),
-        down=linear(weight("mlp.down_proj")),
+        qkv=linear((qkv * attention_gain).to(dtype)),
+        o=linear(weight("self_attn.o_proj").to(dtype)),
+        gate=linear((weight("mlp.gate_proj") * mlp_gain).to(dtype)),
+        up=linear((weight("mlp.up_proj") * mlp_gain).to(dtype)),
+        down=linear(weight("mlp.down_proj").to(dtype)),
     )
 
 
@@ -146,3 +156,9 @@ def pair_adjacent(weight: Tensor, head_dim: int) -> Tensor:
     """Reorder the rows (H * D, C) of each head from (0, 1, ..., D-1) to (0, D/2, 1, D/2 + 1, ...)."""
     halves = weight.unflatten(0, (-1, 2, head_dim // 2))
     return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def group_heads(q: Tensor, k: Tensor, v: Tensor, num_groups: int) -> Tensor:
+    """Put the rows of q (Hq * D, C), k and v (Hkv * D, C) together, group by group: G queries, their key, its value."""
+    parts = [part.unflatten(0, (num_groups, -1)) for part in (q, k, v)]
+    return torch.cat(parts, dim=1).flatten(0, 1)

@@ -222,7 +222,7 @@ class PolicyTrainer:
             reference_log_probs_BT=micro.reference_log_probs_BT,
             entropy_BT=entropy_BT,
         )
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach(), to_metrics(tallies)
 
     @torch.no_grad()

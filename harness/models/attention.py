@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MAX_SCORES = 2**26
-"""Most attention scores that the plain kernel keeps in memory for a layer (256 MiB in float32)."""
+from harness.models.precision import widen
+
+MAX_SCORES = 2**24
+"""Most attention scores that the plain kernel keeps in memory for a layer (64 MiB in float32)."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_scores: int = MAX_SCORES) -> Tensor:
@@ -49,10 +51,10 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     batch, queries, heads, size = q.shape
     groups = k.shape[2]
     with torch.autocast("cpu", enabled=False):
-        q_rows = (q.float() * size**-0.5).unflatten(2, (groups, heads // groups)).permute(0, 2, 3, 1, 4)
+        q_rows = (widen(q) * size**-0.5).unflatten(2, (groups, heads // groups)).permute(0, 2, 3, 1, 4)
         q_rows = q_rows.reshape(batch * groups, heads // groups * queries, size)
-        k_rows = k.float().transpose(1, 2).flatten(0, 1)
-        v_rows = v.float().transpose(1, 2).flatten(0, 1)
+        k_rows = widen(k).transpose(1, 2).flatten(0, 1)
+        v_rows = widen(v).transpose(1, 2).flatten(0, 1)
         scores = torch.bmm(q_rows, k_rows.transpose(1, 2)).view(batch, heads, queries, k.shape[1])
         probabilities = scores.add_(bias[:, None]).softmax(-1)
         out = torch.bmm(probabilities.view(batch * groups, heads // groups * queries, k.shape[1]), v_rows)

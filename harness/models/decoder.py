@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from harness.models.attention import attention, bias_from
 from harness.models.config import ModelConfig
 from harness.models.norm import rms_norm
+from harness.models.precision import widen
 
 INIT_STD = 0.02
 
@@ -218,7 +219,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     Su et al. 2021, in Llama's layout.
     """
     cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
+    first, second = widen(x).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from harness.models.precision import product_dtype, widen
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32; Zhang and Sennrich 2019.
@@ -20,10 +22,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         The shape of ``x``, in the type the next matrix product takes: autocast's where that is on, else that of ``x``.
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    if device != "cpu":
-        return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(dtype)
+    dtype = product_dtype(x)
+    if x.device.type != "cpu":
+        return F.rms_norm(widen(x), (x.shape[-1],), widen(weight), eps).to(dtype)
     out: Tensor = _RMSNorm.apply(x, weight, eps, dtype)
     return out
 
@@ -34,7 +35,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         ctx.input_dtype = x.dtype
-        x = x.float()
+        x = widen(x)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         inverse = (norm.square_() / x.shape[-1]).add_(eps).rsqrt_()
         normalized = x * inverse
@@ -45,7 +46,7 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         normalized, inverse, weight = ctx.saved_tensors
-        grad = grad.float()
+        grad = widen(grad)
         grad_weight = (grad * normalized).flatten(0, -2).sum(0).to(weight.dtype)
         grad = grad * weight
         projection = (grad * normalized).sum(-1, keepdim=True).div_(-normalized.shape[-1])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from harness.models.precision import widen
 
 
 def score_tokens(
@@ -11,9 +12,9 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) at the tokens, (M,), and if asked the entropies (M,), which carry no gradient.
 
-    Computed in float32 whatever the type of the logits.
+    Computed in float32 where the logits are narrower.
     """
-    logits_MV = logits_MV.float()
+    logits_MV = widen(logits_MV)
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
     all_log_probs_MV = logits_MV.log_softmax(-1)
@@ -23,7 +24,7 @@ def score_tokens(
 
 def scatter_scores(log_probs_M: Tensor, entropy_M: Tensor | None, mask_BT: Tensor) -> tuple[Tensor, Tensor | None]:
     """Put the scored tokens back into their rows, with 0 where masked."""
-    zeros_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
+    zeros_BT = log_probs_M.new_zeros(mask_BT.shape)
     entropy_BT = None if entropy_M is None else zeros_BT.masked_scatter(mask_BT, entropy_M)
     return zeros_BT.masked_scatter(mask_BT, log_probs_M), entropy_BT
 

@@ -66,7 +66,8 @@ def response_log_probs(
         with_entropy: also return the entropy of each token's distribution, without gradient.
 
     Returns:
-        Log-probabilities (B, T) float32, 0 where masked, and the entropies likewise or None.
+        Log-probabilities (B, T), 0 where masked, and the entropies likewise or None; in float32, or float64 for a
+        model of that type.
 
     Raises:
         ValueError: shapes, lengths, mask, index or temperature are not as described.

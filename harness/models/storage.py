@@ -33,7 +33,7 @@ def save_policy(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: st
     """Write a folder that ``transformers`` loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
 
     Files are written beside the folder first and moved into it when all are complete, so that a reader never sees half
-    a file. Files of other names in the folder stay.
+    a file. Weight files of an earlier save are removed, other files in the folder stay.
 
     Args:
         model: a ``DecoderLM``, saved as a Llama, or a model of transformers.
@@ -97,8 +97,12 @@ def _staged(folder: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         yield staging
-        for file in sorted(staging.iterdir()):
-            os.replace(file, folder / file.name)
+        written = {file.name for file in staging.iterdir()}
+        for name in sorted(written):
+            os.replace(staging / name, folder / name)
+        for stale in folder.glob("model*.safetensors*"):
+            if stale.name not in written:
+                stale.unlink()
     except OSError as error:
         raise UserError(f"cannot save the policy: {error.strerror}", str(folder), "choose another folder") from error
     finally:

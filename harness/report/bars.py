@@ -84,8 +84,9 @@ def _look(stage: Stage) -> dict[str, Any]:
 
 
 def _finish(axes: Axes, places: Iterable[float], names: Sequence[str]) -> None:
-    axes.set_yticks(list(places), names)
-    axes.invert_yaxis()
+    places = list(places)
+    axes.set_yticks(places, names)
+    axes.set_ylim(places[-1] + 0.75, places[0] - 0.75)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(AXIS_LABEL)
     axes.set_xlim(0, axes.dataLim.x1 * 1.12)

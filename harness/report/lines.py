@@ -6,6 +6,7 @@ where seeds do not share their x values, each seed has its own thin line.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from harness.report.style import label, variant_label, variant_looks
 from harness.results import Run
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -39,13 +39,12 @@ class Curves:
         """Return every run, variant by variant."""
         return [run for runs in self.runs.values() for run in runs]
 
-    def frame(self, points: Points) -> pd.DataFrame:
+    def table(self, points: Points) -> dict[str, list[Any]]:
         """Return the points of all runs as columns variant, run, x and y."""
-        import pandas as pd
-
         numbered = [(name, index, run) for name, runs in self.runs.items() for index, run in enumerate(runs)]
         rows = [(name, index, x, y) for name, index, run in numbered for x, y in points(run)]
-        return pd.DataFrame(rows, columns=["variant", "run", "x", "y"])
+        columns = zip(*rows, strict=True) if rows else ([], [], [], [])
+        return {name: list(column) for name, column in zip(("variant", "run", "x", "y"), columns, strict=True)}
 
 
 def canvas(rows: int, columns: int, height: float, heights: Sequence[float] | None = None) -> tuple[Figure, list[Any]]:
@@ -65,13 +64,13 @@ def draw(axes: Axes, curves: Curves, points: Points, over_steps: bool = True) ->
     """
     import seaborn as sns
 
-    data = curves.frame(points)
-    if data.empty:
+    data = curves.table(points)
+    if not data["x"]:
         axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center", color="grey")
         return False
     names = list(curves.runs)
     looks = variant_looks(names)
-    longest = int(data.groupby(["variant", "run"]).size().max())
+    longest = max(Counter(zip(data["variant"], data["run"], strict=True)).values())
     thin: dict[str, Any] = {"linewidth": 1.2, "markersize": 4} if curves.several_seeds else {"linewidth": 2.0}
     by_seed: dict[str, Any] = {"estimator": None, "units": "run", **thin}
     by_variant: dict[str, Any] = {"errorbar": ("pi", 100), "linewidth": 2.0}
@@ -114,8 +113,6 @@ def finish(figure: Figure, curves: Curves, what: str, seeds: str, extra: Sequenc
     figure.legend(handles=[*keys, *extra], loc="outside right upper", frameon=False)
     heading = f"{label(curves.campaign.scenario)}: {what}"
     if curves.several_seeds:
-        heading += (
-            "\nover steps: mean of the seeds and band from lowest to highest; over seconds: one line for each seed"
-        )
+        heading += f"\n{seeds}"
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
     return figure

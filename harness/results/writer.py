@@ -11,10 +11,11 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from harness.errors import UserError
@@ -57,7 +58,15 @@ class RunFolder:
         self.manifest: Manifest | None = None
         self._scrubber, self._clock = scrubber, clock
         self._span_heads: dict[tuple[str, Stage], str] = {}
-        self._files = {name: _AppendOnly(folder / name) for name in (SPANS, STEPS, ROLLOUTS, LOG)}
+        self._files: dict[str, _AppendOnly] = {}
+        with ExitStack() as opened:  # closes them again if one of them cannot be made
+            for name in (SPANS, STEPS, ROLLOUTS, LOG):
+                self._files[name] = _AppendOnly(folder / name)
+                opened.callback(self._files[name].close)
+            self._write_headers()
+            opened.pop_all()
+
+    def _write_headers(self) -> None:
         self._files[STEPS].lock()
         for name, schema in ((SPANS, "harness.spans"), (STEPS, "harness.steps"), (ROLLOUTS, "harness.rollouts")):
             header = {"kind": "header", "schema": schema, "schema_version": SCHEMA_VERSIONS[schema]}
@@ -172,9 +181,17 @@ class RunFolder:
             self.close()
 
     def close(self) -> None:
-        """Close the files without a word about how the run ended."""
+        """Close the files without a word about how the run ended; closing twice does no harm."""
         for file in self._files.values():
             file.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _replace(self, name: str, text: str) -> None:
         draft = self.folder / f".{name}.draft"

@@ -92,8 +92,7 @@ class Environment:
         say(title)
         progress, start = ProgressLine(), time.monotonic()
         pip = [str(self.python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-        # --no-compile halves the wait: Python compiles the few modules that get imported when they first are
-        options = ["--progress-bar", "off", "--no-compile", "--constraint", str(self.constraints)]
+        options = ["--progress-bar", "off", "--constraint", str(self.constraints)]
         try:
             run_logged([*pip, *options, *what], self.log, title, progress.show)
         finally:

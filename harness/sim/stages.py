@@ -71,10 +71,14 @@ class SimulatedScorer:
     async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         """Take the time of scoring and fill in the rewards."""
         evaluating = item.purpose is Purpose.EVALUATE
-        with self.tracer.span(self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, groups[0].min_version):
+        with self.tracer.span(
+            self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, groups[0].min_version
+        ):
             await asyncio.sleep(self.score_cost(item.step))
         scored = tuple(
-            RolloutGroup(g.prompt_id, g.step, g.min_version, g.max_version, g.lengths, None, (self.reward,) * item.group_size)
+            RolloutGroup(
+                g.prompt_id, g.step, g.min_version, g.max_version, g.lengths, None, (self.reward,) * item.group_size
+            )
             for g in groups
         )
         lengths = [length for group in groups for length in group.lengths]

@@ -120,7 +120,9 @@ def test_no_file_names_a_user_host_or_absolute_path(finished: tuple[Path, str]) 
             assert os.uname().nodename not in text or os.uname().nodename == "localhost"
 
 
-def test_the_saved_policy_can_be_trained_further(finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_saved_policy_can_be_trained_further(
+    finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path
+) -> None:
     policy = only_run(finished[0]).folder / "policy"
     run = subprocess.run(
         command(
@@ -148,7 +150,9 @@ def test_the_saved_policy_can_be_trained_further(finished: tuple[Path, str], env
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_an_interrupted_run_stays_readable(number: signal.Signals, environment: dict[str, str], finished: object, tmp_path: Path) -> None:
+def test_an_interrupted_run_stays_readable(
+    number: signal.Signals, environment: dict[str, str], finished: object, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
         command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={tmp_path}"),
         env=environment,
@@ -181,9 +185,13 @@ def wait_for_steps(folder: Path, process: subprocess.Popen[str], steps: int) -> 
     pytest.fail(f"no {steps} steps: {process.communicate()[1] if process.poll() is not None else 'too slow'}")
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_code_1(environment: dict[str, str], finished: object, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_with_code_1(
+    environment: dict[str, str], finished: object, tmp_path: Path
+) -> None:
     run = subprocess.run(
-        command("run", "quickstart", *TINY, "--set=steps=30", "--set=optimizer.learning_rate=1e30", f"--out={tmp_path}"),
+        command(
+            "run", "quickstart", *TINY, "--set=steps=30", "--set=optimizer.learning_rate=1e30", f"--out={tmp_path}"
+        ),
         env=environment,
         capture_output=True,
         text=True,

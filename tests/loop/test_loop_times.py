@@ -1,4 +1,4 @@
-"""The loop on simulated stages: exact times, exact orders of events. Every expected number has its arithmetic beside it.
+"""The loop on simulated stages: exact times, exact orders of events. Arithmetic stands beside each number.
 
 Unless a test says otherwise: generate 8 s, score 1 s, update 5 s, publish 1 s, transfer and load free.
 """
@@ -131,7 +131,7 @@ def test_a_bound_that_does_not_bite_changes_nothing() -> None:
 
 def test_the_bound_bites_where_training_is_slower() -> None:
     seconds, spans, _ = simulate(steps=4, max_lag=1, generate=constant(2.0))
-    # Training-bound: 1 publish, 2 generate, 1 score, then 4 * (5 + 1). Batch 2 needs version 1 (at 10), batch 3 version 2.
+    # Training-bound: 1 publish, 2 generate, 1 score, then 4 * (5 + 1). Batch 2 needs version 1, published at 10.
     assert seconds == 28
     starts = [(s.start_ns / 1e9, s.version) for s in spans if s.stage is Stage.GENERATE]
     assert starts == [(1, 0), (3, 0), (10, 1), (16, 2)]
@@ -180,7 +180,7 @@ def test_evaluation_of_every_second_version_first_and_last() -> None:
         ("evaluation", 3, (7, 8)),
         ("step", 2),
     ]
-    # 1 + 3 * 15, and 2 s of evaluation three times. Scoring an evaluation (1 s) overlaps the next batch, but for the last.
+    # 1 + 3 * 15, and 2 s of evaluation three times. Scoring one (1 s) overlaps the next batch, but for the last.
     assert seconds == 1 + 45 + 3 * 2 + 1
     assert lane_seconds(spans, "scorer")["evaluate"] == 3.0
 

@@ -21,7 +21,7 @@ def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) 
     variants = {variant.name or variant.scenario.name: variant.scenario for variant in expand(scenario)}
     assert len(runs) == len(variants)
     for run in runs:
-        resolved = variants[run.folder.name] if run.folder.name in variants else scenario
+        resolved = variants.get(run.folder.name, scenario)
         assert run.manifest.status == "completed"
         assert [row.step for row in run.steps] == list(range(resolved.steps))
         assert {row.optimizer_steps for row in run.steps} == {resolved.optimizer_steps_per_batch}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -91,19 +92,16 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
     def wall_time() -> datetime:
         return (started + timedelta(seconds=clock.now_ns / 1e9)).astimezone(UTC)
 
-    run = RunFolder.create(
-        root, plan.scenario, plan.campaign, plan.variant_name, scrubber=SCRUBBER, clock=wall_time
-    )
+    run = RunFolder.create(root, plan.scenario, plan.campaign, plan.variant_name, scrubber=SCRUBBER, clock=wall_time)
     run.write_scenario(plan.settings)
     run.write_manifest(_manifest(plan))
     run.append_spans([Span(lane, Stage.STARTUP, 0, clock.now_ns, -1, -1) for lane in WAITS])
-    _evaluate(run, plan, clock, 0, [])
+    before_first = _evaluate(run, plan, clock, 0)
     for step in range(plan.steps):
-        spans = _step_spans(plan.stages, clock, step)
-        if step == 0 and 0 in plan.evaluations:
-            spans = [Span("generator", Stage.EVALUATE, clock.start_ns, spans[0].start_ns, 0, 0), *spans]
+        spans = before_first if step == 0 else []
+        spans += _step_spans(plan.stages, clock, step)
         clock.now_ns += round(plan.gap_s * 1e9)
-        _evaluate(run, plan, clock, step + 1, spans)
+        spans += _evaluate(run, plan, clock, step + 1)
         wall_s, elapsed_s = clock.row()
         lanes = lane_seconds(spans)
         row = {"step": step, "version": step + 1, "wall_s": wall_s, "elapsed_s": elapsed_s, "lanes": lanes}
@@ -134,13 +132,10 @@ def _manifest(plan: RunPlan) -> Manifest:
     )
 
 
-def _evaluate(run: RunFolder, plan: RunPlan, clock: _Clock, version: int, spans: list[Span]) -> None:
+def _evaluate(run: RunFolder, plan: RunPlan, clock: _Clock, version: int) -> list[Span]:
     if version not in plan.evaluations:
-        return
-    start_ns = clock.now_ns
-    clock.now_ns += round(plan.evaluate_s * 1e9)
-    if version:
-        spans.append(Span("generator", Stage.EVALUATE, start_ns, clock.now_ns, version, version))
+        return []
+    spans = _step_spans([("generator", Stage.EVALUATE, plan.evaluate_s)], clock, version)
     reward, length = plan.evaluations[version]
     metrics = {
         "validation/reward": Metric(reward, count=plan.prompts),
@@ -148,6 +143,7 @@ def _evaluate(run: RunFolder, plan: RunPlan, clock: _Clock, version: int, spans:
     }
     elapsed_s = (clock.now_ns - clock.start_ns) / 1e9
     run.append_step(evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics))
+    return spans
 
 
 def _step_spans(stages: Sequence[tuple[str, Stage, float]], clock: _Clock, step: int) -> list[Span]:
@@ -173,9 +169,10 @@ def _end(run: RunFolder, plan: RunPlan, clock: _Clock) -> None:
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
+def make_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
     """Return a function that writes a run below ``tmp_path/results``; its keywords are the fields of ``RunPlan``."""
-    return lambda **fields: write_run(tmp_path / "results", replace(RunPlan(), **fields))
+    with ExitStack() as opened:
+        yield lambda **fields: opened.enter_context(write_run(tmp_path / "results", replace(RunPlan(), **fields)))
 
 
 @pytest.fixture

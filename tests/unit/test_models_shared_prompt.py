@@ -50,7 +50,8 @@ def make_batch(prompt_lengths, response_lengths, prompt_index, width=None):
 def row_by_row(model, batch, temperature=1.0):
     """log softmax of one unpadded row after another: the definition."""
     prompts_PL, lengths_P, responses_BT, mask_BT, index_B = batch
-    log_probs_BT, entropy_BT = torch.zeros(mask_BT.shape), torch.zeros(mask_BT.shape)
+    dtype = model.output_weight.dtype
+    log_probs_BT, entropy_BT = (torch.zeros(mask_BT.shape, dtype=dtype) for _ in range(2))
     for row, index in enumerate(index_B.tolist()):
         length, count = int(lengths_P[index]), int(mask_BT[row].sum())
         ids = torch.cat((prompts_PL[index, :length], responses_BT[row, :count]))
@@ -62,7 +63,7 @@ def row_by_row(model, batch, temperature=1.0):
 
 
 def gradients(model, log_probs_BT):
-    weights_BT = torch.randn(log_probs_BT.shape, generator=torch.Generator().manual_seed(11))
+    weights_BT = torch.randn(log_probs_BT.shape, generator=torch.Generator().manual_seed(11)).to(log_probs_BT)
     return torch.autograd.grad((log_probs_BT * weights_BT).sum(), list(model.parameters()))
 
 
@@ -79,17 +80,19 @@ BATCHES = {
 }
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("score", [response_log_probs, padded_response_log_probs])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
-def test_values_and_gradients_equal_plain_rows(lengths, score):
-    model, batch = own_model(), make_batch(*lengths)
+def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance):
+    model, batch = own_model().to(dtype), make_batch(*lengths)
     expected, expected_entropy = row_by_row(model, batch, temperature=0.7)
     log_probs, entropy = score(model, *batch, temperature=0.7, with_entropy=True)
-    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(log_probs, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=tolerance, atol=tolerance)
     assert not entropy.requires_grad
     if batch[3].any():
-        torch.testing.assert_close(gradients(model, log_probs), gradients(model, expected), rtol=1e-4, atol=1e-5)
+        for found, wanted in zip(gradients(model, log_probs), gradients(model, expected), strict=True):
+            assert (found - wanted).abs().max() <= tolerance * wanted.abs().max().clamp(min=1)
 
 
 @settings(max_examples=25, deadline=None)

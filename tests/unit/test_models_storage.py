@@ -61,15 +61,18 @@ def test_nothing_saved_names_a_path(folder):
         assert str(folder.parent) not in path.read_text(), path.name
 
 
-def test_other_files_in_the_folder_stay(folder):
+def test_other_files_in_the_folder_stay_but_no_older_weights(folder):
     (folder / "notes.txt").write_text("mine")
+    for stale in ("model-00001-of-00002.safetensors", "model.safetensors.index.json"):
+        (folder / stale).write_text("from a larger model")
     save_policy(DecoderLM(SHAPE), TOKENIZER, folder)
     assert (folder / "notes.txt").read_text() == "mine"
+    assert [path.name for path in folder.glob("model*")] == ["model.safetensors"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot save the policy: (Not a directory|File exists)"):
+    with pytest.raises(UserError, match=r"cannot save the policy: (Not a directory|File exists)"):
         save_policy(DecoderLM(SHAPE), TOKENIZER, tmp_path / "file")
 
 
@@ -103,7 +106,7 @@ def test_a_llama_the_own_model_cannot_run_is_left_to_transformers(tmp_path):
 
 
 def test_a_missing_folder_is_refused():
-    with pytest.raises(UserError, match="no model folder ./no/such/folder"):
+    with pytest.raises(UserError, match=r"no model folder \./no/such/folder"):
         load_policy("./no/such/folder")
 
 
@@ -114,7 +117,7 @@ def test_a_file_is_refused(folder):
 
 def test_a_folder_without_config_is_refused(folder):
     (folder / "config.json").unlink()
-    with pytest.raises(UserError, match="no config.json in the model folder"):
+    with pytest.raises(UserError, match=r"no config\.json in the model folder"):
         load_policy(folder)
 
 
@@ -150,7 +153,7 @@ def test_missing_and_misshapen_tensors_are_named(folder):
 
 def test_damaged_weights_are_refused(folder):
     (folder / "model.safetensors").write_bytes(b"\x10\x00\x00\x00")
-    with pytest.raises(UserError, match="cannot read model.safetensors"):
+    with pytest.raises(UserError, match=r"cannot read model\.safetensors"):
         load_policy(folder)
 
 

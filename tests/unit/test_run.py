@@ -67,7 +67,9 @@ arms:
 
 def test_arms_take_turns_step_by_step(tmp_path: Path) -> None:
     story: list[tuple[int, int]] = []
-    run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story))
+    run_command(
+        scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story)
+    )
     rounds = [story[start : start + 2] for start in range(0, 8, 2)]
     assert [{step for _, step in one} for one in rounds] == [{0}, {1}, {2}, {3}]
     assert [{arm for arm, _ in one} for one in rounds] == [{1, 4}] * 4
@@ -80,7 +82,9 @@ def test_arms_take_turns_step_by_step(tmp_path: Path) -> None:
 def test_asynchronous_arms_run_one_after_the_other(tmp_path: Path) -> None:
     text = "placement: {colocated: false}\nmax_lag: 1\n" + ARMS
     story: list[tuple[int, int]] = []
-    run_command(scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story))
+    run_command(
+        scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story)
+    )
     arms = [arm for arm, _ in story]
     assert arms in ([1] * 4 + [4] * 4, [4] * 4 + [1] * 4)
     assert {run.manifest.interleaving for run in runs_by_name(tmp_path / "out").values()} == {"run"}
@@ -127,7 +131,13 @@ def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_stage_totals_of_the_rows_are_those_of_the_spans(tmp_path: Path) -> None:
-    run_command(scenario(tmp_path, "steps: 3\nevaluation: {prompts: 4}\n"), tmp_path / "out", True, show=unseen, build=build_simulated_parts)
+    run_command(
+        scenario(tmp_path, "steps: 3\nevaluation: {prompts: 4}\n"),
+        tmp_path / "out",
+        True,
+        show=unseen,
+        build=build_simulated_parts,
+    )
     (run,) = runs_by_name(tmp_path / "out").values()
     from_rows: dict[str, float] = {}
     for row in (*run.steps, run.tail):
@@ -143,7 +153,12 @@ def test_stage_totals_of_the_rows_are_those_of_the_spans(tmp_path: Path) -> None
 
 def test_the_table_of_builders_has_every_type_of_the_schema() -> None:
     definitions = json_schema()["$defs"]
-    kinds = {"TaskSettings": "task", "ModelSettings": "model", "EngineSettings": "engine", "TransportSettings": "transport"}
+    kinds = {
+        "TaskSettings": "task",
+        "ModelSettings": "model",
+        "EngineSettings": "engine",
+        "TransportSettings": "transport",
+    }
     types = {
         (kind, section["properties"]["type"]["const"])
         for name, section in definitions.items()

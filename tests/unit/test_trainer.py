@@ -148,7 +148,8 @@ def test_a_loss_that_is_not_finite_stops_with_every_figure_and_keeps_the_weights
     advantages = poisoned.rollouts.advantages_B1.clone()
     advantages[2] = float("nan")
     poisoned.rollouts = replace(poisoned.rollouts, advantages_B1=advantages)
-    expected = rf"the loss is nan .* training step 1, epoch 0, minibatch 0, prompts \[0, 1, 2\]; .* step 0: loss {good['loss'].value:.6g}"
+    last_good = f"step 0: loss {good['loss'].value:.6g}"
+    expected = rf"the loss is nan .* training step 1, epoch 0, minibatch 0, prompts \[0, 1, 2\]; .* {last_good}"
     with pytest.raises(RunStopped, match=expected):
         trainer.train(1, poisoned)
     assert all(torch.equal(before[name], weight) for name, weight in trainer.weights().items())

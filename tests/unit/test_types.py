@@ -11,10 +11,15 @@ from harness.seeds import derive_seed
 from harness.types import Metric, combine_metrics
 
 
-@given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=9), st.lists(st.integers(-1000, 1000), min_size=1, max_size=9))
+@given(
+    st.lists(st.integers(-1000, 1000), min_size=1, max_size=9),
+    st.lists(st.integers(-1000, 1000), min_size=1, max_size=9),
+)
 def test_combining_equals_concatenating(left: list[int], right: list[int]) -> None:
     def metric(values: list[int], reduction: str) -> Metric:
-        value = {"mean": sum(values) / len(values), "sum": sum(values), "max": max(values), "min": min(values)}[reduction]
+        value = {"mean": sum(values) / len(values), "sum": sum(values), "max": max(values), "min": min(values)}[
+            reduction
+        ]
         return Metric(value, reduction, len(values))  # type: ignore[arg-type]
 
     for reduction in ("mean", "sum", "max", "min"):

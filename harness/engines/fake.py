@@ -1,0 +1,99 @@
+"""An engine without a model: made-up responses at once, for tests of everything around an engine. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.engines.requests import check_request
+from harness.errors import Interrupted
+from harness.protocols import Tokenizer
+from harness.types import Completion, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+_END_PROBABILITY = 0.1
+_FIRST_WORD = 2
+
+
+class FakeEngine:
+    """Draws tokens evenly from its vocabulary; each token after ``min_tokens`` ends the response one time in ten.
+
+    What it draws depends on (seed, prompt index, sample index) only, neither on the prompts nor on any weights. At
+    temperature 0 all samples of a prompt are equal and do not depend on the seed. ``stop`` and ``top_p`` are ignored.
+
+    Args:
+        tokenizer: decodes, and gives the end of sequence; without one a response reads ``w7 w12``.
+        vocab_size: token ids are below this; 0 and 1 are padding and the end of sequence.
+        should_stop: polled before every prompt; true ends ``generate`` with ``Interrupted``.
+    """
+
+    context_length = None
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        vocab_size: int = 128,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._tokenizer, self._vocab_size, self._should_stop = tokenizer, vocab_size, should_stop
+        self._eos = tokenizer.eos_token_id if tokenizer is not None else 1
+        self.loads = 0
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Count the load.
+
+        Raises:
+            ValueError: there are no weights.
+        """
+        if not weights:
+            raise ValueError("weights not loaded: there are none")
+        self.loads += 1
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """Make up ``num_samples`` responses to each prompt; see ``protocols.Engine``.
+
+        Raises:
+            UserError: bad sampling parameters, or an empty prompt.
+            Interrupted: ``should_stop`` said so.
+        """
+        largest = max((max(prompt, default=0) for prompt in prompts), default=0)
+        check_request(prompts, num_samples, sampling, largest + 1, None)
+        groups = []
+        for prompt in range(len(prompts)):
+            if self._should_stop is not None and self._should_stop():
+                raise Interrupted(f"sampling was stopped after {prompt} of {len(prompts)} prompts")
+            groups.append(tuple(self._completion(prompt, sample, sampling, seed) for sample in range(num_samples)))
+        return groups
+
+    def _completion(self, prompt: int, sample: int, sampling: SamplingParams, seed: int) -> Completion:
+        key = (seed % 2**64, prompt, sample) if sampling.temperature > 0 else (0, prompt, 0)
+        random = np.random.default_rng(key)
+        words = [word for word in range(_FIRST_WORD, self._vocab_size) if word != self._eos]
+        token_ids = random.choice(words, size=sampling.max_tokens)
+        ends = np.flatnonzero(random.random(sampling.max_tokens)[sampling.min_tokens :] < _END_PROBABILITY)
+        stopped = len(ends) > 0
+        if stopped:
+            token_ids = token_ids[: sampling.min_tokens + ends[0] + 1]
+            token_ids[-1] = self._eos
+        log_probs = np.full(len(token_ids), np.log((1 - _END_PROBABILITY) / len(words)))
+        log_probs[: sampling.min_tokens] = -np.log(len(words))
+        if stopped:
+            log_probs[-1] = np.log(_END_PROBABILITY)
+        return Completion(
+            token_ids.astype(np.int64),
+            log_probs.astype(np.float32),
+            self._decode(token_ids.tolist()),
+            "stop" if stopped else "length",
+        )
+
+    def _decode(self, token_ids: list[int]) -> str:
+        if self._tokenizer is not None:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return " ".join(f"w{token}" for token in token_ids if token != self._eos)

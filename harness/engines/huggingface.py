@@ -1,0 +1,155 @@
+"""An engine for policies of any architecture: transformers computes, the harness samples.
+
+Slower than the native engine, which runs Llama-style models, but bound by the same contract. Prompts run once a group
+and finished rows leave, so it does less work than ``generate`` on the same model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.engines.batch import BatchSampler, DecodeStats
+from harness.engines.weights import check_names_and_shapes
+from harness.errors import UserError
+from harness.protocols import Tokenizer
+from harness.types import Completion, SamplingParams
+
+
+class TransformersBackend:
+    """The ``DecodeBackend`` of any causal language model of transformers that keeps a ``Cache``.
+
+    Args:
+        model: in evaluation mode.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model: Any = model
+        self._takes = inspect.signature(model.forward).parameters.keys() & {"position_ids", "logits_to_keep"}
+
+    @property
+    def vocab_size(self) -> int:
+        """See ``DecodeBackend``."""
+        return int(self._model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def context_length(self) -> int | None:
+        """See ``DecodeBackend``."""
+        return getattr(self._model.config, "max_position_embeddings", None)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
+        """See ``DecodeBackend``."""
+        longest = max(len(prompt) for prompt in prompts)
+        device = self._model.device
+        token_ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._mask = (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
+        self._cache: Any = None
+        logits_PV = self._forward(token_ids, (self._mask.cumsum(-1) - 1).clamp_(min=0))
+        rows = torch.tensor(prompt_of_row, device=device)
+        self._select(rows)
+        self._positions_R = lengths[rows]
+        return logits_PV[rows]
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        """See ``DecodeBackend``."""
+        self._mask = torch.cat((self._mask, torch.ones_like(self._mask[:, :1])), dim=1)
+        logits_RV = self._forward(token_ids_R[:, None], self._positions_R[:, None])
+        self._positions_R = self._positions_R + 1
+        return logits_RV
+
+    def compact(self, sources: Sequence[int], targets: Sequence[int], num_rows: int) -> None:
+        """See ``DecodeBackend``."""
+        kept = torch.arange(num_rows, device=self._mask.device)
+        kept[list(targets)] = torch.tensor(sources, dtype=torch.long, device=kept.device)
+        self._select(kept)
+        self._positions_R = self._positions_R[kept]
+
+    def _forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        options: dict[str, Any] = {"position_ids": positions} if "position_ids" in self._takes else {}
+        if "logits_to_keep" in self._takes:
+            options["logits_to_keep"] = 1
+        output = self._model(
+            input_ids=token_ids, attention_mask=self._mask, past_key_values=self._cache, use_cache=True, **options
+        )
+        self._cache = output.past_key_values
+        return output.logits[:, -1].float()
+
+    def _select(self, rows: Tensor) -> None:
+        if not hasattr(self._cache, "reorder_cache"):
+            raise UserError(
+                f"{type(self._model).__name__} keeps no cache whose rows can be copied",
+                "model.path",
+                "choose an architecture that transformers decodes with a Cache",
+            )
+        self._cache.reorder_cache(rows)
+        self._mask = self._mask[rows]
+
+
+class HuggingFaceEngine:
+    """Samples from any causal language model of transformers; log-probabilities as ``NativeEngine`` has them.
+
+    Args:
+        model: becomes the engine's own, weights and all: hand over a copy of a model that is trained elsewhere.
+        tokenizer: gives the end of sequence and decodes.
+        max_batch: most rows decoded at a time; larger requests are served in turns.
+        should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        *,
+        max_batch: int = 256,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._backend = TransformersBackend(model)
+        self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop)
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens a prompt and its response may have together, if the model's config says so."""
+        return self._backend.context_length
+
+    @property
+    def last_stats(self) -> DecodeStats:
+        """What the last ``generate`` computed."""
+        return self._sampler.stats
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy these weights, by the names of the model's parameters, over the engine's own.
+
+        Buffers and the second name of a tied weight may be among them.
+
+        Raises:
+            ValueError: one is missing, misshapen or unknown; the old weights stay.
+        """
+        own = self._model.state_dict()
+        parameters = dict(self._model.named_parameters())
+        check_names_and_shapes(
+            weights,
+            {name: tuple(tensor.shape) for name, tensor in parameters.items()},
+            {name: tuple(tensor.shape) for name, tensor in own.items()},
+        )
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
+
+        Raises:
+            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
+            Interrupted: ``should_stop`` said so.
+            RunStopped: the model's logits are not finite.
+        """
+        with torch.inference_mode():
+            return self._sampler.generate(prompts, num_samples, sampling, seed)

@@ -1,0 +1,182 @@
+"""The figures of a run, against arithmetic; growth curves against series of known shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from harness.compare import run_figures, seconds_to_reward, stage_totals
+from harness.compare.growth import correlation, growth
+from harness.results import RunFolder, load_run
+from harness.trace import Span, Stage
+from harness.types import Metric, Metrics
+
+Make = Callable[..., RunFolder]
+EVALUATIONS = {0: (0.2, 12.0), 2: (0.6, 20.0), 4: (0.5, 18.0)}
+
+
+def _metrics(step: int) -> Metrics:
+    return {
+        "clip_fraction": Metric([0.0, 0.1, 0.3, 0.1][step], count=[100, 100, 100, 300][step]),
+        "grad_norm": Metric([1.0, 2.0, 50.0, 3.0][step]),
+        "perf/throughput_total": Metric([100.0, 400.0, 200.0, 300.0][step]),
+        "loss": Metric(math.nan if step == 2 else 0.5, count=64),
+        "kl/reference_k3": Metric(0.01 * (step + 1), count=100),
+    }
+
+
+def test_stage_times_steps_and_shares(make_run: Make) -> None:
+    run = load_run(make_run(evaluations=EVALUATIONS, metrics=_metrics, gap_s=0.25).folder)
+    figures = run_figures(run)
+    # rows: 1 + 1 + 0.25 (evaluation before the first step), 1.25 + 1 (after step 2), 1.25, 1.25 + 1
+    assert [row.wall_s for row in run.steps] == [2.25, 2.25, 1.25, 2.25]
+    assert figures.whole_step.median_s == 2.25
+    assert figures.loop_s == 8.0
+    generate, evaluate = figures.stages[Stage.GENERATE], figures.stages[Stage.EVALUATE]
+    assert (generate.median_s, generate.steps) == (0.3, 4)
+    assert generate.total_s == pytest.approx(1.2, abs=1e-12)
+    assert generate.share == pytest.approx(0.15, abs=1e-12)  # 1.2 of 8 s
+    assert (evaluate.median_s, evaluate.steps, evaluate.total_s, evaluate.share) == (1.0, 3, 3.0, 0.375)
+    assert figures.all_stages.total_s == pytest.approx(7.0, abs=1e-12)  # 4 steps and 3 evaluations of 1 s
+    assert figures.all_stages.median_s == pytest.approx(2.0, abs=1e-12)
+
+
+def test_stage_totals_equal_the_spans_after_start_up(make_run: Make) -> None:
+    run = load_run(make_run(evaluations=EVALUATIONS).folder)
+    from_spans: dict[Stage, int] = {}
+    for span in run.spans():
+        from_spans[span.stage] = from_spans.get(span.stage, 0) + span.end_ns - span.start_ns
+    del from_spans[Stage.STARTUP]
+    assert stage_totals(run) == pytest.approx({stage: ns / 1e9 for stage, ns in from_spans.items()}, abs=1e-8)
+
+
+def test_what_ended_after_the_last_step_counts_in_the_totals(make_run: Make) -> None:
+    run = make_run(status="killed")
+    from harness.results import load_run as read
+    from harness.results import tail_row
+
+    tail = tail_row(wall_s=1.0, elapsed_s=5.0, lanes={"learner": {"checkpoint": 0.75}})
+    path = run.folder / "steps.jsonl"
+    import json
+
+    path.write_text(path.read_text() + json.dumps(tail) + "\n")
+    figures = run_figures(read(run.folder))
+    checkpoint = figures.stages[Stage.CHECKPOINT]
+    assert (checkpoint.median_s, checkpoint.steps, checkpoint.total_s, checkpoint.share) == (None, 0, 0.75, 0.15)
+
+
+def test_rewards_metrics_and_health(make_run: Make) -> None:
+    run = load_run(make_run(evaluations=EVALUATIONS, metrics=_metrics, optimizer_steps=4).folder)
+    figures = run_figures(run)
+    assert figures.first is not None
+    assert figures.best is not None
+    assert figures.last is not None
+    assert (figures.first.reward, figures.best.reward, figures.best.step, figures.last.reward) == (0.2, 0.6, 2, 0.5)
+    assert (figures.first.length, figures.last.length, figures.last.prompts) == (12.0, 18.0, 256)
+    assert figures.optimizer_steps == 16
+    assert figures.throughput == 250.0  # median of 100, 400, 200, 300
+    assert figures.grad_norm == 2.5
+    assert figures.grad_norm_peak == (50.0, 2)
+    # (0 * 100 + 0.1 * 100 + 0.3 * 100 + 0.1 * 300) / 600: weighted by the tokens counted
+    assert figures.mean("clip_fraction") == pytest.approx(70 / 600, abs=1e-12)
+    assert figures.at_end("kl/reference_k3") == 0.04
+    assert figures.non_finite == {"loss": 1}
+    assert figures.mean("loss") == 0.5
+    assert figures.mean("absent") is None
+
+
+@pytest.mark.parametrize(("target", "seconds"), [(0.2, 1.0), (0.21, 4.0), (0.6, 4.0), (0.61, None)])
+def test_seconds_to_a_reward_are_those_of_the_first_evaluation_that_has_it(
+    make_run: Make, target: float, seconds: float | None
+) -> None:
+    # evaluation 1 s, two steps of 1 s, evaluation 1 s
+    assert seconds_to_reward(load_run(make_run(evaluations=EVALUATIONS).folder), target) == seconds
+
+
+def test_an_interrupted_run_has_figures_for_what_it_did(make_run: Make) -> None:
+    figures = run_figures(load_run(make_run(steps=2, status="interrupted", evaluations={0: (0.2, 12.0)}).folder))
+    assert (figures.status, figures.steps, figures.planned_steps, figures.loop_s) == ("interrupted", 2, 4, 3.0)
+    assert figures.seconds_to_target is None
+
+
+def test_a_run_without_a_step_has_no_medians(make_run: Make) -> None:
+    figures = run_figures(load_run(make_run(steps=0, status="failed").folder))
+    assert (figures.step_s, figures.throughput, figures.loop_s, figures.first) == (None, None, 0.0, None)
+    assert figures.stages == {}
+
+
+def test_spans_cut_from_a_lane_do_not_change_the_totals(make_run: Make) -> None:
+    folder = make_run().folder
+    before = stage_totals(load_run(folder))
+    (folder / "spans.jsonl").unlink()
+    assert stage_totals(load_run(folder)) == before  # they come from steps.jsonl
+
+
+STEPS = list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "shape"),
+    [
+        ("line", [0.5 * step for step in STEPS], "linear"),
+        ("exponential", [math.exp(0.1 * step) for step in STEPS], "exponential"),
+        ("saturating", [1 - math.exp(-0.1 * step) for step in STEPS], "saturating"),
+        ("falling line", [3 - 0.5 * step for step in STEPS], "linear"),
+        ("zigzag", [float(step % 2) for step in STEPS], "no clear trend"),
+    ],
+)
+def test_growth_names_the_shape(name: str, values: list[float], shape: str) -> None:
+    found = growth(STEPS, values)
+    assert found is not None
+    assert found.shape == shape, name
+    assert found.points == 40
+    if shape != "no clear trend":
+        assert found.r_squared > 0.999
+
+
+def test_growth_finds_the_curvature() -> None:
+    # exp(0.1 step) over 39 steps is exp(3.9 s): the nearest grid values are 3.75 and 4.0
+    found = growth(STEPS, [math.exp(0.1 * step) for step in STEPS])
+    assert found is not None
+    assert found.curvature == 4.0
+    # a line through an exponential of that curvature leaves a quarter of the variance: r of (s, exp(3.9 s)) is 0.87
+    assert found.linear_r_squared == pytest.approx(0.757, abs=0.005)
+
+
+def test_growth_says_nothing_of_few_or_constant_points() -> None:
+    assert growth(range(7), [float(step) for step in range(7)]) is None
+    assert growth(range(10), [2.0] * 10) is None
+
+
+def test_correlation_is_pearsons() -> None:
+    # deviations (-1.5 -.5 .5 1.5) and (-1 -1 0 2): products 1.5 + .5 + 0 + 3 = 5, squares 5 and 6: 5 / sqrt(30)
+    assert correlation([1, 2, 3, 4], [1, 1, 2, 4]) == pytest.approx(5 / math.sqrt(30), abs=1e-12)
+    assert correlation([1, 2, 3], [1, 2, 3]) is None
+    assert correlation([1, 2, 3, 4], [5, 5, 5, 5]) is None
+
+
+def test_kl_is_paired_with_the_reward_of_the_same_version(make_run: Make) -> None:
+    # KL of steps 0..3 is 0, 1, 0, 1; rewards of versions 0..4 are 0.2, 0.4, 0.2, 0.4, 0.9: version 4 has no step
+    rewards = {0: 0.2, 1: 0.4, 2: 0.2, 3: 0.4, 4: 0.9}
+    run = make_run(
+        evaluations={version: (reward, 12.0) for version, reward in rewards.items()},
+        metrics=lambda step: {"kl/reference_k3": Metric(float(step % 2), count=100)},
+    )
+    kl = run_figures(load_run(run.folder)).kl
+    assert kl is not None
+    assert kl.with_reward is not None
+    assert kl.with_reward[0] == pytest.approx(1.0, abs=1e-12)
+    assert kl.with_reward[1] == 4
+
+
+def test_a_span_knows_its_fields() -> None:
+    assert Span("learner", Stage.UPDATE, 1, 2, 3, 4)._fields == (
+        "lane",
+        "stage",
+        "start_ns",
+        "end_ns",
+        "step",
+        "version",
+    )
