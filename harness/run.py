@@ -53,11 +53,10 @@ class Arm:
 
 def show_results(folder: Path) -> None:
     """Draw the pictures of a campaign and print its tables."""
-    from harness.compare import print_run_summary
     from harness.report.pictures import make_pictures
+    from harness.report.summary import print_run_summary
 
-    make_pictures(folder, folder / PICTURES)
-    print_run_summary(folder)
+    print_run_summary(folder, pictures=make_pictures(folder, folder / PICTURES))
 
 
 def run_command(

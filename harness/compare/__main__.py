@@ -20,6 +20,8 @@ from rich.text import Text
 from harness.compare.campaigns import Campaign, gather
 from harness.errors import UserError
 from harness.report.plain import plain
+from harness.results import DamagedRun
+from harness.results.anonymous import safe_name
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -48,11 +50,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compare(options: argparse.Namespace, errors: Console) -> None:
-    campaigns, damaged = gather(options.paths)
+    everything = options.all or len(options.paths) > 1 or options.format == "json"
+    campaigns, damaged = gather(options.paths, brief=not everything)
+    detailed = campaigns if everything else _newest_in_full(campaigns, damaged)
     for item in damaged:
         message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
-    detailed = campaigns if options.all or len(options.paths) > 1 else campaigns[-1:]
     if options.format == "json":
         from harness.compare.as_json import comparison
 
@@ -64,21 +67,41 @@ def _compare(options: argparse.Namespace, errors: Console) -> None:
     else:
         from harness.report.text import print_comparison
 
-        print_comparison(_output(), campaigns, detailed)
+        print_comparison(_Output(), campaigns, detailed)
     if options.plots is not None:
         _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
 
 
-def _output() -> Console:
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if has_width else WIDTH_WITHOUT_TERMINAL, highlight=False)
+def _newest_in_full(campaigns: list[Campaign], damaged: list[DamagedRun]) -> list[Campaign]:
+    """Read the newest campaign again, spans and all; runs that turn out to be damaged join the others."""
+    for campaign in reversed(campaigns):
+        try:
+            full, bad = gather([campaign.folder])
+        except UserError as error:
+            damaged.append(DamagedRun(campaign.folder, error))
+        else:
+            damaged += [item for item in bad if item.folder not in {known.folder for known in damaged}]
+            return full
+    raise damaged[-1].error
+
+
+class _Output(Console):
+    """Standard output, as wide as the terminal."""
+
+    def __init__(self) -> None:
+        has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+        super().__init__(width=None if has_width else WIDTH_WITHOUT_TERMINAL, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to ``main``."""
+        raise BrokenPipeError
 
 
 def _draw(campaigns: Sequence[Campaign], folder: Path, stream: TextIO) -> None:
     from harness.report.pictures import make_pictures
 
     for campaign in campaigns:
-        target = folder if len(campaigns) == 1 else folder / campaign.scenario / campaign.name
+        target = folder if len(campaigns) == 1 else folder / safe_name(campaign.scenario) / safe_name(campaign.name)
         for path in make_pictures(campaign.folder, target):
             print(f"picture: {path}", file=stream)
 

@@ -60,8 +60,11 @@ class Campaign:
         return [run for variant in self.variants for run in variant.runs]
 
 
-def gather(paths: Iterable[Path]) -> tuple[list[Campaign], list[DamagedRun]]:
+def gather(paths: Iterable[Path], brief: bool = False) -> tuple[list[Campaign], list[DamagedRun]]:
     """Read the runs at or below the paths into campaigns, oldest first; the runs that cannot be read come second.
+
+    Args:
+        brief: compute what an overview needs only; see ``run_figures``.
 
     Raises:
         UserError: a path does not exist or holds no run, or every run is damaged.
@@ -71,7 +74,7 @@ def gather(paths: Iterable[Path]) -> tuple[list[Campaign], list[DamagedRun]]:
     damaged: list[DamagedRun] = []
     for folder in folders.values():
         try:
-            figures = run_figures(load_run(folder))
+            figures = run_figures(load_run(folder), brief)
         except UserError as error:
             damaged.append(DamagedRun(folder, error))
         else:

@@ -16,6 +16,7 @@ from harness.results.manifest import Manifest
 from harness.trace import Stage
 from harness.types import Metric
 
+_WAITS = frozenset(stage.value for stage in Stage if stage.is_wait)
 KL_NAMES = ("kl/reference_k3", "kl/reference_k1")  # the first that a run has is described
 
 
@@ -59,8 +60,8 @@ class RunFigures:
     Attributes:
         steps, planned_steps: training steps made and asked for (None if unknown).
         stages: stages and waits by name.
-        all_stages: the stages without the waits, added up.
-        whole_step: wall-clock between two step rows, evaluation included where there was one.
+        all_stages: the stages without the waits, added up; its median is over ``steps_without_evaluation``.
+        whole_step: wall-clock between two step rows; its median likewise.
         loop_s: seconds of the loop, without start-up.
         reward_target: the scenario's; ``seconds_to_target`` is None where it was not reached.
         grad_norm_peak: the highest gradient norm and its step; ``grad_norm`` is the median.
@@ -96,7 +97,7 @@ class RunFigures:
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of a training step; see ``whole_step``."""
+        """Median seconds of a training step without evaluation; see ``whole_step``."""
         return self.whole_step.median_s
 
     def mean(self, name: str) -> float | None:
@@ -108,16 +109,20 @@ class RunFigures:
         return _finite(self.last_metrics.get(name))
 
 
-def run_figures(run: Run) -> RunFigures:
+def run_figures(run: Run, brief: bool = False) -> RunFigures:
     """Compute the figures of one run.
+
+    Args:
+        brief: leave out stages, lanes, KL and step metrics, and with them most of the work: enough for one line of an overview.
 
     Raises:
         UserError: the spans or the scenario of the run are damaged.
     """
     evaluated = evaluations(run)
     target = _as_float(run.setting("reward_target"))
-    columns = _columns(run.steps)
+    columns = {} if brief else _columns(run.steps)
     loop_s = loop_seconds(run)
+    plain_rows = steps_without_evaluation(run)
     busy = [seconds for stage, seconds in stage_totals(run).items() if not stage.is_wait]
     return RunFigures(
         manifest=run.manifest,
@@ -125,10 +130,10 @@ def run_figures(run: Run) -> RunFigures:
         steps=len(run.steps),
         planned_steps=_as_int(run.setting("steps")),
         loop_s=loop_s,
-        stages=stage_figures(run),
-        all_stages=_figures_of([_busy_s(row.stages_s) for row in run.steps], sum(busy), loop_s),
-        whole_step=_figures_of([row.wall_s for row in run.steps], sum(row.wall_s for row in run.steps), loop_s),
-        lanes=lane_account(run),
+        stages={} if brief else stage_figures(run),
+        all_stages=_figures_of([_busy_s(row.stages_s) for row in plain_rows], sum(busy), loop_s),
+        whole_step=_figures_of([row.wall_s for row in plain_rows], sum(row.wall_s for row in run.steps), loop_s),
+        lanes={} if brief else lane_account(run),
         first=evaluated[0] if evaluated else None,
         best=max(evaluated, key=lambda item: item.reward, default=None),
         last=evaluated[-1] if evaluated else None,
@@ -138,12 +143,18 @@ def run_figures(run: Run) -> RunFigures:
         throughput=_median(_values(run.steps, "perf/throughput_total")),
         grad_norm=_median(_values(run.steps, "grad_norm")),
         grad_norm_peak=_peak(run, "grad_norm"),
-        kl=kl_figures(run),
+        kl=None if brief else kl_figures(run),
         max_lag=_as_int(run.setting("max_lag")),
         metrics={name: metric for name, column in columns.items() if (metric := _combined(column))},
         last_metrics={name: column[-1] for name, column in columns.items()},
         non_finite={name: bad for name, column in columns.items() if (bad := _count_non_finite(column))},
     )
+
+
+def steps_without_evaluation(run: Run) -> list[StepRow]:
+    """Return the training steps in whose time no evaluation ended; all of them where each had one."""
+    without = [row for row in run.steps if not row.stages_s.get(Stage.EVALUATE.value)]
+    return without or list(run.steps)
 
 
 def stage_totals(run: Run) -> dict[Stage, float]:
@@ -174,7 +185,7 @@ def _figures_of(step_times: list[float], total_s: float, loop_s: float) -> Stage
 
 
 def _busy_s(stages_s: dict[str, float]) -> float:
-    return sum(seconds for stage, seconds in stages_s.items() if not Stage(stage).is_wait)
+    return sum(seconds for stage, seconds in stages_s.items() if stage not in _WAITS)
 
 
 def loop_seconds(run: Run) -> float:

@@ -12,7 +12,7 @@ from harness.results import Run
 
 FEWEST_POINTS = 8
 _CURVATURES = tuple(0.25 * number for number in range(-32, 33))
-Shape = Literal["linear", "exponential", "saturating", "no clear trend"]
+Shape = Literal["linear", "exponential", "saturating", "falling", "no clear trend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ def growth(steps: Sequence[float], values: Sequence[float]) -> Growth | None:
     shape: Shape = "linear" if best == 0.0 else "exponential" if best > 0.0 else "saturating"
     if explained < 0.5:
         shape = "no clear trend"
+    elif (correlation(positions, values) or 0.0) < 0.0:
+        shape = "falling"
     return Growth(shape, best, explained, 1.0 - line / total, len(values))
 
 

@@ -150,6 +150,7 @@ def _shape(found: Growth) -> str:
         "linear": f"grows about linearly (R2 {line})",
         "exponential": f"bends upwards (exponential fit: R2 {curve}; line: {line})",
         "saturating": f"levels off (saturating fit: R2 {curve}; line: {line})",
+        "falling": f"falls over the run (best fit: R2 {curve})",
         "no clear trend": f"shows no clear trend (best fit: R2 {curve})",
     }[found.shape]
 

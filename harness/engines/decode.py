@@ -22,14 +22,13 @@ from harness.engines.cache import KeyValueCache, LayerColumns, PaddedPrompts, pa
 from harness.engines.weights import InferenceWeights, LayerWeights
 from harness.errors import RunStopped
 from harness.models.config import ModelConfig
+from harness.models.decoder import rotation_at
 
 
 def rotation_table(config: ModelConfig) -> Tensor:
     """exp(i * position * theta^(-2j/D)), complex64 (max_position_embeddings, D/2); Su et al. 2021."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-    angles = positions[:, None] / config.rope_theta**exponents
-    return torch.polar(torch.ones_like(angles), angles)
+    cos, sin = rotation_at(torch.arange(config.max_position_embeddings), config)
+    return torch.complex(cos, sin).squeeze(1)
 
 
 class _Buffers(NamedTuple):

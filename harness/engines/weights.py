@@ -115,7 +115,7 @@ def build_weights(
     with torch.no_grad():
         source = {name: tensor.detach().to(device, torch.float32) for name, tensor in weights.items()}
         head = source.get(_HEAD, source[_EMBEDDING])
-        if config.tie_word_embeddings and not torch.equal(head, source[_EMBEDDING]):
+        if config.tie_word_embeddings and not torch.allclose(head, source[_EMBEDDING], rtol=0, atol=0, equal_nan=True):
             raise ValueError(f"weights not loaded, the old ones stay: {_HEAD} differs from the tied {_EMBEDDING}")
         return InferenceWeights(
             source[_EMBEDDING].to(dtype, copy=True),

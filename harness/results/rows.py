@@ -19,7 +19,7 @@ from harness.trace import Span
 from harness.types import Metric, Metrics
 
 SCHEMA_VERSIONS = {"harness.manifest": 1, "harness.spans": 1, "harness.steps": 1, "harness.rollouts": 1}
-_REDUCTIONS = ("mean", "sum", "max", "min")
+_REDUCTIONS: tuple[Literal["mean", "sum", "max", "min"], ...] = ("mean", "sum", "max", "min")
 _ESCAPES = str.maketrans({"~": "~0", "/": "~1"})
 
 LaneSeconds = dict[str, dict[str, float]]  # lane -> stage -> seconds
@@ -147,8 +147,7 @@ def read_metric(metrics: StoredMetrics, name: str) -> Metric | None:
         return None
     for reduction in _REDUCTIONS:
         if reduction in stored:
-            kind = cast(Literal["mean", "sum", "max", "min"], reduction)
-            return Metric(float(stored[reduction]), kind, int(stored["count"]))
+            return Metric(stored[reduction], reduction, int(stored.get("count", 1)))
     return None
 
 

@@ -1,0 +1,94 @@
+"""Sampling with the native engine and with transformers on the same weights: 8 prompts of 13 tokens, 8 responses each.
+
+The small preset, 32 forced tokens, one thread. ``engine_vs_transformers.py`` interleaves them and knows the bound.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.engines.huggingface import HuggingFaceEngine
+from harness.engines.native import native_engine
+from harness.engines.sampling import draw, row_uniforms
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.tokenizer import train_tokenizer
+from harness.types import SamplingParams
+
+PROMPTS, GROUP_SIZE, PROMPT_LENGTH, RESPONSE_LENGTH = 8, 8, 13, 32
+TOKENS = PROMPTS * GROUP_SIZE * RESPONSE_LENGTH
+CONFIG = PRESETS["small"]
+FORCED = SamplingParams(min_tokens=RESPONSE_LENGTH, max_tokens=RESPONSE_LENGTH)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([""], 258)
+
+
+def prompts():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(2, CONFIG.vocab_size, (PROMPTS, PROMPT_LENGTH), generator=generator).tolist()
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig.from_dict(CONFIG.to_hf(eos_token_id=1, pad_token_id=0))).eval()
+    model.load_state_dict(DecoderLM(CONFIG).state_dict(), strict=False)
+    return model
+
+
+@pytest.mark.benchmark(group="64 responses of 32 tokens")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_native_engine(benchmark, tokenizer, precision):
+    engine = native_engine(DecoderLM(CONFIG), tokenizer, precision=precision)
+    benchmark.pedantic(engine.generate, (prompts(), GROUP_SIZE, FORCED, 0), rounds=5, warmup_rounds=1)
+    assert engine.last_stats.sampled_tokens == TOKENS
+    benchmark.extra_info["tokens"] = TOKENS
+
+
+@pytest.mark.benchmark(group="64 responses of 32 tokens")
+def test_hugging_face_engine(benchmark, tokenizer):
+    engine = HuggingFaceEngine(llama(), tokenizer)
+    benchmark.pedantic(engine.generate, (prompts(), GROUP_SIZE, FORCED, 0), rounds=5, warmup_rounds=1)
+    assert engine.last_stats.sampled_tokens == TOKENS
+
+
+@pytest.mark.benchmark(group="64 responses of 32 tokens")
+def test_transformers_generate(benchmark):
+    model, token_ids = llama(), torch.tensor(prompts())
+    settings = {"do_sample": True, "top_k": 0, "num_return_sequences": GROUP_SIZE}
+    lengths = {"min_new_tokens": RESPONSE_LENGTH, "max_new_tokens": RESPONSE_LENGTH}
+
+    def generate():
+        with torch.inference_mode():
+            return model.generate(token_ids, attention_mask=torch.ones_like(token_ids), **settings, **lengths)
+
+    assert benchmark.pedantic(generate, rounds=5, warmup_rounds=1)[:, PROMPT_LENGTH:].numel() == TOKENS
+
+
+@pytest.mark.benchmark(group="loading weights")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_load_weights(benchmark, tokenizer, precision):
+    model = DecoderLM(CONFIG)
+    engine, weights = native_engine(model, tokenizer, precision=precision), model.state_dict()
+    assert benchmark(engine.load_weights, weights) is None
+
+
+@pytest.mark.benchmark(group="drawing 64 tokens of 1024")
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_draw(benchmark, top_p):
+    logits = torch.randn(64, CONFIG.vocab_size, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.from_numpy(row_uniforms(0, [(0, sample) for sample in range(64)], 1)[0])
+    tokens, _ = benchmark(lambda: draw(logits.clone(), SamplingParams(top_p=top_p), uniforms))
+    assert tokens.shape == (64,)

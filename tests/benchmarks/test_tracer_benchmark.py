@@ -1,0 +1,50 @@
+"""What a span costs. The bounds of the project: 1 microsecond disabled, 5 microseconds enabled and written."""
+
+import time
+from pathlib import Path
+
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from harness.results import RunFolder
+from harness.trace import NullTracer, RecordingTracer, Stage, Tracer
+
+SPANS = 1000
+
+
+def open_and_close(tracer: Tracer) -> None:
+    for step in range(SPANS):
+        with tracer.span("learner", Stage.UPDATE, step, step):
+            pass
+
+
+def test_1000_disabled_spans(benchmark: BenchmarkFixture) -> None:
+    benchmark.extra_info["spans"] = SPANS
+    benchmark(open_and_close, NullTracer())
+
+
+def test_1000_recorded_spans(benchmark: BenchmarkFixture) -> None:
+    tracer = RecordingTracer(time.perf_counter_ns)
+
+    def record() -> int:
+        open_and_close(tracer)
+        return len(tracer.drain())
+
+    benchmark.extra_info["spans"] = SPANS
+    assert benchmark(record) == SPANS
+
+
+def test_1000_recorded_and_written_spans(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    tracer = RecordingTracer(time.perf_counter_ns)
+    folder = RunFolder.create(tmp_path, "tracer", "benchmark", None)
+
+    def record_and_write() -> None:
+        open_and_close(tracer)
+        folder.append_spans(tracer.drain())
+        folder.flush()
+
+    benchmark.extra_info["spans"] = SPANS
+    benchmark(record_and_write)
+    folder.close()
+    lines = (folder.folder / "spans.jsonl").read_text().count("\n")
+    assert (lines - 1) % SPANS == 0
+    assert lines > SPANS

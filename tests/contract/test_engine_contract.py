@@ -1,0 +1,365 @@
+"""What every engine must do, whichever model stands behind it. The fake one has no model and skips what needs one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from harness.engines.fake import FakeEngine
+from harness.engines.huggingface import HuggingFaceEngine
+from harness.engines.native import NativeEngine, native_engine
+from harness.errors import Interrupted, RunStopped, UserError
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.tokenizer import train_tokenizer
+from harness.types import SamplingParams
+
+TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
+CONTEXT = 64
+SHAPE = dataclasses.replace(
+    PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96, max_position_embeddings=CONTEXT
+)
+MANY_HEADS = dataclasses.replace(SHAPE, num_key_value_heads=4, tie_word_embeddings=False)
+FIELDS = {key: value for key, value in SHAPE.to_hf().items() if key not in ("architectures", "model_type")} | {
+    "bos_token_id": None,
+    "eos_token_id": TOKENIZER.eos_token_id,
+    "pad_token_id": TOKENIZER.pad_token_id,
+}
+GPT2 = GPT2Config(vocab_size=len(TOKENIZER), n_embd=64, n_layer=2, n_head=4, n_positions=CONTEXT, bos_token_id=None)
+
+PROMPTS = [[5, 6, 7], [9] * 11, [100], [30, 31, 32, 33, 34]]
+SAMPLING = SamplingParams(max_tokens=12)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+LONG = SamplingParams(max_tokens=24)
+
+
+class WithEos:
+    """The tokenizer with another token as the end of sequence, so that a random model draws it often enough."""
+
+    def __init__(self, eos_token_id: int) -> None:
+        self.eos_token_id, self.pad_token_id = eos_token_id, TOKENIZER.pad_token_id
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return TOKENIZER.encode(text, **options)
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        return TOKENIZER.decode(token_ids, **options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine and the model it must agree with; ``tolerance`` bounds the gap of their log-probs."""
+
+    make_model: Callable[[], torch.nn.Module]
+    precision: str = "float32"
+    tolerance: float = 1e-4
+
+    @property
+    def exact(self) -> bool:
+        return self.precision == "float32"
+
+    def engine(self, model, tokenizer=TOKENIZER, **options):
+        return native_engine(model, tokenizer, precision=self.precision, **options)
+
+
+class FakeCase:
+    """The fake engine in the place of a ``Case``."""
+
+    exact = True
+
+    def engine(self, model, tokenizer=TOKENIZER, should_stop=None, max_batch=256):
+        return FakeEngine(tokenizer, should_stop=should_stop)
+
+
+MODEL_CASES = {
+    "native": Case(lambda: DecoderLM(SHAPE)),
+    "native, untied, a key for each head": Case(lambda: DecoderLM(MANY_HEADS)),
+    "native, bfloat16": Case(lambda: DecoderLM(SHAPE), "bfloat16", 0.5),
+    "transformers, llama": Case(lambda: LlamaForCausalLM(LlamaConfig(**FIELDS))),
+    "transformers, qwen2": Case(lambda: Qwen2ForCausalLM(Qwen2Config(**FIELDS))),
+    "transformers, gpt2": Case(lambda: GPT2LMHeadModel(GPT2)),
+}
+
+
+def make_model(case, seed=0):
+    """A model whose logits are spread over several units."""
+    torch.manual_seed(seed)
+    model = case.make_model().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.15)
+    return model
+
+
+@pytest.fixture(scope="module", params=MODEL_CASES.values(), ids=MODEL_CASES)
+def case(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(case):
+    return make_model(case)
+
+
+@pytest.fixture
+def engine(case, model):
+    return case.engine(model)
+
+
+@pytest.fixture(params=[*MODEL_CASES.values(), FakeCase()], ids=[*MODEL_CASES, "fake"])
+def any_case(request):
+    """A case and its model; the fake one has none."""
+    return request.param, None if isinstance(request.param, FakeCase) else make_model(request.param)
+
+
+def tokens_of(groups):
+    return [[completion.token_ids.tolist() for completion in group] for group in groups]
+
+
+def flat(groups):
+    return [completion for group in groups for completion in group]
+
+
+def response_logits(model, prompt, token_ids):
+    """Logits (T, V) from one full forward pass, at the positions that predict the response."""
+    with torch.no_grad():
+        return model(torch.tensor([[*prompt, *token_ids]])).logits[0, len(prompt) - 1 : -1].float()
+
+
+def with_frequent_end(case, model, seed):
+    """An engine whose end of sequence is a token that ends 8 samples of each prompt at as many lengths as possible."""
+    first_places = {}
+    for completion in flat(case.engine(model).generate(PROMPTS, 8, LONG, seed)):
+        for place, token in reversed(list(enumerate(completion.token_ids.tolist()))):
+            first_places.setdefault(token, {})[id(completion)] = place
+    best = max(first_places, key=lambda token: (len(set(first_places[token].values())), token))
+    return case.engine(model, WithEos(best))
+
+
+# What every engine does
+
+
+def test_a_completion_has_tokens_log_probs_text_and_a_reason(any_case):
+    case, model = any_case
+    groups = case.engine(model).generate(PROMPTS, 3, SAMPLING, 0)
+    assert [len(group) for group in groups] == [3] * len(PROMPTS)
+    for completion in flat(groups):
+        assert completion.token_ids.dtype == "int64"
+        assert completion.log_probs.dtype == "float32"
+        assert 1 <= len(completion.token_ids) == len(completion.log_probs) <= SAMPLING.max_tokens
+        assert (completion.log_probs <= 1e-6).all()
+        assert completion.text == TOKENIZER.decode(completion.token_ids.tolist(), skip_special_tokens=True)
+        ended = completion.token_ids[-1] == TOKENIZER.eos_token_id
+        assert completion.finish_reason == ("stop" if ended else "length")
+        assert TOKENIZER.eos_token_id not in completion.token_ids[:-1]
+        assert ended or len(completion.token_ids) == SAMPLING.max_tokens
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(any_case):
+    case, model = any_case
+    engine = case.engine(model)
+    first = tokens_of(engine.generate(PROMPTS, 3, SAMPLING, 7))
+    assert tokens_of(engine.generate(PROMPTS, 3, SAMPLING, 7)) == first
+    assert tokens_of(case.engine(model).generate(PROMPTS, 3, SAMPLING, 7)) == first
+    assert tokens_of(engine.generate(PROMPTS, 3, SAMPLING, 8)) != first
+    samples = [tuple(tokens) for group in first for tokens in group]
+    assert len(set(samples)) == len(samples)
+
+
+def test_a_row_depends_on_its_prompt_and_indices_alone(any_case):
+    """Not on the other prompts, the number of samples, or the batches that the request is cut into.
+
+    In bfloat16 another batch size rounds otherwise, and one flipped token changes what follows: float32 only.
+    """
+    case, model = any_case
+    if not case.exact:
+        pytest.skip("bfloat16 rounds differently in other batches")
+    whole = tokens_of(case.engine(model).generate(PROMPTS, 4, SAMPLING, 7))
+    for max_batch in (1, 3, 4, 9):
+        assert tokens_of(case.engine(model, max_batch=max_batch).generate(PROMPTS, 4, SAMPLING, 7)) == whole
+    assert tokens_of(case.engine(model).generate(PROMPTS[:2], 4, SAMPLING, 7)) == whole[:2]
+    assert tokens_of(case.engine(model).generate(PROMPTS, 2, SAMPLING, 7)) == [group[:2] for group in whole]
+
+
+def test_min_and_max_tokens(any_case):
+    case, model = any_case
+    engine = case.engine(model) if model is None else with_frequent_end(case, model, 1)
+    free = sorted(len(completion.token_ids) for completion in flat(engine.generate(PROMPTS, 8, LONG, 1)))
+    held_back = free[4]  # at least four of the 32 responses would be shorter or as long
+    held = flat(engine.generate(PROMPTS, 8, dataclasses.replace(LONG, min_tokens=held_back), 1))
+    # the end of sequence may come right behind that many tokens
+    assert free[4] < 24
+    assert min(len(completion.token_ids) for completion in held) > held_back
+    forced = flat(engine.generate(PROMPTS, 8, dataclasses.replace(LONG, min_tokens=24), 1))
+    assert {(len(completion.token_ids), completion.finish_reason) for completion in forced} == {(24, "length")}
+
+
+def test_greedy_samples_are_equal_and_need_no_seed(any_case):
+    case, model = any_case
+    engine = case.engine(model)
+    groups = tokens_of(engine.generate(PROMPTS, 3, GREEDY, 0))
+    assert all(group == [group[0]] * 3 for group in groups)
+    assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 1)) == [group[:1] for group in groups]
+
+
+def test_bad_requests_are_refused(any_case):
+    case, model = any_case
+    engine = case.engine(model)
+    with pytest.raises(UserError, match="max_tokens is 0, must be at least 1"):
+        engine.generate(PROMPTS, 1, SamplingParams(max_tokens=0), 0)
+    with pytest.raises(UserError, match="prompt 1"):
+        engine.generate([[5], []], 1, SAMPLING, 0)
+
+
+def test_a_stop_signal_interrupts(any_case):
+    case, model = any_case
+    answers = iter([False, False, True])
+    with pytest.raises(Interrupted):
+        case.engine(model, should_stop=lambda: next(answers)).generate(PROMPTS, 1, SAMPLING, 0)
+
+
+def test_an_empty_request_is_answered(any_case):
+    case, model = any_case
+    assert case.engine(model).generate([], 4, SAMPLING, 0) == []
+
+
+# What every engine with a model does
+
+
+def test_greedy_tokens_are_the_likeliest_of_full_forward_passes(case, model, engine):
+    if not case.exact:
+        pytest.skip("in bfloat16 the likeliest of two close tokens may change")
+    for prompt, (completion,) in zip(PROMPTS, engine.generate(PROMPTS, 1, GREEDY, 0), strict=True):
+        logits = response_logits(model, prompt, completion.token_ids.tolist())
+        assert completion.token_ids.tolist() == logits.argmax(-1).tolist()
+        likeliest = logits.log_softmax(-1).max(-1).values
+        assert (torch.from_numpy(completion.log_probs) - likeliest).abs().max() < case.tolerance
+
+
+@pytest.mark.parametrize(("temperature", "min_tokens"), [(1.0, 0), (0.6, 0), (1.7, 5)])
+def test_log_probs_are_those_of_the_sampled_distribution(case, model, engine, temperature, min_tokens):
+    sampling = SamplingParams(temperature=temperature, min_tokens=min_tokens, max_tokens=12)
+    worst = 0.0
+    for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, sampling, 5), strict=True):
+        for completion in group:
+            logits = response_logits(model, prompt, completion.token_ids.tolist())
+            logits[:min_tokens, TOKENIZER.eos_token_id] = -torch.inf
+            expected = (logits / temperature).log_softmax(-1).gather(1, torch.from_numpy(completion.token_ids)[:, None])
+            worst = max(worst, float((torch.from_numpy(completion.log_probs) - expected[:, 0]).abs().max()))
+    assert worst < case.tolerance
+
+
+def test_top_p_draws_from_the_nucleus_and_renormalises(case, model, engine):
+    if not case.exact:
+        pytest.skip("in bfloat16 a token at the edge of the nucleus may fall out")
+    for prompt, group in zip(
+        PROMPTS, engine.generate(PROMPTS, 3, SamplingParams(top_p=0.7, max_tokens=12), 5), strict=True
+    ):
+        for completion in group:
+            logits = response_logits(model, prompt, completion.token_ids.tolist())
+            probs, order = logits.softmax(-1).sort(descending=True)
+            kept = probs.cumsum(-1) - probs < 0.7  # a token stays if the likelier ones do not reach 0.7
+            renormalised = torch.where(kept, probs, 0) / torch.where(kept, probs, 0).sum(-1, keepdim=True)
+            place = (order == torch.from_numpy(completion.token_ids)[:, None]).nonzero()[:, 1:]
+            assert kept.gather(1, place).all()
+            expected = renormalised.gather(1, place)[:, 0].log()
+            assert (torch.from_numpy(completion.log_probs) - expected).abs().max() < case.tolerance
+
+
+def test_a_response_ends_at_the_first_token_that_completes_a_stop_string(case, model, engine):
+    sampling = SamplingParams(temperature=0.8, max_tokens=24)
+    free = flat(engine.generate(PROMPTS, 4, sampling, 2))
+    text = free[0].text
+    stops = (text[2:5], free[-1].text[1:3])
+    stopped = flat(engine.generate(PROMPTS, 4, dataclasses.replace(sampling, stop=stops), 2))
+    ends = []
+    for before, after in zip(free, stopped, strict=True):
+        texts = [TOKENIZER.decode(before.token_ids[:end].tolist(), skip_special_tokens=True) for end in range(1, 25)]
+        holds = [end + 1 for end, so_far in enumerate(texts) if any(stop in so_far for stop in stops)]
+        length = min(holds[0] if holds else 24, len(before.token_ids))
+        assert len(after.token_ids) == length
+        if case.exact:
+            assert after.token_ids.tolist() == before.token_ids[:length].tolist()
+        ends.append(after.finish_reason if length < 24 else "length")
+    assert Counter(ends)["stop"] >= 2
+
+
+def test_finished_rows_cost_nothing(case, model):
+    engine = with_frequent_end(case, model, 3)
+    lengths = [len(completion.token_ids) for completion in flat(engine.generate(PROMPTS, 8, LONG, 3))]
+    assert len(set(lengths)) > 3
+    stats = engine.last_stats
+    # a prompt runs once for its 8 samples: 3 + 11 + 1 + 5; a response of n tokens takes n - 1 row-steps
+    assert stats.prefill_tokens == 20
+    assert stats.decode_row_steps == sum(lengths) - len(lengths)
+    assert stats.decode_steps == max(lengths) - 1
+    assert stats.sampled_tokens == sum(lengths)
+
+
+def test_loading_replaces_the_weights(case, model, engine):
+    other = make_model(case, seed=1)
+    wanted = case.engine(other).generate(PROMPTS, 1, GREEDY, 0)
+    before = engine.generate(PROMPTS, 1, GREEDY, 0)
+    engine.load_weights(dict(other.named_parameters()))
+    after = engine.generate(PROMPTS, 1, GREEDY, 0)
+    assert tokens_of(after) == tokens_of(wanted) != tokens_of(before)
+    engine.load_weights(model.state_dict())
+    assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == tokens_of(before)
+
+
+def test_the_weights_are_not_shared_with_the_model_they_came_from(case, model):
+    source = copy.deepcopy(model)
+    engine = case.engine(source)
+    engine.load_weights(dict(source.named_parameters()))
+    before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.zero_()
+    assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "misshapen", "unknown"])
+def test_a_bad_load_is_refused_and_the_old_weights_stay(case, model, engine, damage):
+    before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
+    weights = {name: tensor + 1 for name, tensor in model.named_parameters()}
+    last = list(weights)[-1]
+    if damage == "missing":
+        del weights[last]
+    elif damage == "misshapen":
+        weights[last] = weights[last][:-1]
+    else:
+        last = "something.else"
+        weights[last] = torch.zeros(1)
+    with pytest.raises(ValueError, match=rf"the old ones stay: .*{last} (is|has shape)"):
+        engine.load_weights(weights)
+    assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
+
+
+def test_prompts_too_long_or_with_unknown_tokens_are_refused(case, model, engine):
+    assert engine.context_length == CONTEXT
+    fits = [5] * (CONTEXT - 12)
+    assert len(engine.generate([fits], 1, GREEDY, 0)[0][0].token_ids) <= 12
+    with pytest.raises(UserError, match=r"53 prompt tokens and max_tokens 12 make 65, the model's context holds 64"):
+        engine.generate([[5, *fits]], 1, GREEDY, 0)
+    with pytest.raises(UserError, match=rf"token ids from 5 to {len(TOKENIZER)}, the model knows 0 to"):
+        engine.generate([[5, len(TOKENIZER)]], 1, GREEDY, 0)
+
+
+def test_weights_that_have_diverged_stop_the_run(case, model, engine):
+    engine.load_weights({name: tensor * torch.nan for name, tensor in model.named_parameters()})
+    with pytest.raises(RunStopped, match=r"not finite at prompt 0, sample 0, token 0"):
+        engine.generate(PROMPTS, 2, SAMPLING, 0)
+
+
+def test_the_own_model_gets_the_native_engine():
+    assert isinstance(native_engine(DecoderLM(SHAPE), TOKENIZER), NativeEngine)
+    assert isinstance(native_engine(GPT2LMHeadModel(GPT2), TOKENIZER), HuggingFaceEngine)

@@ -1,0 +1,178 @@
+"""``python -m harness.compare`` as it is typed: output, exit codes, messages, and what it does not load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.compare.__main__ import main
+from harness.results import RunFolder
+
+Make = Callable[..., RunFolder]
+REWARDS = {0: (0.25, 12.0), 4: (0.55, 18.0)}
+EARLY = "2026-11-19T08:00:00.000Z"
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the output 200 characters wide, whatever the terminal."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def results(make_run: Make, tmp_path: Path) -> Path:
+    """An older campaign of one run and a newer one of two arms."""
+    make_run(
+        scenario="quickstart", campaign="20261119-080000", started_at="2026-11-19T08:00:00.000Z", evaluations=REWARDS
+    )
+    for arm in ("k1", "k2"):
+        make_run(arm=arm, evaluations=REWARDS)
+    return tmp_path / "results"
+
+
+def test_the_newest_campaign_is_shown_in_detail(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(results)]) == 0
+    output = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in output.out.splitlines()]
+    assert "quickstart 20261119-080000 1 completed 4 1.00 0.550 18.0" in lines
+    assert "sync_k 20261120-111500 2 completed 4 1.00 0.550 18.0" in lines
+    assert "sync_k / 20261120-111500" in lines
+    assert "quickstart / 20261119-080000" not in lines
+    assert "update 0.500 33.3% 0.500 33.3%" in lines
+    assert "- One block and one seed: figures, not a verdict." in lines
+    assert output.err == ""
+
+
+def test_all_campaigns_are_shown_when_asked(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(results), "--all"]) == 0
+    assert "quickstart / 20261119-080000" in capsys.readouterr().out
+    assert main([str(results / "quickstart"), str(results / "sync_k")]) == 0  # both were named
+    assert "quickstart / 20261119-080000" in capsys.readouterr().out
+
+
+def test_json_holds_every_campaign_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(results), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["schema"], data["schema_version"]) == ("harness.comparison", 1)
+    assert [campaign["scenario"] for campaign in data["campaigns"]] == ["quickstart", "sync_k"]
+    assert [variant["name"] for variant in data["campaigns"][1]["variants"]] == ["k1", "k2"]
+    run = data["campaigns"][1]["variants"][0]["runs"][0]
+    assert run["figures"]["reward_last"] == 0.55
+    assert run["figures"]["kl/reference_k3"] is None
+    assert run["stages"]["update"] == {
+        "median_s": 0.5,
+        "steps": 4,
+        "total_s": 2.0,
+        "share_of_loop": pytest.approx(1 / 3),
+    }
+    # 4 updates of 0.5 s, and waits during the rest of 4 s and two evaluations of 1 s
+    assert run["lanes"]["learner"] == {
+        "wall_s": 6.0,
+        "stages_s": {"update": 2.0, "wait_for_batch": 4.0},
+        "unattributed_s": 0.0,
+    }
+    assert (data["damaged"], data["cautions"]) == ([], [])
+
+
+def test_markdown_has_the_same_tables(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(results / "sync_k"), "--format", "md"]) == 0
+    output = capsys.readouterr().out
+    assert "## sync\\_k / 20261120-111500\n" in output
+    assert "| stage | k1 | k2 |\n| --- | ---: | ---: |\n| generate | 0.300 20.0% | 0.300 20.0% |\n" in output
+
+
+def test_a_damaged_run_is_named_and_the_rest_compared(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = results / "sync_k" / "20261120-111500" / "k2"
+    steps = bad / "steps.jsonl"
+    steps.write_text(steps.read_text().replace('"step":2', '"step":"two"'))
+    assert main([str(results)]) == 0
+    output = capsys.readouterr()
+    assert output.err == (
+        f"warning: left out '{bad}': '{steps}' is damaged at line 5: 'step' is 'two'; it must be a whole number\n"
+    )
+    lines = [" ".join(line.split()) for line in output.out.splitlines()]
+    assert "update 0.500 33.3%" in lines
+    assert main([str(results), "--format", "json"]) == 0
+    assert [item["folder"] for item in json.loads(capsys.readouterr().out)["damaged"]] == [str(bad)]
+
+
+def test_where_the_newest_campaign_has_damaged_spans_the_next_one_is_shown(
+    make_run: Make, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = make_run(scenario="newest", campaign="20261130-000000", started_at="2026-11-30T00:00:00.000Z").folder
+    (newest / "spans.jsonl").write_text("{}\n")
+    assert main([str(results)]) == 0
+    output = capsys.readouterr()
+    assert output.err.startswith(f"warning: left out '{newest}': ")
+    assert "the header of harness.spans is missing" in output.err
+    assert "\nsync_k / 20261120-111500" in output.out
+
+
+def test_bad_input_is_one_clear_error(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty")]) == 2
+    assert capsys.readouterr().err == (
+        f"error: no runs in '{tmp_path}/empty'\n  where: {tmp_path}/empty\n"
+        "  fix:   make one with: make bench SCENARIO=quickstart\n"
+    )
+    assert main([str(tmp_path / "absent")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: '{tmp_path}/absent' does not exist\n")
+    folder = make_run().folder
+    (folder / "manifest.json").write_text("{")
+    assert main([str(folder)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: none of the 1 runs can be read; the first, '{folder}': ")
+
+
+def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    assert "PATH" in capsys.readouterr().err
+
+
+def test_unlike_machines_are_said_across_campaigns(
+    make_run: Make, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(scenario="other", campaign="20261118-000000", started_at=EARLY, machine={"fingerprint": "ffffffffffff"})
+    assert main([str(results)]) == 0
+    assert "2 kinds of machine (ffffffffffff, 0123456789ab): seconds do not compare." in capsys.readouterr().out
+
+
+def test_text_from_files_cannot_command_the_terminal(
+    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(arm="\x1b[2Jk1 [bold]", status="failed", error="bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext")
+    for form in ("text", "md"):
+        assert main([str(tmp_path / "results"), "--format", form]) == 0
+        output = capsys.readouterr().out
+        assert "\x1b" not in output
+        assert "\x07" not in output
+    assert main([str(tmp_path / "results")]) == 0
+    assert r"bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext" in capsys.readouterr().out
+
+
+def test_comparing_loads_nothing_heavy(results: Path) -> None:
+    program = (
+        "import sys\n"
+        "from harness.compare.__main__ import main\n"
+        "code = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'ray', 'transformers', 'pandas', 'seaborn', 'matplotlib', 'numpy', 'pydantic'}\n"
+        "print('loaded', sorted(heavy & set(sys.modules)), code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(results)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "loaded [] 0"
+
+
+def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
+    command = f"{sys.executable} -m harness.compare {results} --all | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,55 @@
+"""The projections: packed and plain ones compute the same, and the packed ones are used where they work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.engines.linear import PackedLinear, PlainLinear, make_linear, packing_works
+
+needs_packing = pytest.mark.skipif(
+    not packing_works(torch.float32), reason="this torch has no packed oneDNN projections"
+)
+KINDS = [PlainLinear, pytest.param(PackedLinear, marks=needs_packing)]
+TWO_BY_THREE = torch.tensor([[1.0, 2.0], [0.0, -1.0], [3.0, 1.0]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_projection_by_hand(kind):
+    linear = kind(TWO_BY_THREE)
+    x, other = torch.tensor([[1.0, 1.0], [2.0, 0.0]]), torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    # x W^T: (1+2, -1, 3+1), (2, 0, 6)
+    assert linear(x).tolist() == [[3, -1, 4], [2, 0, 6]]
+    assert linear.plus(x, other).tolist() == [[4, 1, 7], [6, 5, 12]]
+    assert linear.times(x, other).tolist() == [[3, -2, 12], [8, 0, 36]]
+    # silu(3) = 3 / (1 + e^-3) = 2.857722
+    assert linear.silu(x)[0, 0].item() == pytest.approx(2.857722, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 64, 130])
+def test_a_projection_is_a_matmul_at_any_number_of_rows(kind, dtype, rows):
+    if kind is PackedLinear and not packing_works(dtype):
+        pytest.skip(f"no packed projections in {dtype}")
+    generator = torch.Generator().manual_seed(rows)
+    weight, x = torch.randn(48, 32, generator=generator), torch.randn(rows, 32, generator=generator)
+    exact = x.to(dtype).double() @ weight.to(dtype).double().t()
+    # sums in float32, then one rounding to the result's 8 bits in bfloat16: at most 2^-8 of the value
+    rounding = 2.0**-8 if dtype is torch.bfloat16 else 0.0
+    error = (kind(weight.to(dtype))(x.to(dtype)).double() - exact).abs()
+    assert (error <= rounding * exact.abs() + 1e-5).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weight_is_copied(kind):
+    weight = TWO_BY_THREE.clone()
+    linear = kind(weight)
+    weight.zero_()
+    assert linear(torch.tensor([[1.0, 1.0]])).tolist() == [[3, -1, 4]]
+
+
+def test_the_choice_follows_the_probe():
+    chosen = make_linear(TWO_BY_THREE)
+    assert isinstance(chosen, PackedLinear if packing_works(torch.float32) else PlainLinear)
+    assert not packing_works(torch.int32)
