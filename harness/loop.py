@@ -246,10 +246,15 @@ class _Lanes:
         self.bell.ring()
 
     async def _evaluate(self, generator: Generator, version: int) -> None:
-        """Sample the validation prompts; every version with the same seed, so that versions can be compared."""
+        """Sample the validation prompts; every version with the same seed, so that versions can be compared.
+
+        At lag 0 the step is complete only when the evaluation is scored, so the next batch waits for that.
+        """
         seed = derive_seed(self.plan.seed, "evaluate")
         item = WorkItem(Purpose.EVALUATE, version, 0, self.plan.validation_prompts, 1, seed)
         self._hand_to_scorer(item, await generator.generate(item))
+        if self.plan.max_lag == 0:
+            await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: version in self.evaluated, version)
 
     def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         self.unscored.append((item, groups))

@@ -113,7 +113,8 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
     """Compute the figures of one run.
 
     Args:
-        brief: leave out stages, lanes, KL and step metrics, and with them most of the work: enough for one line of an overview.
+        brief: leave out stages, lanes, KL and step metrics, and with them most of the work: enough for one line of an
+            overview.
 
     Raises:
         UserError: the spans or the scenario of the run are damaged.

@@ -41,6 +41,7 @@ class KeyValueCache:
         shape = (config.num_hidden_layers, 2, num_rows, config.num_key_value_heads, num_columns, config.head_dim)
         size = torch.Size(shape).numel()
         if self._arena.numel() < size:
+            self._arena = self._arena.new_empty(0)  # lets go of the old one first
             self._arena = self._arena.new_empty(size)
         self._data = self._arena[:size].view(shape)
         self.resize(num_rows)

@@ -13,8 +13,8 @@ import torch
 from harness.errors import UserError
 from harness.models.config import PRESETS, ModelConfig
 from harness.seeds import derive_seed
-from harness.tasks import grammar, keywords, words
 from harness.tasks.grammar import KeepRates
+from harness.tasks import grammar, keywords, words
 
 VERSION = 1
 """Part of the cache key: raise it when a change outside the hashed sources changes the result."""
@@ -26,32 +26,40 @@ MOST_TRAINED_KEYWORDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Supervised training of one preset.
+    """Supervised training of one preset, in two parts, each ended by an evaluation.
+
+    The first part's demonstrations keep every keyword, until the policy is good at copying. The second part's leave
+    some out, until the reward has come down into the range where GRPO is to begin: what is left to learn then is to use
+    the keywords, not how.
 
     Args:
         learning_rate: of AdamW, constant after ``warmup_steps``.
         precision: bfloat16 means autocast, where the processor has bfloat16 arithmetic.
         batch_size: demonstrations of one step.
-        target_reward: training ends at the first evaluation that reaches it.
+        taught_reward: the first part ends at the first evaluation that reaches it.
+        start_reward: the second part ends at the first evaluation that is not above it.
+        loose_rates: how many keywords the second part's demonstrations keep.
+        average_decay: the policy that is evaluated and kept is the exponential average of the weights.
         evaluate_every: steps between evaluations.
         evaluation_prompts: held-out prompts of one evaluation, one sampled response each.
         max_steps: giving up.
         max_tokens: longest response of an evaluation.
-        rates: shares of demonstrations by the keywords they keep.
     """
 
     learning_rate: float
     precision: Literal["float32", "bfloat16"] = "float32"
     batch_size: int = 32
-    target_reward: float = 0.25
-    evaluate_every: int = 20
+    taught_reward: float = 0.6
+    start_reward: float = 0.35
+    loose_rates: KeepRates = KeepRates(keep_all=0.4, keep_none=0.1)
+    average_decay: float = 0.95
+    evaluate_every: int = 10
     evaluation_prompts: int = 256
     max_steps: int = 1000
     max_tokens: int = 32
     warmup_steps: int = 20
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
-    rates: KeepRates = KeepRates()
 
 
 RECIPES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -54,9 +55,9 @@ class Batch(NamedTuple):
     response_mask_BT: Tensor
 
 
-def grammar_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
+def grammar_tokenizer() -> PreTrainedTokenizerBase:
     """Train the tokenizer on demonstrations of its own; it is the same for every seed."""
-    texts = demonstrations(stream_seed("tokenizer", 0), trained_keyword_counts(2), recipe.rates)
+    texts = demonstrations(stream_seed("tokenizer", 0), trained_keyword_counts(2))
     pairs = itertools.islice(texts, TOKENIZER_DEMONSTRATIONS)
     return train_tokenizer(itertools.chain.from_iterable((one.prompt, one.response) for one in pairs), VOCABULARY_SIZE)
 
@@ -92,36 +93,65 @@ def train_on_demonstrations(
     listener: Listener,
     should_stop: Callable[[], bool],
 ) -> tuple[int, Evaluation]:
-    """Train until an evaluation reaches the recipe's target.
+    """Train ``model`` by the recipe; at the end it holds the averaged weights.
 
     Returns:
         The steps made and the last evaluation.
 
     Raises:
-        RunStopped: the target was not reached in ``max_steps``, or the loss is not finite.
+        RunStopped: a part's reward was not reached in ``max_steps``, or the loss is not finite.
         Interrupted: ``should_stop`` said so.
     """
-    evaluate = _evaluator(model, tokenizer, recipe, seed, keywords_per_prompt, should_stop)
-    batches = _batches(tokenizer, recipe, seed, keywords_per_prompt)
+    average = AveragedPolicy(model, recipe.average_decay)
+    evaluate = _evaluator(average.model, tokenizer, recipe, seed, keywords_per_prompt, should_stop)
+    counts = trained_keyword_counts(keywords_per_prompt)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.0)
-    model.train()
-    best = 0.0
-    for step in range(1, recipe.max_steps + 1):
-        if should_stop():
-            raise Interrupted(f"the warm start was stopped before step {step}; nothing of it is kept")
-        loss = _train_step(model, optimizer, next(batches), recipe, step)
-        if not math.isfinite(loss):
-            raise RunStopped(f"the warm start's loss is {loss} at step {step} (seed {seed}); try another seed")
-        evaluation = evaluate(step) if step % recipe.evaluate_every == 0 else None
-        listener(step, loss, evaluation.reward if evaluation else None)
-        if evaluation and evaluation.reward >= recipe.target_reward:
-            model.eval().zero_grad(set_to_none=True)
-            return step, evaluation
-        best = max(best, evaluation.reward if evaluation else 0.0)
-    raise RunStopped(
-        f"the warm start (seed {seed}) reached a validation reward of {best:.3f} in {recipe.max_steps} steps; "
-        f"at least {recipe.target_reward} is needed. Set model.warm_start_seed to another number"
+    parts = (
+        (demonstrations(stream_seed("taught", seed), counts), lambda reward: reward >= recipe.taught_reward),
+        (
+            demonstrations(stream_seed("loose", seed), counts, recipe.loose_rates),
+            lambda reward: reward <= recipe.start_reward,
+        ),
     )
+    model.train()
+    step = 0
+    for examples, is_done in parts:
+        done = False
+        while not done:
+            if should_stop():
+                raise Interrupted(f"the warm start was stopped after {step} steps; nothing of it is kept")
+            step += 1
+            if step > recipe.max_steps:
+                raise RunStopped("cap")
+            batch = encode_batch(tokenizer, list(itertools.islice(examples, recipe.batch_size)))
+            loss = _train_step(model, optimizer, batch, recipe, step)
+            average.update(model)
+            if not math.isfinite(loss):
+                raise RunStopped(f"the warm start's loss is {loss} at step {step} (seed {seed}); try another seed")
+            evaluation = evaluate(step) if step % recipe.evaluate_every == 0 else None
+            listener(step, loss, evaluation.reward if evaluation else None)
+            done = evaluation is not None and is_done(evaluation.reward)
+    model.load_state_dict(average.model.state_dict())
+    model.eval().zero_grad(set_to_none=True)
+    return step, evaluation
+
+
+class AveragedPolicy:
+    """An exponential average of a model's weights, which is worth several times the steps (Polyak averaging).
+
+    The decay rises with the updates n as n / (n + 10), up to ``decay``: early weights are soon forgotten.
+    """
+
+    def __init__(self, model: DecoderLM, decay: float) -> None:
+        self.model = copy.deepcopy(model).eval()
+        self._decay, self._updates = decay, 0
+
+    @torch.no_grad()
+    def update(self, model: DecoderLM) -> None:
+        """Take in the weights of one more step."""
+        self._updates += 1
+        decay = min(self._decay, self._updates / (self._updates + 10))
+        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
 
 
 def _train_step(model: DecoderLM, optimizer: torch.optim.Optimizer, batch: Batch, recipe: Recipe, step: int) -> float:
@@ -136,16 +166,6 @@ def _train_step(model: DecoderLM, optimizer: torch.optim.Optimizer, batch: Batch
     nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
     optimizer.step()
     return loss.item()
-
-
-def _batches(
-    tokenizer: PreTrainedTokenizerBase, recipe: Recipe, seed: int, keywords_per_prompt: int
-) -> Iterator[Batch]:
-    examples = demonstrations(
-        stream_seed("demonstrations", seed), trained_keyword_counts(keywords_per_prompt), recipe.rates
-    )
-    while True:
-        yield encode_batch(tokenizer, list(itertools.islice(examples, recipe.batch_size)))
 
 
 def encode_batch(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Demonstration]) -> Batch:

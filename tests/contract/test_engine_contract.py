@@ -138,9 +138,9 @@ def response_logits(model, prompt, token_ids):
 def with_frequent_end(case, model, seed):
     """An engine whose end of sequence is a token that ends 8 samples of each prompt at as many lengths as possible."""
     first_places = {}
-    for completion in flat(case.engine(model).generate(PROMPTS, 8, LONG, seed)):
+    for row, completion in enumerate(flat(case.engine(model).generate(PROMPTS, 8, LONG, seed))):
         for place, token in reversed(list(enumerate(completion.token_ids.tolist()))):
-            first_places.setdefault(token, {})[id(completion)] = place
+            first_places.setdefault(token, {})[row] = place
     best = max(first_places, key=lambda token: (len(set(first_places[token].values())), token))
     return case.engine(model, WithEos(best))
 

@@ -180,8 +180,7 @@ def test_evaluation_of_every_second_version_first_and_last() -> None:
         ("evaluation", 3, (7, 8)),
         ("step", 2),
     ]
-    # 1 + 3 * 15, and 2 s of evaluation three times. Scoring one (1 s) overlaps the next batch, but for the last.
-    assert seconds == 1 + 45 + 3 * 2 + 1
+    assert seconds == 1 + 3 * 15 + 3 * (2 + 1)  # three evaluations, each sampled (2 s) and then scored (1 s)
     assert lane_seconds(spans, "scorer")["evaluate"] == 3.0
 
 

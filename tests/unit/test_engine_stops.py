@@ -76,6 +76,11 @@ def test_stop_strings_within_the_first_tokens_are_ignored(min_tokens, end):
     assert first_stop(StopStrings(BYTES, ("ab",), min_tokens), encode("abcdab")) == end
 
 
+def test_a_character_that_min_tokens_cuts_in_two_may_complete_a_stop_string():
+    # tokens: a, first byte of é, second byte; only the first two are ignored
+    assert first_stop(StopStrings(BYTES, ("é",), 2), encode("aé")) == 3
+
+
 def test_only_tokens_that_can_complete_one_are_decoded():
     stops = StopStrings(BYTES, ("</answer>",))
     suspects = [character for character in "abc>/<" if stops.is_suspect(encode(character)[0])]
