@@ -21,6 +21,7 @@ from harness.grpo.policy_gradient import (
 from harness.grpo.tally import Tally, max_tally, mean_tally, to_metrics
 from harness.grpo.tokenization import tokenize_prompt_and_output
 from harness.grpo.train_step import grpo_microbatch_train_step
+from harness.rewards import keyword_inclusion_reward_fn
 
 __all__ = [
     "Aggregation",
@@ -40,6 +41,7 @@ __all__ = [
     "get_response_log_probs",
     "group_advantages",
     "grpo_microbatch_train_step",
+    "keyword_inclusion_reward_fn",
     "kl_estimate",
     "kl_tallies",
     "log_probs_and_entropy",

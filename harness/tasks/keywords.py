@@ -14,36 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from harness.errors import UserError
+from harness.rewards import keyword_inclusion_reward_fn
 from harness.seeds import derive_seed
 from harness.tasks.words import WORDS
 from harness.types import Prompt
 
 BLOCK_SIZE = 8
 PROMPT_BEGIN = "Write a sentence that includes the words: "
-
-
-def keyword_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) -> float:
-    """Return 1.0 if every keyword occurs in the response, else 0.0.
-
-    Upper and lower case count as the same. A keyword occurs wherever its letters do, also inside a longer word.
-
-    Args:
-        response: what the policy wrote.
-        keywords: the words, in one text with commas between them, or as a list.
-
-    Raises:
-        UserError: no keyword is left once blanks are dropped; every response would be rewarded.
-    """
-    listed = keywords.split(",") if isinstance(keywords, str) else keywords
-    wanted = [word.strip().casefold() for word in listed if word.strip()]
-    if not wanted:
-        raise UserError(
-            f"the keywords are {keywords!r}: no word among them; at least 1 is needed",
-            where="keyword_inclusion_reward_fn",
-            fix="give the words as 'apple, red' or as ['apple', 'red']",
-        )
-    folded = response.casefold()
-    return 1.0 if all(word in folded for word in wanted) else 0.0
 
 
 def keyword_reward(response: str, ground_truth: str) -> dict[str, float]:
@@ -103,7 +80,9 @@ class KeywordTask:
     ) -> None:
         check_keyword_count(keywords_per_prompt)
         blocks = len(keyword_blocks())
-        _check_prompt_count("train_prompts", train_prompts, math.comb(blocks, keywords_per_prompt) * BLOCK_SIZE**keywords_per_prompt)
+        _check_prompt_count(
+            "train_prompts", train_prompts, math.comb(blocks, keywords_per_prompt) * BLOCK_SIZE**keywords_per_prompt
+        )
         _check_prompt_count(
             "validation_prompts", validation_prompts, blocks * math.comb(BLOCK_SIZE, keywords_per_prompt)
         )

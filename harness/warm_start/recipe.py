@@ -13,8 +13,8 @@ import torch
 from harness.errors import UserError
 from harness.models.config import PRESETS, ModelConfig
 from harness.seeds import derive_seed
-from harness.tasks.grammar import KeepRates
 from harness.tasks import grammar, keywords, words
+from harness.tasks.grammar import KeepRates
 
 VERSION = 1
 """Part of the cache key: raise it when a change outside the hashed sources changes the result."""

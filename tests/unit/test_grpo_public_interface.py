@@ -60,6 +60,7 @@ INTERFACE = {
         {"prompt_special_tokens": False},
     ),
     "compute_entropy": ({"logits": EMPTY}, {}),
+    "keyword_inclusion_reward_fn": ({"response": EMPTY, "keywords": EMPTY}, {}),
     "get_response_log_probs": (
         {"model": EMPTY, "input_ids": EMPTY, "labels": EMPTY, "return_token_entropy": False},
         {"temperature": 1.0},
