@@ -74,7 +74,7 @@ def build_parts(scenario: Scenario, tracer: Tracer, should_stop: StopSignal) -> 
     threads = scenario.model.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     task: Task = BUILDERS["task", scenario.task.type](scenario.task)
-    policy: Policy = BUILDERS["model", scenario.model.type](scenario.model, device, should_stop)
+    policy: Policy = BUILDERS["model", scenario.model.type](scenario, device, should_stop)
     check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, policy.context)
     engine: Engine = BUILDERS["engine", scenario.engine.type](scenario, policy, device, should_stop)
     transport: WeightTransport = BUILDERS["transport", scenario.transport.type](scenario)
@@ -203,21 +203,27 @@ def _jsonl_task(settings: Any) -> Task:
     )
 
 
-def _preset_policy(settings: Any, device: str, should_stop: StopSignal) -> Policy:
+def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
     from harness.warm_start import initial_policy, warm_start_policy
 
+    settings: Any = scenario.model
     if settings.warm_start:
         model, tokenizer, _ = warm_start_policy(
-            settings.preset, settings.warm_start_seed, threads=settings.threads, should_stop=should_stop
+            settings.preset,
+            settings.warm_start_seed,
+            threads=settings.threads,
+            keywords_per_prompt=getattr(scenario.task, "keywords_per_prompt", 2),
+            should_stop=should_stop,
         )
     else:
         model, tokenizer = initial_policy(settings.preset, settings.warm_start_seed)
     return Policy(model.to(device), tokenizer, model.config.max_position_embeddings)
 
 
-def _folder_policy(settings: Any, device: str, should_stop: StopSignal) -> Policy:
+def _folder_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
     from harness.models.storage import load_policy
 
+    settings: Any = scenario.model
     model, tokenizer = load_policy(settings.path, device)
     return Policy(model, tokenizer, getattr(model.config, "max_position_embeddings", None))
 

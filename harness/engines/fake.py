@@ -40,8 +40,9 @@ class FakeEngine:
         vocab_size: int = 128,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        self._tokenizer, self._vocab_size, self._should_stop = tokenizer, vocab_size, should_stop
+        self._tokenizer, self._should_stop = tokenizer, should_stop
         self._eos = tokenizer.eos_token_id if tokenizer is not None else 1
+        self._words = np.array([word for word in range(_FIRST_WORD, vocab_size) if word != self._eos])
         self.loads = 0
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -74,16 +75,15 @@ class FakeEngine:
 
     def _completion(self, prompt: int, sample: int, sampling: SamplingParams, seed: int) -> Completion:
         key = (seed % 2**64, prompt, sample) if sampling.temperature > 0 else (0, prompt, 0)
-        random = np.random.default_rng(key)
-        words = [word for word in range(_FIRST_WORD, self._vocab_size) if word != self._eos]
-        token_ids = random.choice(words, size=sampling.max_tokens)
-        ends = np.flatnonzero(random.random(sampling.max_tokens)[sampling.min_tokens :] < _END_PROBABILITY)
+        uniforms_T2 = np.random.default_rng(key).random((sampling.max_tokens, 2))
+        token_ids = self._words[(uniforms_T2[:, 0] * len(self._words)).astype(np.int64)]
+        ends = np.flatnonzero(uniforms_T2[sampling.min_tokens :, 1] < _END_PROBABILITY)
         stopped = len(ends) > 0
         if stopped:
             token_ids = token_ids[: sampling.min_tokens + ends[0] + 1]
             token_ids[-1] = self._eos
-        log_probs = np.full(len(token_ids), np.log((1 - _END_PROBABILITY) / len(words)))
-        log_probs[: sampling.min_tokens] = -np.log(len(words))
+        log_probs = np.full(len(token_ids), np.log((1 - _END_PROBABILITY) / len(self._words)))
+        log_probs[: sampling.min_tokens] = -np.log(len(self._words))
         if stopped:
             log_probs[-1] = np.log(_END_PROBABILITY)
         return Completion(

@@ -1,9 +1,10 @@
 """Bias-free projections for inference: oneDNN's prepacked kernels on a CPU that has them, plain matmuls elsewhere.
 
-Packing lays a weight out once in the blocks that oneDNN's kernel reads. Measured on a Zen 4 core at 64 rows that is 8
-to 15% faster than ``torch.mm``, and the activation, the product with the gate and the residual sum run inside the
-kernel. The packed operators are those that TorchInductor emits; since they are no public interface of torch,
-``packing_works`` tries them with known numbers before anything relies on them.
+Packing lays a weight out once in the blocks that oneDNN's kernel reads. Measured on a Zen 4 core at 64 rows, that is 8
+to 16% faster than ``torch.mm`` for all but the smallest matrix of a 3M-parameter model in float32, and 6 to 9% in
+bfloat16, though each call costs 13 microseconds before it computes anything. The activation, the product with the gate
+and the residual sum run inside the kernel. The packed operators are those that TorchInductor emits; since they are no
+public interface of torch, ``packing_works`` tries them with known numbers before anything relies on them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ROWS_HINT = 64
-"""Batch size that a weight is packed for; measured within 2% of the best for 2 to 832 rows."""
+"""Rows that a weight is packed for; among 1, 64 and 256 the best or within 2% of it for 2 to 832 rows."""
 
 
 class Linear(Protocol):

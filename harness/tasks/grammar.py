@@ -69,14 +69,17 @@ class Demonstration(NamedTuple):
 
 
 class KeepRates(NamedTuple):
-    """Shares of the demonstrations by what they do with the prompt's keywords: keep all, keep none, else leave one out."""
+    """Shares of the demonstrations that keep all of the prompt's keywords, or none of them; the rest leave one out."""
 
-    keep_all: float = 1.0
-    keep_none: float = 0.0
+    keep_all: float
+    keep_none: float
+
+
+EVERY_KEYWORD = KeepRates(keep_all=1.0, keep_none=0.0)
 
 
 def demonstrations(
-    seed: int, keywords_per_prompt: Sequence[int], rates: KeepRates = KeepRates()
+    seed: int, keywords_per_prompt: Sequence[int], rates: KeepRates = EVERY_KEYWORD
 ) -> Iterator[Demonstration]:
     """Yield demonstrations without end, the same ones for the same arguments in every process.
 
@@ -110,7 +113,8 @@ def write_sentence(rng: random.Random, keywords: Sequence[str], avoid: Sequence[
 
     All are words of the word list; no word of it comes twice.
     """
-    taken, clauses, left = {*keywords, *avoid}, [], list(keywords)
+    taken, left = {*keywords, *avoid}, list(keywords)
+    clauses: list[str] = []
     while left or not clauses:
         count = next(count for count in range(len(left), -1, -1) if placements(_categories(left[:count])))
         clauses.append(_write_clause(rng, left[:count], taken))

@@ -19,9 +19,10 @@ from harness.tasks.grammar import KeepRates
 VERSION = 1
 """Part of the cache key: raise it when a change outside the hashed sources changes the result."""
 VOCABULARY_SIZE = 1280
-"""The byte-pair merges of the grammar end near 1285 entries, where every word of the list is one token."""
+"""The byte-pair merges of the grammar end near 1285 entries; then nearly every word of the list is one token."""
 TOKENIZER_DEMONSTRATIONS = 6000
 MOST_TRAINED_KEYWORDS = 4
+LOOSE_RATES = KeepRates(keep_all=0.4, keep_none=0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,42 +31,45 @@ class Recipe:
 
     The first part's demonstrations keep every keyword, until the policy is good at copying. The second part's leave
     some out, until the reward has come down into the range where GRPO is to begin: what is left to learn then is to use
-    the keywords, not how.
+    the keywords, not how. Trained to the same reward by the first part alone, GRPO finds it easier to write ever longer
+    strings of words.
 
     Args:
         learning_rate: of AdamW, constant after ``warmup_steps``.
-        precision: bfloat16 means autocast, where the processor has bfloat16 arithmetic.
-        batch_size: demonstrations of one step.
         taught_reward: the first part ends at the first evaluation that reaches it.
         start_reward: the second part ends at the first evaluation that is not above it.
         loose_rates: how many keywords the second part's demonstrations keep.
+        precision: bfloat16 means autocast, where the processor has bfloat16 arithmetic.
+        batch_size: demonstrations of one step.
         average_decay: the policy that is evaluated and kept is the exponential average of the weights.
-        evaluate_every: steps between evaluations.
+        evaluate_from: first step at which the policy may be evaluated.
+        evaluate_every: steps between evaluations, of the first and of the second part.
         evaluation_prompts: held-out prompts of one evaluation, one sampled response each.
-        max_steps: giving up.
         max_tokens: longest response of an evaluation.
+        max_steps: giving up.
     """
 
     learning_rate: float
+    taught_reward: float
+    start_reward: float = 0.35
+    loose_rates: KeepRates = LOOSE_RATES
     precision: Literal["float32", "bfloat16"] = "float32"
     batch_size: int = 32
-    taught_reward: float = 0.6
-    start_reward: float = 0.35
-    loose_rates: KeepRates = KeepRates(keep_all=0.4, keep_none=0.1)
-    average_decay: float = 0.95
-    evaluate_every: int = 10
-    evaluation_prompts: int = 256
-    max_steps: int = 1000
-    max_tokens: int = 32
     warmup_steps: int = 20
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
+    average_decay: float = 0.95
+    evaluate_from: int = 60
+    evaluate_every: tuple[int, int] = (20, 10)
+    evaluation_prompts: int = 256
+    max_tokens: int = 32
+    max_steps: int = 1000
 
 
 RECIPES = {
-    "tiny": Recipe(learning_rate=3e-3),
-    "small": Recipe(learning_rate=1.5e-3, precision="bfloat16"),
-    "course": Recipe(learning_rate=1e-3, precision="bfloat16"),
+    "tiny": Recipe(learning_rate=3e-3, taught_reward=0.45),
+    "small": Recipe(learning_rate=1.5e-3, taught_reward=0.55, precision="bfloat16"),
+    "course": Recipe(learning_rate=1e-3, taught_reward=0.55, precision="bfloat16"),
 }
 
 
@@ -101,6 +105,7 @@ def content_key(preset: str, recipe: Recipe, seed: int, keywords_per_prompt: int
         "torch": torch.__version__,
         "model": asdict(preset_config(preset)),
         "recipe": asdict(recipe),
+        "precision": str(training_precision(recipe)),
         "seed": seed,
         "keywords_per_prompt": keywords_per_prompt,
         "vocabulary": [VOCABULARY_SIZE, TOKENIZER_DEMONSTRATIONS, trained_keyword_counts(keywords_per_prompt)],
@@ -116,6 +121,6 @@ def training_precision(recipe: Recipe) -> torch.dtype:
     return torch.float32
 
 
-def stream_seed(name: str, seed: int) -> int:
+def stream_seed(name: str, *parts: int) -> int:
     """Return the seed of one of the warm start's independent random streams."""
-    return derive_seed("warm start", name, seed)
+    return derive_seed("warm start", name, *parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from harness.engines.native import NativeEngine
 from harness.errors import Interrupted, RunStopped
-from harness.models.decoder import DecoderLM
+from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLayer, DecoderLM
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
-from harness.seeds import derive_seed
 from harness.tasks.grammar import Demonstration, demonstrations
 from harness.tasks.keywords import KeywordTask
 from harness.types import SamplingParams
@@ -33,6 +33,7 @@ from harness.warm_start.recipe import (
 
 EMBEDDING_GAIN = 4.0
 COPY_GAIN = 2.0
+NUM_EXAMPLES = 8
 Listener = Callable[[int, float, float | None], None]
 """Called after each step with its number, the loss, and the reward where one was measured."""
 
@@ -56,10 +57,10 @@ class Batch(NamedTuple):
 
 
 def grammar_tokenizer() -> PreTrainedTokenizerBase:
-    """Train the tokenizer on demonstrations of its own; it is the same for every seed."""
-    texts = demonstrations(stream_seed("tokenizer", 0), trained_keyword_counts(2))
-    pairs = itertools.islice(texts, TOKENIZER_DEMONSTRATIONS)
-    return train_tokenizer(itertools.chain.from_iterable((one.prompt, one.response) for one in pairs), VOCABULARY_SIZE)
+    """Train the tokenizer on demonstrations of its own; it is the same for every preset and seed."""
+    examples = demonstrations(stream_seed("tokenizer"), trained_keyword_counts(2))
+    texts = ((one.prompt, one.response) for one in itertools.islice(examples, TOKENIZER_DEMONSTRATIONS))
+    return train_tokenizer(itertools.chain.from_iterable(texts), VOCABULARY_SIZE)
 
 
 @torch.no_grad()
@@ -76,6 +77,7 @@ def initialize_as_copier(model: DecoderLM, seed: int) -> None:
     generator = torch.Generator().manual_seed(stream_seed("copier", seed))
     model.model.embed_tokens.weight.mul_(EMBEDDING_GAIN)
     for layer in model.model.layers:
+        assert isinstance(layer, DecoderLayer)
         square = torch.empty(config.hidden_size, config.hidden_size)
         values = nn.init.orthogonal_(square, generator=generator)[: config.key_size]
         per_head = values.view(config.num_key_value_heads, 1, config.head_dim, config.hidden_size)
@@ -84,62 +86,10 @@ def initialize_as_copier(model: DecoderLM, seed: int) -> None:
         layer.self_attn.o_proj.weight.copy_(for_queries.T * (COPY_GAIN / config.queries_per_key))
 
 
-def train_on_demonstrations(
-    model: DecoderLM,
-    tokenizer: PreTrainedTokenizerBase,
-    recipe: Recipe,
-    seed: int,
-    keywords_per_prompt: int,
-    listener: Listener,
-    should_stop: Callable[[], bool],
-) -> tuple[int, Evaluation]:
-    """Train ``model`` by the recipe; at the end it holds the averaged weights.
-
-    Returns:
-        The steps made and the last evaluation.
-
-    Raises:
-        RunStopped: a part's reward was not reached in ``max_steps``, or the loss is not finite.
-        Interrupted: ``should_stop`` said so.
-    """
-    average = AveragedPolicy(model, recipe.average_decay)
-    evaluate = _evaluator(average.model, tokenizer, recipe, seed, keywords_per_prompt, should_stop)
-    counts = trained_keyword_counts(keywords_per_prompt)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.0)
-    parts = (
-        (demonstrations(stream_seed("taught", seed), counts), lambda reward: reward >= recipe.taught_reward),
-        (
-            demonstrations(stream_seed("loose", seed), counts, recipe.loose_rates),
-            lambda reward: reward <= recipe.start_reward,
-        ),
-    )
-    model.train()
-    step = 0
-    for examples, is_done in parts:
-        done = False
-        while not done:
-            if should_stop():
-                raise Interrupted(f"the warm start was stopped after {step} steps; nothing of it is kept")
-            step += 1
-            if step > recipe.max_steps:
-                raise RunStopped("cap")
-            batch = encode_batch(tokenizer, list(itertools.islice(examples, recipe.batch_size)))
-            loss = _train_step(model, optimizer, batch, recipe, step)
-            average.update(model)
-            if not math.isfinite(loss):
-                raise RunStopped(f"the warm start's loss is {loss} at step {step} (seed {seed}); try another seed")
-            evaluation = evaluate(step) if step % recipe.evaluate_every == 0 else None
-            listener(step, loss, evaluation.reward if evaluation else None)
-            done = evaluation is not None and is_done(evaluation.reward)
-    model.load_state_dict(average.model.state_dict())
-    model.eval().zero_grad(set_to_none=True)
-    return step, evaluation
-
-
 class AveragedPolicy:
-    """An exponential average of a model's weights, which is worth several times the steps (Polyak averaging).
+    """An exponential average of a model's weights (Polyak and Juditsky 1992), steadier than the weights themselves.
 
-    The decay rises with the updates n as n / (n + 10), up to ``decay``: early weights are soon forgotten.
+    After n updates the decay is n / (n + 10), at most ``decay``, so that the first weights are soon forgotten.
     """
 
     def __init__(self, model: DecoderLM, decay: float) -> None:
@@ -154,18 +104,96 @@ class AveragedPolicy:
         torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
 
 
-def _train_step(model: DecoderLM, optimizer: torch.optim.Optimizer, batch: Batch, recipe: Recipe, step: int) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] = recipe.learning_rate * min(1.0, step / recipe.warmup_steps)
-    precision = training_precision(recipe)
+class WarmStartTraining:
+    """One warm start, from an initialised model to the averaged policy.
+
+    Args:
+        model: trained in place; its own weights are not the result.
+        tokenizer: of the grammar.
+        recipe: how to train.
+        seed: of the demonstrations and evaluations.
+        keywords_per_prompt: keywords of the evaluation's prompts.
+        listener: called after each step.
+        should_stop: polled before each step.
+    """
+
+    def __init__(
+        self,
+        model: DecoderLM,
+        tokenizer: PreTrainedTokenizerBase,
+        recipe: Recipe,
+        seed: int,
+        keywords_per_prompt: int,
+        listener: Listener,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.average = AveragedPolicy(model, recipe.average_decay)
+        self.steps = 0
+        self._model, self._tokenizer, self._recipe, self._seed = model, tokenizer, recipe, seed
+        self._counts = trained_keyword_counts(keywords_per_prompt)
+        self._listener, self._should_stop = listener, should_stop
+        self._evaluator = Evaluator(model.config, tokenizer, recipe, seed, keywords_per_prompt, should_stop)
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.0
+        )
+
+    def run(self) -> Evaluation:
+        """Train both parts; return the last evaluation of the averaged policy.
+
+        Raises:
+            RunStopped: a part did not reach its reward in the recipe's ``max_steps``, or the loss is not finite.
+            Interrupted: ``should_stop`` said so.
+        """
+        recipe = self._recipe
+        every_taught, every_loose = recipe.evaluate_every
+        keep_all = demonstrations(stream_seed("taught", self._seed), self._counts)
+        keep_some = demonstrations(stream_seed("loose", self._seed), self._counts, recipe.loose_rates)
+        self._train(keep_all, every_taught, lambda reward: reward >= recipe.taught_reward, "at least", "taught_reward")
+        return self._train(
+            keep_some, every_loose, lambda reward: reward <= recipe.start_reward, "at most", "start_reward"
+        )
+
+    def _train(
+        self, examples: Iterator[Demonstration], every: int, is_reached: Callable[[float], bool], side: str, goal: str
+    ) -> Evaluation:
+        """Train on ``examples`` until an evaluation's reward is as wanted."""
+        last = math.nan
+        while self.steps < self._recipe.max_steps:
+            if self._should_stop():
+                raise Interrupted(f"the warm start was stopped after {self.steps} steps; nothing of it is kept")
+            self.steps += 1
+            loss = self._step(encode_batch(self._tokenizer, list(itertools.islice(examples, self._recipe.batch_size))))
+            is_due = self.steps >= self._recipe.evaluate_from and self.steps % every == 0
+            evaluation = self._evaluator.evaluate(self.average.model, self.steps) if is_due else None
+            self._listener(self.steps, loss, evaluation.reward if evaluation else None)
+            if evaluation and is_reached(evaluation.reward):
+                return evaluation
+            last = evaluation.reward if evaluation else last
+        raise RunStopped(
+            f"the warm start (seed {self._seed}) made {self.steps} steps and its validation reward is {last:.3f}; "
+            f"{side} {getattr(self._recipe, goal)} ({goal}) is needed. Set model.warm_start_seed to another number"
+        )
+
+    def _step(self, batch: Batch) -> float:
+        recipe = self._recipe
+        for group in self._optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * min(1.0, self.steps / recipe.warmup_steps)
+        loss = response_loss(self._model, batch, training_precision(recipe))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._model.parameters(), recipe.max_grad_norm)
+        self._optimizer.step()
+        self.average.update(self._model)
+        if not math.isfinite(loss.item()):
+            raise RunStopped(f"the warm start's loss is {loss.item()} at step {self.steps} (seed {self._seed})")
+        return loss.item()
+
+
+def response_loss(model: DecoderLM, batch: Batch, precision: torch.dtype = torch.float32) -> Tensor:
+    """Mean of -log p over the response tokens of the batch; the prompt's tokens are not trained on."""
     with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
         log_probs_BT, _ = response_log_probs(model, *batch, torch.arange(len(batch.prompt_ids_BL)))
-    loss = -log_probs_BT.sum() / batch.response_mask_BT.sum()
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
-    optimizer.step()
-    return loss.item()
+    return -log_probs_BT.sum() / batch.response_mask_BT.sum()
 
 
 def encode_batch(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Demonstration]) -> Batch:
@@ -187,33 +215,33 @@ def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
     return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
 
 
-def _evaluator(
-    model: DecoderLM,
-    tokenizer: PreTrainedTokenizerBase,
-    recipe: Recipe,
-    seed: int,
-    keywords_per_prompt: int,
-    should_stop: Callable[[], bool],
-) -> Callable[[int], Evaluation]:
-    """Return the function from a step to its evaluation, sampled at temperature 1 with a random stream of its own."""
-    task = KeywordTask(keywords_per_prompt, train_prompts=1, validation_prompts=recipe.evaluation_prompts)
-    prompt_ids = [tokenizer.encode(prompt.text) for prompt in task.validation_prompts]
-    engine = NativeEngine(model.config, tokenizer, should_stop=should_stop)
-    sampling = SamplingParams(temperature=1.0, max_tokens=recipe.max_tokens)
+class Evaluator:
+    """Samples one response to each held-out prompt at temperature 1; its random stream is its own."""
 
-    def evaluate(step: int) -> Evaluation:
-        engine.load_weights(model.state_dict())
-        groups = engine.generate(prompt_ids, 1, sampling, derive_seed("warm start evaluation", seed, step))
-        responses = [group[0] for group in groups]
-        rewards = [
-            task.reward(response.text, prompt.ground_truth)["reward"]
-            for prompt, response in zip(task.validation_prompts, responses, strict=True)
-        ]
-        tokens = [len(response.token_ids) for response in responses]
-        examples = tuple(
-            (prompt.text, response.text)
-            for prompt, response in zip(task.validation_prompts[:8], responses[:8], strict=True)
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        recipe: Recipe,
+        seed: int,
+        keywords_per_prompt: int,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._task = KeywordTask(keywords_per_prompt, train_prompts=1, validation_prompts=recipe.evaluation_prompts)
+        self._prompt_ids = [tokenizer.encode(prompt.text) for prompt in self._task.validation_prompts]
+        self._engine = NativeEngine(config, tokenizer, should_stop=should_stop)
+        self._sampling = SamplingParams(temperature=1.0, max_tokens=recipe.max_tokens)
+        self._seed = seed
+
+    def evaluate(self, model: DecoderLM, step: int) -> Evaluation:
+        """Return the mean reward of the model's responses; ``step`` chooses the random stream."""
+        self._engine.load_weights(model.state_dict())
+        seed = stream_seed("evaluation", self._seed, step)
+        responses = [group[0] for group in self._engine.generate(self._prompt_ids, 1, self._sampling, seed)]
+        pairs = list(zip(self._task.validation_prompts, responses, strict=True))
+        rewards = [self._task.reward(response.text, prompt.ground_truth)["reward"] for prompt, response in pairs]
+        return Evaluation(
+            reward=sum(rewards) / len(rewards),
+            response_tokens=sum(len(response.token_ids) for response in responses) / len(responses),
+            examples=tuple((prompt.text, response.text) for prompt, response in pairs[:NUM_EXAMPLES]),
         )
-        return Evaluation(sum(rewards) / len(rewards), sum(tokens) / len(tokens), examples)
-
-    return evaluate

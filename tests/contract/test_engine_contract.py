@@ -203,6 +203,13 @@ def test_min_and_max_tokens(any_case):
     assert {(len(completion.token_ids), completion.finish_reason) for completion in forced} == {(24, "length")}
 
 
+def test_a_response_of_one_token_comes_from_the_prefill(any_case):
+    case, model = any_case
+    (group,) = case.engine(model).generate(PROMPTS[:1], 4, dataclasses.replace(SAMPLING, max_tokens=1), 7)
+    (longer,) = case.engine(model).generate(PROMPTS[:1], 4, SAMPLING, 7)
+    assert [c.token_ids.tolist() for c in group] == [c.token_ids[:1].tolist() for c in longer]
+
+
 def test_greedy_samples_are_equal_and_need_no_seed(any_case):
     case, model = any_case
     engine = case.engine(model)
