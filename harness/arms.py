@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from harness.loop import Bell
@@ -58,13 +59,17 @@ def alternating_order(arms: int, steps: Sequence[int], seed: int) -> list[tuple[
 
 
 class Turnstile:
-    """Lets one arm at a time through, in a given order; the clocks of the others stand still."""
+    """Lets one arm at a time through, in a given order; the clocks of the others stand still. ``start`` opens it."""
 
     def __init__(self, order: Sequence[tuple[int, int]], clocks: Sequence[PausableClock]) -> None:
-        self._order, self._clocks = list(order), clocks
-        self._position = 0
+        self._order, self._clocks = deque(order), clocks
+        self._started = False
         self._bell = Bell()
-        self._resume_current()
+
+    def start(self) -> None:
+        """Let the first arm through."""
+        self._started = True
+        self._let_in()
 
     def lane(self, arm: int) -> Turn:
         """Return the pace of one arm."""
@@ -72,8 +77,7 @@ class Turnstile:
 
     async def admit(self, arm: int, step: int) -> None:
         """Return when it is this arm's turn to run this step."""
-        target = self._order.index((arm, step))
-        await self._bell.until(lambda: self._position >= target)
+        await self._bell.until(lambda: self._started and bool(self._order) and self._order[0] == (arm, step))
 
     def advance(self, arm: int, step: int) -> None:
         """The arm has finished the step: stop its clock, start that of the next arm and let it through.
@@ -81,16 +85,22 @@ class Turnstile:
         Raises:
             ValueError: it was not this arm's turn.
         """
-        if self._order[self._position] != (arm, step):
-            raise ValueError(f"arm {arm} finished step {step} out of turn; expected {self._order[self._position]}")
+        if self._order[0] != (arm, step):
+            raise ValueError(f"arm {arm} finished step {step} out of turn; expected {self._order[0]}")
         self._clocks[arm].pause()
-        self._position += 1
-        self._resume_current()
-        self._bell.ring()
+        self._order.popleft()
+        self._let_in()
 
-    def _resume_current(self) -> None:
-        if self._position < len(self._order):
-            self._clocks[self._order[self._position][0]].resume()
+    def drop(self, arm: int) -> None:
+        """Take an arm out that will not finish: the others go on without it."""
+        self._clocks[arm].pause()
+        self._order = deque(entry for entry in self._order if entry[0] != arm)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        if self._order and self._started:
+            self._clocks[self._order[0][0]].resume()
+        self._bell.ring()
 
 
 class Turn:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessSco
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.loop import LoopPlan
 from harness.protocols import Engine, Generator, Learner, Scorer, Task
+from harness.provenance import usable_cores
 from harness.scenario import Scenario, no_gpu_error
 from harness.tasks.schedule import prompt_schedule
-from harness.trace import Stage, Tracer
+from harness.trace import SynchronizedTracer, Tracer
 from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker, WeightTransport, check_prompts_fit
 
 StopSignal = Callable[[], bool]
@@ -40,7 +42,13 @@ class Policy:
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything the loop needs for one run, and what is needed to end it."""
+    """Everything the loop needs for one run, and what is needed to end it.
+
+    Attributes:
+        policy_folder: a list that the run fills with the folder to save the policy in; left empty, nothing is saved.
+        threads: CPU threads of each part.
+        executors: the threads that the parts run on.
+    """
 
     generators: tuple[Generator, ...]
     scorers: tuple[Scorer, ...]
@@ -48,8 +56,8 @@ class Parts:
     plan: LoopPlan
     num_parameters: int | None = None
     threads: int | None = None
-    save_policy: Callable[[Path], None] | None = None
-    executors: tuple[ThreadPoolExecutor, ...] = field(default=())
+    policy_folder: list[Path] = field(default_factory=list)
+    executors: tuple[ThreadPoolExecutor, ...] = ()
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -71,7 +79,9 @@ def build_parts(scenario: Scenario, tracer: Tracer, should_stop: StopSignal) -> 
         Interrupted: ``should_stop`` said so.
     """
     device = resolve_device(scenario)
-    threads = scenario.model.threads or torch.get_num_threads()
+    if device == "cuda":
+        tracer = SynchronizedTracer(tracer, torch.cuda.synchronize)
+    threads = threads_per_part(scenario)
     torch.set_num_threads(threads)
     task: Task = BUILDERS["task", scenario.task.type](scenario.task)
     policy: Policy = BUILDERS["model", scenario.model.type](scenario, device, should_stop)
@@ -79,32 +89,35 @@ def build_parts(scenario: Scenario, tracer: Tracer, should_stop: StopSignal) -> 
     engine: Engine = BUILDERS["engine", scenario.engine.type](scenario, policy, device, should_stop)
     transport: WeightTransport = BUILDERS["transport", scenario.transport.type](scenario)
     trainer = PolicyTrainer(policy.model, policy.tokenizer.pad_token_id, trainer_options(scenario), should_stop)
-    generator_thread = _one_thread(threads)
-    learner_thread, scorer_thread = (
-        (generator_thread, generator_thread)
-        if scenario.placement.colocated
-        else (_one_thread(threads), _one_thread(threads))
-    )
+    folder: list[Path] = []
+    save = partial(_save_policy, policy, folder) if scenario.save_policy else None
     generator = GeneratorWorker(engine, transport, task, policy.tokenizer, scenario.sampling.to_params(), tracer)
-    scorer = ScorerWorker(task, scenario.evaluation.examples, tracer)
-    learner = LearnerWorker(trainer, transport, tracer)
-
-    def save_policy(folder: Path) -> None:
-        from harness.models.storage import save_policy as save
-
-        with tracer.span(learner.lane, Stage.CHECKPOINT, scenario.steps, scenario.steps):
-            save(policy.model, policy.tokenizer, folder)
-
+    scorer = ScorerWorker(task, scenario.evaluation.examples, tracer, should_stop=should_stop)
+    learner = LearnerWorker(trainer, transport, tracer, save)
+    executors = [_one_thread(threads) for _ in range(1 if scenario.placement.colocated else 3)]
     return Parts(
-        (InProcessGenerator(generator, generator_thread),),
-        (InProcessScorer(scorer, scorer_thread),),
-        InProcessLearner(learner, learner_thread),
+        (InProcessGenerator(generator, executors[0]),),
+        (InProcessScorer(scorer, executors[-1]),),
+        InProcessLearner(learner, executors[len(executors) // 2]),
         loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts)),
         policy.num_parameters,
         threads,
-        save_policy if scenario.save_policy else None,
-        tuple({id(thread): thread for thread in (generator_thread, scorer_thread, learner_thread)}.values()),
+        folder,
+        tuple(executors),
     )
+
+
+def _save_policy(policy: Policy, folder: list[Path]) -> None:
+    from harness.models.storage import save_policy
+
+    for path in folder:
+        save_policy(policy.model, policy.tokenizer, path)
+
+
+def threads_per_part(scenario: Scenario) -> int:
+    """Return the CPU threads of each part: as asked for, else all cores, or half of them for parts that overlap."""
+    cores = usable_cores()
+    return scenario.model.threads or (cores if scenario.placement.colocated else max(1, cores // 2))
 
 
 def build_simulated_parts(scenario: Scenario, tracer: Tracer, should_stop: StopSignal) -> Parts:

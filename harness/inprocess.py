@@ -60,3 +60,7 @@ class InProcessLearner:
     async def publish_weights(self, version: int) -> WeightTicket:
         """See ``protocols.Learner``."""
         return await _on(self._executor, lambda: self._worker.publish_weights(version))
+
+    async def checkpoint(self, version: int) -> None:
+        """See ``protocols.Learner``."""
+        await _on(self._executor, lambda: self._worker.checkpoint(version))

@@ -152,12 +152,14 @@ async def run_loop(
             for coroutine in lanes.coroutines():
                 tasks.create_task(coroutine)
     except BaseExceptionGroup as group:
-        raise _first_error(group) from None
+        error = first_error(group)
+        raise error from error.__cause__
 
 
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group of tasks: the others were cancelled because of it."""
     error = group.exceptions[0]
-    return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 class _Lanes:
@@ -180,7 +182,7 @@ class _Lanes:
         self.version = 0  # of the Learner
         self.newest: WeightTicket | None = None  # published last
         self.to_evaluate: deque[WeightTicket] = deque()
-        self.evaluated: set[int] = set()
+        self.unevaluated: set[int] = set()  # published versions whose evaluation is due and not scored yet
         self.holds = dict.fromkeys((generator.lane for generator in generators), -1)  # version in each Generator
         self.unscored: deque[tuple[WorkItem, tuple[RolloutGroup, ...]]] = deque()
         self.shards: dict[int, dict[int, ScoredBatch]] = {}  # step -> shard -> scored
@@ -254,7 +256,7 @@ class _Lanes:
         item = WorkItem(Purpose.EVALUATE, version, 0, self.plan.validation_prompts, 1, seed)
         self._hand_to_scorer(item, await generator.generate(item))
         if self.plan.max_lag == 0:
-            await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: version in self.evaluated, version)
+            await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: version not in self.unevaluated, version)
 
     def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         self.unscored.append((item, groups))
@@ -280,7 +282,7 @@ class _Lanes:
             item, groups = self.unscored.popleft()
             scored = await scorer.score(item, groups)
             if item.purpose is Purpose.EVALUATE:
-                self.evaluated.add(item.step)
+                self.unevaluated.discard(item.step)
                 self.observer.on_evaluation(item.step, scored)
             else:
                 self.shards.setdefault(item.step, {})[item.shard] = scored
@@ -301,6 +303,7 @@ class _Lanes:
                 await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
             self.observer.on_step(StepFacts(step, scored, result))
         await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._all_evaluated, self.plan.steps)
+        await self.learner.checkpoint(self.version)
         self.learner_done = True
         self.bell.ring()
 
@@ -318,6 +321,7 @@ class _Lanes:
         self.newest = ticket
         if self.plan.is_evaluated(ticket.version):
             self.to_evaluate.append(ticket)
+            self.unevaluated.add(ticket.version)
         self.observer.on_version(self.learner.lane, ticket.version)
         self.bell.ring()
 
@@ -327,7 +331,7 @@ class _Lanes:
         return (last or min(self.holds.values()) >= self.version) and self._all_evaluated()
 
     def _all_evaluated(self) -> bool:
-        return not self.plan.is_evaluated(self.version) or self.version in self.evaluated
+        return not self.unevaluated
 
     def _check_consumption(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
         oldest = min(group.min_version for group in groups)

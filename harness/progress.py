@@ -48,15 +48,15 @@ class RunProgress:
     ) -> None:
         self._bar.stop()
 
-    def listener(self, arm: int) -> Callable[[Row], None]:
-        """Return what the recorder of one arm calls with each row."""
-        return lambda row: self._show(arm, row)
+    def listener(self, arm: int) -> Callable[[Row, float], None]:
+        """Return what the recorder of one arm calls with each row, and the step's seconds without evaluation."""
+        return lambda row, train_s: self._show(arm, row, train_s)
 
-    def _show(self, arm: int, row: Row) -> None:
+    def _show(self, arm: int, row: Row, train_s: float) -> None:
         facts = self._facts[arm]
         if row["kind"] == "step":
             facts["reward"] = f"train {_mean(row, 'reward/total'):.2f}"
-            facts["seconds"] = f"{row['wall_s'] - row['stages_s'].get('evaluate', 0.0):.2f} s/step"
+            facts["seconds"] = f"{train_s:.2f} s/step"
             self._bar.advance(self._tasks[arm])
         else:
             reward, length = _mean(row, "validation/reward"), _mean(row, "validation/response_length")

@@ -56,6 +56,9 @@ class Learner(Protocol):
     async def publish_weights(self, version: int) -> WeightTicket:
         """Make the current weights available to the Generators; stage ``weight_publish``."""
 
+    async def checkpoint(self, version: int) -> None:
+        """Save the policy, if it is to be saved; stage ``checkpoint``."""
+
 
 class Engine(Protocol):
     """Batched sampling inside a Generator. Plain synchronous code."""

@@ -22,7 +22,10 @@ class RunRecorder:
     Args:
         folder: where the rows go.
         tracer: whose spans are drained at each row.
-        on_row: called with each step or evaluation row, for a progress display.
+        synchronous: whether evaluation and training take turns; only then is evaluation taken out of a step's seconds.
+        on_row: called with each step or evaluation row and, for a step, its seconds without evaluation.
+
+    Attributes:
         on_step_done: called last when a training step is complete: passes the turn to the next arm.
     """
 
@@ -30,11 +33,12 @@ class RunRecorder:
         self,
         folder: RunFolder,
         tracer: RecordingTracer,
-        on_row: Callable[[Row], None] = lambda row: None,
-        on_step_done: Callable[[int], None] = lambda step: None,
+        synchronous: bool = True,
+        on_row: Callable[[Row, float], None] = lambda row, train_s: None,
     ) -> None:
-        self.folder, self._tracer = folder, tracer
-        self._on_row, self._on_step_done = on_row, on_step_done
+        self.folder, self._tracer, self._synchronous = folder, tracer, synchronous
+        self._on_row = on_row
+        self.on_step_done: Callable[[int], None] = lambda step: None
         self._loop_start_ns = self._row_start_ns = 0
         self.steps_done = 0
         self.evaluations: list[tuple[int, Metrics]] = []
@@ -42,7 +46,7 @@ class RunRecorder:
     def loop_starts(self, lanes: Iterable[str]) -> None:
         """Everything before now was start-up of these lanes."""
         now_ns = self._tracer.clock_ns()
-        self.folder.append_spans(self._tracer.drain())
+        self.write_spans()
         self.folder.append_spans(Span(lane, Stage.STARTUP, 0, now_ns, -1, -1) for lane in lanes)
         self._loop_start_ns = self._row_start_ns = now_ns
 
@@ -53,6 +57,7 @@ class RunRecorder:
     def on_step(self, facts: StepFacts) -> None:
         """See ``Observer``."""
         spans, wall_s, elapsed_s = self._close_row()
+        train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
         row = step_row(
             step=facts.step,
             version=facts.result.version,
@@ -60,13 +65,13 @@ class RunRecorder:
             elapsed_s=elapsed_s,
             optimizer_steps=facts.result.optimizer_steps,
             lanes=lane_seconds(spans),
-            metrics=step_metrics(facts, wall_s - evaluation_s(spans)),
+            metrics=step_metrics(facts, train_s),
         )
         self.folder.append_step(row)
         self.folder.flush()
         self.steps_done += 1
-        self._on_row(row)
-        self._on_step_done(facts.step)
+        self._on_row(row, train_s)
+        self.on_step_done(facts.step)
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
         """See ``Observer``."""
@@ -76,13 +81,19 @@ class RunRecorder:
         self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
         self.folder.flush()
         self.evaluations.append((version, scored.metrics))
-        self._on_row(row)
+        self._on_row(row, 0.0)
 
     def loop_ends(self) -> None:
         """Write what ended after the last step, so that the totals of the run are conserved."""
         spans, wall_s, elapsed_s = self._close_row()
         self.folder.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lane_seconds(spans)))
         self.folder.flush()
+
+    def write_spans(self) -> list[Span]:
+        """Write the spans that have ended since the last call, and return them."""
+        spans = self._tracer.drain()
+        self.folder.append_spans(spans)
+        return spans
 
     def outcome(self) -> dict[str, Any]:
         """Return the figures that sum up the run."""
@@ -99,8 +110,7 @@ class RunRecorder:
     def _close_row(self) -> tuple[list[Span], float, float]:
         """Write the spans ended since the last row; return them, the seconds since then and since the loop's start."""
         now_ns = self._tracer.clock_ns()
-        spans = self._tracer.drain()
-        self.folder.append_spans(spans)
+        spans = self.write_spans()
         wall_ns, self._row_start_ns = now_ns - self._row_start_ns, now_ns
         return spans, wall_ns / 1e9, self._elapsed_s(now_ns)
 

@@ -15,15 +15,13 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.arms import PausableClock, Turnstile, alternating_order
+from harness.books import Books, Campaign
 from harness.build import Parts, StopSignal, build_parts
-from harness.errors import Interrupted
-from harness.loop import FullSpeed, Pace, run_loop
+from harness.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.loop import FullSpeed, Pace, first_error, run_loop
 from harness.progress import RunProgress
-from harness.provenance import code_state, machine_facts, package_versions
-from harness.recorder import RunRecorder
-from harness.results import Manifest, RunFolder, campaign_name
-from harness.results.writer import PICTURES, POLICY, utc_now
-from harness.scenario import Scenario, Variant, expand, resolved_yaml
+from harness.results.writer import PICTURES, POLICY
+from harness.scenario import Scenario, Variant, expand
 from harness.trace import RecordingTracer, Tracer
 
 Build = Callable[[Scenario, Tracer, StopSignal], Parts]
@@ -31,14 +29,13 @@ Build = Callable[[Scenario, Tracer, StopSignal], Parts]
 
 @dataclass
 class Arm:
-    """One run on its way: its parts, its clock and its files."""
+    """One run on its way: its parts, its clock and, once it is about to start, its books."""
 
     variant: Variant
     clock: PausableClock
     tracer: RecordingTracer
     parts: Parts
-    recorder: RunRecorder | None = None
-    finished: bool = False
+    books: Books | None = None
 
     @property
     def steps(self) -> int:
@@ -68,6 +65,8 @@ def run_command(
 ) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
 
+    An arm or point that fails does not stop the others.
+
     Args:
         scenario: as loaded; arms and sweep are expanded here.
         out: the results folder.
@@ -83,18 +82,18 @@ def run_command(
         RunStopped: a run had to stop; its folder says why.
         Interrupted: Ctrl-C or SIGTERM; the folders say so.
     """
-    variants = expand(scenario)
-    console = Console(stderr=True)
-    campaign = campaign_name(out, scenario.name, utc_now())
-    folder = out / scenario.name / campaign
-    stop = threading.Event()
-    with _sigterm_as_interrupt():
+    campaign = Campaign(out, scenario.name)
+    conductor = Conductor(campaign, build, Console(stderr=True), quiet)
+    with _signals_as_interrupts():
         try:
-            for point in _points(variants):
-                _run_point(point, scenario.name, campaign, out, console, quiet, build, stop)
+            for variants in _points(expand(scenario)):
+                conductor.run_point(variants)
         except (KeyboardInterrupt, Interrupted):
-            raise Interrupted(_what_is_kept(folder)) from None
-    show(folder)
+            kept = f"what was measured so far is in {campaign.folder}"
+            raise Interrupted(kept if campaign.folder else "nothing had been measured yet") from None
+    if campaign.folder is not None:
+        show(campaign.folder)
+    _raise_first(conductor.failures, campaign.folder)
     return 0
 
 
@@ -104,63 +103,143 @@ def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
         yield list(group)
 
 
-def _what_is_kept(folder: Path) -> str:
-    return f"what was measured so far is in {folder}" if folder.exists() else "nothing had been measured yet"
+def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | None) -> None:
+    if not failures:
+        return
+    label, error = failures[0]
+    if folder is None:
+        raise error
+    others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    if isinstance(error, UserError):
+        raise UserError(f"{label} failed{others}: {error.what}", error.where, error.fix) from error
+    raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}") from error
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, where signals can be set (the main thread)."""
+def _signals_as_interrupts() -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM raise KeyboardInterrupt, also in a job whose shell had it ignore Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    terminate = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, terminate)
 
 
-def _run_point(
-    variants: list[Variant],
-    name: str,
-    campaign: str,
-    out: Path,
-    console: Console,
-    quiet: bool,
-    build: Build,
-    stop: threading.Event,
-) -> None:
-    arms: list[Arm] = []
-    try:
-        arms += (_prepare(variant, build, stop) for variant in variants)
-        interleaving = _interleaving(arms)
-        with RunProgress(console, [arm.label for arm in arms], [arm.steps for arm in arms], quiet) as progress:
-            turnstile = _turnstile(arms) if interleaving == "step" else None
-            for number, arm in enumerate(arms):
-                pass_turn = turnstile.lane(number).finished if turnstile else lambda step: None
-                folder = RunFolder.create(out, name, campaign, arm.variant.name or None)
-                _open_books(arm, folder, name, campaign, interleaving)
-                arm.recorder = RunRecorder(folder, arm.tracer, progress.listener(number), pass_turn)
-            asyncio.run(_alternate(arms, turnstile) if turnstile else _one_by_one(arms))
+class Conductor:
+    """Runs the points of a scenario one after the other, and the arms of a point in turns.
+
+    Args:
+        campaign: makes the folders.
+        build: makes the parts of one run.
+        console: where progress is shown.
+        quiet: show none.
+    """
+
+    def __init__(self, campaign: Campaign, build: Build, console: Console, quiet: bool) -> None:
+        self._campaign, self._build, self._console, self._quiet = campaign, build, console, quiet
+        self._stop = threading.Event()
+        self.failures: list[tuple[str, HarnessError]] = []
+
+    def run_point(self, variants: Sequence[Variant]) -> None:
+        """Run the arms of one point; what fails is remembered in ``failures``.
+
+        Raises:
+            KeyboardInterrupt, Interrupted: the user asked to stop.
+        """
+        arms: list[Arm] = []
+        try:
+            for variant in variants:
+                arms.append(self._prepare(variant))
+            self._run_arms(arms)
+        except (UserError, RunStopped) as error:  # before any arm ran
+            failed = variants[len(arms)] if len(arms) < len(variants) else variants[0]
+            self.failures.append((failed.name or failed.scenario.name, error))
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
             for arm in arms:
-                _save_policy(arm)
-    except BaseException as error:
-        stop.set()
-        _close_books(arms, error)
-        raise
-    finally:
-        for arm in arms:
-            arm.parts.close()
+                arm.parts.close()
+
+    def _prepare(self, variant: Variant) -> Arm:
+        clock = PausableClock()
+        clock.resume()
+        tracer = RecordingTracer(clock)
+        parts = self._build(variant.scenario, tracer, self._stop.is_set)
+        clock.pause()
+        return Arm(variant, clock, tracer, parts)
+
+    def _run_arms(self, arms: Sequence[Arm]) -> None:
+        interleaving = _interleaving(arms)
+        turnstile = _turnstile(arms) if interleaving == "step" else None
+        names, steps = [arm.label for arm in arms], [arm.steps for arm in arms]
+        with RunProgress(self._console, names, steps, self._quiet) as progress:
+            for number, arm in enumerate(arms):
+                arm.books = self._campaign.open_books(
+                    arm.variant, arm.tracer, arm.parts, interleaving, progress.listener(number)
+                )
+            try:
+                asyncio.run(self._alternate(arms, turnstile) if turnstile else self._one_by_one(arms))
+            except BaseException as error:
+                self._stop.set()
+                for arm in arms:
+                    if arm.books is not None:
+                        arm.books.close_after(error)
+                raise
+
+    async def _alternate(self, arms: Sequence[Arm], turnstile: Turnstile) -> None:
+        """Run all arms at once, one training step each in turn; one that fails drops out."""
+
+        async def take_turns(number: int, arm: Arm) -> None:
+            pace = turnstile.lane(number)
+            books = _books(arm)
+            # The turn of the last step is passed on only when the run is saved, so that saving costs nobody else time.
+            books.recorder.on_step_done = lambda step: pace.finished(step) if step < arm.steps - 1 else None
+            await pace.admit(0)
+            if await self._run_arm(arm, pace):
+                pace.finished(arm.steps - 1)
+            else:
+                turnstile.drop(number)
+
+        turnstile.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number, arm in enumerate(arms):
+                    tasks.create_task(take_turns(number, arm))
+        except BaseExceptionGroup as group:
+            error = first_error(group)
+            raise error from error.__cause__
+
+    async def _one_by_one(self, arms: Sequence[Arm]) -> None:
+        """Run one arm after the other, in an order drawn from the seed."""
+        for arm in random.Random(arms[0].variant.scenario.seed).sample(arms, len(arms)):
+            arm.clock.resume()
+            await self._run_arm(arm, FullSpeed())
+            arm.clock.pause()
+
+    async def _run_arm(self, arm: Arm, pace: Pace) -> bool:
+        """Run one arm to its end and close its books; return whether it got there."""
+        books, parts = _books(arm), arm.parts
+        parts.policy_folder.append(books.folder.folder / POLICY)
+        books.recorder.loop_starts(parts.lanes)
+        try:
+            await run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, books.recorder, pace)
+            books.complete()
+            return True
+        except (UserError, RunStopped) as error:
+            self.failures.append((arm.label, error))
+            books.close_after(error)
+            return False
 
 
-def _prepare(variant: Variant, build: Build, stop: threading.Event) -> Arm:
-    clock = PausableClock()
-    clock.resume()
-    tracer = RecordingTracer(clock)
-    parts = build(variant.scenario, tracer, stop.is_set)
-    clock.pause()
-    return Arm(variant, clock, tracer, parts)
+def _books(arm: Arm) -> Books:
+    assert arm.books is not None
+    return arm.books
 
 
 def _interleaving(arms: Sequence[Arm]) -> str | None:
@@ -173,76 +252,3 @@ def _interleaving(arms: Sequence[Arm]) -> str | None:
 def _turnstile(arms: Sequence[Arm]) -> Turnstile:
     order = alternating_order(len(arms), [arm.steps for arm in arms], arms[0].variant.scenario.seed)
     return Turnstile(order, [arm.clock for arm in arms])
-
-
-async def _alternate(arms: Sequence[Arm], turnstile: Turnstile) -> None:
-    """Run all arms at once, one training step each in turn."""
-
-    async def when_let_in(number: int, arm: Arm) -> None:
-        pace = turnstile.lane(number)
-        await pace.admit(0)
-        await _run_arm(arm, pace)
-
-    await asyncio.gather(*(when_let_in(number, arm) for number, arm in enumerate(arms)))
-
-
-async def _one_by_one(arms: Sequence[Arm]) -> None:
-    """Run one arm after the other, in an order drawn from the seed."""
-    order = random.Random(arms[0].variant.scenario.seed).sample(arms, len(arms))
-    for arm in order:
-        arm.clock.resume()
-        await _run_arm(arm, FullSpeed())
-        arm.clock.pause()
-
-
-async def _run_arm(arm: Arm, pace: Pace) -> None:
-    assert arm.recorder is not None
-    parts = arm.parts
-    arm.recorder.loop_starts(parts.lanes)
-    await run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, arm.recorder, pace)
-    arm.recorder.loop_ends()
-
-
-def _save_policy(arm: Arm) -> None:
-    assert arm.recorder is not None
-    if arm.parts.save_policy is not None:
-        arm.clock.resume()
-        arm.parts.save_policy(arm.recorder.folder.folder / POLICY)
-        arm.clock.pause()
-    arm.recorder.folder.append_spans(arm.tracer.drain())
-    arm.recorder.folder.finish("completed", None, arm.recorder.outcome())
-    arm.finished = True
-
-
-def _open_books(arm: Arm, folder: RunFolder, name: str, campaign: str, interleaving: str | None) -> None:
-    code = code_state()
-    folder.write_scenario(resolved_yaml(arm.variant.scenario))
-    folder.write_manifest(
-        Manifest(
-            scenario=name,
-            campaign=campaign,
-            started_at=utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            arm=arm.variant.arm,
-            point=arm.variant.point,
-            startup_s=arm.clock() / 1e9,
-            seed=arm.variant.scenario.seed,
-            interleaving=interleaving,
-            versions=dict(package_versions()),
-            machine=machine_facts(),
-            threads=arm.parts.threads,
-            commit=code.commit,
-            dirty=code.dirty,
-            parameters=arm.parts.num_parameters,
-        )
-    )
-
-
-def _close_books(arms: Sequence[Arm], error: BaseException) -> None:
-    """Say in every folder how its run ended; what was flushed stays readable."""
-    interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted)
-    status = "interrupted" if interrupted else "failed"
-    for arm in arms:
-        if arm.recorder is None or arm.finished:
-            continue
-        arm.recorder.folder.append_spans(arm.tracer.drain())
-        arm.recorder.folder.finish(status, None if interrupted else str(error), arm.recorder.outcome())

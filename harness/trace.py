@@ -90,6 +90,40 @@ class NullTracer:
         return _NO_SPAN
 
 
+class SynchronizedTracer:
+    """Ends each span only when the device has done what was launched in it; a launch alone takes no time.
+
+    Args:
+        tracer: records the spans.
+        synchronize: returns when the device is idle, such as ``torch.cuda.synchronize``.
+    """
+
+    def __init__(self, tracer: Tracer, synchronize: Callable[[], None]) -> None:
+        self._tracer, self._synchronize = tracer, synchronize
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        """Open a span; see ``Tracer``."""
+        return _SynchronizedSpan(self._tracer.span(lane, stage, step, version), self._synchronize)
+
+
+class _SynchronizedSpan:
+    __slots__ = ("_span", "_synchronize")
+
+    def __init__(self, span: SpanContext, synchronize: Callable[[], None]) -> None:
+        self._span, self._synchronize = span, synchronize
+
+    def __enter__(self) -> None:
+        self._span.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._synchronize()
+        finally:
+            self._span.__exit__(kind, error, trace)
+
+
 class _RecordedSpan:
     __slots__ = ("_lane", "_recorder", "_stage", "_start_ns", "_step", "_version")
 

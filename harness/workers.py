@@ -5,14 +5,14 @@ A shell decides where a worker runs: ``inprocess`` puts it on a thread of this p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from harness.errors import UserError
+from harness.errors import Interrupted, UserError
 from harness.learner import PolicyTrainer
 from harness.protocols import Engine, Task, Tokenizer
 from harness.trace import Stage, Tracer
@@ -98,11 +98,24 @@ class GeneratorWorker:
 class ScorerWorker:
     """Rewards rollouts with the task's reward function, and picks the examples that people will read."""
 
-    def __init__(self, task: Task, num_examples: int, tracer: Tracer, lane: str = "scorer") -> None:
+    def __init__(
+        self,
+        task: Task,
+        num_examples: int,
+        tracer: Tracer,
+        lane: str = "scorer",
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.task, self.num_examples, self.tracer, self.lane = task, num_examples, tracer, lane
+        self._should_stop = should_stop
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
-        """Return the groups with their rewards, reward metrics, and for an evaluation the first few rollouts."""
+        """Return the groups with their rewards, reward metrics, and for an evaluation the first few rollouts.
+
+        Raises:
+            UserError: the reward function failed.
+            Interrupted: ``should_stop``, asked before each rollout, said so.
+        """
         evaluating = item.purpose is Purpose.EVALUATE
         with self.tracer.span(
             self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, groups[0].min_version
@@ -117,7 +130,12 @@ class ScorerWorker:
             return ScoredBatch(item, scored, _reward_metrics(flat, scored, evaluating), examples)
 
     def _rewards(self, data: GroupData) -> list[dict[str, float]]:
-        return [self.task.reward(completion.text, data.prompt.ground_truth) for completion in data.completions]
+        return [self._reward(completion.text, data.prompt.ground_truth) for completion in data.completions]
+
+    def _reward(self, response: str, ground_truth: str) -> dict[str, float]:
+        if self._should_stop():
+            raise Interrupted("stopped while scoring")
+        return self.task.reward(response, ground_truth)
 
     def _examples(self, groups: tuple[RolloutGroup, ...]) -> tuple[ExampleRollout, ...]:
         return tuple(_example(group) for group in groups[: self.num_examples])
@@ -153,12 +171,25 @@ def _reward_metrics(rewards: list[dict[str, float]], groups: tuple[RolloutGroup,
 
 
 class LearnerWorker:
-    """Trains the policy and publishes its weights."""
+    """Trains the policy, publishes its weights and saves it.
+
+    Args:
+        trainer: owns the policy.
+        transport: takes the weights.
+        tracer: records the stages.
+        save: writes the policy to disk; None saves nothing.
+        lane: name of the lane.
+    """
 
     def __init__(
-        self, trainer: PolicyTrainer, transport: WeightTransport, tracer: Tracer, lane: str = "learner"
+        self,
+        trainer: PolicyTrainer,
+        transport: WeightTransport,
+        tracer: Tracer,
+        save: Callable[[], None] | None = None,
+        lane: str = "learner",
     ) -> None:
-        self.trainer, self.transport, self.tracer, self.lane = trainer, transport, tracer, lane
+        self.trainer, self.transport, self.tracer, self.save, self.lane = trainer, transport, tracer, save, lane
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """Train on one rollout batch; the version becomes ``step + 1``."""
@@ -178,6 +209,12 @@ class LearnerWorker:
         """Make the current weights available."""
         with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
             return self.transport.publish(self.trainer.weights(), version)
+
+    def checkpoint(self, version: int) -> None:
+        """Save the policy, if it is to be saved."""
+        if self.save is not None:
+            with self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
+                self.save()
 
 
 def check_prompts_fit(task: Task, tokenizer: Tokenizer, max_tokens: int, context: int | None) -> None:

@@ -93,7 +93,7 @@ class SimulatedScorer:
 
 @dataclass
 class SimulatedLearner:
-    """A Learner that only takes time: ``epochs_per_batch`` passes of ``update_cost`` each."""
+    """A Learner that only takes time: ``epochs_per_batch`` passes of ``update_cost`` each; it saves nothing."""
 
     tracer: Tracer
     update_cost: Cost
@@ -113,3 +113,6 @@ class SimulatedLearner:
         with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
             await asyncio.sleep(self.publish_cost(version))
         return WeightTicket(version, self.weight_bytes, 1)
+
+    async def checkpoint(self, version: int) -> None:
+        """Do nothing: there is no policy to save."""

@@ -37,6 +37,7 @@ def test_the_turnstile_lets_arms_through_in_order() -> None:
 
     async def main() -> None:
         turnstile = Turnstile(order, [PausableClock(), PausableClock()])
+        turnstile.start()
         await asyncio.gather(arm(turnstile, 0), arm(turnstile, 1))
 
     asyncio.run(main())
@@ -52,6 +53,8 @@ def test_finishing_out_of_turn_is_an_error() -> None:
 def test_a_clock_stands_still_while_another_arm_works() -> None:
     clocks = [PausableClock(), PausableClock()]
     turnstile = Turnstile([(0, 0), (1, 0)], clocks)
+    assert clocks[0]() == clocks[0]() == 0  # nothing runs before the start
+    turnstile.start()
     assert clocks[1]() == 0
     turnstile.advance(0, 0)
     frozen = clocks[0]()
@@ -61,3 +64,25 @@ def test_a_clock_stands_still_while_another_arm_works() -> None:
     assert clocks[0]() == frozen
     turnstile.advance(1, 0)
     assert clocks[1]() == clocks[1]() > 0
+
+
+def test_the_others_go_on_when_an_arm_drops_out() -> None:
+    story: list[tuple[int, int]] = []
+
+    async def arm(turnstile: Turnstile, number: int) -> None:
+        turn = turnstile.lane(number)
+        for step in range(3):
+            await turn.admit(step)
+            story.append((number, step))
+            if (number, step) == (0, 1):
+                turnstile.drop(0)
+                return
+            turn.finished(step)
+
+    async def main() -> None:
+        turnstile = Turnstile([(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (0, 2)], [PausableClock(), PausableClock()])
+        turnstile.start()
+        await asyncio.gather(arm(turnstile, 0), arm(turnstile, 1))
+
+    asyncio.run(main())
+    assert story == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]

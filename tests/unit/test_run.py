@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.books import Campaign
 from harness.build import BUILDERS, Parts, build_simulated_parts
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.results import Run, find_runs
 from harness.run import run_command
-from harness.scenario import Scenario, json_schema, load_scenario
+from harness.scenario import Scenario, Variant, json_schema, load_scenario
 from harness.sim.stages import SimulatedLearner
-from harness.trace import Tracer
+from harness.trace import RecordingTracer, Tracer
 from harness.types import RolloutGroup, UpdateResult
 
 
@@ -26,6 +27,10 @@ def runs_by_name(folder: Path) -> dict[str, Run]:
     runs, damaged = find_runs(folder)
     assert damaged == []
     return {run.folder.name: run for run in runs}
+
+
+def unseen(folder: Path) -> None:
+    """Show nothing: drawing has tests of its own."""
 
 
 def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) -> Callable[..., Parts]:
@@ -50,10 +55,6 @@ def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) ->
         )
 
     return build
-
-
-def unseen(folder: Path) -> None:
-    """Show nothing: drawing has tests of its own."""
 
 
 ARMS = """
@@ -100,15 +101,41 @@ def test_a_sweep_makes_a_folder_for_each_point(tmp_path: Path) -> None:
     assert len({run.manifest.campaign for run in runs.values()}) == 1
 
 
-def test_a_stopped_run_says_why_and_keeps_what_it_has(tmp_path: Path) -> None:
+def test_an_arm_that_stops_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     error = RunStopped("the loss is nan at training step 2")
-    with pytest.raises(RunStopped, match="the loss is nan"):
-        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(2, error, []))
+    shown: list[Path] = []
+    build = failing_at(2, error, [])
+    with pytest.raises(RunStopped, match="k4 stopped: the loss is nan at training step 2\n  results: "):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, build, shown.append)
     runs = runs_by_name(tmp_path / "out")
-    assert {run.manifest.status for run in runs.values()} == {"failed"}
+    assert {name: run.manifest.status for name, run in runs.items()} == {"k1": "completed", "k4": "failed"}
     assert runs["k4"].manifest.error == "the loss is nan at training step 2"
     assert [row.step for row in runs["k4"].steps] == [0, 1]
     assert runs["k4"].manifest.outcome["steps_done"] == 2
+    assert [row.step for row in runs["k1"].steps] == [0, 1, 2, 3]
+    assert shown == [runs["k4"].folder.parent]
+
+
+def test_a_point_that_stops_does_not_end_the_sweep(tmp_path: Path) -> None:
+    text = "steps: 3\nevaluation: {prompts: 4}\nsweep: {epochs_per_batch: [1, 4, 2]}\n"
+    error = UserError("the reward function raised", "mine:reward", "mend it")
+    with pytest.raises(UserError, match="epochs_per_batch=4 failed: the reward function raised"):
+        run_command(scenario(tmp_path, text), tmp_path / "out", True, failing_at(1, error, []), unseen)
+    statuses = {name: run.manifest.status for name, run in runs_by_name(tmp_path / "out").items()}
+    assert statuses == {
+        "epochs_per_batch=1": "completed",
+        "epochs_per_batch=4": "failed",
+        "epochs_per_batch=2": "completed",
+    }
+
+
+def test_a_bug_in_a_part_ends_the_run_with_its_own_cause(tmp_path: Path) -> None:
+    error = RuntimeError("index out of range")
+    error.__cause__ = KeyError("rewards")
+    with pytest.raises(RuntimeError, match="index out of range") as caught:
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, failing_at(1, error, []), unseen)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert {run.manifest.status for run in runs_by_name(tmp_path / "out").values()} == {"failed"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
@@ -119,6 +146,31 @@ def test_an_interrupted_run_says_so_and_names_the_folder(tmp_path: Path, error: 
     assert {run.manifest.status for run in runs.values()} == {"interrupted"}
     assert {run.manifest.error for run in runs.values()} == {None}
     assert [row.step for row in runs["k4"].steps] == [0]
+
+
+def test_two_commands_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    campaigns = [Campaign(tmp_path, "trial") for _ in range(3)]
+    resolved = load_scenario("quickstart")
+    for campaign in campaigns:
+        tracer = RecordingTracer(lambda: 0)
+        parts = build_simulated_parts(resolved, tracer, lambda: False)
+        variant = Variant(None, {}, "", resolved)
+        campaign.open_books(variant, tracer, parts, None, lambda row, train_s: None).close_after(Interrupted())
+    assert len({campaign.folder for campaign in campaigns}) == 3
+    assert len(runs_by_name(tmp_path)) == 3
+
+
+def test_books_are_closed_once(tmp_path: Path) -> None:
+    resolved = load_scenario("quickstart")
+    tracer = RecordingTracer(lambda: 0)
+    parts = build_simulated_parts(resolved, tracer, lambda: False)
+    books = Campaign(tmp_path, "trial").open_books(
+        Variant(None, {}, "", resolved), tracer, parts, None, lambda row, train_s: None
+    )
+    books.close_after(RunStopped("first"))
+    books.close_after(KeyboardInterrupt())
+    (run,) = runs_by_name(tmp_path).values()
+    assert (run.manifest.status, run.manifest.error) == ("failed", "first")
 
 
 def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:

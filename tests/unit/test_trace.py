@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from harness.trace import NullTracer, RecordingTracer, Span, Stage
+from harness.trace import NullTracer, RecordingTracer, Span, Stage, SynchronizedTracer
 
 
 def ticking() -> RecordingTracer:
@@ -67,3 +67,15 @@ def test_waits_are_told_from_work() -> None:
         "wait_for_weights",
         "wait_for_room",
     }
+
+
+def test_a_synchronized_span_ends_after_the_device_has_finished() -> None:
+    now = [0]
+    inner = RecordingTracer(lambda: now[0])
+
+    def wait_for_the_device() -> None:
+        now[0] += 7
+
+    with SynchronizedTracer(inner, wait_for_the_device).span("learner", Stage.UPDATE, 1, 1):
+        now[0] += 2  # the launch
+    assert inner.drain() == [Span("learner", Stage.UPDATE, 0, 9, 1, 1)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.errors import UserError
+from harness.errors import Interrupted, UserError
 from harness.trace import RecordingTracer, Span, Stage
 from harness.transports.in_process import InProcessTransport
 from harness.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
@@ -140,3 +140,13 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused_with_every_number() -
         UserError, match=r"train prompt 0 has 3 tokens; with 6 response tokens that is 9, more than .* 8"
     ):
         check_prompts_fit(StartsWith(), Letters(), max_tokens=6, context=8)
+
+
+def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
+    tracer = ticking()
+    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    asked = iter([False, False, True])
+    scorer = ScorerWorker(StartsWith(), 0, tracer, should_stop=lambda: next(asked))
+    with pytest.raises(Interrupted, match="stopped while scoring"):
+        scorer.score(train_item(), generator.generate(train_item()))
+    assert next(asked, None) is None

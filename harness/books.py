@@ -1,0 +1,121 @@
+"""The books of a command's runs: where their folders are, how they begin, and what they say about how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from harness.build import Parts
+from harness.errors import Interrupted, UserError
+from harness.provenance import code_state, machine_facts, package_versions
+from harness.recorder import Row, RunRecorder
+from harness.results import Manifest, RunFolder, campaign_name
+from harness.results.anonymous import safe_name
+from harness.results.writer import utc_now
+from harness.scenario import Variant, resolved_yaml
+from harness.trace import RecordingTracer
+
+ATTEMPTS = 100
+
+
+class Books:
+    """One run's folder and recorder, closed exactly once."""
+
+    def __init__(self, folder: RunFolder, recorder: RunRecorder) -> None:
+        self.folder, self.recorder = folder, recorder
+        self._closed = False
+
+    def complete(self) -> None:
+        """The run has made all its steps."""
+        self.recorder.loop_ends()
+        self._close("completed", None)
+
+    def close_after(self, error: BaseException) -> None:
+        """The run ended by this error; what was flushed stays readable. Nothing happens if it was closed before.
+
+        A disk that is full as well does not hide the error.
+        """
+        if self._closed:
+            return
+        interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted)
+        with suppress(UserError):
+            if interrupted:
+                self._close("interrupted", None)
+            else:
+                self._close("failed", str(error))
+
+    def _close(self, status: str, error: str | None) -> None:
+        self._closed = True
+        self.recorder.write_spans()
+        self.folder.finish(status, error, self.recorder.outcome())
+
+
+class Campaign:
+    """The folder of one command. It is named and made when the first run is about to start.
+
+    Attributes:
+        folder: the folder; None until then.
+    """
+
+    def __init__(self, out: Path, scenario_name: str) -> None:
+        self._out, self._scenario_name = out, scenario_name
+        self._name: str | None = None
+        self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the campaign's runs are."""
+        return self._out / safe_name(self._scenario_name) / self._name if self._name else None
+
+    def open_books(
+        self,
+        variant: Variant,
+        tracer: RecordingTracer,
+        parts: Parts,
+        interleaving: str | None,
+        on_row: Callable[[Row, float], None],
+    ) -> Books:
+        """Make a run's folder with its manifest and resolved scenario.
+
+        Raises:
+            UserError: the folder cannot be made.
+        """
+        folder = self._make_folder(variant.name or None)
+        assert self._name is not None
+        folder.write_manifest(
+            Manifest(
+                scenario=self._scenario_name,
+                campaign=self._name,
+                started_at=utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                arm=variant.arm,
+                point=variant.point,
+                startup_s=round(tracer.clock_ns() / 1e9, 6),
+                seed=variant.scenario.seed,
+                interleaving=interleaving,
+                versions=dict(self._versions),
+                machine=self._machine,
+                threads=parts.threads,
+                commit=self._code.commit,
+                dirty=self._code.dirty,
+                parameters=parts.num_parameters,
+            )
+        )
+        folder.write_scenario(resolved_yaml(variant.scenario))
+        return Books(folder, RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row))
+
+    def _make_folder(self, variant_name: str | None) -> RunFolder:
+        if self._name is not None:
+            return RunFolder.create(self._out, self._scenario_name, self._name, variant_name)
+        for _ in range(ATTEMPTS):  # another command may take the name first
+            name = campaign_name(self._out, self._scenario_name, utc_now())
+            try:
+                folder = RunFolder.create(self._out, self._scenario_name, name, variant_name)
+            except UserError as error:
+                if isinstance(error.__cause__, FileExistsError) and (self._out / self._scenario_name / name).is_dir():
+                    continue
+                raise
+            self._name = name
+            return folder
+        raise UserError(f"no free folder name below {self._out} in {ATTEMPTS} attempts", str(self._out))
