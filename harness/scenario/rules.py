@@ -106,6 +106,22 @@ def token_bounds(scenario: Scenario) -> Problem | None:
     return Problem(what, fix, _paths("sampling.min_tokens", "sampling.max_tokens"))
 
 
+def whole_distribution(scenario: Scenario) -> Problem | None:
+    """Ratios and KL compare log-probs of one kind, and the Learner's are always of the whole distribution."""
+    top_p, lag, monitor = scenario.sampling.top_p, scenario.max_lag, scenario.loss.kl.monitor
+    causes = [("max_lag", f"max_lag {lag}", "max_lag to 0")] if lag > 0 else []
+    causes += [("loss.kl.monitor", "loss.kl.monitor true", "loss.kl.monitor to false")] if monitor else []
+    if top_p == 1 or not causes:
+        return None
+    keys, given, ways_out = zip(*causes, strict=True)
+    what = (
+        f"sampling.top_p is {top_p}, must be 1 with {' and '.join(given)}: the engine samples from the truncated "
+        "distribution, the Learner's log-probs are of the whole one, so ratios and KL would be wrong"
+    )
+    fix = f"set sampling.top_p to 1, or {' and '.join(ways_out)}"
+    return Problem(what, fix, _paths("sampling.top_p", *keys))
+
+
 def enough_validation_prompts(scenario: Scenario) -> Problem | None:
     """Validation uses each held-out prompt once at most."""
     if not isinstance(scenario.task, KeywordsTaskSettings):
@@ -161,6 +177,7 @@ RULES: tuple[Rule, ...] = (
     on_policy_loss,
     colocated_parts_take_turns,
     token_bounds,
+    whole_distribution,
     enough_validation_prompts,
     examples_are_evaluated,
     reclone_interval,

@@ -41,11 +41,11 @@ class UserReward:
         A plain number r counts as reward r, format 1, answer r; the same fills in the parts that a dict leaves out.
 
         Raises:
-            UserError: the function raised, or returned something that is not a finite number.
+            UserError: the function raised or called ``sys.exit``, or returned something that is not a finite number.
         """
         try:
             value = self._function(response, ground_truth)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit(0) would end a failed run as a success
             raise UserError(
                 f"the reward function {self.path} raised {_described(error)} for the response {_short(response)} "
                 f"and the ground truth {_short(ground_truth)}",

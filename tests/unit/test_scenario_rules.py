@@ -10,6 +10,10 @@ def broken(**settings):
     return broken_rules(Scenario.model_validate(settings))
 
 
+TRUNCATED = (
+    "the engine samples from the truncated distribution, the Learner's log-probs are of the whole one, so ratios and KL "
+    "would be wrong"
+)
 CASES = [
     (
         {"group_size": 6},
@@ -71,6 +75,30 @@ CASES = [
         ["sampling.min_tokens", "sampling.max_tokens"],
     ),
     (
+        {"sampling": {"top_p": 0.9}, "max_lag": 2, "placement": {"colocated": False}},
+        f"sampling.top_p is 0.9, must be 1 with max_lag 2: {TRUNCATED} [rule: whole_distribution]",
+        "set sampling.top_p to 1, or max_lag to 0",
+        ["sampling.top_p", "max_lag"],
+    ),
+    (
+        {"sampling": {"top_p": 0.95}, "loss": {"kl": {"monitor": True}}},
+        f"sampling.top_p is 0.95, must be 1 with loss.kl.monitor true: {TRUNCATED} [rule: whole_distribution]",
+        "set sampling.top_p to 1, or loss.kl.monitor to false",
+        ["sampling.top_p", "loss.kl.monitor"],
+    ),
+    (
+        {
+            "sampling": {"top_p": 0.5},
+            "max_lag": 1,
+            "placement": {"colocated": False},
+            "loss": {"kl": {"monitor": True}},
+        },
+        f"sampling.top_p is 0.5, must be 1 with max_lag 1 and loss.kl.monitor true: {TRUNCATED} "
+        "[rule: whole_distribution]",
+        "set sampling.top_p to 1, or max_lag to 0 and loss.kl.monitor to false",
+        ["sampling.top_p", "max_lag", "loss.kl.monitor"],
+    ),
+    (
         {"evaluation": {"prompts": 257}},
         "evaluation.prompts is 257, must be at most task.validation_prompts 256 [rule: enough_validation_prompts]",
         "set evaluation.prompts to at most 256, or task.validation_prompts to at least 257",
@@ -123,6 +151,8 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, k
         {"epochs_per_batch": 8, "loss": {"type": "no_baseline"}, "allow_uncorrected": True},
         {"max_lag": 2, "placement": {"colocated": False}},
         {"sampling": {"min_tokens": 32}},
+        {"sampling": {"top_p": 0.5}},
+        {"sampling": {"top_p": 1.0}, "max_lag": 2, "placement": {"colocated": False}, "loss": {"kl": {"monitor": True}}},
         {"evaluation": {"prompts": 300}, "task": {"type": "jsonl", "train": "t", "reward": "a:b"}},
         {"evaluation": {"prompts": 4}},
         {"loss": {"kl": {"reference": "reclone", "reclone_every": 5}}},

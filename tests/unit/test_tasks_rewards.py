@@ -110,6 +110,7 @@ def test_module_that_imports_a_missing_one_is_not_called_missing(write_module: W
         ("1 / 0", "importing it raised ZeroDivisionError: division by zero"),
         ("def score(:\n", "importing it raised SyntaxError: invalid syntax"),
         ("raise SystemExit(3)", "importing it raised SystemExit: 3"),
+        ("__import__('sys').exit(0)", "importing it raised SystemExit: 0"),
     ],
 )
 def test_module_that_raises_is_named_with_its_line(write_module: Write, body: str, reason: str) -> None:
@@ -163,6 +164,15 @@ def test_exception_is_named_with_line_and_arguments(write_module: Write) -> None
     assert "raised ValueError: invalid literal for int() with base 10: 'seven'" in caught.value.what
     assert "for the response 'a response' and the ground truth 'seven'" in caught.value.what
     assert caught.value.where == f"{name}.py:2"
+
+
+@pytest.mark.parametrize(("argument", "described"), [("0", "SystemExit: 0"), ("", "SystemExit"), ("1", "SystemExit: 1")])
+def test_a_reward_that_exits_is_an_error_and_no_exit(write_module: Write, argument: str, described: str) -> None:
+    name = write_module(f"import sys\ndef score(response, ground_truth):\n    sys.exit({argument})\n")
+    with pytest.raises(UserError) as caught:
+        UserReward(f"{name}:score")("a response", "truth")
+    assert f"raised {described} for the response 'a response'" in caught.value.what
+    assert caught.value.where == f"{name}.py:3"
 
 
 def test_wrong_number_of_arguments_is_told_the_signature(write_module: Write) -> None:
