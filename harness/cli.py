@@ -54,14 +54,14 @@ def main(argv: Sequence[str] | None = None, run_command: RunCommand | None = Non
 
 
 def check_writable(path: Path) -> None:
-    """Make the folder if need be, and refuse one that cannot be written to.
+    """Refuse a folder that cannot be made or written to. Nothing is left behind, not even the folder.
 
     Raises:
         UserError: with the reason the system gives.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        existing = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
+        with tempfile.TemporaryDirectory(dir=existing):
             pass
     except OSError as error:
         reason = "it is a file" if path.is_file() else error.strerror or error
