@@ -41,7 +41,7 @@ def save_policy(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: st
         folder: made with its parents where it is missing.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or the disk is full; what an earlier save left in it stays.
     """
     with _staged(Path(folder)) as staging:
         if isinstance(model, DecoderLM):
@@ -90,23 +90,42 @@ def _write_decoder(model: DecoderLM, tokenizer: PreTrainedTokenizerBase, folder:
 
 @contextmanager
 def _staged(folder: Path) -> Iterator[Path]:
-    """A fresh folder beside ``folder``, whose files are moved there at the end; removed after an error."""
+    """A fresh folder beside ``folder``, whose files are moved there at the end; removed after an error.
+
+    ``folder`` itself is made when all files are complete, so that a failed save leaves no empty one.
+    """
     staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         yield staging
+        folder.mkdir(exist_ok=True)
         written = {file.name for file in staging.iterdir()}
         for name in sorted(written):
             os.replace(staging / name, folder / name)
         for stale in folder.glob("model*.safetensors*"):
             if stale.name not in written:
                 stale.unlink()
-    except OSError as error:
-        raise UserError(f"cannot save the policy: {error.strerror}", str(folder), "choose another folder") from error
+    except Exception as error:
+        reason = _write_failure(error)
+        if reason is None:
+            raise
+        raise UserError(
+            f"cannot save the policy: {reason}", str(folder), "free space on that disk, or choose another folder"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_failure(error: Exception) -> str | None:
+    """Why a file could not be written; None for an error of another kind.
+
+    A full disk is an ``OSError`` to Python, a ``SafetensorError`` to safetensors, a bare ``Exception`` to tokenizers.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if isinstance(error, SafetensorError) or type(error) is Exception else None
 
 
 def _find_folder(name: str | Path) -> Path:

@@ -152,8 +152,7 @@ class SamplingSettings(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the smallest set of tokens with at least this probability; 1 is all of them."""
     min_tokens: AtLeast0 = 1
-    """A response cannot end before this many tokens; until then the engine's log-probs leave the end of sequence out and
-    the Learner's do not, a small mismatch in ratios with max_lag above 0 and in monitored KL."""
+    """A response cannot end before this many tokens. Lagged ratios and monitored KL leave the ban out: slightly off."""
     max_tokens: AtLeast1 = 32
     """A response is cut after this many tokens."""
     stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()

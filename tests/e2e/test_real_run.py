@@ -165,9 +165,9 @@ def test_sigterm_is_heard_by_a_job_that_ignores_ctrl_c(
     environment: dict[str, str], finished: object, tmp_path: Path
 ) -> None:
     """A shell without job control starts background jobs with SIGINT ignored."""
+    endless = command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={tmp_path}")
     process = subprocess.Popen(
-        ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh"]
-        + command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={tmp_path}"),
+        ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", *endless],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,7 +19,11 @@ def harness(folder, *arguments):
 @pytest.mark.parametrize(
     ("text", "arguments", "expected"),
     [
-        (None, ["run", "quikstart"], ["error: no scenario called 'quikstart'", "did you mean quickstart"]),
+        (
+            None,
+            ["run", "quikstart"],
+            ["error: no scenario called 'quikstart'", "did you mean quickstart or quickstart_seeds?"],
+        ),
         ("steps: [3\n", ["run", "s.yaml"], ["error: YAML syntax error", "where: s.yaml, line 2, column 1"]),
         ("grup_size: 3\n", ["validate", "s.yaml"], ["unknown key `grup_size`", "s.yaml, line 1", "`group_size`"]),
         ("loss: {type: no_baseline}\nepochs_per_batch: 2\n", ["run", "s.yaml"], ["on-policy", "s.yaml, line 2"]),

@@ -76,6 +76,66 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
         save_policy(DecoderLM(SHAPE), TOKENIZER, tmp_path / "file")
 
 
+def files_in(folder):
+    """Contents of every file below, by path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# No file may grow beyond a limit, which a library meets as it meets a full disk: a write that fails.
+FULL_DISK = """
+import dataclasses, resource, sys
+import torch
+from harness.errors import UserError
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.storage import save_policy
+from harness.models.tokenizer import train_tokenizer
+folder, limit, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+tokenizer = train_tokenizer(["a red apple"], 260)
+size = {"hidden_size": width, "intermediate_size": width, "head_dim": width}
+heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+model = DecoderLM(dataclasses.replace(PRESETS["tiny"], vocab_size=len(tokenizer), **size, **heads)).to(torch.bfloat16)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    save_policy(model, tokenizer, folder)
+except UserError as error:
+    print(error.what, error.where, error.fix, sep="|")
+"""
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["a new folder", "over an earlier save"])
+@pytest.mark.parametrize(
+    ("limit", "width"),
+    # 260 tokens x width x 2 bytes: weights above 33 KB and above 2 KB; tokenizer.json has 5.7 KB
+    [pytest.param(4500, 64, id="weights too large"), pytest.param(4500, 4, id="only the tokenizer too large")],
+)
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing_half_written(tmp_path, earlier, limit, width):
+    policy = tmp_path / "policy"
+    if earlier:
+        save_policy(DecoderLM(SHAPE), TOKENIZER, policy)
+    before = files_in(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(policy), str(limit), str(width)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    what, where, fix = done.stdout.strip().split("|")
+    assert what.startswith("cannot save the policy: ")
+    assert "File too large (os error 27)" in what  # EFBIG
+    assert where == str(policy)
+    assert fix == "free space on that disk, or choose another folder"
+    assert files_in(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == (["policy"] if earlier else [])
+
+
+def test_an_error_that_is_not_the_disks_is_not_called_one(tmp_path):
+    with pytest.raises(AttributeError, match="save_pretrained"):
+        save_policy(torch.nn.Linear(1, 1), TOKENIZER, tmp_path / "policy")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_type_of_the_weights_is_kept_on_disk_and_chosen_on_loading(tmp_path):
     save_policy(DecoderLM(SHAPE).to(torch.bfloat16), TOKENIZER, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"

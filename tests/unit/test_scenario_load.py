@@ -70,7 +70,8 @@ def test_a_missing_name_lists_the_nearest_ones(folder):
 
 
 def test_a_name_like_no_other_gets_the_whole_list(folder):
-    assert "there are: kl_monitoring, loss_types, quickstart, sync_k, sync_k1" in refused("zzzzzz").fix
+    names = "kl_monitoring, loss_types, quickstart, quickstart_seeds, sync_k, sync_k1"
+    assert f"there are: {names}" in refused("zzzzzz").fix
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_name_like_no_other_gets_the_whole_list(folder):
 def test_a_missing_file_says_whether_the_folder_is_there(folder, path, what):
     error = refused(path)
     assert error.what == what
-    assert error.fix.startswith("did you mean quickstart?")
+    assert error.fix.startswith("did you mean quickstart or quickstart_seeds?")
 
 
 def test_a_file_that_is_not_text_is_refused(folder):

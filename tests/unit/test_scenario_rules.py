@@ -11,8 +11,8 @@ def broken(**settings):
 
 
 TRUNCATED = (
-    "the engine samples from the truncated distribution, the Learner's log-probs are of the whole one, so ratios and KL "
-    "would be wrong"
+    "the engine samples from the truncated distribution, the Learner's log-probs are of the whole one, so ratios and "
+    "KL would be wrong"
 )
 CASES = [
     (
@@ -152,7 +152,12 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, k
         {"max_lag": 2, "placement": {"colocated": False}},
         {"sampling": {"min_tokens": 32}},
         {"sampling": {"top_p": 0.5}},
-        {"sampling": {"top_p": 1.0}, "max_lag": 2, "placement": {"colocated": False}, "loss": {"kl": {"monitor": True}}},
+        {
+            "sampling": {"top_p": 1.0},
+            "max_lag": 2,
+            "placement": {"colocated": False},
+            "loss": {"kl": {"monitor": True}},
+        },
         {"evaluation": {"prompts": 300}, "task": {"type": "jsonl", "train": "t", "reward": "a:b"}},
         {"evaluation": {"prompts": 4}},
         {"loss": {"kl": {"reference": "reclone", "reclone_every": 5}}},

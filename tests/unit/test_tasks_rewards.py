@@ -166,7 +166,9 @@ def test_exception_is_named_with_line_and_arguments(write_module: Write) -> None
     assert caught.value.where == f"{name}.py:2"
 
 
-@pytest.mark.parametrize(("argument", "described"), [("0", "SystemExit: 0"), ("", "SystemExit"), ("1", "SystemExit: 1")])
+@pytest.mark.parametrize(
+    ("argument", "described"), [("0", "SystemExit: 0"), ("", "SystemExit"), ("1", "SystemExit: 1")]
+)
 def test_a_reward_that_exits_is_an_error_and_no_exit(write_module: Write, argument: str, described: str) -> None:
     name = write_module(f"import sys\ndef score(response, ground_truth):\n    sys.exit({argument})\n")
     with pytest.raises(UserError) as caught:

@@ -129,6 +129,115 @@ def test_minibatches_make_one_optimizer_step_each() -> None:
     assert metrics["grad_norm"].count == 6
 
 
+def by_hand(model: DecoderLM, group: RolloutGroup, temperature: float) -> list[torch.Tensor]:
+    """log softmax(logits / temperature) of the tokens of each response of a group, from plain forward passes."""
+    assert group.data is not None
+    prompt = torch.as_tensor(group.data.prompt_token_ids)
+    scored = []
+    for completion in group.data.completions:
+        response = torch.as_tensor(completion.token_ids)
+        logits = model(torch.cat((prompt, response))[None]).logits[0, len(prompt) - 1 : -1]
+        scored.append((logits / temperature).log_softmax(-1).gather(1, response[:, None])[:, 0])
+    return scored
+
+
+def all_by_hand(model: DecoderLM, temperature: float) -> list[torch.Tensor]:
+    return [scored for group in groups() for scored in by_hand(model, group, temperature)]
+
+
+def advantages_by_hand() -> list[float]:
+    """(r - mean) / std; every group's rewards are 0, 1, 1 and 0.5 in some order: mean 0.625, variance 0.6875 / 3."""
+    rewards = [reward for group in groups() for reward in group.rewards or ()]
+    return [(reward - 0.625) / (0.6875 / 3) ** 0.5 for reward in rewards]
+
+
+def train_by_hand(temperature: float, minibatches: list[range]) -> DecoderLM:
+    """Clipped GRPO steps (ratio range 0.8 to 1.2, mean over tokens, then responses), gradients of norm 1 at most."""
+    model = DecoderLM(CONFIG, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    old = [scored.detach() for scored in all_by_hand(model, temperature)]
+    advantages = advantages_by_hand()
+    for rows in minibatches:
+        now = all_by_hand(model, temperature)
+        losses = []
+        for row in rows:
+            ratio = (now[row] - old[row]).exp()
+            surrogate = torch.minimum(ratio * advantages[row], ratio.clamp(0.8, 1.2) * advantages[row])
+            losses.append(-surrogate.mean())
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        norm = sum(float(parameter.grad.square().sum()) for parameter in model.parameters()) ** 0.5
+        for parameter in model.parameters():
+            parameter.grad *= min(1.0, 1.0 / norm)
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_two_minibatches_are_two_steps_on_the_two_halves(temperature: float) -> None:
+    options = replace(OPTIONS, minibatches_per_epoch=2, temperature=temperature)
+    weights = trained(options)[0]
+    expected = train_by_hand(temperature, [range(6), range(6, 12)]).state_dict()  # 12 rollouts
+    first_half_twice = train_by_hand(temperature, [range(6), range(6)]).state_dict()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert max(float((first_half_twice[name] - expected[name]).abs().max()) for name in expected) > 5e-3
+
+
+def test_two_passes_are_two_steps_on_everything() -> None:
+    weights = trained(replace(OPTIONS, epochs_per_batch=2))[0]
+    expected = train_by_hand(1.0, [range(12), range(12)]).state_dict()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_loss_and_old_log_probs_are_those_of_the_temperature(temperature: float) -> None:
+    """Without a ratio the loss is the mean of -A * log p, which moves with the temperature; GRPO's is 0 at ratio 1."""
+    options = replace(OPTIONS, temperature=temperature, loss=LossOptions("reinforce_with_baseline"))
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    batch = trainer.prepare(groups())
+    trainer.compute_old_log_probs(batch)
+    old_BT = batch.rollouts.old_log_probs_BT
+    assert old_BT is not None
+    with torch.no_grad():
+        scored = all_by_hand(DecoderLM(CONFIG, seed=1), temperature)
+    for row, log_probs in enumerate(scored):
+        torch.testing.assert_close(old_BT[row, : len(log_probs)], log_probs, atol=1e-5, rtol=1e-5)
+    losses = [
+        -advantage * float(log_probs.mean()) for advantage, log_probs in zip(advantages_by_hand(), scored, strict=True)
+    ]
+    assert trainer.train(0, batch)["loss"].value == pytest.approx(sum(losses) / 12, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("eps", "normalize_by_std", "divisor"),
+    # rewards 0, 1, 1, 0.5: mean 0.625, std sqrt((0.390625 + 2 * 0.140625 + 0.015625) / 3) = sqrt(0.6875 / 3) = 0.478714
+    [(0.0, True, 0.478714), (1.0, True, 1.478714), (1.0, False, 1.0)],
+)
+def test_advantages_follow_the_options(eps: float, normalize_by_std: bool, divisor: float) -> None:
+    options = replace(OPTIONS, advantage_eps=eps, normalize_by_std=normalize_by_std)
+    batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(groups())
+    rewards = [reward for group in groups() for reward in group.rewards or ()]
+    assert sorted(rewards[:4]) == [0.0, 0.5, 1.0, 1.0]
+    expected = torch.tensor([[(reward - 0.625) / divisor] for reward in rewards])
+    torch.testing.assert_close(batch.rollouts.advantages_B1, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_learning_rate_rises_with_every_optimizer_step_of_the_warm_up() -> None:
+    """With both of Adam's decays at 0 a step moves a weight by the learning rate, whatever its gradient."""
+    options = replace(OPTIONS, warmup_steps=4, betas=(0.0, 0.0))
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    moves = []
+    for step in range(6):
+        before = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+        trainer.train(step, trainer.prepare(groups(seed=step)))
+        after = {name: tensor.detach() for name, tensor in trainer.weights().items()}
+        moves.append(max(float((after[name] - before[name]).abs().max()) for name in before))
+    # 1e-2 times 1/4, 2/4, 3/4, then all of it
+    assert moves == pytest.approx([2.5e-3, 5e-3, 7.5e-3, 1e-2, 1e-2, 1e-2], rel=0.01)
+
+
 def test_learning_rate_warm_up_starts_small() -> None:
     start = {name: tensor.detach().clone() for name, tensor in DecoderLM(CONFIG, seed=1).named_parameters()}
 
@@ -161,3 +270,15 @@ def test_a_stop_signal_is_heard_between_microbatches() -> None:
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, lambda: next(asked))
     with pytest.raises(Interrupted, match="training step 0"):
         trainer.train(0, trainer.prepare(groups()))
+
+
+def test_a_stop_signal_is_heard_between_minibatches() -> None:
+    """The first of three minibatches has made its step, the second is not begun."""
+    asked = iter([False, True])
+    options = replace(OPTIONS, minibatches_per_epoch=3)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, lambda: next(asked))
+    with pytest.raises(Interrupted, match="training step 0, epoch 0, minibatch 1,"):
+        trainer.train(0, trainer.prepare(groups()))
+    expected = train_by_hand(1.0, [range(4)]).state_dict()
+    for name, weight in trainer.weights().items():
+        torch.testing.assert_close(weight.detach(), expected[name], atol=1e-4, rtol=1e-4)

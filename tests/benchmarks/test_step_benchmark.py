@@ -1,0 +1,48 @@
+"""One whole GRPO step of the `small` preset: publish, load, generate, score, update; forced lengths, one thread."""
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from harness.build import Parts, build_parts
+from harness.scenario import load_scenario
+from harness.trace import NullTracer
+from harness.types import Purpose, ScoredBatch, WorkItem
+
+TOKENS, PROMPTS, GROUP_SIZE = 32, 8, 8
+
+
+async def make_step(parts: Parts, step: int) -> ScoredBatch:
+    generator, scorer, learner = parts.generators[0], parts.scorers[0], parts.learner
+    await generator.load_weights(await learner.publish_weights(step))
+    prompt_ids = tuple(range(step * PROMPTS, (step + 1) * PROMPTS))
+    item = WorkItem(Purpose.TRAIN, step, 0, prompt_ids, GROUP_SIZE, seed=step)
+    scored = await scorer.score(item, await generator.generate(item))
+    await learner.update(step, scored.groups)
+    return scored
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_whole_step(benchmark: BenchmarkFixture, precision: str) -> None:
+    settings = {
+        "model.warm_start": "false",
+        "model.precision": precision,
+        "engine.precision": precision,
+        "model.threads": 1,
+        "sampling.min_tokens": TOKENS,
+        "sampling.max_tokens": TOKENS,
+        "optimizer.learning_rate": "1.0e-6",
+    }
+    shipped = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
+    scenario = load_scenario(str(shipped), [f"{key}={value}" for key, value in settings.items()])
+    parts = build_parts(scenario, NullTracer(), lambda: False)
+    steps = itertools.count()
+    benchmark.extra_info |= {"tokens": TOKENS * PROMPTS * GROUP_SIZE, "parameters": parts.num_parameters}
+    scored = benchmark.pedantic(
+        lambda: asyncio.run(make_step(parts, next(steps))), rounds=5, warmup_rounds=1, iterations=1
+    )
+    parts.close()
+    assert [group.lengths for group in scored.groups] == [(TOKENS,) * GROUP_SIZE] * PROMPTS
