@@ -58,12 +58,14 @@ def test_the_arms_of_sync_k_are_the_single_scenarios_at_equal_rollouts():
 
 
 def test_the_arms_of_kl_monitoring_differ_in_the_coefficient_only():
-    free, held = expand(shipped("kl_monitoring"))
-    assert (free.name, free.scenario.loss.kl.coefficient) == ("free", 0.0)
-    assert (held.name, held.scenario.loss.kl.coefficient) == ("kl_0.05", 0.05)
-    assert free.scenario.loss.kl.monitor
-    same = free.scenario.loss.kl.model_copy(update={"coefficient": 0.05})
-    assert held.scenario.loss.kl == same
+    variants = expand(shipped("kl_monitoring"))
+    coefficients = {variant.name: variant.scenario.loss.kl.coefficient for variant in variants}
+    assert coefficients == {"free": 0.0, "kl_0.2": 0.2, "kl_1": 1.0}
+    free = variants[0].scenario.loss.kl
+    assert free.monitor
+    assert [variant.scenario.loss.kl for variant in variants] == [
+        free.model_copy(update={"coefficient": coefficient}) for coefficient in coefficients.values()
+    ]
 
 
 def test_the_arms_of_loss_types_are_the_three_losses_on_policy():
