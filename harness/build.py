@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -242,22 +241,17 @@ def _folder_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> 
 
 
 def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
-    from harness.engines.huggingface import HuggingFaceEngine
-    from harness.engines.native import NativeEngine
-    from harness.models.decoder import DecoderLM
+    from harness.engines.native import native_engine
 
     settings: Any = scenario.engine
-    if isinstance(policy.model, DecoderLM):
-        return NativeEngine(
-            policy.model.config,
-            policy.tokenizer,
-            precision=settings.precision,
-            device=device,
-            max_batch=settings.max_batch,
-            should_stop=should_stop,
-        )
-    own_copy = copy.deepcopy(policy.model).to(getattr(torch, settings.precision))
-    return HuggingFaceEngine(own_copy, policy.tokenizer, max_batch=settings.max_batch, should_stop=should_stop)
+    return native_engine(
+        policy.model,
+        policy.tokenizer,
+        precision=settings.precision,
+        device=device,
+        max_batch=settings.max_batch,
+        should_stop=should_stop,
+    )
 
 
 def _fake_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:

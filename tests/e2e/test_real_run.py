@@ -33,6 +33,10 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "harness", *arguments]
 
 
+def run_to_end(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
 def only_run(folder: Path) -> Run:
     (run,), damaged = find_runs(folder)
     assert damaged == []
@@ -43,14 +47,7 @@ def only_run(folder: Path) -> Run:
 def finished(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """One quickstart on `tiny`; the results folder and what was printed."""
     out = tmp_path_factory.mktemp("finished")
-    run = subprocess.run(
-        command("run", "quickstart", *TINY, "--set=steps=4", f"--out={out}"),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    run = run_to_end(command("run", "quickstart", *TINY, "--set=steps=4", f"--out={out}"), environment)
     assert run.returncode == 0, run.stderr
     return out, run.stdout
 
@@ -111,7 +108,7 @@ def test_the_saved_policy_can_be_trained_further(
     finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path
 ) -> None:
     policy = only_run(finished[0]).folder / "policy"
-    run = subprocess.run(
+    run = run_to_end(
         command(
             "run",
             "quickstart",
@@ -122,11 +119,7 @@ def test_the_saved_policy_can_be_trained_further(
             "--set=save_policy=false",
             f"--out={tmp_path}",
         ),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        environment,
     )
     assert run.returncode == 0, run.stderr
     first = only_run(tmp_path).evaluations[0].metric("validation/reward")
@@ -197,15 +190,11 @@ def wait_for_steps(folder: Path, process: subprocess.Popen[str], steps: int) -> 
 def test_a_loss_that_is_not_finite_ends_the_run_with_code_1(
     environment: dict[str, str], finished: object, tmp_path: Path
 ) -> None:
-    run = subprocess.run(
+    run = run_to_end(
         command(
             "run", "quickstart", *TINY, "--set=steps=30", "--set=optimizer.learning_rate=1e30", f"--out={tmp_path}"
         ),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        environment,
     )
     assert run.returncode == 1, run.stderr
     assert "Traceback" not in run.stderr
