@@ -19,7 +19,7 @@ from harness.models.decoder import DecoderLM
 from harness.tasks.keywords import check_keyword_count
 from harness.warm_start.cache import default_cache_folder, read_entry, write_entry
 from harness.warm_start.progress import WarmStartProgress
-from harness.warm_start.recipe import RECIPES, Recipe, content_key, preset_config, training_precision
+from harness.warm_start.recipe import RECIPES, Recipe, content_key, preset_config, taught_reward, training_precision
 from harness.warm_start.training import WarmStartTraining, grammar_tokenizer, initialize_as_copier
 
 __all__ = ["RECIPES", "Recipe", "WarmStartReport", "default_cache_folder", "initial_policy", "warm_start_policy"]
@@ -102,7 +102,8 @@ def warm_start_policy(
         assert isinstance(model, DecoderLM)
         return model, tokenizer, WarmStartReport(**stored, examples=examples, from_cache=True)
     title = f"warm start of {preset} ({config.num_parameters / 1e6:.1f}M parameters)"
-    with _torch_threads(threads), WarmStartProgress(Console(stderr=True), title, recipe, not progress) as bar:
+    goals = (taught_reward(recipe, keywords_per_prompt), recipe.start_reward)
+    with _torch_threads(threads), WarmStartProgress(Console(stderr=True), title, goals, not progress) as bar:
         model, tokenizer, report = _train(preset, seed, recipe, keywords_per_prompt, bar, should_stop)
     stored = asdict(report)
     del stored["from_cache"]

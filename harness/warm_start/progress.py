@@ -7,8 +7,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness.warm_start.recipe import Recipe
-
 
 class WarmStartProgress:
     """Shows step, loss and validation reward; the bar is the reward on its way to the first part's goal.
@@ -16,12 +14,13 @@ class WarmStartProgress:
     Args:
         console: where to draw.
         title: what is trained.
-        recipe: names the goals.
+        goals: the rewards that end the first part, from below, and the second, from above.
         quiet: show nothing.
     """
 
-    def __init__(self, console: Console, title: str, recipe: Recipe, quiet: bool) -> None:
-        self._console, self._title, self._recipe, self._quiet = console, title, recipe, quiet
+    def __init__(self, console: Console, title: str, goals: tuple[float, float], quiet: bool) -> None:
+        self._console, self._title, self._quiet = console, title, quiet
+        self._taught_reward, self._start_reward = goals
         self._live = console.is_terminal and not quiet
         self._reward = 0.0
         self._is_taught = False
@@ -34,7 +33,7 @@ class WarmStartProgress:
             transient=True,
             disable=not self._live,
         )
-        self._task = self._bar.add_task(title, total=recipe.taught_reward, facts="starting")
+        self._task = self._bar.add_task(title, total=self._taught_reward, facts="starting")
 
     def __enter__(self) -> WarmStartProgress:
         self._say(f"{self._title}: trained once, then kept; about half a minute for the preset small")
@@ -52,12 +51,8 @@ class WarmStartProgress:
         """Take in one step; the listener of the training."""
         if reward is not None:
             self._reward = reward
-            self._is_taught = self._is_taught or reward >= self._recipe.taught_reward
-        goal = (
-            f"to at most {self._recipe.start_reward}"
-            if self._is_taught
-            else f"to at least {self._recipe.taught_reward}"
-        )
+            self._is_taught = self._is_taught or reward >= self._taught_reward
+        goal = f"to at most {self._start_reward:.2f}" if self._is_taught else f"to at least {self._taught_reward:.2f}"
         facts = f"step {step}, loss {loss:.2f}, validation reward {self._reward:.2f}, {goal}"
         self._bar.update(self._task, completed=self._reward, facts=facts)
 

@@ -36,7 +36,8 @@ class Recipe:
 
     Args:
         learning_rate: of AdamW, constant after ``warmup_steps``.
-        taught_reward: the first part ends at the first evaluation that reaches it.
+        taught_reward: the first part ends at the first evaluation that reaches it, with prompts of two keywords; see
+            ``taught_reward`` for more.
         start_reward: the second part ends at the first evaluation that is not above it.
         loose_rates: how many keywords the second part's demonstrations keep.
         precision: bfloat16 means autocast, where the processor has bfloat16 arithmetic.
@@ -94,6 +95,14 @@ def trained_keyword_counts(keywords_per_prompt: int) -> tuple[int, ...]:
     Prompts of more keywords than are asked for teach copying sooner: there is more to copy in each.
     """
     return tuple(range(2, max(MOST_TRAINED_KEYWORDS, keywords_per_prompt) + 1))
+
+
+def taught_reward(recipe: Recipe, keywords_per_prompt: int) -> float:
+    """Return the reward that ends the first part: the recipe's for two keywords, and its power n - 1 for n of them.
+
+    Every further keyword is one more that may be missed.
+    """
+    return float(recipe.taught_reward ** (keywords_per_prompt - 1))
 
 
 def content_key(preset: str, recipe: Recipe, seed: int, keywords_per_prompt: int) -> str:

@@ -27,6 +27,7 @@ from harness.warm_start.recipe import (
     VOCABULARY_SIZE,
     Recipe,
     stream_seed,
+    taught_reward,
     trained_keyword_counts,
     training_precision,
 )
@@ -131,6 +132,7 @@ class WarmStartTraining:
         self.steps = 0
         self._model, self._tokenizer, self._recipe, self._seed = model, tokenizer, recipe, seed
         self._counts = trained_keyword_counts(keywords_per_prompt)
+        self._taught_reward = taught_reward(recipe, keywords_per_prompt)
         self._listener, self._should_stop = listener, should_stop
         self._evaluator = Evaluator(model.config, tokenizer, recipe, seed, keywords_per_prompt, should_stop)
         self._optimizer = torch.optim.AdamW(
@@ -144,17 +146,15 @@ class WarmStartTraining:
             RunStopped: a part did not reach its reward in the recipe's ``max_steps``, or the loss is not finite.
             Interrupted: ``should_stop`` said so.
         """
-        recipe = self._recipe
-        every_taught, every_loose = recipe.evaluate_every
+        every_taught, every_loose = self._recipe.evaluate_every
+        high, low = self._taught_reward, self._recipe.start_reward
         keep_all = demonstrations(stream_seed("taught", self._seed), self._counts)
-        keep_some = demonstrations(stream_seed("loose", self._seed), self._counts, recipe.loose_rates)
-        self._train(keep_all, every_taught, lambda reward: reward >= recipe.taught_reward, "at least", "taught_reward")
-        return self._train(
-            keep_some, every_loose, lambda reward: reward <= recipe.start_reward, "at most", "start_reward"
-        )
+        keep_some = demonstrations(stream_seed("loose", self._seed), self._counts, self._recipe.loose_rates)
+        self._train(keep_all, every_taught, lambda reward: reward >= high, f"at least {high:.3f}")
+        return self._train(keep_some, every_loose, lambda reward: reward <= low, f"at most {low:.3f}")
 
     def _train(
-        self, examples: Iterator[Demonstration], every: int, is_reached: Callable[[float], bool], side: str, goal: str
+        self, examples: Iterator[Demonstration], every: int, is_reached: Callable[[float], bool], goal: str
     ) -> Evaluation:
         """Train on ``examples`` until an evaluation's reward is as wanted."""
         last = math.nan
@@ -171,7 +171,7 @@ class WarmStartTraining:
             last = evaluation.reward if evaluation else last
         raise RunStopped(
             f"the warm start (seed {self._seed}) made {self.steps} steps and its validation reward is {last:.3f}; "
-            f"{side} {getattr(self._recipe, goal)} ({goal}) is needed. Set model.warm_start_seed to another number"
+            f"{goal} is needed. Set model.warm_start_seed to another number, or task.keywords_per_prompt to 2"
         )
 
     def _step(self, batch: Batch) -> float:

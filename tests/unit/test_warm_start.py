@@ -24,7 +24,7 @@ from harness.tasks.words import WORDS
 from harness.warm_start import RECIPES, default_cache_folder, initial_policy, warm_start_policy
 from harness.warm_start.cache import read_entry, write_entry
 from harness.warm_start.progress import WarmStartProgress
-from harness.warm_start.recipe import content_key, preset_config, trained_keyword_counts
+from harness.warm_start.recipe import content_key, preset_config, taught_reward, trained_keyword_counts
 from harness.warm_start.training import (
     COPY_GAIN,
     AveragedPolicy,
@@ -90,6 +90,11 @@ def test_presets_have_the_tokenizers_vocabulary() -> None:
 def test_demonstrations_have_at_least_the_asked_number_of_keywords() -> None:
     assert trained_keyword_counts(2) == (2, 3, 4)
     assert trained_keyword_counts(6) == (2, 3, 4, 5, 6)
+
+
+def test_more_keywords_lower_what_is_asked() -> None:
+    recipe = replace(BRIEF, taught_reward=0.5)
+    assert [taught_reward(recipe, count) for count in (2, 3, 4)] == [0.5, 0.25, 0.125]
 
 
 def test_batch_is_prompts_and_responses_with_an_end(tokenizer) -> None:
@@ -267,7 +272,7 @@ def test_two_processes_at_once_share_one_entry(tmp_path: Path) -> None:
 def test_goal_out_of_reach_stops_with_the_numbers(tmp_path: Path) -> None:
     hopeless = replace(BRIEF, taught_reward=1.0, max_steps=3)
     with pytest.raises(
-        RunStopped, match=r"\(seed 0\) made 3 steps and its validation reward is 0.000; at least 1.0 \(taught_reward\)"
+        RunStopped, match=r"\(seed 0\) made 3 steps and its validation reward is 0.000; at least 1.000 is needed"
     ):
         start(tmp_path, recipe=hopeless)
     assert list(tmp_path.glob("*")) == []
@@ -300,7 +305,7 @@ def test_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_progress_off_a_terminal_is_two_lines() -> None:
     shown = io.StringIO()
-    with WarmStartProgress(Console(file=shown, width=200), "warm start of tiny", BRIEF, quiet=False) as bar:
+    with WarmStartProgress(Console(file=shown, width=200), "warm start of tiny", (0.5, 0.4), quiet=False) as bar:
         bar.show(1, 7.0, None)
         bar.show(2, 6.0, 0.25)
     first, second = shown.getvalue().splitlines()
@@ -308,17 +313,25 @@ def test_progress_off_a_terminal_is_two_lines() -> None:
     assert second == "warm start of tiny: validation reward 0.25"
 
 
-def test_progress_on_a_terminal_shows_step_loss_and_reward() -> None:
+@pytest.mark.parametrize(
+    ("rewards", "says"),
+    [
+        ((0.125,), "step 1, loss 5.50, validation reward 0.12, to at least 0.50"),
+        ((0.125, 0.5, None), "step 3, loss 5.50, validation reward 0.50, to at most 0.40"),
+    ],
+)
+def test_progress_on_a_terminal_shows_step_loss_and_reward(rewards: tuple[float | None, ...], says: str) -> None:
     shown = io.StringIO()
-    recipe = replace(BRIEF, taught_reward=0.5, start_reward=0.4)
-    with WarmStartProgress(Console(file=shown, width=200, force_terminal=True), "title", recipe, quiet=False) as bar:
-        bar.show(20, 5.5, 0.125)
-    assert "step 20, loss 5.50, validation reward 0.12, to at least 0.5" in shown.getvalue()
+    console = Console(file=shown, width=200, force_terminal=True)
+    with WarmStartProgress(console, "title", (0.5, 0.4), quiet=False) as bar:
+        for step, reward in enumerate(rewards, start=1):
+            bar.show(step, 5.5, reward)
+    assert says in shown.getvalue()
 
 
 def test_quiet_progress_shows_nothing() -> None:
     shown = io.StringIO()
-    with WarmStartProgress(Console(file=shown, force_terminal=True), "title", BRIEF, quiet=True) as bar:
+    with WarmStartProgress(Console(file=shown, force_terminal=True), "title", (0.5, 0.4), quiet=True) as bar:
         bar.show(20, 5.5, 0.125)
     assert shown.getvalue() == ""
 
