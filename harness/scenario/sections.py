@@ -66,8 +66,8 @@ class KeywordsTaskSettings(Section):
 
     type: Literal["keywords"] = "keywords"
     """Keyword inclusion, with prompts made from the project's own word list."""
-    keywords_per_prompt: Annotated[int, Field(ge=1, le=8)] = 2
-    """How many words a sentence must include."""
+    keywords_per_prompt: Annotated[int, Field(ge=2, le=8)] = 2
+    """How many words a sentence must include; at least 2, since what is held out is which words stand together."""
     train_prompts: AtLeast1 = 4096
     """How many different training prompts there are."""
     validation_prompts: AtLeast1 = 256

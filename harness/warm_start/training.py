@@ -71,12 +71,14 @@ def initialize_as_copier(model: DecoderLM, seed: int) -> None:
     Value projections get orthonormal rows V and the output projection their transpose, shared evenly by the query heads
     of one key/value head. From the usual start, where the two are unrelated, the model first has to find this by
     itself, and stays at reward 0 several times as long. The embeddings are made larger, so that what is copied stands
-    out beside what the other layers write.
+    out beside what the other layers write; an output matrix of its own begins as a copy of them.
     """
     model.initialize(seed)
     config = model.config
     generator = torch.Generator().manual_seed(stream_seed("copier", seed))
     model.model.embed_tokens.weight.mul_(EMBEDDING_GAIN)
+    if not config.tie_word_embeddings:
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     for layer in model.model.layers:
         assert isinstance(layer, DecoderLayer)
         square = torch.empty(config.hidden_size, config.hidden_size)

@@ -134,6 +134,14 @@ def test_copier_writes_what_it_reads() -> None:
     assert torch.allclose(copied_8x8, COPY_GAIN * values_4x8.T @ values_4x8, atol=1e-6)
 
 
+def test_an_output_matrix_of_its_own_begins_as_a_copy_of_the_embeddings() -> None:
+    model = DecoderLM(replace(SMALLEST, tie_word_embeddings=False), seed=None)
+    initialize_as_copier(model, 0)
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    model.lm_head.weight.data.zero_()
+    assert model.model.embed_tokens.weight.abs().sum() > 0  # a copy, not the same
+
+
 def test_copier_prefers_the_prompts_words_from_the_start(tokenizer) -> None:
     model, _ = initial_policy("tiny", 0)
     plain = DecoderLM(preset_config("tiny"), seed=0)

@@ -1,0 +1,6 @@
+"""One thread for every test: two of them wait for each other many times longer where other work has a core."""
+
+import os
+
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when torch is first imported, here and in child processes
+    os.environ.setdefault(name, "1")
