@@ -13,7 +13,7 @@ from harness.provenance import code_state, machine_facts, package_versions
 from harness.recorder import Row, RunRecorder
 from harness.results import Manifest, RunFolder, campaign_name
 from harness.results.anonymous import safe_name
-from harness.results.writer import utc_now
+from harness.results.writer import timestamp, utc_now
 from harness.scenario import Variant, resolved_yaml
 from harness.trace import RecordingTracer
 
@@ -67,7 +67,10 @@ class Campaign:
     @property
     def folder(self) -> Path | None:
         """Where the campaign's runs are."""
-        return self._out / safe_name(self._scenario_name) / self._name if self._name else None
+        return self._folder_called(self._name) if self._name else None
+
+    def _folder_called(self, name: str) -> Path:
+        return self._out / safe_name(self._scenario_name) / name
 
     def open_books(
         self,
@@ -88,7 +91,7 @@ class Campaign:
             Manifest(
                 scenario=self._scenario_name,
                 campaign=self._name,
-                started_at=utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                started_at=timestamp(utc_now()),
                 arm=variant.arm,
                 point=variant.point,
                 startup_s=round(tracer.clock_ns() / 1e9, 6),
@@ -113,7 +116,7 @@ class Campaign:
             try:
                 folder = RunFolder.create(self._out, self._scenario_name, name, variant_name)
             except UserError as error:
-                if isinstance(error.__cause__, FileExistsError) and (self._out / self._scenario_name / name).is_dir():
+                if isinstance(error.__cause__, FileExistsError) and self._folder_called(name).is_dir():
                     continue
                 raise
             self._name = name

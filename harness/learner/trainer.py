@@ -171,8 +171,9 @@ class PolicyTrainer:
         if self._previous is not None:
             self._previous.load_state_dict(self.model.state_dict())
         parts: list[Metrics] = []
+        minibatches = _split(batch.rollouts, self.options.minibatches_per_epoch)
         for epoch in range(self.options.epochs_per_batch):
-            for index, minibatch in enumerate(_split(batch.rollouts, self.options.minibatches_per_epoch)):
+            for index, minibatch in enumerate(minibatches):
                 where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
                 parts.append(self._optimizer_step(minibatch, where))
         metrics = combine_metrics(parts) | batch.drift

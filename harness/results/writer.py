@@ -147,7 +147,7 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Add a line with the time to ``log.txt``, without names and absolute paths."""
-        self._files[LOG].append(f"{_stamp(self._clock())} {self._scrubber.text(text)}\n")
+        self._files[LOG].append(f"{timestamp(self._clock())} {self._scrubber.text(text)}\n")
 
     def flush(self) -> None:
         """Put everything added so far on disk.
@@ -172,7 +172,7 @@ class RunFolder:
         if self.manifest is None:
             raise ValueError("finish() before write_manifest()")
         now = self._clock()
-        ended = replace(self.manifest, status=status, error=error, finished_at=_stamp(now), outcome=outcome or {})
+        ended = replace(self.manifest, status=status, error=error, finished_at=timestamp(now), outcome=outcome or {})
         seconds = (now - datetime.fromisoformat(ended.started_at)).total_seconds()
         try:
             self.flush()
@@ -251,7 +251,8 @@ def _json_line(row: dict[str, Any]) -> str:
     return text + "\n"
 
 
-def _stamp(now: datetime) -> str:
+def timestamp(now: datetime) -> str:
+    """Return a time as the files have it: UTC, ISO 8601, milliseconds."""
     return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
