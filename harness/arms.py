@@ -27,6 +27,15 @@ class PausableClock:
             return self._elapsed_ns
         return self._elapsed_ns + time.perf_counter_ns() - self._resumed_at_ns
 
+    def at(self, monotonic_ns: int) -> int:
+        """Running time at a recent reading of the machine's monotonic clock.
+
+        What was read before the time last began to run counts as that moment.
+        """
+        if self._resumed_at_ns is None:
+            return self._elapsed_ns
+        return self._elapsed_ns + max(0, monotonic_ns - self._resumed_at_ns)
+
     def resume(self) -> None:
         """Let the time run."""
         if self._resumed_at_ns is None:

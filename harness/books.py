@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +26,11 @@ class Books:
     def __init__(self, folder: RunFolder, recorder: RunRecorder) -> None:
         self.folder, self.recorder = folder, recorder
         self._closed = False
+
+    def log_lines(self, lines: Sequence[str]) -> None:
+        """Add lines to the run's log."""
+        for line in lines:
+            self.folder.log(line)
 
     def complete(self) -> None:
         """The run has made all its steps."""
@@ -85,6 +90,23 @@ class Campaign:
         Raises:
             UserError: the folder cannot be made.
         """
+        startup_s = tracer.clock_ns() / 1e9
+        folder = self.open_folder(variant, startup_s, interleaving, parts.threads, parts.num_parameters)
+        return Books(folder, RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row))
+
+    def open_folder(
+        self,
+        variant: Variant,
+        startup_s: float,
+        interleaving: str | None,
+        threads: int | None,
+        parameters: int | None,
+    ) -> RunFolder:
+        """Make a run's folder with its manifest and resolved scenario; for what the arguments mean see ``Manifest``.
+
+        Raises:
+            UserError: the folder cannot be made.
+        """
         folder = self._make_folder(variant.name or None)
         assert self._name is not None
         folder.write_manifest(
@@ -94,19 +116,19 @@ class Campaign:
                 started_at=timestamp(utc_now()),
                 arm=variant.arm,
                 point=variant.point,
-                startup_s=round(tracer.clock_ns() / 1e9, 6),
+                startup_s=round(startup_s, 6),
                 seed=variant.scenario.seed,
                 interleaving=interleaving,
                 versions=dict(self._versions),
                 machine=self._machine,
-                threads=parts.threads,
+                threads=threads,
                 commit=self._code.commit,
                 dirty=self._code.dirty,
-                parameters=parts.num_parameters,
+                parameters=parameters,
             )
         )
         folder.write_scenario(resolved_yaml(variant.scenario))
-        return Books(folder, RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row))
+        return folder
 
     def _make_folder(self, variant_name: str | None) -> RunFolder:
         if self._name is not None:

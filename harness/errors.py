@@ -3,7 +3,8 @@
 HarnessError
 ├── UserError (also a ValueError)   bad input: the message says what, where, the bound and the fix; exit code 2
 ├── RunStopped                      the run itself cannot go on (NaN loss, broken lag bound): exit code 1
-└── Interrupted                     Ctrl-C or SIGTERM, after the results were closed: exit code 130
+├── Interrupted                     Ctrl-C or SIGTERM, after the results were closed: exit code 130
+└── PartReplaced                    a part died; the loop repeats its work on the new one, nobody else sees this
 
 All of them pickle, since they cross process borders.
 """
@@ -39,6 +40,19 @@ class UserError(HarnessError, ValueError):
 
 class RunStopped(HarnessError):
     """The run had to stop: going on would do silent damage. The message carries every number."""
+
+
+class PartReplaced(HarnessError):
+    """A part died while it worked, and a new one, without weights, stands in its place: load them and repeat the work.
+
+    Args:
+        reason: what killed it.
+        incarnation: number of the new part on its lane; the first part was 0.
+    """
+
+    def __init__(self, reason: str, incarnation: int) -> None:
+        super().__init__(reason, incarnation)
+        self.reason, self.incarnation = reason, incarnation
 
 
 class Interrupted(HarnessError):

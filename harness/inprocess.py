@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from harness.types import RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
@@ -22,14 +23,22 @@ async def _on(executor: ThreadPoolExecutor, call: Callable[[], T]) -> T:
 
 
 class InProcessGenerator:
-    """A Generator on a thread of this process."""
+    """A Generator on a thread of this process.
 
-    def __init__(self, worker: GeneratorWorker, executor: ThreadPoolExecutor) -> None:
-        self._worker, self._executor, self.lane = worker, executor, worker.lane
+    Args:
+        worker: does the work.
+        executor: the thread it samples on.
+        loader: the thread it loads weights on; one of its own lets them come in the middle of a batch.
+    """
+
+    def __init__(
+        self, worker: GeneratorWorker, executor: ThreadPoolExecutor, loader: ThreadPoolExecutor | None = None
+    ) -> None:
+        self._worker, self._executor, self._loader, self.lane = worker, executor, loader or executor, worker.lane
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """See ``protocols.Generator``."""
-        await _on(self._executor, lambda: self._worker.load_weights(ticket))
+        await _on(self._loader, lambda: self._worker.load_weights(ticket))
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """See ``protocols.Generator``."""
@@ -48,19 +57,24 @@ class InProcessScorer:
 
 
 class InProcessLearner:
-    """A Learner on a thread of this process."""
+    """A Learner on a thread of this process.
+
+    Attributes:
+        policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
+    """
 
     def __init__(self, worker: LearnerWorker, executor: ThreadPoolExecutor) -> None:
         self._worker, self._executor, self.lane = worker, executor, worker.lane
+        self.policy_folder: Path | None = None
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``protocols.Learner``."""
         return await _on(self._executor, lambda: self._worker.update(step, groups))
 
-    async def publish_weights(self, version: int) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
         """See ``protocols.Learner``."""
-        return await _on(self._executor, lambda: self._worker.publish_weights(version))
+        return await _on(self._executor, lambda: self._worker.publish_weights(version, still_needed))
 
     async def checkpoint(self, version: int) -> None:
         """See ``protocols.Learner``."""
-        await _on(self._executor, lambda: self._worker.checkpoint(version))
+        await _on(self._executor, lambda: self._worker.checkpoint(version, self.policy_folder))

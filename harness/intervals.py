@@ -28,3 +28,14 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
 def total(intervals: Iterable[Interval]) -> int:
     """Return the length of the union."""
     return sum(end - start for start, end in merge(intervals))
+
+
+def shared(groups: Iterable[Iterable[Interval]], at_least: int = 2) -> int:
+    """Return the length over which at least so many of the groups have an interval; within a group as a union."""
+    edges = [edge for group in groups for start, end in merge(group) for edge in ((start, 1), (end, -1))]
+    length = depth = before = 0
+    for place, change in sorted(edges):
+        if depth >= at_least:
+            length += place - before
+        depth, before = depth + change, place
+    return length

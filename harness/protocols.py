@@ -30,10 +30,18 @@ class Generator(Protocol):
     lane: str
 
     async def load_weights(self, ticket: WeightTicket) -> None:
-        """Receive and load published weights; stages ``weight_transfer`` and ``weight_load``."""
+        """Receive and load published weights; stages ``weight_transfer``, ``weight_verify`` and ``weight_load``.
+
+        Raises:
+            PartReplaced: the part died; the one in its place holds no weights.
+        """
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
-        """Sample the item's groups; stage ``generate``, or ``evaluate`` for a validation item."""
+        """Sample the item's groups; stage ``generate``, or ``evaluate`` for a validation item.
+
+        Raises:
+            PartReplaced: the part died; the one in its place holds no weights.
+        """
 
 
 class Scorer(Protocol):
@@ -42,7 +50,11 @@ class Scorer(Protocol):
     lane: str
 
     async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
-        """Fill in the rewards; stage ``score``, or ``evaluate`` for a validation item."""
+        """Fill in the rewards; stage ``score``, or ``evaluate`` for a validation item.
+
+        Raises:
+            PartReplaced: the part died; ask the new one again.
+        """
 
 
 class Learner(Protocol):
@@ -53,8 +65,13 @@ class Learner(Protocol):
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """Train on one batch; stages ``prepare_batch``, ``old_logprobs``, ``reference_logprobs``, ``update``."""
 
-    async def publish_weights(self, version: int) -> WeightTicket:
-        """Make the current weights available to the Generators; stage ``weight_publish``."""
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+        """Make the current weights available to the Generators; stages ``weight_publish`` and ``weight_verify``.
+
+        Args:
+            version: of these weights.
+            still_needed: versions published before that a Generator may yet load; the others may be overwritten.
+        """
 
     async def checkpoint(self, version: int) -> None:
         """Save the policy, if it is to be saved; stage ``checkpoint``."""
@@ -72,8 +89,13 @@ class Engine(Protocol):
         on (seed, p, r) only, not on the batch around it.
         """
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights in place, by Hugging Face name; ValueError on a missing, misshapen or unknown one."""
+    def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
+        """Replace the weights in place, by Hugging Face name; ValueError on a missing, misshapen or unknown one.
+
+        Args:
+            weights: by Hugging Face name.
+            version: of these weights; the tag of the tokens that they sample, where an engine tells them apart.
+        """
 
 
 class Tokenizer(Protocol):

@@ -16,31 +16,30 @@ from rich.console import Console
 
 from harness.arms import PausableClock, Turnstile, alternating_order
 from harness.books import Books, Campaign
-from harness.build import Parts, StopSignal, build_parts
+from harness.build import Build, Parts, Workshop
 from harness.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.loop import FullSpeed, Pace, first_error, run_loop
 from harness.progress import RunProgress
 from harness.results.writer import PICTURES, POLICY
 from harness.scenario import Scenario, Variant, expand
-from harness.trace import RecordingTracer, Tracer
-
-Build = Callable[[Scenario, Tracer, StopSignal], Parts]
+from harness.trace import RecordingTracer
+from harness.watchdog import stack_dumps, watch
 
 
 @dataclass
 class Arm:
-    """One run on its way: its parts, its clock and, once it is about to start, its books."""
+    """One run on its way: its clock, and in turn its parts and its books."""
 
     variant: Variant
     clock: PausableClock
     tracer: RecordingTracer
-    parts: Parts
+    parts: Parts | None = None
     books: Books | None = None
 
     @property
     def steps(self) -> int:
         """Training steps to make."""
-        return self.parts.plan.steps
+        return self.variant.scenario.steps
 
     @property
     def label(self) -> str:
@@ -60,7 +59,7 @@ def run_command(
     scenario: Scenario,
     out: Path,
     quiet: bool,
-    build: Build = build_parts,
+    build: Build | None = None,
     show: Callable[[Path], None] = show_results,
 ) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
@@ -71,7 +70,7 @@ def run_command(
         scenario: as loaded; arms and sweep are expanded here.
         out: the results folder.
         quiet: show no progress.
-        build: makes the parts of one run.
+        build: makes the parts of one run; None takes a ``Workshop``.
         show: called with the campaign's folder at the end.
 
     Returns:
@@ -83,11 +82,16 @@ def run_command(
         Interrupted: Ctrl-C or SIGTERM; the folders say so.
     """
     campaign = Campaign(out, scenario.name)
-    conductor = Conductor(campaign, build, Console(stderr=True), quiet)
-    with _signals_as_interrupts():
+    points = list(_points(expand(scenario)))
+    with _signals_as_interrupts(), Workshop([_together(variants) for variants in points]) as workshop:
+        console = Console(stderr=True)
+        conductor = Conductor(campaign, build or workshop, console, quiet)
         try:
-            for variants in _points(expand(scenario)):
-                conductor.run_point(variants)
+            for variants in points:
+                if scenario.transport_sweep is not None:
+                    conductor.failures += _sweep_transports(variants, campaign, workshop, console, quiet)
+                else:
+                    conductor.run_point(variants)
         except (KeyboardInterrupt, Interrupted):
             kept = f"what was measured so far is in {campaign.folder}"
             raise Interrupted(kept if campaign.folder else "nothing had been measured yet") from None
@@ -101,6 +105,27 @@ def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
     """The variants of one point of the sweep side by side: those are the arms that take turns."""
     for _, group in itertools.groupby(variants, key=lambda variant: variant.point):
         yield list(group)
+
+
+def _sweep_transports(
+    variants: Sequence[Variant], campaign: Campaign, workshop: Workshop, console: Console, quiet: bool
+) -> list[tuple[str, HarnessError]]:
+    """Measure weight syncs alone, for each variant; return what failed."""
+    from harness.transport_sweep import run_transport_sweep
+
+    failures: list[tuple[str, HarnessError]] = []
+    for variant in variants:
+        try:
+            run_transport_sweep(variant, campaign, workshop.session(variant.scenario), console, quiet)
+        except (UserError, RunStopped) as error:
+            failures.append((variant.name or variant.scenario.name, error))
+    return failures
+
+
+def _together(variants: Sequence[Variant]) -> list[Scenario]:
+    """The scenarios whose parts stand side by side."""
+    scenarios = [variant.scenario for variant in variants]
+    return scenarios if _interleaving(variants) == "step" else scenarios[:1]
 
 
 def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | None) -> None:
@@ -151,49 +176,80 @@ class Conductor:
         Raises:
             KeyboardInterrupt, Interrupted: the user asked to stop.
         """
-        arms: list[Arm] = []
+        interleaving = _interleaving(variants)
+        arms = [self._new_arm(variant) for variant in variants]
         try:
-            for variant in variants:
-                arms.append(self._prepare(variant))
-            self._run_arms(arms)
-        except (UserError, RunStopped) as error:  # before any arm ran
-            failed = variants[len(arms)] if len(arms) < len(variants) else variants[0]
-            self.failures.append((failed.name or failed.scenario.name, error))
-        except BaseException:
+            if interleaving == "step":
+                self._run_in_turns(arms)
+            else:
+                self._run_one_by_one(arms, interleaving)
+        except BaseException as error:
             self._stop.set()
+            for arm in arms:
+                if arm.books is not None:
+                    arm.books.close_after(error)
             raise
         finally:
             for arm in arms:
-                arm.parts.close()
+                self._end(arm)
 
-    def _prepare(self, variant: Variant) -> Arm:
+    def _new_arm(self, variant: Variant) -> Arm:
         clock = PausableClock()
-        clock.resume()
-        tracer = RecordingTracer(clock)
-        parts = self._build(variant.scenario, tracer, self._stop.is_set)
-        clock.pause()
-        return Arm(variant, clock, tracer, parts)
+        return Arm(variant, clock, RecordingTracer(clock, clock.at))
 
-    def _run_arms(self, arms: Sequence[Arm]) -> None:
-        interleaving = _interleaving(arms)
-        turnstile = _turnstile(arms) if interleaving == "step" else None
-        names, steps = [arm.label for arm in arms], [arm.steps for arm in arms]
-        with RunProgress(self._console, names, steps, self._quiet) as progress:
-            for number, arm in enumerate(arms):
-                arm.books = self._campaign.open_books(
-                    arm.variant, arm.tracer, arm.parts, interleaving, progress.listener(number)
-                )
+    def _prepare(self, arm: Arm) -> bool:
+        """Build an arm's parts; return whether that went well."""
+        arm.clock.resume()
+        try:
+            arm.parts = self._build(arm.variant.scenario, arm.tracer, self._stop.is_set)
+        except (UserError, RunStopped) as error:
+            self.failures.append((arm.label, error))
+            return False
+        finally:
+            arm.clock.pause()
+        return True
+
+    def _open_books(self, arms: Sequence[Arm], interleaving: str | None, progress: RunProgress) -> bool:
+        """Make the arms' folders; return whether that went well."""
+        for number, arm in enumerate(arms):
+            listener = progress.listener(number)
             try:
-                asyncio.run(self._alternate(arms, turnstile) if turnstile else self._one_by_one(arms))
-            except BaseException as error:
-                self._stop.set()
-                for arm in arms:
-                    if arm.books is not None:
-                        arm.books.close_after(error)
-                raise
+                arm.books = self._campaign.open_books(arm.variant, arm.tracer, _parts(arm), interleaving, listener)
+            except UserError as error:
+                self.failures.append((arm.label, error))
+                return False
+        return True
+
+    def _progress(self, arms: Sequence[Arm]) -> RunProgress:
+        return RunProgress(self._console, [arm.label for arm in arms], [arm.steps for arm in arms], self._quiet)
+
+    def _end(self, arm: Arm) -> None:
+        """End an arm's parts."""
+        if arm.parts is not None:
+            arm.parts.close()
+            arm.parts = None
+
+    def _run_in_turns(self, arms: Sequence[Arm]) -> None:
+        """Run all arms at once, one training step each in turn. One that cannot start ends the point: arms compare."""
+        if not all(self._prepare(arm) for arm in arms):
+            return
+        with self._progress(arms) as progress:
+            if self._open_books(arms, "step", progress):
+                asyncio.run(self._alternate(arms, _turnstile(arms)))
+
+    def _run_one_by_one(self, arms: Sequence[Arm], interleaving: str | None) -> None:
+        """Run one arm after the other, in an order drawn from the seed; each has the machine to itself."""
+        for arm in random.Random(arms[0].variant.scenario.seed).sample(arms, len(arms)):
+            if self._prepare(arm):
+                with self._progress([arm]) as progress:
+                    if self._open_books([arm], interleaving, progress):
+                        arm.clock.resume()
+                        asyncio.run(self._run_arm(arm, FullSpeed()))
+                        arm.clock.pause()
+            self._end(arm)
 
     async def _alternate(self, arms: Sequence[Arm], turnstile: Turnstile) -> None:
-        """Run all arms at once, one training step each in turn; one that fails drops out."""
+        """Let the arms take turns; one that fails drops out."""
 
         async def take_turns(number: int, arm: Arm) -> None:
             pace = turnstile.lane(number)
@@ -215,26 +271,51 @@ class Conductor:
             error = first_error(group)
             raise error from error.__cause__
 
-    async def _one_by_one(self, arms: Sequence[Arm]) -> None:
-        """Run one arm after the other, in an order drawn from the seed."""
-        for arm in random.Random(arms[0].variant.scenario.seed).sample(arms, len(arms)):
-            arm.clock.resume()
-            await self._run_arm(arm, FullSpeed())
-            arm.clock.pause()
-
     async def _run_arm(self, arm: Arm, pace: Pace) -> bool:
         """Run one arm to its end and close its books; return whether it got there."""
-        books, parts = _books(arm), arm.parts
-        parts.policy_folder.append(books.folder.folder / POLICY)
+        books, parts = _books(arm), _parts(arm)
+        parts.save_to(books.folder.folder / POLICY)
         books.recorder.loop_starts(parts.lanes)
+        watcher = asyncio.ensure_future(self._watch(arm))
+        loop = asyncio.ensure_future(
+            run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, books.recorder, pace)
+        )
         try:
-            await run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, books.recorder, pace)
+            await asyncio.wait((loop, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if watcher.done():
+                await watcher
+            await loop
+            books.log_lines(parts.drain_log())
             books.complete()
             return True
         except (UserError, RunStopped) as error:
             self.failures.append((arm.label, error))
+            books.log_lines(parts.drain_log())
             books.close_after(error)
             return False
+        finally:
+            watcher.cancel()
+            loop.cancel()
+
+    async def _watch(self, arm: Arm) -> None:
+        """Stop the arm when nothing moves; see ``harness.watchdog``."""
+        books, parts = _books(arm), _parts(arm)
+
+        def say(report: str) -> None:
+            books.log_lines(report.splitlines())
+            self._console.print(report, markup=False, highlight=False)
+
+        await watch(
+            arm.tracer,
+            arm.variant.scenario.faults.stall_after_s,
+            lambda: stack_dumps(parts.processes()),
+            say,
+        )
+
+
+def _parts(arm: Arm) -> Parts:
+    assert arm.parts is not None
+    return arm.parts
 
 
 def _books(arm: Arm) -> Books:
@@ -242,11 +323,11 @@ def _books(arm: Arm) -> Books:
     return arm.books
 
 
-def _interleaving(arms: Sequence[Arm]) -> str | None:
+def _interleaving(variants: Sequence[Variant]) -> str | None:
     """How the arms take turns: by ``step`` where all are synchronous, else by ``run``; None for a single arm."""
-    if len(arms) == 1:
+    if len(variants) == 1:
         return None
-    return "step" if all(arm.parts.plan.max_lag == 0 for arm in arms) else "run"
+    return "step" if all(variant.scenario.max_lag == 0 for variant in variants) else "run"
 
 
 def _turnstile(arms: Sequence[Arm]) -> Turnstile:

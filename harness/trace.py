@@ -8,7 +8,8 @@ simulated run records virtual time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -26,6 +27,7 @@ class Stage(StrEnum):
     UPDATE = "update"
     WEIGHT_PUBLISH = "weight_publish"
     WEIGHT_TRANSFER = "weight_transfer"
+    WEIGHT_VERIFY = "weight_verify"
     WEIGHT_LOAD = "weight_load"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
@@ -47,6 +49,16 @@ class Span(NamedTuple):
     stage: Stage
     start_ns: int
     end_ns: int
+    step: int
+    version: int
+
+
+class OpenSpan(NamedTuple):
+    """A stage or wait that has begun and not ended; fields as in ``Span``."""
+
+    lane: str
+    stage: Stage
+    start_ns: int
     step: int
     version: int
 
@@ -141,9 +153,9 @@ class _RecordedSpan:
         del recorder.open_spans[id(self)]
         recorder.finished.append(Span(self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
 
-    def as_open(self) -> tuple[str, Stage, int, int]:
-        """Return (lane, stage, start_ns, step) of a span that has not ended."""
-        return self._lane, self._stage, self._start_ns, self._step
+    def as_open(self) -> OpenSpan:
+        """Return what is known of a span that has not ended."""
+        return OpenSpan(self._lane, self._stage, self._start_ns, self._step, self._version)
 
 
 class RecordingTracer:
@@ -151,21 +163,45 @@ class RecordingTracer:
 
     Args:
         clock_ns: nanoseconds since the run's origin.
+        at: turns a reading of the machine's monotonic clock into that time; for spans that other processes recorded.
     """
 
-    def __init__(self, clock_ns: Callable[[], int]) -> None:
-        self.clock_ns = clock_ns
+    def __init__(self, clock_ns: Callable[[], int], at: Callable[[int], int] = lambda monotonic_ns: monotonic_ns) -> None:
+        self.clock_ns, self._at = clock_ns, at
         self.finished: deque[Span] = deque()  # a deque, since parts may end spans in other threads
+        self._drained = 0
         self.open_spans: dict[int, _RecordedSpan] = {}
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
         """Open a span; see ``Tracer``."""
         return _RecordedSpan(self, lane, stage, step, version)
 
+    def record_elsewhere(self, spans: Iterable[Span]) -> None:
+        """Add spans that another process recorded on the machine's monotonic clock."""
+        for span in spans:
+            self.finished.append(span._replace(start_ns=self._at(span.start_ns), end_ns=self._at(span.end_ns)))
+
+    @contextmanager
+    def underway(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> Iterator[None]:
+        """Count as open, for ``still_open``, what another process works on; that process records its spans itself."""
+        span = _RecordedSpan(self, lane, stage, step, version)
+        span.__enter__()
+        try:
+            yield
+        finally:
+            del self.open_spans[id(span)]
+
     def drain(self) -> list[Span]:
         """Return the spans finished since the last call, in the order in which they ended, and forget them."""
-        return [self.finished.popleft() for _ in range(len(self.finished))]
+        spans = [self.finished.popleft() for _ in range(len(self.finished))]
+        self._drained += len(spans)
+        return spans
 
-    def still_open(self) -> list[tuple[str, Stage, int, int]]:
-        """Return (lane, stage, start_ns, step) of each open span: who is doing, or waiting for, what since when."""
+    @property
+    def ended(self) -> int:
+        """Spans that have ended so far."""
+        return self._drained + len(self.finished)
+
+    def still_open(self) -> list[OpenSpan]:
+        """Return each open span: who is doing, or waiting for, what since when."""
         return [span.as_open() for span in list(self.open_spans.values())]

@@ -42,13 +42,15 @@ class Completion:
     """One sampled response as an engine returns it.
 
     ``token_ids`` is int64 (T,) and includes the end-of-sequence token where one was sampled; ``log_probs`` is float32
-    (T,), one for each token; ``text`` leaves special tokens out.
+    (T,), one for each token; ``text`` leaves special tokens out. ``versions`` is int64 (T,), the policy version that
+    sampled each token; None where one version sampled them all.
     """
 
     token_ids: npt.NDArray[np.int64]
     log_probs: npt.NDArray[np.float32]
     text: str
     finish_reason: Literal["stop", "length"]
+    versions: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,9 @@ class GroupData:
 class WorkItem:
     """One generation order: these prompts, ``group_size`` responses each.
 
-    ``step`` is the training step that will consume the batch, or for an evaluation the policy version evaluated.
-    ``shard`` counts the parts into which a batch is split over several Generators.
+    ``step`` is the number of the rollout batch (where batches are consumed in order, the training step that consumes it),
+    or for an evaluation the policy version evaluated. ``shard`` counts the parts into which a batch is split over several
+    Generators.
     """
 
     purpose: Purpose
@@ -88,8 +91,8 @@ class WorkItem:
 class RolloutGroup:
     """The rollouts of one prompt: metadata that the loop may read, and the opaque data that it may not.
 
-    ``min_version`` and ``max_version`` are the policy versions of the oldest and the newest token; ``rewards`` is None
-    until the Scorer has filled it.
+    ``min_version`` and ``max_version`` are the policy versions of the oldest and the newest token, ``mean_version`` is
+    the mean over tokens (None: all are of one version); ``rewards`` is None until the Scorer has filled it.
     """
 
     prompt_id: int
@@ -99,6 +102,17 @@ class RolloutGroup:
     lengths: tuple[int, ...]
     data: Any = field(repr=False, default=None)
     rewards: tuple[float, ...] | None = None
+    mean_version: float | None = None
+
+    @property
+    def token_version(self) -> float:
+        """Mean policy version over the group's tokens."""
+        return self.min_version if self.mean_version is None else self.mean_version
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens of all the group's rollouts."""
+        return sum(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +175,18 @@ class ExampleRollout:
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """What the Scorer returns for one work item: the same groups with rewards, metrics, and examples to show."""
+    """What the Scorer returns for one work item: the groups with rewards, metrics, and examples to show.
+
+    A group whose reward function failed or ran out of time is missing from ``groups`` and counted in ``failed_groups``;
+    ``failure`` says what happened to the first of them.
+    """
 
     item: WorkItem
     groups: tuple[RolloutGroup, ...]
     metrics: Metrics
     examples: tuple[ExampleRollout, ...] = ()
+    failed_groups: int = 0
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

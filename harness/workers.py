@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from harness.errors import Interrupted, UserError
-from harness.learner import PolicyTrainer
+from harness.errors import UserError
+from harness.learner import TrainerOptions
 from harness.protocols import Engine, Task, Tokenizer
+from harness.scoring import GroupRewards, RewardFailed
 from harness.trace import Stage, Tracer
+from harness.transports.protocol import WeightReceiver, WeightSender
 from harness.types import (
-    Completion,
     ExampleRollout,
     GroupData,
     Metric,
@@ -31,14 +33,23 @@ from harness.types import (
     WeightTicket,
     WorkItem,
 )
+from harness.weight_sync import WeightLoader, WeightPublisher
 
 
-class WeightTransport(Protocol):
-    """Moves weights: publish on the Learner's side, receive on the Generator's."""
+class Trainer(Protocol):
+    """What the Learner asks of a trainer; see ``PolicyTrainer``."""
 
-    def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> WeightTicket: ...
+    options: TrainerOptions
 
-    def receive(self, ticket: WeightTicket) -> Mapping[str, torch.Tensor]: ...
+    def prepare(self, groups: Sequence[RolloutGroup]) -> Any: ...
+
+    def compute_old_log_probs(self, batch: Any) -> None: ...
+
+    def compute_reference_log_probs(self, batch: Any) -> None: ...
+
+    def train(self, step: int, batch: Any) -> Metrics: ...
+
+    def weights(self) -> Mapping[str, torch.Tensor]: ...
 
 
 def prompts_of(task: Task, purpose: Purpose) -> Sequence[Prompt]:
@@ -52,93 +63,105 @@ class GeneratorWorker:
     def __init__(
         self,
         engine: Engine,
-        transport: WeightTransport,
+        receiver: WeightReceiver,
         task: Task,
         tokenizer: Tokenizer,
         sampling: SamplingParams,
         tracer: Tracer,
         lane: str = "generator",
     ) -> None:
-        self.engine, self.transport, self.task, self.tokenizer = engine, transport, task, tokenizer
+        self.engine, self.task, self.tokenizer = engine, task, tokenizer
         self.sampling, self.tracer, self.lane = sampling, tracer, lane
-        self.version = -1
+        self.loader = WeightLoader(receiver, engine, tracer, lane)
 
-    def load_weights(self, ticket: WeightTicket) -> None:
-        """Receive published weights and load them into the engine."""
-        with self.tracer.span(self.lane, Stage.WEIGHT_TRANSFER, ticket.version, ticket.version):
-            weights = self.transport.receive(ticket)
-        with self.tracer.span(self.lane, Stage.WEIGHT_LOAD, ticket.version, ticket.version):
-            self.engine.load_weights(weights)
-        self.version = ticket.version
+    @property
+    def version(self) -> int:
+        """Policy version of the weights loaded last; -1 before."""
+        return self.loader.version
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the run's log: what the transport has set up."""
+        return self.loader.receiver.notes
+
+    def load_weights(self, ticket: WeightTicket, arrived: list[torch.Tensor] | None = None) -> None:
+        """Receive published weights and load them into the engine; see ``WeightLoader.load``."""
+        self.loader.load(ticket, arrived)
 
     def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """Sample the item's groups; their data stays opaque to the loop."""
         stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
-        with self.tracer.span(self.lane, stage, item.step, self.version):
+        version = self.version  # at the start: new weights may come in the middle
+        with self.tracer.span(self.lane, stage, item.step, version):
             prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
             token_ids = [self.tokenizer.encode(prompt.text) for prompt in prompts]
             sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed)
-            return tuple(
-                self._group(item, *parts) for parts in zip(item.prompt_ids, prompts, token_ids, sampled, strict=True)
-            )
+            data = [
+                GroupData(prompt, np.asarray(ids, dtype=np.int64), completions)
+                for prompt, ids, completions in zip(prompts, token_ids, sampled, strict=True)
+            ]
+            return tuple(_group(item, *parts, version) for parts in zip(item.prompt_ids, data, strict=True))
 
-    def _group(
-        self,
-        item: WorkItem,
-        prompt_id: int,
-        prompt: Prompt,
-        token_ids: Sequence[int],
-        completions: tuple[Completion, ...],
-    ) -> RolloutGroup:
-        lengths = tuple(len(completion.token_ids) for completion in completions)
-        data = GroupData(prompt, np.asarray(token_ids, dtype=np.int64), completions)
-        return RolloutGroup(prompt_id, item.step, self.version, self.version, lengths, data)
+    def close(self) -> None:
+        """Give back what the receiver holds."""
+        self.loader.receiver.close()
+
+
+def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> RolloutGroup:
+    """Return the group with its versions: those of its tokens where the engine tells them, else ``version``."""
+    lengths = tuple(len(completion.token_ids) for completion in data.completions)
+    told = [completion.versions for completion in data.completions if completion.versions is not None]
+    if not told:
+        return RolloutGroup(prompt_id, item.step, version, version, lengths, data)
+    versions = np.concatenate(told)
+    oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())
+    return RolloutGroup(prompt_id, item.step, oldest, newest, lengths, data, mean_version=mean)
 
 
 class ScorerWorker:
-    """Rewards rollouts with the task's reward function, and picks the examples that people will read."""
+    """Rewards rollouts with the task's reward function, and picks the examples that people will read.
 
-    def __init__(
-        self,
-        task: Task,
-        num_examples: int,
-        tracer: Tracer,
-        lane: str = "scorer",
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.task, self.num_examples, self.tracer, self.lane = task, num_examples, tracer, lane
-        self._should_stop = should_stop
+    Args:
+        rewards: rewards the responses of one group.
+        num_examples: rollouts of an evaluation that are kept to be read.
+        tracer: records the stage.
+        lane: name of the lane.
+    """
+
+    def __init__(self, rewards: GroupRewards, num_examples: int, tracer: Tracer, lane: str = "scorer") -> None:
+        self._rewards, self.num_examples, self.tracer, self.lane = rewards, num_examples, tracer, lane
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         """Return the groups with their rewards, reward metrics, and for an evaluation the first few rollouts.
 
-        Raises:
-            UserError: the reward function failed.
-            Interrupted: ``should_stop``, asked before each rollout, said so.
+        A group whose reward function fails or runs out of time is left out and counted.
         """
         evaluating = item.purpose is Purpose.EVALUATE
         with self.tracer.span(
             self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, groups[0].min_version
         ):
-            rewards = [self._rewards(group.data) for group in groups]
-            scored = tuple(
-                replace(group, rewards=tuple(reward["reward"] for reward in of_group))
-                for group, of_group in zip(groups, rewards, strict=True)
-            )
-            flat = [reward for of_group in rewards for reward in of_group]
-            examples = self._examples(scored) if evaluating else ()
-            return ScoredBatch(item, scored, _reward_metrics(flat, scored, evaluating), examples)
+            scored: list[RolloutGroup] = []
+            flat: list[dict[str, float]] = []
+            failures: list[str] = []
+            for group in groups:
+                try:
+                    rewards = self._of_group(group.data)
+                except RewardFailed as error:
+                    failures.append(str(error))
+                    continue
+                flat += rewards
+                scored.append(replace(group, rewards=tuple(reward["reward"] for reward in rewards)))
+            examples = tuple(_example(group) for group in scored[: self.num_examples]) if evaluating else ()
+            metrics = _reward_metrics(flat, scored, evaluating) if scored else {}
+            failure = failures[0] if failures else None
+            return ScoredBatch(item, tuple(scored), metrics, examples, len(failures), failure)
 
-    def _rewards(self, data: GroupData) -> list[dict[str, float]]:
-        return [self._reward(completion.text, data.prompt.ground_truth) for completion in data.completions]
+    def _of_group(self, data: GroupData) -> list[dict[str, float]]:
+        return self._rewards([completion.text for completion in data.completions], data.prompt.ground_truth)
 
-    def _reward(self, response: str, ground_truth: str) -> dict[str, float]:
-        if self._should_stop():
-            raise Interrupted("stopped while scoring")
-        return self.task.reward(response, ground_truth)
-
-    def _examples(self, groups: tuple[RolloutGroup, ...]) -> tuple[ExampleRollout, ...]:
-        return tuple(_example(group) for group in groups[: self.num_examples])
+    def close(self) -> None:
+        """End what the rewards run in."""
+        self._rewards.close()
 
 
 def _example(group: RolloutGroup) -> ExampleRollout:
@@ -156,7 +179,7 @@ def _example(group: RolloutGroup) -> ExampleRollout:
     )
 
 
-def _reward_metrics(rewards: list[dict[str, float]], groups: tuple[RolloutGroup, ...], evaluating: bool) -> Metrics:
+def _reward_metrics(rewards: list[dict[str, float]], groups: Sequence[RolloutGroup], evaluating: bool) -> Metrics:
     count = len(rewards)
     mean = {key: sum(reward[key] for reward in rewards) / count for key in rewards[0]}
     lengths = [length for group in groups for length in group.lengths]
@@ -175,21 +198,24 @@ class LearnerWorker:
 
     Args:
         trainer: owns the policy.
-        transport: takes the weights.
+        sender: takes the weights.
         tracer: records the stages.
-        save: writes the policy to disk; None saves nothing.
+        verify: give each ticket the checksum of what was published.
+        save: writes the policy into a folder; None saves nothing.
         lane: name of the lane.
     """
 
     def __init__(
         self,
-        trainer: PolicyTrainer,
-        transport: WeightTransport,
+        trainer: Trainer,
+        sender: WeightSender,
         tracer: Tracer,
-        save: Callable[[], None] | None = None,
+        verify: bool = False,
+        save: Callable[[Path], None] | None = None,
         lane: str = "learner",
     ) -> None:
-        self.trainer, self.transport, self.tracer, self.save, self.lane = trainer, transport, tracer, save, lane
+        self.trainer, self.tracer, self.save, self.lane = trainer, tracer, save, lane
+        self.publisher = WeightPublisher(sender, tracer, verify, lane)
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """Train on one rollout batch; the version becomes ``step + 1``."""
@@ -205,16 +231,28 @@ class LearnerWorker:
             metrics = self.trainer.train(step, batch)
         return UpdateResult(step + 1, self.trainer.options.optimizer_steps_per_batch, metrics)
 
-    def publish_weights(self, version: int) -> WeightTicket:
-        """Make the current weights available."""
-        with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
-            return self.transport.publish(self.trainer.weights(), version)
+    def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+        """Make the current weights available; see ``protocols.Learner``."""
+        return self.publisher.publish(self.trainer.weights(), version, still_needed)
 
-    def checkpoint(self, version: int) -> None:
-        """Save the policy, if it is to be saved."""
-        if self.save is not None:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the run's log: what the transport has set up."""
+        return self.publisher.sender.notes
+
+    def outgoing(self, version: int) -> list[torch.Tensor]:
+        """Return published tensors, for transports that send them along with a call."""
+        return self.publisher.sender.outgoing(version)
+
+    def checkpoint(self, version: int, folder: Path | None) -> None:
+        """Save the policy into the folder, if it is to be saved."""
+        if self.save is not None and folder is not None:
             with self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
-                self.save()
+                self.save(folder)
+
+    def close(self) -> None:
+        """Give back what the sender holds."""
+        self.publisher.sender.close()
 
 
 def check_prompts_fit(task: Task, tokenizer: Tokenizer, max_tokens: int, context: int | None) -> None:

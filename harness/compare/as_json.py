@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from harness.compare.campaigns import Campaign
+from harness.compare.campaigns import Campaign, Variant
 from harness.compare.cautions import cautions, unlike
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.lanes import LaneAccount
+from harness.compare.off_policy import LINES as OFF_POLICY_LINES
 from harness.compare.outcome import LINES
-from harness.compare.sentences import findings
+from harness.compare.pairs import paired_difference
+from harness.compare.sentences import findings, last_reward
 from harness.results import DamagedRun
 from harness.results.rows import with_nulls
 
@@ -35,10 +38,16 @@ def _campaign(campaign: Campaign) -> dict[str, Any]:
         "campaign": campaign.name,
         "folder": str(campaign.folder),
         "started_at": campaign.started_at,
-        "variants": [{"name": item.name, "runs": [_run(run) for run in item.runs]} for item in campaign.variants],
+        "variants": [_variant(campaign.variants[0], variant) for variant in campaign.variants],
         "findings": findings(campaign),
         "cautions": cautions(campaign),
     }
+
+
+def _variant(base: Variant, variant: Variant) -> dict[str, Any]:
+    difference = None if variant is base else paired_difference(base, variant, last_reward)
+    against = None if difference is None else {"baseline": base.name} | asdict(difference)
+    return {"name": variant.name, "runs": [_run(run) for run in variant.runs], "reward_last_difference": against}
 
 
 def _run(run: RunFigures) -> dict[str, Any]:
@@ -48,11 +57,15 @@ def _run(run: RunFigures) -> dict[str, Any]:
         "planned_steps": run.planned_steps,
         "reward_target": run.reward_target,
         "fingerprint": run.manifest.machine.get("fingerprint"),
-        "figures": {line.key: line.get(run) for line in LINES},
+        "figures": {line.key: line.get(run) for line in (*LINES, *OFF_POLICY_LINES)},
         "step": _stage(run.whole_step),
         "all_stages": _stage(run.all_stages),
         "stages": {stage.value: _stage(figures) for stage, figures in run.stages.items()},
         "lanes": {lane: _lane(account) for lane, account in run.lanes.items()},
+        "ledger": None if run.ledger is None else asdict(run.ledger),
+        "overlap": None if run.overlap is None else asdict(run.overlap),
+        "held_back": None if run.held_back is None else asdict(run.held_back),
+        "sync": None if run.sync is None else asdict(run.sync),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.compare.campaigns import Campaign
 from harness.compare.figures import RunFigures
+from harness.compare.pairs import FEWEST_SEEDS
 
 _UNKNOWN = "unknown"
 
@@ -91,6 +92,11 @@ def _turns(campaign: Campaign) -> list[str]:
 
 def _no_verdict(campaign: Campaign) -> str:
     most = max(len(variant.runs) for variant in campaign.variants)
+    if most >= FEWEST_SEEDS and len(campaign.variants) > 1:
+        return (
+            f"Up to {most} seeds: intervals are each for one pair of variants and assume normal differences; figures, "
+            "not a verdict."
+        )
     if most > 1:
         return f"Up to {most} seeds and no test: figures, not a verdict."
     return "One block and one seed: figures, not a verdict."

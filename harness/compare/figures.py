@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from statistics import median
+from statistics import fmean, median
 
 from harness.compare.evaluations import Evaluated, evaluations, seconds_to_reward
 from harness.compare.growth import Growth, growth, kl_against_reward, metric_series
-from harness.compare.lanes import LaneAccount, lane_account
-from harness.results import Run, StepRow
+from harness.compare.lanes import LaneAccount, account_spans, loop_window
+from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
+from harness.compare.sync import SyncFigures, sync_figures
+from harness.results import LedgerFigures, Run, StepRow, lane_kind
 from harness.results.manifest import Manifest
-from harness.trace import Stage
+from harness.trace import Span, Stage
 from harness.types import Metric
 
 _WAITS = frozenset(stage.value for stage in Stage if stage.is_wait)
@@ -66,6 +68,12 @@ class RunFigures:
         reward_target: the scenario's; ``seconds_to_target`` is None where it was not reached.
         grad_norm_peak: the highest gradient norm and its step; ``grad_norm`` is the median.
         throughput: median over steps of the generated tokens per second.
+        max_lag, lag_control, replay_capacity: the scenario's; None if unknown.
+        ledger: what became of the rollouts; None in a run that did not get to its end.
+        overlap: what lanes did side by side; None without spans.
+        held_back: what waiting for the lag bound cost; None at lag 0, under ``drop`` and without spans.
+        sync: weight syncs; None where nothing was moved.
+        replaced: parts that died and were replaced.
         metrics: combined over all steps, by name.
         last_metrics: of the last step that has them, by name.
         non_finite: in how many steps a metric was NaN or infinite, by name; those are left out of ``metrics``.
@@ -90,7 +98,14 @@ class RunFigures:
     grad_norm: float | None
     grad_norm_peak: tuple[float, int] | None
     max_lag: int | None
+    lag_control: str | None
+    replay_capacity: int | None
     kl: KlFigures | None
+    ledger: LedgerFigures | None
+    overlap: Overlap | None
+    held_back: HeldBack | None
+    sync: SyncFigures | None
+    replaced: int = 0
     metrics: dict[str, Metric] = field(default_factory=dict)
     last_metrics: dict[str, Metric] = field(default_factory=dict)
     non_finite: dict[str, int] = field(default_factory=dict)
@@ -99,6 +114,16 @@ class RunFigures:
     def step_s(self) -> float | None:
         """Median seconds of a training step without evaluation; see ``whole_step``."""
         return self.whole_step.median_s
+
+    @property
+    def behaviour_is_older(self) -> bool:
+        """Whether rollouts may come from an older policy than the one that a training step starts with."""
+        return bool(self.max_lag or self.replay_capacity)
+
+    def idle_ratio(self, kind: str) -> float | None:
+        """Return the share of the loop that lanes of a kind waited, as a mean over them; None without spans of any."""
+        accounts = [account for lane, account in self.lanes.items() if lane_kind(lane) == kind]
+        return fmean(account.share(account.waiting_ns) for account in accounts) if accounts else None
 
     def mean(self, name: str) -> float | None:
         """Return a metric combined over all steps (a mean weighted by its counts), or None."""
@@ -113,8 +138,8 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
     """Compute the figures of one run.
 
     Args:
-        brief: leave out stages, lanes, KL and step metrics, and with them most of the work: enough for one line of an
-            overview.
+        brief: leave out stages, lanes, syncs, KL and step metrics, and with them most of the work: enough for one line
+            of an overview.
 
     Raises:
         UserError: the spans or the scenario of the run are damaged.
@@ -125,6 +150,8 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
     loop_s = loop_seconds(run)
     plain_rows = steps_without_evaluation(run)
     busy = [seconds for stage, seconds in stage_totals(run).items() if not stage.is_wait]
+    spans = [] if brief else run.spans()
+    window = loop_window(spans, run.tail.elapsed_s if run.tail else None) if spans else (0, 0)
     return RunFigures(
         manifest=run.manifest,
         status=run.status,
@@ -134,7 +161,7 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
         stages={} if brief else stage_figures(run),
         all_stages=_figures_of([_busy_s(row.stages_s) for row in plain_rows], sum(busy), loop_s),
         whole_step=_figures_of([row.wall_s for row in plain_rows], sum(row.wall_s for row in run.steps), loop_s),
-        lanes={} if brief else lane_account(run),
+        lanes=account_spans(spans, window),
         first=evaluated[0] if evaluated else None,
         best=max(evaluated, key=lambda item: item.reward, default=None),
         last=evaluated[-1] if evaluated else None,
@@ -146,6 +173,13 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
         grad_norm_peak=_peak(run, "grad_norm"),
         kl=None if brief else kl_figures(run),
         max_lag=_as_int(run.setting("max_lag")),
+        lag_control=_as_text(run.setting("lag_control")),
+        replay_capacity=_as_int(run.setting("replay.capacity")),
+        ledger=run.ledger,
+        overlap=overlap(spans, window) if spans else None,
+        held_back=_held_back(run, spans),
+        sync=None if brief else sync_figures(run),
+        replaced=sum(run.replaced.values()),
         metrics={name: metric for name, column in columns.items() if (metric := _combined(column))},
         last_metrics={name: column[-1] for name, column in columns.items()},
         non_finite={name: bad for name, column in columns.items() if (bad := _count_non_finite(column))},
@@ -207,6 +241,11 @@ def kl_figures(run: Run) -> KlFigures | None:
     return None
 
 
+def _held_back(run: Run, spans: Sequence[Span]) -> HeldBack | None:
+    max_lag, waits = _as_int(run.setting("max_lag")), run.setting("lag_control") != "drop"
+    return held_back(spans, max_lag, len(run.steps)) if spans and max_lag and waits else None
+
+
 def _peak(run: Run, name: str) -> tuple[float, int] | None:
     steps, values = metric_series(run, name)
     return max(zip(values, steps, strict=True), default=None)
@@ -251,3 +290,7 @@ def _as_float(value: object) -> float | None:
 
 def _as_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _as_text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

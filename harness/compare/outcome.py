@@ -45,6 +45,10 @@ def _at_end(name: str, label: str) -> Line:
     return Line(name, label, numbers.number, lambda run: run.at_end(name), in_table)
 
 
+def _idle(kind: str) -> Callable[[RunFigures], float | None]:
+    return lambda run: run.idle_ratio(kind)
+
+
 def _evaluated(which: str, figure: str) -> Callable[[RunFigures], float | None]:
     def get(run: RunFigures) -> float | None:
         evaluated: Evaluated | None = getattr(run, which)
@@ -64,18 +68,12 @@ LINES = (
     Line("clip_fraction", "clip fraction, mean", numbers.number, lambda run: run.mean("clip_fraction")),
     Line("grad_norm", "gradient norm, median", numbers.number, lambda run: run.grad_norm),
     *(_at_end(name, label) for name, label in KL_NAMES.items()),
-    Line(
-        "lag_mean",
-        "lag, mean, versions",
-        numbers.number,
-        lambda run: run.mean("off_policy/mean") if run.max_lag else None,
+    *(
+        Line(f"idle_{kind}", f"idle ratio, {kind.capitalize()}", numbers.percent, _idle(kind))
+        for kind in ("generator", "scorer", "learner")
     ),
-    Line(
-        "lag_max",
-        "lag, highest, versions",
-        numbers.count,
-        lambda run: run.mean("off_policy/max") if run.max_lag else None,
-    ),
+    Line("failed_groups", "groups without a reward", numbers.count, lambda run: run.mean("score/failed_groups")),
+    Line("replaced", "parts replaced", numbers.count, lambda run: run.replaced or None),
     Line("steps", "training steps", numbers.count, lambda run: run.steps),
     Line("optimizer_steps", "optimizer steps", numbers.count, lambda run: run.optimizer_steps),
     Line("tokens_per_s", "generated tokens per second, median", numbers.number, lambda run: run.throughput),
@@ -87,16 +85,20 @@ LINES = (
 def outcome_table(campaign: Campaign) -> Table:
     """Return reward, length, cost and health of each variant, one column each; lines that no run has are left out."""
     variants = campaign.variants
-    rows = [("status", *(statuses(variant.runs) for variant in variants))]
-    for line in LINES:
-        if not line.in_table:
-            continue
-        cells = [_cell(line, variant) for variant in variants]
-        if any(cell != numbers.NOTHING for cell in cells):
-            rows.append((_label(line, variants), *cells))
+    rows = [("status", *(statuses(variant.runs) for variant in variants)), *line_rows(LINES, variants)]
     notes = (evaluation_note(campaign), *seed_note(variants))
     header = ("figure", *(variant.name for variant in variants))
     return Table("Outcome", header, tuple(rows), tuple(note for note in notes if note), divisible=True)
+
+
+def line_rows(lines: Sequence[Line], variants: Sequence[Variant]) -> tuple[tuple[str, ...], ...]:
+    """Return a row for each line that is shown and that some run has: its label and a cell for each variant."""
+    rows = []
+    for line in lines:
+        cells = [_cell(line, variant) for variant in variants]
+        if line.in_table and any(cell != numbers.NOTHING for cell in cells):
+            rows.append((_label(line, variants), *cells))
+    return tuple(rows)
 
 
 def overview_table(campaigns: Sequence[Campaign]) -> Table:

@@ -8,6 +8,9 @@ from harness.compare import numbers
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.growth import Growth
+from harness.compare.off_policy import off_policy_findings
+from harness.compare.pairs import paired_difference
+from harness.compare.transports import sync_findings
 from harness.trace import Stage
 
 RISE_WORTH_SAYING = 1.2  # of response length, last over first
@@ -18,9 +21,10 @@ Read = Callable[[RunFigures], float | None]
 
 
 def findings(campaign: Campaign) -> list[str]:
-    """Return what the campaign shows: what took the time, what each variant cost and gained, KL, and upsets."""
+    """Return what the campaign shows: where time went, what each variant cost and gained, syncs, lag, KL, upsets."""
     base, *others = campaign.variants
     said = [*_largest_stage(campaign), *(_against(base, other) for other in others)]
+    said += [*sync_findings(campaign), *off_policy_findings(campaign)]
     for variant in campaign.variants:
         said += [*_gain(variant), *_kl(variant), *_upsets(variant)]
     return [*said, *_length(campaign)]
@@ -53,7 +57,7 @@ def _against(base: Variant, other: Variant) -> str:
     """Set a variant beside the first one: cost, reward with its length, clip fraction, time to the target."""
     clauses = [
         _cost(base, other),
-        _pair(base, other, _last_reward, "last validation reward {} against {}", _two),
+        _pair(base, other, last_reward, "last validation reward {} against {}", _two) + _interval(base, other),
         _pair(base, other, _last_length, "response length {} against {} tokens", numbers.number),
         _pair(base, other, lambda run: run.mean("clip_fraction"), "clip fraction {} against {}", _two),
         _pair(base, other, lambda run: run.optimizer_steps, "{} against {} optimizer steps", numbers.count),
@@ -77,6 +81,15 @@ def _pair(base: Variant, other: Variant, read: Read, words: str, form: numbers.F
     return words.format(numbers.mean_range(mine, form), numbers.mean_range(theirs, form))
 
 
+def _interval(base: Variant, other: Variant) -> str:
+    """Give the difference of the last rewards with its interval, where there are seeds enough to pair."""
+    found = paired_difference(base, other, last_reward)
+    if found is None:
+        return ""
+    ends = f"{found.low:+.3f} to {found.high:+.3f}"
+    return f" (difference {found.mean:+.3f}, 95% interval {ends}, t over n = {found.seeds} paired seeds)"
+
+
 def _target(base: Variant, other: Variant) -> str:
     named = {run.reward_target for run in (*base.runs, *other.runs)}
     if len(named) != 1 or None in named:
@@ -91,7 +104,7 @@ def _target(base: Variant, other: Variant) -> str:
 
 def _gain(variant: Variant) -> list[str]:
     """Say from where to where the validation reward went, with the response length beside it."""
-    first, last = variant.spread(lambda run: run.first.reward if run.first else None), variant.spread(_last_reward)
+    first, last = variant.spread(lambda run: run.first.reward if run.first else None), variant.spread(last_reward)
     if first is None or last is None or max(run.last.step if run.last else 0 for run in variant.runs) == 0:
         return []
     steps = sorted({run.last.step for run in variant.runs if run.last})
@@ -139,7 +152,7 @@ def _kl(variant: Variant) -> list[str]:
         text += f"; correlation with validation reward {value:+.2f} over {pairs} evaluations"
     if len(variant.runs) > 1:
         text += f"; seed {run.manifest.seed} only, of {len(variant.runs)}"
-    if run.max_lag:
+    if run.behaviour_is_older:
         text += "; biased, since the sampling policy is an older one"
     return [text + "."]
 
@@ -173,7 +186,8 @@ def _upsets(variant: Variant) -> list[str]:
     return said
 
 
-def _last_reward(run: RunFigures) -> float | None:
+def last_reward(run: RunFigures) -> float | None:
+    """Return the validation reward of the last evaluation."""
     return run.last.reward if run.last else None
 
 

@@ -8,7 +8,7 @@ so a finished row costs nothing from the next step on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,9 @@ from harness.types import Completion, SamplingParams
 Row = tuple[int, int]
 """(prompt index, sample index)."""
 
+Versions = npt.NDArray[np.int64]
+"""(T,): the policy version that sampled each token; the rows of a batch share it, since they step together."""
+
 
 class DecodeBackend(Protocol):
     """A model that decodes one batch of rows at a time. The logits it returns are the caller's to overwrite."""
@@ -37,6 +40,14 @@ class DecodeBackend(Protocol):
     @property
     def context_length(self) -> int | None:
         """Most tokens a prompt and its response may have together; None if there is no bound."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in place; another thread may replace them."""
+
+    @property
+    def logits_version(self) -> int:
+        """Version of the weights that computed the logits returned last."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
         """Start a batch: run each prompt once, give every row its prompt's cache; return logits (R, V), float32.
@@ -71,6 +82,9 @@ class DecodeStats:
 class BatchSampler:
     """Samples responses from a backend.
 
+    Completions tell the versions of their tokens only where the weights in place when ``generate`` began did not sample
+    every token of the call; then all of them do.
+
     Args:
         backend: the model side.
         tokenizer: knows the end of sequence and decodes.
@@ -100,10 +114,15 @@ class BatchSampler:
         check_request(prompts, num_samples, sampling, self._backend.vocab_size, self._backend.context_length)
         stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens)
         self.stats = DecodeStats()
+        started_with = self._backend.version
         completions: dict[Row, Completion] = {}
+        batch_versions: list[tuple[Sequence[Row], Versions]] = []
         for rows in split_into_batches(len(prompts), num_samples, self._max_batch):
-            for row, completion in zip(rows, self._run(prompts, rows, sampling, seed, stops), strict=True):
-                completions[row] = completion
+            batch = self._run(prompts, rows, sampling, seed, stops)
+            completions |= zip(rows, batch.completions(), strict=True)
+            batch_versions.append((rows, batch.versions_T))
+        if any((versions_T != started_with).any() for _, versions_T in batch_versions):
+            completions = with_versions(completions, batch_versions)
         return [tuple(completions[prompt, sample] for sample in range(num_samples)) for prompt in range(len(prompts))]
 
     def _run(
@@ -113,7 +132,7 @@ class BatchSampler:
         sampling: SamplingParams,
         seed: int,
         stops: StopStrings,
-    ) -> list[Completion]:
+    ) -> _Rows:
         batch = _Rows(rows, sampling, self._tokenizer, stops)
         first_prompt, last_prompt = rows[0][0], rows[-1][0]
         wanted = prompts[first_prompt : last_prompt + 1]
@@ -132,14 +151,14 @@ class BatchSampler:
             self.stats.decode_steps += 1
             self.stats.decode_row_steps += len(tokens_R)
         self.stats.sampled_tokens += int(batch.lengths_R.sum())
-        return batch.completions()
+        return batch
 
     def _draw(self, batch: _Rows, logits_RV: Tensor, sampling: SamplingParams, uniforms_TR: Tensor | None) -> Tensor:
         """Draw and record a token for each live row, let finished rows leave, and return the tokens that go on."""
         uniforms_R = None if uniforms_TR is None else batch.of_live_rows(uniforms_TR[batch.length])
         banned = self._tokenizer.eos_token_id if batch.length < sampling.min_tokens else None
         tokens_R, log_probs_R = draw(logits_RV, sampling, uniforms_R, banned)
-        finished = batch.record(tokens_R.cpu().numpy(), log_probs_R.cpu().numpy())
+        finished = batch.record(tokens_R.cpu().numpy(), log_probs_R.cpu().numpy(), self._backend.logits_version)
         if finished is None or batch.is_done:
             return tokens_R
         sources, targets, num_rows = batch.drop(finished)
@@ -165,6 +184,18 @@ def split_into_batches(num_prompts: int, num_samples: int, max_batch: int) -> It
         yield [(prompt, sample) for prompt in range(first, last) for sample in range(num_samples)]
 
 
+def with_versions(
+    completions: dict[Row, Completion], batch_versions: Sequence[tuple[Sequence[Row], Versions]]
+) -> dict[Row, Completion]:
+    """Give each completion the versions of its tokens, from those of the batch that it was sampled in."""
+    told = {}
+    for rows, versions_T in batch_versions:
+        for row in rows:
+            length = len(completions[row].token_ids)
+            told[row] = replace(completions[row], versions=versions_T[:length].copy())
+    return told
+
+
 def fill_holes(finished: npt.NDArray[np.bool_]) -> tuple[list[int], list[int], int]:
     """Plan how the rows that go on close ranks: (slots to move from, slots to move to, number of rows left)."""
     num_left = int((~finished).sum())
@@ -181,6 +212,7 @@ class _Rows:
         self._rows, self._sampling, self._tokenizer, self._stops = rows, sampling, tokenizer, stops
         self._token_ids_TR = np.zeros(shape, dtype=np.int64)
         self._log_probs_TR = np.zeros(shape, dtype=np.float32)
+        self._versions_T = np.zeros(sampling.max_tokens, dtype=np.int64)
         self._row_in_slot = np.arange(len(rows))
         self._stopped_at_R = np.zeros(len(rows), dtype=np.int64)
         self.length = 0
@@ -195,16 +227,24 @@ class _Rows:
         """Tokens of each row so far."""
         return np.where(self._stopped_at_R, self._stopped_at_R, self.length)
 
+    @property
+    def versions_T(self) -> Versions:
+        """The version that sampled each token, up to the longest row's."""
+        return self._versions_T[: self.length]
+
     def of_live_rows(self, values_R: Tensor) -> Tensor:
         """Pick, from one value for each row, those of the rows still in a slot, in the order of the slots."""
         if len(self._row_in_slot) == len(self._rows):
             return values_R
         return values_R[torch.from_numpy(self._row_in_slot).to(values_R.device)]
 
-    def record(self, tokens: npt.NDArray[np.int64], log_probs: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_] | None:
-        """Append a token to the row in each slot; return which slots it finishes, or None if none."""
+    def record(
+        self, tokens: npt.NDArray[np.int64], log_probs: npt.NDArray[np.float32], version: int
+    ) -> npt.NDArray[np.bool_] | None:
+        """Append a token, sampled by ``version``, to the row in each slot; return which slots it finishes, if any."""
         self._token_ids_TR[self.length, self._row_in_slot] = tokens
         self._log_probs_TR[self.length, self._row_in_slot] = log_probs
+        self._versions_T[self.length] = version
         self.length += 1
         if self.length <= self._sampling.min_tokens:
             return None

@@ -76,8 +76,9 @@ def _make_buffers(config: ModelConfig, num_rows: int, dtype: torch.dtype, device
 class LlamaDecoder:
     """The ``DecodeBackend`` of the native engine.
 
-    ``weights``, laid out by ``build_weights``, must be set before the first batch. They may be replaced between any two
-    steps; the next step uses the new ones, over the cache of the old.
+    ``weights``, laid out by ``build_weights``, must be set before the first batch. They may be replaced at any moment,
+    from another thread too: a prefill or step computes with the ones that it found when it began, the next one with the
+    new ones, over the cache of the old.
 
     Args:
         config: the model's shape.
@@ -88,6 +89,7 @@ class LlamaDecoder:
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self._dtype, self._device = config, dtype, device
         self.weights: InferenceWeights | None = None
+        self.logits_version = 0
         self._cache = KeyValueCache(config, device)
         self._rotations = rotation_table(config).to(device)
         self._norm_floor = torch.tensor(math.sqrt(config.hidden_size * config.rms_norm_eps), device=device)
@@ -102,9 +104,15 @@ class LlamaDecoder:
         """See ``DecodeBackend``."""
         return self.config.max_position_embeddings
 
+    @property
+    def version(self) -> int:
+        """See ``DecodeBackend``."""
+        return self._loaded().version
+
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
         """See ``DecodeBackend``."""
         weights, padded = self._loaded(), pad(prompts, self._device)
+        self.logits_version = weights.version
         rows = torch.tensor(prompt_of_row, device=self._device)
         self._length = padded.token_ids_PT.shape[1]
         self._positions_R, self._padding_R1T = padded.lengths_P[rows], padding_bias(padded, rows)
@@ -123,6 +131,7 @@ class LlamaDecoder:
     def step(self, token_ids_R: Tensor) -> Tensor:
         """See ``DecodeBackend``."""
         weights, buffers = self._loaded(), self._buffers
+        self.logits_version = weights.version
         x_RC = weights.embedding.index_select(0, token_ids_R)
         buffers.rotation[:] = self._rotations.index_select(0, self._positions_R)[:, None, None]
         for layer, columns in zip(weights.layers, self._cache.columns(self._length), strict=True):

@@ -45,8 +45,8 @@ class FakeEngine:
         self._words = np.array([word for word in range(_FIRST_WORD, vocab_size) if word != self._eos])
         self.loads = 0
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Count the load.
+    def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
+        """Count the load. The version is not used: what is drawn depends on no weights.
 
         Raises:
             ValueError: there are no weights.

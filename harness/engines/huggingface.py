@@ -7,6 +7,7 @@ and finished rows leave, so it does less work than ``generate`` on the same mode
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +25,10 @@ class TransformersBackend:
     """The ``DecodeBackend`` of any causal language model of transformers that keeps a ``Cache``.
 
     Args:
-        model: in evaluation mode.
+        model: in evaluation mode; its weights must not change while a batch is decoded.
     """
+
+    version = logits_version = 0  # one set of weights serves a whole call, so none needs a name of its own
 
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = model
@@ -93,6 +96,9 @@ class TransformersBackend:
 class HuggingFaceEngine:
     """Samples from any causal language model of transformers; log-probabilities as ``NativeEngine`` has them.
 
+    One set of weights serves a whole ``generate``, and ``Completion.versions`` is always None: loading writes into the
+    model's own tensors, so it waits until a call that runs on another thread has ended.
+
     Args:
         model: becomes the engine's own, weights and all: hand over a copy of a model that is trained elsewhere.
         tokenizer: gives the end of sequence and decodes.
@@ -111,6 +117,7 @@ class HuggingFaceEngine:
         self._model = model.eval().requires_grad_(False)
         self._backend = TransformersBackend(model)
         self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop)
+        self._weights_in_use = threading.Lock()
 
     @property
     def context_length(self) -> int | None:
@@ -122,10 +129,13 @@ class HuggingFaceEngine:
         """What the last ``generate`` computed."""
         return self._sampler.stats
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy these weights, by the names of the model's parameters, over the engine's own.
+    def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
+        """Copy these weights over the engine's own, once no ``generate`` runs.
 
-        Buffers and the second name of a tied weight may be among them.
+        Args:
+            weights: by the names of the model's parameters; buffers and the second name of a tied weight may be among
+                them.
+            version: not used.
 
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
@@ -137,7 +147,7 @@ class HuggingFaceEngine:
             {name: tuple(tensor.shape) for name, tensor in parameters.items()},
             {name: tuple(tensor.shape) for name, tensor in own.items()},
         )
-        with torch.no_grad():
+        with self._weights_in_use, torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
 
@@ -151,5 +161,5 @@ class HuggingFaceEngine:
             Interrupted: ``should_stop`` said so.
             RunStopped: the model's logits are not finite.
         """
-        with torch.inference_mode():
+        with self._weights_in_use, torch.inference_mode():
             return self._sampler.generate(prompts, num_samples, sampling, seed)

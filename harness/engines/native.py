@@ -29,6 +29,11 @@ class NativeEngine:
     Log-probabilities are those of the distribution a token was drawn from: after temperature and top-p, and without the
     end of sequence among the first ``min_tokens`` tokens. At temperature 0 they are those of temperature 1.
 
+    Weights may be loaded on one thread while ``generate`` runs on another: each token is drawn, and its log-probability
+    taken, from one consistent set of weights, and ``Completion.versions`` says from which. Keys and values cached by
+    older weights stay, as in PipelineRL (Piche et al. 2025, arXiv:2509.19128): later tokens attend to them, so their
+    log-probabilities are not quite those of a pass of the new weights over the whole sequence.
+
     Run so far on CPUs only, in both precisions. Nothing in it is bound to a CPU, but no GPU has run it yet.
 
     Args:
@@ -64,16 +69,22 @@ class NativeEngine:
         """What the last ``generate`` computed."""
         return self._sampler.stats
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy these weights, by Hugging Face Llama name, over the engine's own.
+    def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
+        """Put a copy of these weights, by Hugging Face Llama name, in the place of the engine's own.
 
-        A ``generate`` that runs on another thread goes on with the new weights at its next token.
+        A ``generate`` that runs on another thread goes on with them at its next token, without stopping meanwhile.
+
+        Args:
+            weights: by Hugging Face Llama name.
+            version: the tag of the tokens that they sample.
 
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
         """
         with torch.inference_mode():
-            self._decoder.weights = build_weights(weights, self.config, _DTYPES[self.precision], self._device)
+            self._decoder.weights = build_weights(
+                weights, self.config, _DTYPES[self.precision], self._device, version=version
+            )
 
     def generate(
         self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int

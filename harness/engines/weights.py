@@ -42,11 +42,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class InferenceWeights:
-    """A whole model: the embedding table (V, C), the layers, and the output projection (C -> V)."""
+    """A whole model: the embedding table (V, C), the layers, the output projection (C -> V), and its version."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     head: Linear
+    version: int = 0
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -97,6 +98,7 @@ def build_weights(
     dtype: torch.dtype,
     device: torch.device,
     linear: Callable[[Tensor], Linear] = make_linear,
+    version: int = 0,
 ) -> InferenceWeights:
     """Check the weights, copy them, and lay them out for decoding.
 
@@ -107,6 +109,7 @@ def build_weights(
         dtype: of the copy.
         device: of the copy.
         linear: makes a projection of a matrix (out, in).
+        version: of these weights.
 
     Raises:
         ValueError: a weight is missing, unknown or misshapen, or the tied ``lm_head`` differs from the embeddings.
@@ -121,6 +124,7 @@ def build_weights(
             source[_EMBEDDING].to(dtype, copy=True),
             tuple(_layer(source, f"model.layers.{i}.", config, dtype, linear) for i in range(config.num_hidden_layers)),
             linear((head * _folded_gain(source["model.norm.weight"])).to(dtype)),
+            version,
         )
 
 

@@ -5,9 +5,15 @@ The functions named ``compute_*``, ``masked_*``, ``grpo_microbatch_train_step``,
 Learner calls.
 """
 
-from harness.grpo.advantages import RewardFn, compute_group_normalized_rewards, group_advantages
+from harness.grpo.advantages import (
+    RewardFn,
+    advantages_per_group,
+    compute_group_normalized_rewards,
+    group_advantages,
+)
 from harness.grpo.aggregate import Aggregation, Denominator, loss_denominator, weighted_sum
 from harness.grpo.batch import RolloutBatch, collate
+from harness.grpo.importance import ImportanceLevel, ImportanceMode, ImportanceOptions, importance_weights
 from harness.grpo.kl import KlEstimator, kl_estimate, kl_tallies
 from harness.grpo.log_probs import compute_entropy, get_response_log_probs, log_probs_and_entropy, log_probs_from_logits
 from harness.grpo.loss import LossOptions, surrogate_loss
@@ -26,12 +32,16 @@ from harness.rewards import keyword_inclusion_reward_fn
 __all__ = [
     "Aggregation",
     "Denominator",
+    "ImportanceLevel",
+    "ImportanceMode",
+    "ImportanceOptions",
     "KlEstimator",
     "LossOptions",
     "LossType",
     "RewardFn",
     "RolloutBatch",
     "Tally",
+    "advantages_per_group",
     "collate",
     "compute_entropy",
     "compute_group_normalized_rewards",
@@ -41,6 +51,7 @@ __all__ = [
     "get_response_log_probs",
     "group_advantages",
     "grpo_microbatch_train_step",
+    "importance_weights",
     "keyword_inclusion_reward_fn",
     "kl_estimate",
     "kl_tallies",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from numbers import Real
 
 import torch
@@ -43,6 +44,32 @@ def group_advantages(rewards: Tensor, group_size: int, eps: float = 1e-6, normal
     if normalize_by_std:
         centred_PG = centred_PG / (rewards_PG.std(dim=1, keepdim=True) + eps)
     return torch.where(_all_equal(rewards_PG)[:, None], 0.0, centred_PG).reshape(-1)
+
+
+def advantages_per_group(
+    rewards: Sequence[Sequence[float]], eps: float = 1e-6, normalize_by_std: bool = True
+) -> Tensor:
+    """Return ``group_advantages`` of groups that need not be equally large, each normalised over its own rewards.
+
+    Args:
+        rewards: P sequences, the rewards of each group.
+        eps: at least 0, added to the standard deviation.
+        normalize_by_std: whether to divide by the group's standard deviation.
+
+    Returns:
+        (B,) float32, group after group.
+
+    Raises:
+        UserError: there is no group, a group is empty, or one holds a single reward with ``normalize_by_std``.
+    """
+    if not rewards:
+        raise UserError("there is no group to compute advantages of, at least one is needed", where="rewards")
+    return torch.cat(
+        [
+            group_advantages(torch.tensor(list(equally_large), dtype=torch.float32), size, eps, normalize_by_std)
+            for size, equally_large in groupby(rewards, key=len)
+        ]
+    )
 
 
 def compute_group_normalized_rewards(

@@ -6,24 +6,28 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from harness.errors import Interrupted, RunStopped
+from harness.errors import Interrupted, RunStopped, UserError
 from harness.grpo import (
     Aggregation,
     LossOptions,
     RolloutBatch,
+    advantages_per_group,
     collate,
-    group_advantages,
     kl_tallies,
     loss_denominator,
     surrogate_loss,
     to_metrics,
 )
+from harness.grpo.policy_gradient import unknown_choice
 from harness.models.policy import policy_log_probs
 from harness.types import Metric, Metrics, RolloutGroup, combine_metrics
+
+Proximal = Literal["engine", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +35,28 @@ class TrainerOptions:
     """How a rollout batch is trained on.
 
     Attributes:
-        group_size: rollouts per prompt.
+        group_size: rollouts per prompt; a group may hold fewer, never more.
         loss, aggregation, constant: see ``harness.grpo``.
         advantage_eps, normalize_by_std: see ``harness.grpo.group_advantages``.
         temperature: of the sampling, so that log-probs are those of the distribution sampled from.
         epochs_per_batch: passes over the batch (k).
         minibatches_per_epoch: optimizer steps of each pass.
         gradient_accumulation_steps: microbatches of each optimizer step; they change memory, not the gradient.
-        max_lag: at 0 the Learner computes the old log-probs; above it the engine's are the behaviour policy.
+        behaviour_is_engine: true with lag or replay, where the weights that sampled are gone, so that only the engine's
+            log-probs speak for the policy that sampled; false where rollouts are of the Learner's current version.
+        proximal: what the ratio divides by if ``behaviour_is_engine``. ``engine``: the engine's log-probs, which leave
+            nothing for ``loss.importance`` to correct. ``recompute``: the Learner's own at the start of the training
+            step, weighted as ``loss.importance`` says; with its mode ``off`` the data stays uncorrected. Otherwise the
+            ratio divides by the Learner's own in either case.
         monitor_kl: log the drift from the reference and from the previous policy.
         reclone_every: training steps after which the reference becomes the current policy; None keeps it frozen.
         learning_rate, betas, weight_decay: AdamW.
         max_grad_norm: gradients are scaled down to this norm.
         warmup_steps: optimizer steps over which the learning rate rises from 0.
         precision: ``bfloat16`` trains under autocast, with float32 weights.
+
+    Raises:
+        UserError: ``proximal`` is unknown, or the importance weights it leads to would all be 1.
     """
 
     group_size: int
@@ -57,7 +69,8 @@ class TrainerOptions:
     epochs_per_batch: int = 1
     minibatches_per_epoch: int = 1
     gradient_accumulation_steps: int = 1
-    max_lag: int = 0
+    behaviour_is_engine: bool = False
+    proximal: Proximal = "engine"
     monitor_kl: bool = False
     reclone_every: int | None = None
     learning_rate: float = 1e-5
@@ -67,18 +80,41 @@ class TrainerOptions:
     warmup_steps: int = 0
     precision: str = "float32"
 
+    def __post_init__(self) -> None:
+        if self.proximal not in get_args(Proximal):
+            raise unknown_choice("proximal", self.proximal, get_args(Proximal))
+        if self.old_is_engine and self.loss.importance.mode != "off":
+            raise UserError(
+                f"importance mode is {self.loss.importance.mode!r} with lag or replay and proximal 'engine': the "
+                "weights, proximal / engine, would all be 1",
+                where="proximal",
+                fix="set proximal to 'recompute', or the importance mode to 'off'",
+            )
+
     @property
     def optimizer_steps_per_batch(self) -> int:
         """Optimizer steps of one training step."""
         return self.epochs_per_batch * self.minibatches_per_epoch
 
     @property
+    def old_is_engine(self) -> bool:
+        """Whether the ratio divides by the engine's log-probs; else by the Learner's own at the start of the step."""
+        return self.behaviour_is_engine and self.proximal == "engine"
+
+    @property
     def needs_old_log_probs(self) -> bool:
         """Whether the Learner computes the old log-probs.
 
-        With one optimizer step on fresh rollouts the ratio is 1 anyway; monitoring needs them as its p all the same.
+        With one optimizer step the policy's own detached ones are the same, for the ratio and for importance weights.
+        Monitoring fresh rollouts needs them as its p all the same.
         """
-        return self.max_lag == 0 and (self.optimizer_steps_per_batch > 1 or self.monitor_kl)
+        monitored = self.monitor_kl and not self.behaviour_is_engine
+        return not self.old_is_engine and (self.optimizer_steps_per_batch > 1 or monitored)
+
+    @property
+    def compares_engine(self) -> bool:
+        """Whether the old log-probs are compared with the engine's, for weights or to log the gap."""
+        return self.loss.importance.mode != "off" or (self.behaviour_is_engine and not self.old_is_engine)
 
     @property
     def needs_reference(self) -> bool:
@@ -126,18 +162,15 @@ class PolicyTrainer:
         self._last_good = "none, this is the first one"
 
     def prepare(self, groups: Sequence[RolloutGroup]) -> PreparedBatch:
-        """Turn scored groups into tensors with their group-normalised advantages."""
-        options = self.options
+        """Turn scored groups, any number of them, into tensors with their group-normalised advantages.
+
+        Raises:
+            UserError: there is no group, or one has no rewards or more than ``group_size``.
+        """
         rewards = [group.rewards or () for group in groups]
-        rewards_B = torch.tensor([reward for of_group in rewards for reward in of_group], dtype=torch.float32)
-        advantages_B = (
-            rewards_B  # unused: the loss takes the raw rewards, which need no group
-            if options.loss.type == "no_baseline"
-            else group_advantages(rewards_B, options.group_size, options.advantage_eps, options.normalize_by_std)
-        )
-        rollouts = collate([group.data for group in groups], rewards, self._pad_token_id, advantages_B)
+        rollouts = collate([group.data for group in groups], rewards, self._pad_token_id, self._advantages(rewards))
         rollouts = rollouts.to(self._device)
-        if options.max_lag > 0:
+        if self.options.old_is_engine:
             rollouts = replace(rollouts, old_log_probs_BT=rollouts.engine_log_probs_BT)
         return PreparedBatch(rollouts, tuple(group.prompt_id for group in groups))
 
@@ -149,17 +182,22 @@ class PolicyTrainer:
         """Fill in the log-probs of the reference policy and, when monitored, the drift from it and the previous one.
 
         Monitored KL(p || q): p is the policy that sampled the batch, q the reference policy (``kl/reference_*``) or the
-        policy one training step ago (``kl/previous_*``). At lag 0, p's log-probs are the Learner's own.
+        policy one training step ago (``kl/previous_*``). For fresh rollouts p's log-probs are the Learner's own. With
+        lag or replay p is an older policy, by the engine's log-probs: as figures of the current policy they are biased,
+        and ``kl/biased`` is 1.
         """
         assert self._reference is not None
         reference_BT = self._no_grad_log_probs(self._reference, batch.rollouts)
         batch.rollouts = replace(batch.rollouts, reference_log_probs_BT=reference_BT)
-        if self._previous is None or batch.rollouts.old_log_probs_BT is None:
+        if self._previous is None:
             return
-        previous_BT = self._no_grad_log_probs(self._previous, batch.rollouts)
-        p_BT, mask_BT = batch.rollouts.old_log_probs_BT, batch.rollouts.response_mask_BT
-        tallies = kl_tallies(p_BT, reference_BT, mask_BT, "kl/reference")
-        batch.drift = to_metrics(tallies | kl_tallies(p_BT, previous_BT, mask_BT, "kl/previous"))
+        rollouts, stale = batch.rollouts, self.options.behaviour_is_engine
+        p_BT = rollouts.engine_log_probs_BT if stale else rollouts.old_log_probs_BT
+        assert p_BT is not None
+        previous_BT = self._no_grad_log_probs(self._previous, rollouts)
+        tallies = kl_tallies(p_BT, reference_BT, rollouts.response_mask_BT, "kl/reference")
+        tallies |= kl_tallies(p_BT, previous_BT, rollouts.response_mask_BT, "kl/previous")
+        batch.drift = to_metrics(tallies) | ({"kl/biased": Metric(1.0)} if stale else {})
 
     def train(self, step: int, batch: PreparedBatch) -> Metrics:
         """Make every optimizer step of this training step.
@@ -186,6 +224,14 @@ class PolicyTrainer:
         """Return the policy's live weights by Hugging Face name."""
         return dict(self.model.named_parameters())
 
+    def _advantages(self, rewards: Sequence[Sequence[float]]) -> Tensor:
+        largest = max(map(len, rewards), default=0)
+        if largest > self.options.group_size:
+            raise UserError(f"a group has {largest} rewards, group_size is {self.options.group_size}", where="groups")
+        if self.options.loss.type == "no_baseline":  # unused: the loss takes the raw rewards, which need no group
+            return torch.tensor([reward for of_group in rewards for reward in of_group], dtype=torch.float32)
+        return advantages_per_group(rewards, self.options.advantage_eps, self.options.normalize_by_std)
+
     def _optimizer_step(self, minibatch: RolloutBatch, where: str) -> Metrics:
         denominator = loss_denominator(minibatch.response_mask_BT, self.options.aggregation, self.options.constant)
         parts: list[Metrics] = []
@@ -210,7 +256,11 @@ class PolicyTrainer:
         return combine_metrics(parts) | {name: Metric(figure) for name, figure in figures.items()}
 
     def _backward(self, micro: RolloutBatch, weights_BT: Tensor) -> tuple[Tensor, Metrics]:
-        """Accumulate the gradient of one microbatch; return its share of the loss and its metrics."""
+        """Accumulate the gradient of one microbatch; return its share of the loss and its metrics.
+
+        The gap between the old policy and the one that sampled is logged as ``engine_mismatch/kl`` where both have the
+        same weights, and as ``off_policy/kl`` with lag or replay.
+        """
         log_probs_BT, entropy_BT = self._log_probs(self.model, micro, with_entropy=True)
         loss, tallies = surrogate_loss(
             log_probs_BT,
@@ -222,7 +272,10 @@ class PolicyTrainer:
             old_log_probs_BT=log_probs_BT.detach() if micro.old_log_probs_BT is None else micro.old_log_probs_BT,
             reference_log_probs_BT=micro.reference_log_probs_BT,
             entropy_BT=entropy_BT,
+            engine_log_probs_BT=micro.engine_log_probs_BT if self.options.compares_engine else None,
         )
+        if self.options.behaviour_is_engine and self.options.compares_engine:  # the gap is the lag's too
+            tallies["off_policy/kl"] = tallies.pop("engine_mismatch/kl")
         loss.backward()
         return loss.detach(), to_metrics(tallies)
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.lanes import in_pipeline_order
 from harness.compare.numbers import number
-from harness.report.style import STAGE_COLOURS, UNATTRIBUTED, WAIT, label, variant_label
+from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look
+from harness.report.style import UNATTRIBUTED, label, variant_label
 from harness.trace import Stage
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -40,7 +40,7 @@ def draw_stages(campaign: Campaign) -> Figure | None:
     _finish(axes, range(len(variants)), [variant_label(variant) for variant in variants])
     axes.set_title(f"{label(campaign.scenario)}: time of a training step by stage")
     stages = [stage for stage in Stage if any(stage in _stage_seconds(variant) for variant in variants)]
-    _legend(figure, [*_keys(stages), _line_key("wall-clock")])
+    place_legend(figure, [*stage_keys(stages), line_key("wall-clock")])
     return figure
 
 
@@ -57,7 +57,9 @@ def draw_lanes(campaign: Campaign) -> Figure | None:
         seen |= set(parts)
     _finish(axes, places, _lane_names(bars))
     axes.set_title(f"{label(campaign.scenario)}: time of a training step by lane")
-    _legend(figure, [*_keys(stage for stage in Stage if stage in seen), _patch_key("under no span", UNATTRIBUTED)])
+    place_legend(
+        figure, [*stage_keys(stage for stage in Stage if stage in seen), patch_key("under no span", UNATTRIBUTED)]
+    )
     return figure
 
 
@@ -72,15 +74,9 @@ def _stack(axes: Axes, place: float, parts: Parts) -> float:
     """Draw one bar from its parts, waits last; return where it ends."""
     end = 0.0
     for stage in sorted(parts, key=lambda stage: (stage.is_wait, list(Stage).index(stage))):
-        axes.barh(place, parts[stage], BAR_HEIGHT, end, **_look(stage))
+        axes.barh(place, parts[stage], BAR_HEIGHT, end, **stage_look(stage))
         end += parts[stage]
     return end
-
-
-def _look(stage: Stage) -> dict[str, Any]:
-    if stage.is_wait:
-        return WAIT
-    return {"color": STAGE_COLOURS[stage], "linewidth": 0.0}
 
 
 def _finish(axes: Axes, places: Iterable[float], names: Sequence[str]) -> None:
@@ -90,30 +86,6 @@ def _finish(axes: Axes, places: Iterable[float], names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(AXIS_LABEL)
     axes.set_xlim(0, axes.dataLim.x1 * 1.12)
-
-
-def _keys(stages: Iterable[Stage]) -> list[Artist]:
-    """Return legend entries; all waits share one."""
-    stages = list(stages)
-    keys = [_patch_key(stage.value, _look(stage)) for stage in stages if not stage.is_wait]
-    return keys + ([_patch_key("waiting", WAIT)] if any(stage.is_wait for stage in stages) else [])
-
-
-def _patch_key(name: str, look: dict[str, Any]) -> Artist:
-    from matplotlib.patches import Patch
-
-    names = {"color": "facecolor"}
-    return Patch(label=name, **{names.get(key, key): value for key, value in look.items()})
-
-
-def _line_key(name: str) -> Artist:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color="black", linewidth=2, label=name)
-
-
-def _legend(figure: Figure, keys: list[Artist]) -> None:
-    figure.legend(handles=keys, loc="outside right upper", frameon=False)
 
 
 def _stage_seconds(variant: Variant) -> Parts:

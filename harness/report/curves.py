@@ -53,7 +53,7 @@ def draw_kl(curves: Curves) -> Figure | None:
             row[column].axhline(0.0, color="black", linewidth=0.8, zorder=1)
     grid[0][0].set(ylabel="k3, nats per token")
     grid[1][0].set(ylabel="k1, nats per response")
-    lagging = any(run.max_lag for run in curves.campaign.runs)
+    lagging = any(run.behaviour_is_older for run in curves.campaign.runs)
     what = "KL, estimated on sampled tokens" + ("; biased, as an older policy sampled them" if lagging else "")
     return finish(figure, curves, what, BAND)
 

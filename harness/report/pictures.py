@@ -11,18 +11,27 @@ from harness.compare.figures import run_figures
 from harness.errors import UserError
 from harness.report.bars import draw_lanes, draw_stages
 from harness.report.curves import draw_kl, draw_reward, draw_stability
+from harness.report.lag import draw_lag
 from harness.report.lines import Curves
 from harness.report.style import picture_style, save
+from harness.report.sync import draw_sync
+from harness.report.timeline import draw_timeline
 from harness.results import find_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BAR_PICTURES: dict[str, Callable[[Campaign], Figure | None]] = {"stages.png": draw_stages, "lanes.png": draw_lanes}
+BAR_PICTURES: dict[str, Callable[[Campaign], Figure | None]] = {
+    "stages.png": draw_stages,
+    "lanes.png": draw_lanes,
+    "sync.png": draw_sync,
+}
 CURVE_PICTURES: dict[str, Callable[[Curves], Figure | None]] = {
+    "timeline.png": draw_timeline,
     "reward.png": draw_reward,
     "kl.png": draw_kl,
     "stability.png": draw_stability,
+    "lag.png": draw_lag,
 }
 
 
@@ -34,7 +43,7 @@ def make_pictures(campaign_folder: Path, out_dir: Path) -> list[Path]:
         out_dir: made if needed; files of the same names are replaced.
 
     Returns:
-        the files: ``stages.png``, ``lanes.png``, ``reward.png``, ``kl.png``, ``stability.png``.
+        the files, in the order of ``BAR_PICTURES`` and ``CURVE_PICTURES``.
 
     Raises:
         UserError: there is no readable run, or ``out_dir`` cannot be written to.

@@ -29,12 +29,14 @@ STAGE_COLOURS: dict[Stage, str] = {
     Stage.UPDATE: "#D55E00",
     Stage.WEIGHT_PUBLISH: "#00523B",
     Stage.WEIGHT_TRANSFER: "#009E73",
+    Stage.WEIGHT_VERIFY: "#D8F0C0",
     Stage.WEIGHT_LOAD: "#7FD1B9",
     Stage.EVALUATE: "#CC79A7",
     Stage.CHECKPOINT: "#4D4D4D",
     Stage.STARTUP: "#999999",
 }
 WAIT: dict[str, Any] = {"color": "#EFEFEF", "edgecolor": "#A8A8A8", "hatch": "////", "linewidth": 0.0}
+VERIFY_HATCH: dict[str, Any] = {"hatch": "xxxx"}
 UNATTRIBUTED: dict[str, Any] = {"color": "white", "edgecolor": "#B00020", "linewidth": 0.8}
 DOTS_PER_INCH = 150
 _MARKERS = "osD^vPX*<>"

@@ -12,9 +12,11 @@ from rich.text import Text
 
 from harness.compare.campaigns import Campaign
 from harness.compare.cautions import cautions, origin, unlike
+from harness.compare.off_policy import off_policy_table
 from harness.compare.outcome import outcome_table, overview_table
 from harness.compare.sentences import findings
 from harness.compare.tables import Table, columns_apart, lane_table, stage_table
+from harness.compare.transports import sync_table
 from harness.report.plain import plain
 
 
@@ -32,7 +34,7 @@ def print_campaign(console: Console, campaign: Campaign) -> None:
     console.print()
     console.print(Text(plain(f"{campaign.scenario} / {campaign.name}"), style="bold underline"))
     console.print(Text(plain(origin(campaign)), style="dim"))
-    for table in (stage_table(campaign), lane_table(campaign), outcome_table(campaign)):
+    for table in _tables(campaign):
         print_table(console, table)
     print_list(console, "What the figures say", findings(campaign))
     print_list(console, "Mind", cautions(campaign))
@@ -68,11 +70,15 @@ def markdown(campaigns: Sequence[Campaign], detailed: Sequence[Campaign]) -> str
     parts = [_markdown_table(overview_table(campaigns))] if len(campaigns) > 1 else []
     for campaign in detailed:
         parts.append(f"## {_cell(f'{campaign.scenario} / {campaign.name}')}\n\n{_cell(origin(campaign))}")
-        parts += [
-            _markdown_table(table) for table in (stage_table(campaign), lane_table(campaign), outcome_table(campaign))
-        ]
+        parts += [_markdown_table(table) for table in _tables(campaign)]
         parts.append("\n".join(f"- {_cell(sentence)}" for sentence in [*findings(campaign), *cautions(campaign)]))
     return "\n\n".join(parts) + "\n"
+
+
+def _tables(campaign: Campaign) -> list[Table]:
+    """The tables of a campaign; what it did not measure has none."""
+    always = [stage_table(campaign), lane_table(campaign), outcome_table(campaign)]
+    return always + [table for table in (sync_table(campaign), off_policy_table(campaign)) if table is not None]
 
 
 def _fitting(table: Table, width: int) -> list[Table]:

@@ -4,6 +4,7 @@
 """
 
 from harness.results.anonymous import Scrubber
+from harness.results.ledger import LedgerFigures, Rollouts
 from harness.results.manifest import STATUSES, Manifest
 from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run
 from harness.results.rows import (
@@ -11,7 +12,9 @@ from harness.results.rows import (
     RolloutRow,
     StepRow,
     TailRow,
+    VersionChange,
     evaluation_row,
+    lane_kind,
     lane_seconds,
     step_row,
     tail_row,
@@ -22,17 +25,21 @@ __all__ = [
     "STATUSES",
     "DamagedRun",
     "EvaluationRow",
+    "LedgerFigures",
     "Manifest",
     "RolloutRow",
+    "Rollouts",
     "Run",
     "RunFolder",
     "Scrubber",
     "StepRow",
     "TailRow",
+    "VersionChange",
     "campaign_name",
     "evaluation_row",
     "find_run_folders",
     "find_runs",
+    "lane_kind",
     "lane_seconds",
     "load_run",
     "step_row",

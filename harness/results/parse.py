@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow
+from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, VersionChange
 from harness.trace import Span, Stage
 
 _STAGES = {stage.value: stage for stage in Stage}
@@ -33,6 +33,9 @@ def _step(row: dict[str, Any]) -> StepRow:
         lanes=_objects(row["lanes"], "lanes"),
         stages_s=_numbers(row["stages_s"], "stages_s"),
         metrics=_objects(row["metrics"], "metrics"),
+        versions=_versions(row.get("versions", {})),
+        version_changes=_version_changes(row),
+        lags={int(lag): _whole(rollouts, "lags") for lag, rollouts in row.get("lags", {}).items()},
     )
 
 
@@ -43,7 +46,20 @@ def _evaluation(row: dict[str, Any]) -> EvaluationRow:
 
 def _tail(row: dict[str, Any]) -> TailRow:
     wall_s, elapsed_s = _number(row["wall_s"], "wall_s"), _number(row["elapsed_s"], "elapsed_s")
-    return TailRow(wall_s, elapsed_s, _objects(row["lanes"], "lanes"), _numbers(row["stages_s"], "stages_s"))
+    lanes, stages_s = _objects(row["lanes"], "lanes"), _numbers(row["stages_s"], "stages_s")
+    return TailRow(wall_s, elapsed_s, lanes, stages_s, _version_changes(row))
+
+
+def _versions(value: Any) -> dict[str, int]:
+    return {lane: _whole(version, f"versions/{lane}") for lane, version in value.items()}
+
+
+def _version_changes(row: dict[str, Any]) -> tuple[VersionChange, ...]:
+    """Read the changes of a row; there are none in rows of before they were written."""
+    return tuple(
+        VersionChange(_number(elapsed_s, "version_changes"), str(lane), _whole(version, "version_changes"))
+        for elapsed_s, lane, version in row.get("version_changes", ())
+    )
 
 
 def _rollout(row: dict[str, Any]) -> RolloutRow:

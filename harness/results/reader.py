@@ -17,9 +17,10 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.results.jsonl import read_rows
+from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
 from harness.results.parse import ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS
-from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, restore_non_finite
+from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, VersionChange, restore_non_finite
 from harness.results.writer import MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
 from harness.trace import Span
 
@@ -54,6 +55,30 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """The resolved scenario as plain values; empty where the file is missing."""
         return _read_settings(self.folder / SCENARIO)
+
+    @cached_property
+    def ledger(self) -> LedgerFigures | None:
+        """What became of the rollouts; None in a run that did not get to its end, or of before it was written.
+
+        Raises:
+            UserError: the manifest has it in another form.
+        """
+        try:
+            return read_ledger(self.manifest.outcome)
+        except (KeyError, TypeError) as error:
+            where = str(self.folder / MANIFEST)
+            raise UserError(f"{where!r} is damaged: outcome.ledger: {error!r}", where=where) from error
+
+    @property
+    def replaced(self) -> dict[str, int]:
+        """How often the part of each lane was replaced because it had died."""
+        return dict(self.manifest.outcome.get("replaced", {}))
+
+    @property
+    def version_changes(self) -> list[VersionChange]:
+        """When which lane took which policy version, in order; empty in runs of before it was written."""
+        at_steps = [change for row in self.steps for change in row.version_changes]
+        return [*at_steps, *(self.tail.version_changes if self.tail else ())]
 
     def setting(self, key: str) -> Any:
         """Return a scenario value by its dotted key, or None."""

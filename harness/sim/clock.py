@@ -75,6 +75,6 @@ def run_virtual(main: Callable[[RecordingTracer], Coroutine[Any, Any, T]]) -> tu
 def _who_waits(tracer: RecordingTracer, now_ns: int) -> str:
     lines = [
         f"  {lane}: {stage.value} for step {step} since {start_ns / 1e9:g} s ({(now_ns - start_ns) / 1e9:g} s)"
-        for lane, stage, start_ns, step in tracer.still_open()
+        for lane, stage, start_ns, step, _ in tracer.still_open()
     ]
     return "\n".join(lines) or "  no span is open"

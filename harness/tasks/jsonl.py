@@ -28,6 +28,9 @@ class JsonlTask:
         prompt_field: the field with the prompt.
         answer_field: the field with the ground truth, which the reward function gets beside the response.
 
+    Attributes:
+        reward: the function; it pickles by its name, without the prompts.
+
     Raises:
         UserError: a file is missing or empty, a line is bad (named by its number), a prompt comes twice or is in both
             splits, or the reward function cannot be used.
@@ -49,16 +52,8 @@ class JsonlTask:
             self.train_prompts = prompts
             self.validation_prompts = read_prompts(validation, prompt_field, answer_field)
             _refuse_shared(prompts, self.validation_prompts, str(train), str(validation))
-        self._reward = UserReward(reward)
+        self.reward = UserReward(reward)
         self.check_reward()
-
-    def reward(self, response: str, ground_truth: str) -> dict[str, float]:
-        """Return ``reward``, ``format_reward`` and ``answer_reward`` as the user's function gives them.
-
-        Raises:
-            UserError: the function raised, or returned something that is not a finite number.
-        """
-        return self._reward(response, ground_truth)
 
     def check_reward(self) -> None:
         """Call the reward function once, with an empty response to the first prompt; raises as ``reward`` does."""

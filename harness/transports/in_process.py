@@ -18,18 +18,43 @@ class InProcessTransport:
             loads them (max_lag > 0); colocated parts take turns and need no copy.
     """
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, snapshot: bool) -> None:
         self._snapshot = snapshot
+        self._published: dict[int, Mapping[str, torch.Tensor]] = {}
 
-    def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> WeightTicket:
+    def publish(
+        self, weights: Mapping[str, torch.Tensor], version: int, still_needed: frozenset[int] = frozenset()
+    ) -> WeightTicket:
         """Return a ticket for these weights, by Hugging Face name."""
         payload = {
             name: tensor.detach().clone() if self._snapshot else tensor.detach() for name, tensor in weights.items()
         }
+        self._published = {held: kept for held, kept in self._published.items() if held in still_needed}
+        self._published[version] = payload
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
         return WeightTicket(version, num_bytes, len(payload), None, payload)
 
-    def receive(self, ticket: WeightTicket) -> Mapping[str, Any]:
+    def published(self, version: int) -> Mapping[str, torch.Tensor]:
+        """Return the published weights by name.
+
+        Raises:
+            ValueError: the version is not held.
+        """
+        if version not in self._published:
+            raise ValueError(f"version {version} is not held; versions {sorted(self._published)} are")
+        return self._published[version]
+
+    def outgoing(self, version: int) -> list[torch.Tensor]:
+        """Nothing moves."""
+        return []
+
+    def receive(self, ticket: WeightTicket, arrived: list[torch.Tensor] | None = None) -> Mapping[str, Any]:
         """Return the published weights by name."""
         weights: Mapping[str, Any] = ticket.payload
         return weights
+
+    def close(self) -> None:
+        """Let go of the published weights."""
+        self._published = {}

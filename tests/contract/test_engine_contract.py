@@ -1,4 +1,4 @@
-"""What every engine must do, whichever model stands behind it. The fake one has no model and skips what needs one."""
+"""What every engine must do, whichever model stands behind it. Those without a model skip what needs one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from harness.engines.fake import FakeEngine
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
+from harness.engines.paced import PacedEngine, PacedTokenizer
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.models.config import PRESETS
-from harness.models.decoder import DecoderLM
+from harness.models.decoder import DecoderLM, KVCache
 from harness.models.tokenizer import train_tokenizer
 from harness.types import SamplingParams
 
@@ -39,6 +41,7 @@ PROMPTS = [[5, 6, 7], [9] * 11, [100], [30, 31, 32, 33, 34]]
 SAMPLING = SamplingParams(max_tokens=12)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 LONG = SamplingParams(max_tokens=24)
+FORCED = SamplingParams(min_tokens=24, max_tokens=24)
 
 
 class WithEos:
@@ -61,6 +64,7 @@ class Case:
     make_model: Callable[[], torch.nn.Module]
     precision: str = "float32"
     tolerance: float = 1e-4
+    tokenizer: Any = TOKENIZER
 
     @property
     def exact(self) -> bool:
@@ -74,9 +78,22 @@ class FakeCase:
     """The fake engine in the place of a ``Case``."""
 
     exact = True
+    tokenizer = TOKENIZER
 
-    def engine(self, model, tokenizer=TOKENIZER, should_stop=None, max_batch=256):
-        return FakeEngine(tokenizer, should_stop=should_stop)
+    def engine(self, model, should_stop=None, max_batch=256):
+        return FakeEngine(self.tokenizer, should_stop=should_stop)
+
+
+class PacedCase:
+    """The paced engine in the place of a ``Case``: a request for ``PROMPTS`` is four slices long, and none is slept."""
+
+    exact = True
+    tokenizer = PacedTokenizer()
+
+    def engine(self, model, should_stop=None, max_batch=256):
+        engine = PacedEngine(0.04, 0.0, len(PROMPTS), should_stop=should_stop, sleep=lambda seconds: None)
+        engine.load_weights({"w": torch.zeros(1)})
+        return engine
 
 
 MODEL_CASES = {
@@ -87,6 +104,9 @@ MODEL_CASES = {
     "transformers, qwen2": Case(lambda: Qwen2ForCausalLM(Qwen2Config(**FIELDS))),
     "transformers, gpt2": Case(lambda: GPT2LMHeadModel(GPT2)),
 }
+NATIVE_CASES = {name: case for name, case in MODEL_CASES.items() if name.startswith("native")}
+TRANSFORMERS_CASES = {name: case for name, case in MODEL_CASES.items() if name.startswith("transformers")}
+WITHOUT_MODEL = {"fake": FakeCase(), "paced": PacedCase()}
 
 
 def make_model(case, seed=0):
@@ -115,10 +135,10 @@ def engine(case, model):
     return case.engine(model)
 
 
-@pytest.fixture(params=[*MODEL_CASES.values(), FakeCase()], ids=[*MODEL_CASES, "fake"])
+@pytest.fixture(params=[*MODEL_CASES.values(), *WITHOUT_MODEL.values()], ids=[*MODEL_CASES, *WITHOUT_MODEL])
 def any_case(request):
-    """A case and its model; the fake one has none."""
-    return request.param, None if isinstance(request.param, FakeCase) else make_model(request.param)
+    """A case and its model, if it has one."""
+    return request.param, make_model(request.param) if isinstance(request.param, Case) else None
 
 
 def tokens_of(groups):
@@ -157,11 +177,12 @@ def test_a_completion_has_tokens_log_probs_text_and_a_reason(any_case):
         assert completion.log_probs.dtype == "float32"
         assert 1 <= len(completion.token_ids) == len(completion.log_probs) <= SAMPLING.max_tokens
         assert (completion.log_probs <= 1e-6).all()
-        assert completion.text == TOKENIZER.decode(completion.token_ids.tolist(), skip_special_tokens=True)
-        ended = completion.token_ids[-1] == TOKENIZER.eos_token_id
+        assert completion.text == case.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
+        ended = completion.token_ids[-1] == case.tokenizer.eos_token_id
         assert completion.finish_reason == ("stop" if ended else "length")
-        assert TOKENIZER.eos_token_id not in completion.token_ids[:-1]
+        assert case.tokenizer.eos_token_id not in completion.token_ids[:-1]
         assert ended or len(completion.token_ids) == SAMPLING.max_tokens
+        assert completion.versions is None
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(any_case):
@@ -232,6 +253,13 @@ def test_a_stop_signal_interrupts(any_case):
     answers = iter([False, False, True])
     with pytest.raises(Interrupted):
         case.engine(model, should_stop=lambda: next(answers)).generate(PROMPTS, 1, SAMPLING, 0)
+
+
+def test_a_response_that_one_version_sampled_has_no_versions(any_case):
+    case, model = any_case
+    engine = case.engine(model)
+    engine.load_weights({"w": torch.zeros(1)} if model is None else model.state_dict(), version=3)
+    assert [completion.versions for completion in flat(engine.generate(PROMPTS, 2, SAMPLING, 0))] == [None] * 8
 
 
 def test_an_empty_request_is_answered(any_case):
@@ -370,3 +398,125 @@ def test_weights_that_have_diverged_stop_the_run(case, model, engine):
 def test_the_own_model_gets_the_native_engine():
     assert isinstance(native_engine(DecoderLM(SHAPE), TOKENIZER), NativeEngine)
     assert isinstance(native_engine(GPT2LMHeadModel(GPT2), TOKENIZER), HuggingFaceEngine)
+
+
+# What engines with a model do when new weights come in the middle of a call
+
+
+class AtPoll:
+    """A stop signal that never stops: at one of its polls, the first being 0, it runs ``act`` on another thread."""
+
+    def __init__(self, poll, act):
+        self.poll, self.act, self.polls = poll, act, 0
+
+    def __call__(self):
+        if self.polls == self.poll:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self.act).result()
+        self.polls += 1
+        return False
+
+
+def with_swap(case, model, other, poll, **options):
+    """An engine that holds version 0, ``model``, until another thread loads version 1, ``other``, at a poll."""
+    signal = AtPoll(poll, lambda: engine.load_weights(other.state_dict(), version=1))
+    engine = case.engine(model, should_stop=signal, **options)
+    return engine
+
+
+def log_probs_over_old_cache(old, new, prompt, tokens, swap):
+    """Log-probs (T - swap,) of tokens ``swap`` on: the new model, behind keys and values that the old one cached.
+
+    The step that gives token ``swap`` is the first of the new model. It reads token ``swap - 1``; the old model read
+    those before.
+    """
+    cache = KVCache(old.config, 1, CONTEXT)
+    with torch.no_grad():
+        old(torch.tensor([[*prompt, *tokens[: swap - 1]]]), cache=cache)
+        logits = new(torch.tensor([tokens[swap - 1 : -1]]), cache=cache).logits[0]
+    logits[:, TOKENIZER.eos_token_id] = -torch.inf  # FORCED bans it
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens[swap:])[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("case", NATIVE_CASES.values(), ids=NATIVE_CASES)
+def test_tokens_behind_a_swap_are_of_the_new_weights_over_the_old_cache(case):
+    old, new = make_model(case), make_model(case, seed=1)
+    unswapped = case.engine(old).generate(PROMPTS, 3, FORCED, 5)
+    swapped = with_swap(case, old, new, poll=9).generate(PROMPTS, 3, FORCED, 5)
+    worst, worst_with_new_cache = 0.0, 0.0
+    for prompt, group, unswapped_group in zip(PROMPTS, swapped, unswapped, strict=True):
+        for completion, before in zip(group, unswapped_group, strict=True):
+            tokens = completion.token_ids.tolist()
+            # poll 0 is before the prefill, which gives token 0; poll 9 before the step that gives token 9
+            assert completion.versions.tolist() == [0] * 9 + [1] * 15
+            assert completion.versions.dtype == "int64"
+            assert tokens[:9] == before.token_ids[:9].tolist()
+            assert completion.log_probs[:9].tolist() == before.log_probs[:9].tolist()
+            assert tokens[9:] != before.token_ids[9:].tolist()
+            got = torch.from_numpy(completion.log_probs[9:])
+            expected = log_probs_over_old_cache(old, new, prompt, tokens, swap=9)
+            worst = max(worst, float((got - expected).abs().max()))
+            fresh = log_probs_over_old_cache(new, new, prompt, tokens, swap=9)
+            worst_with_new_cache = max(worst_with_new_cache, float((got - fresh).abs().max()))
+    assert worst < case.tolerance
+    assert worst_with_new_cache > 1.0  # the old cache was not thrown away
+
+
+@pytest.mark.parametrize("case", NATIVE_CASES.values(), ids=NATIVE_CASES)
+def test_weights_that_come_before_the_first_token_sample_every_token_and_say_so(case):
+    old, new = make_model(case), make_model(case, seed=1)
+    swapped = with_swap(case, old, new, poll=0).generate(PROMPTS, 3, FORCED, 5)
+    assert tokens_of(swapped) == tokens_of(case.engine(new).generate(PROMPTS, 3, FORCED, 5))
+    assert [completion.versions.tolist() for completion in flat(swapped)] == [[1] * 24] * 12
+
+
+def test_every_completion_of_a_call_has_versions_where_one_batch_of_it_saw_a_swap():
+    case = MODEL_CASES["native"]
+    old, new = make_model(case), make_model(case, seed=1)
+    # two batches of two groups of three; each polls 24 times, so poll 29 is the second one's poll 5
+    swapped = with_swap(case, old, new, poll=29, max_batch=6).generate(PROMPTS, 3, FORCED, 5)
+    first, second = [0] * 24, [0] * 5 + [1] * 19
+    assert [completion.versions.tolist() for completion in flat(swapped)] == [first] * 6 + [second] * 6
+
+
+def test_the_next_call_is_of_the_new_version_alone():
+    case = MODEL_CASES["native"]
+    old, new = make_model(case), make_model(case, seed=1)
+    engine = with_swap(case, old, new, poll=9)
+    engine.generate(PROMPTS, 1, FORCED, 5)
+    after = engine.generate(PROMPTS, 1, FORCED, 5)
+    assert [completion.versions for completion in flat(after)] == [None] * 4
+    assert tokens_of(after) == tokens_of(case.engine(new).generate(PROMPTS, 1, FORCED, 5))
+
+
+def test_a_bad_load_in_the_middle_changes_nothing():
+    case = MODEL_CASES["native"]
+    old = make_model(case)
+
+    def load_half():
+        with pytest.raises(ValueError, match="the old ones stay"):
+            engine.load_weights(dict(list(old.named_parameters())[:3]), version=1)
+
+    engine = case.engine(old, should_stop=AtPoll(9, load_half))
+    sampled = engine.generate(PROMPTS, 1, FORCED, 5)
+    assert tokens_of(sampled) == tokens_of(case.engine(old).generate(PROMPTS, 1, FORCED, 5))
+    assert [completion.versions for completion in flat(sampled)] == [None] * 4
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS_CASES.values(), ids=TRANSFORMERS_CASES)
+def test_with_transformers_new_weights_wait_until_the_call_has_ended(case):
+    old, new = make_model(case), make_model(case, seed=1)
+    with ThreadPoolExecutor(1) as thread:
+        loads = []
+
+        def begin_to_load():
+            loads.append(thread.submit(engine.load_weights, dict(new.named_parameters()), version=1))
+            wait(loads, timeout=0.05)  # long enough for a load that does not wait to do its damage
+
+        engine = case.engine(old, should_stop=AtPoll(9, begin_to_load))
+        sampled = engine.generate(PROMPTS, 1, FORCED, 5)
+        loads[0].result()
+    assert tokens_of(sampled) == tokens_of(case.engine(old).generate(PROMPTS, 1, FORCED, 5))
+    assert [completion.versions for completion in flat(sampled)] == [None] * 4
+    after = engine.generate(PROMPTS, 1, FORCED, 5)
+    assert tokens_of(after) == tokens_of(case.engine(new).generate(PROMPTS, 1, FORCED, 5))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import RunStopped
-from harness.loop import LoopPlan, StepFacts, run_loop
+from harness.loop import LoopPlan, SilentObserver, StepFacts, run_loop
 from harness.sim.clock import run_virtual
 from harness.sim.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 from harness.trace import RecordingTracer, Span, Stage
@@ -19,7 +19,7 @@ from harness.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, Work
 
 
 @dataclass
-class Story:
+class Story(SilentObserver):
     """An observer that remembers everything, in order."""
 
     events: list[tuple[object, ...]] = field(default_factory=list)

@@ -11,9 +11,22 @@ from typing import Any
 
 import pytest
 
+from harness.loop import Count, Ledger, StepFacts
+from harness.recorder import RunRecorder
+from harness.replay import ReplayStats, Taken
 from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, lane_seconds, step_row, tail_row
-from harness.trace import Span, Stage
-from harness.types import ExampleRollout, Metric, Metrics, Purpose
+from harness.trace import RecordingTracer, Span, Stage
+from harness.types import (
+    ExampleRollout,
+    Metric,
+    Metrics,
+    Purpose,
+    RolloutGroup,
+    ScoredBatch,
+    UpdateResult,
+    WeightTicket,
+    WorkItem,
+)
 
 WAITS = {
     "generator": Stage.WAIT_FOR_WEIGHTS,
@@ -166,6 +179,109 @@ def _end(run: RunFolder, plan: RunPlan, clock: _Clock) -> None:
         run.finish(plan.status, plan.error, {"final_reward": 0.5})
     if plan.status == "killed":
         run.close()
+
+
+@dataclass
+class LaggedPlan:
+    """A run of overlapping lanes to write, through the recorder. Every step takes 1 s, and in it
+
+        Generator  transfer, verify, load, then generate until 0.8 s, then wait 0.2 s for weights
+        Scorer     wait 0.1 s, score 0.1 s, wait
+        Learner    wait 0.2 s for the batch, update until 0.9 s, publish, verify
+
+    Attributes:
+        lag: of each group of a step; before there are so many versions, as much as there can be.
+        sync_ms: publish, transfer, load and verify; in the first step five times as much.
+        ledger: None where the run does not get to its end.
+        replay: step to (the buffer's statistics, its groups); None without a buffer.
+        rewards: first and last validation reward.
+    """
+
+    scenario: str = "async_lag_sweep"
+    campaign: str = "20261121-120000"
+    arm: str = "lag1"
+    seed: int = 0
+    steps: int = 8
+    max_lag: int = 1
+    lag: Sequence[int] = (1, 1)
+    settings: str = "transport: {type: nixl}\n"
+    sync_ms: tuple[float, float, float, float] = (10.0, 20.0, 10.0, 2.0)
+    num_bytes: int = 20_000_000
+    ledger: Ledger | None = field(default_factory=lambda: Ledger(Count(32, 320), trained=Count(32, 320)))
+    replay: Callable[[int], tuple[ReplayStats, int]] | None = None
+    rewards: tuple[float, float] = (0.2, 0.6)
+
+
+def write_lagged_run(root: Path, plan: LaggedPlan) -> RunFolder:
+    """Write the run through the recorder, on a clock set by hand."""
+    now = [2_000_000_000]  # the loop starts at 2 s
+    point = {"seed": plan.seed}
+    run = RunFolder.create(root, plan.scenario, plan.campaign, f"{plan.arm},seed={plan.seed}", scrubber=SCRUBBER)
+    run.write_scenario(f"steps: {plan.steps}\nreward_target: 0.5\nmax_lag: {plan.max_lag}\n{plan.settings}")
+    named = {"scenario": plan.scenario, "campaign": plan.campaign, "started_at": "2026-11-21T12:00:00.000Z"}
+    run.write_manifest(Manifest(arm=plan.arm, point=point, seed=plan.seed, **named))
+    tracer = RecordingTracer(lambda: now[0])
+    recorder = RunRecorder(run, tracer, synchronous=False)
+    recorder.loop_starts(WAITS)
+    recorder.on_evaluation(0, _validation(plan.rewards[0]))
+    for step in range(plan.steps):
+        spans = _lagged_spans(plan, step)
+        changed = {"generator": Stage.WEIGHT_LOAD, "learner": Stage.WEIGHT_PUBLISH}
+        tracer.finished.extend(spans)
+        for lane, stage in changed.items():
+            now[0] = next(span.end_ns for span in spans if (span.lane, span.stage) == (lane, stage))
+            recorder.on_version(lane, step + (lane == "learner"))
+        now[0] = (3 + step) * 1_000_000_000
+        recorder.on_step(_lagged_facts(plan, step))
+    recorder.on_evaluation(plan.steps, _validation(plan.rewards[1]))
+    if plan.ledger is not None:
+        recorder.on_finished(plan.ledger)
+    recorder.loop_ends()
+    run.finish("completed", None, recorder.outcome())
+    return run
+
+
+def _validation(reward: float) -> ScoredBatch:
+    metrics = {"validation/reward": Metric(reward, count=256), "validation/response_length": Metric(12.0, count=256)}
+    return ScoredBatch(WorkItem(Purpose.EVALUATE, 0, 0, (0,), 1, 0), (), metrics)
+
+
+def _lagged_spans(plan: LaggedPlan, step: int) -> list[Span]:
+    publish, transfer, load, verify = (ms * (5 if step == 0 else 1) / 1e3 for ms in plan.sync_ms)
+    generator = [(Stage.WEIGHT_TRANSFER, transfer), (Stage.WEIGHT_VERIFY, verify), (Stage.WEIGHT_LOAD, load)]
+    generator += [(Stage.GENERATE, 0.8 - transfer - verify - load), (Stage.WAIT_FOR_WEIGHTS, 0.2)]
+    scorer = [(Stage.WAIT_FOR_ROLLOUTS, 0.1), (Stage.SCORE, 0.1), (Stage.WAIT_FOR_ROLLOUTS, 0.8)]
+    learner = [(Stage.WAIT_FOR_BATCH, 0.2), (Stage.UPDATE, 0.7)]
+    learner += [(Stage.WEIGHT_PUBLISH, publish), (Stage.WEIGHT_VERIFY, verify)]
+    spans = []
+    for lane, stages in (("generator", generator), ("scorer", scorer), ("learner", learner)):
+        end_ns = (2 + step) * 1_000_000_000
+        for stage, seconds in stages:
+            start_ns, end_ns = end_ns, end_ns + round(seconds * 1e9)
+            batch = step + 2 if stage is Stage.WAIT_FOR_WEIGHTS else step  # the next batch but one is waited for
+            spans.append(Span(lane, stage, start_ns, end_ns, batch, step))
+    return spans
+
+
+def _lagged_facts(plan: LaggedPlan, step: int) -> StepFacts:
+    groups = [
+        RolloutGroup(number, step, max(0, step - lag), step, (8, 12), rewards=(0.0, 1.0))
+        for number, lag in enumerate(plan.lag)
+    ]
+    item = WorkItem(Purpose.TRAIN, step, 0, tuple(range(len(groups))), 2, 0)
+    scored = ScoredBatch(item, tuple(groups), {"reward/total": Metric(0.5, count=2 * len(groups))})
+    taken = tuple(Taken(group, 1 + number, step - group.min_version) for number, group in enumerate(groups))
+    result, ticket = UpdateResult(step + 1, 1, {}), WeightTicket(step + 1, plan.num_bytes, 3)
+    return StepFacts(step, (scored,), taken, result, ticket, replay=plan.replay(step) if plan.replay else None)
+
+
+@pytest.fixture
+def make_lagged_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
+    """Return a function that writes a run of overlapping lanes; its keywords are the fields of ``LaggedPlan``."""
+    with ExitStack() as opened:
+        yield lambda **fields: opened.enter_context(
+            write_lagged_run(tmp_path / "results", replace(LaggedPlan(), **fields))
+        )
 
 
 @pytest.fixture

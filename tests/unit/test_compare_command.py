@@ -79,6 +79,40 @@ def test_json_holds_every_campaign_and_nothing_else(results: Path, capsys: pytes
     assert (data["damaged"], data["cautions"]) == ([], [])
 
 
+def test_json_holds_syncs_overlap_and_ledger(
+    make_lagged_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(3):
+        make_lagged_run(arm="a", seed=seed, steps=2)
+        make_lagged_run(arm="b", seed=seed, steps=2, rewards=(0.2, 0.7))
+    assert main([str(tmp_path / "results"), "--format", "json"]) == 0
+    (campaign,) = json.loads(capsys.readouterr().out)["campaigns"]
+    base, other = campaign["variants"]
+    assert base["reward_last_difference"] is None
+    difference = other["reward_last_difference"]
+    assert (difference["baseline"], difference["seeds"]) == ("a", 3)
+    assert difference["mean"] == difference["low"] == difference["high"] == pytest.approx(0.1)
+    run = other["runs"][0]
+    assert run["figures"]["lag_mean"] == 0.5  # 0 in the first of two steps, 1 in the second
+    assert run["figures"]["idle_generator"] == pytest.approx(0.2)
+    assert run["ledger"]["trained"] == {"rollouts": 32, "tokens": 320}
+    assert run["held_back"] == {"batches": 0, "bound_batches": 0, "seconds": 0.0}
+    assert (run["sync"]["transport"], run["sync"]["num_bytes"], run["sync"]["num_tensors"]) == ("nixl", 20_000_000, 3)
+    assert run["sync"]["whole_s"] == pytest.approx([0.04])  # 10 + 20 + 10 ms
+    assert run["overlap"]["loop_s"] == 2.0
+
+
+def test_tables_of_syncs_and_lag_are_shown(
+    make_lagged_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_lagged_run()
+    for form, heading in (("text", "Weight syncs\n"), ("md", "**Weight syncs**\n")):
+        assert main([str(tmp_path / "results"), "--format", form]) == 0
+        output = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+        assert heading in output
+        assert heading.replace("Weight syncs", "Off-policy") in output
+
+
 def test_markdown_has_the_same_tables(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(results / "sync_k"), "--format", "md"]) == 0
     output = capsys.readouterr().out

@@ -123,6 +123,10 @@ def test_the_outcome_table(two_arms: Campaign) -> None:
         ("seconds to reward 0.5", "6.00", "8.48"),
         ("clip fraction, mean", "0.000", "0.080"),
         ("gradient norm, median", "0.500", "0.500"),
+        # k1: 4 * 0.6, 4 * 0.9 + 2 and 4 * 0.5 + 2 of 6 s; k4: 4 * 1.22, 4 * 1.52 + 2 and 4 * 0.5 + 2 of 8.48 s
+        ("idle ratio, Generator", "40.0%", "57.5%"),
+        ("idle ratio, Scorer", "93.3%", "95.3%"),
+        ("idle ratio, Learner", "66.7%", "47.2%"),
         ("training steps", "4", "4"),
         ("optimizer steps", "4", "16"),
         ("generated tokens per second, median", "1,234", "1,234"),

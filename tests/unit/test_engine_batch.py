@@ -33,6 +33,7 @@ class ToyModel:
 
     def __init__(self, script=None, poison=None):
         self.script, self.poison, self.rows, self.calls = script or {}, poison, [], []
+        self.version = self.logits_version = 0
 
     def prefill(self, prompts, prompt_of_row, max_tokens):
         self.calls.append(("prefill", len(prompts), len(prompt_of_row), max_tokens))
@@ -53,6 +54,7 @@ class ToyModel:
         del self.rows[num_rows:]
 
     def _logits(self):
+        self.logits_version = self.version
         logits = torch.full((len(self.rows), self.vocab_size), -5.0)
         for row, (prompt, sampled) in enumerate(self.rows):
             script = self.script.get(prompt, ())
@@ -182,6 +184,50 @@ def test_a_stop_signal_ends_it_between_tokens():
     with pytest.raises(Interrupted, match="after 3 of at most 6 tokens"):
         sampler(model, should_stop=lambda: next(answers)).generate([[5]], 2, GREEDY, 0)
     assert model.calls == [("prefill", 1, 2, 6), ("step", 2), ("step", 2)]
+
+
+def version_per_poll(model, versions):
+    """A stop signal that never stops; poll after poll it puts the next version in place."""
+    left = iter(versions)
+
+    def poll():
+        model.version = next(left)
+        return False
+
+    return poll
+
+
+def test_each_token_has_the_version_of_the_weights_that_gave_its_logits():
+    # responses of 1, 6 and 3 tokens with the end of sequence; one poll before each token of the longest
+    model = ToyModel({(10,): [EOS], (12,): [50, 51, EOS]})
+    versions = version_per_poll(model, [0, 0, 3, 3, 3, 7])
+    groups = sampler(model, should_stop=versions).generate([[10], [11], [12]], 1, GREEDY, 0)
+    assert [group[0].versions.tolist() for group in groups] == [[0], [0, 0, 3, 3, 3, 7], [0, 0, 3]]
+    assert [group[0].token_ids.tolist() for group in groups] == [[EOS], continuation([11], 6), [50, 51, EOS]]
+
+
+def two_batches(last_version):
+    """A call of two batches of 6 tokens that begins with version 5; the last token of all is of ``last_version``."""
+    model = ToyModel()
+    model.version = 5
+    signal = version_per_poll(model, [5] * 11 + [last_version])
+    groups = sampler(model, max_batch=1, should_stop=signal).generate([[5], [6]], 1, GREEDY, 0)
+    return [group[0].versions for group in groups]
+
+
+def test_a_call_that_stays_with_the_version_it_began_with_tells_none():
+    assert two_batches(last_version=5) == [None, None]
+
+
+def test_one_token_of_another_version_makes_the_whole_call_tell_its_versions():
+    assert [versions.tolist() for versions in two_batches(last_version=6)] == [[5] * 6, [5] * 5 + [6]]
+
+
+def test_samples_do_not_share_their_versions():
+    model = ToyModel()
+    (group,) = sampler(model, should_stop=version_per_poll(model, [0, 1, 1, 1, 1, 1])).generate([[5]], 2, GREEDY, 0)
+    group[0].versions[:] = 9
+    assert group[1].versions.tolist() == [0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -131,6 +131,43 @@ def test_weights_may_change_between_two_steps():
     assert (changed - old).abs().max() > 0.1
 
 
+class Interrupting:
+    """A projection that calls ``interrupt`` before it computes."""
+
+    def __init__(self, inner, interrupt):
+        self.inner, self.interrupt = inner, interrupt
+
+    def __call__(self, x):
+        self.interrupt()
+        return self.inner(x)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def test_a_prefill_or_step_computes_with_one_set_of_weights_even_if_they_are_replaced_in_the_middle():
+    first, second = spread_model(GROUPED, 1), spread_model(GROUPED, 2)
+    new = build_weights(second.state_dict(), GROUPED, torch.float32, CPU, PlainLinear, version=1)
+
+    def swap():
+        decoder.weights = new
+
+    def interrupted(weight):
+        return Interrupting(PlainLinear(weight), swap)
+
+    decoder, undisturbed = decoder_for(first, linear=interrupted), decoder_for(first, linear=PlainLinear)
+    old = decoder.weights
+    with torch.inference_mode():
+        assert torch.equal(decoder.prefill([[5, 6, 7]], [0], 4), undisturbed.prefill([[5, 6, 7]], [0], 4))
+        assert (decoder.logits_version, decoder.version) == (0, 1)
+        decoder.weights = old
+        assert torch.equal(decoder.step(torch.tensor([8])), undisturbed.step(torch.tensor([8])))
+        assert (decoder.logits_version, decoder.version) == (0, 1)
+        undisturbed.weights = new
+        assert torch.equal(decoder.step(torch.tensor([9])), undisturbed.step(torch.tensor([9])))
+        assert (decoder.logits_version, undisturbed.logits_version) == (1, 1)
+
+
 def test_an_engine_without_weights_says_so():
     with pytest.raises(RunStopped, match="before any weights were loaded"):
         NativeEngine(GROUPED, TOKENIZER).generate([[1]], 1, SamplingParams(), 0)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UserError
-from harness.grpo import LossOptions, loss_denominator, surrogate_loss, to_metrics
+from harness.grpo import ImportanceOptions, LossOptions, loss_denominator, surrogate_loss, to_metrics
 from harness.types import Metric
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -80,21 +80,71 @@ def test_kl_penalty_is_added_with_its_coefficient(estimator, penalty):
     assert to_metrics(tallies) == {"kl/penalty": Metric(pytest.approx(penalty), "mean", 3)}
 
 
+ENGINE = OLD - torch.tensor([[math.log(3.0), math.log(0.5)], [math.log(1.25), 0.0]])  # old / engine 3, 0.5 | 1.25
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "losses"),
+    [
+        ("grpo_clip", (-2.4, -2.0, 0.8)),  # as in test_grpo_clip_with_its_figures
+        ("reinforce_with_baseline", (2.0, 4.0, -0.5)),  # -A * log p: 2 * 1, 2 * 2, -1 * 0.5
+        ("no_baseline", (1.0, 2.0, 2.0)),  # -r * log p: 1 * 1, 1 * 2, 4 * 0.5
+    ],
+)
+def test_importance_weights_multiply_the_loss_and_not_the_kl_penalty(loss_type, losses):
+    options = LossOptions(
+        loss_type, kl_coefficient=0.25, kl_estimator="k1", importance=ImportanceOptions("tis", cap=2.0)
+    )
+    loss, tallies = surrogate_loss(
+        LOG_PROBS,
+        MASK,
+        WEIGHTS,
+        options,
+        rewards_B1=torch.tensor([[1.0], [4.0]]),
+        advantages_B1=ADVANTAGES,
+        old_log_probs_BT=OLD,
+        reference_log_probs_BT=LOG_PROBS - 1,
+        engine_log_probs_BT=ENGINE,
+    )
+    # ratios 3, 0.5 and 1.25 truncated at 2: weights 2, 0.5 and 1.25; the k1 penalty is 1 on every token
+    assert loss.item() == pytest.approx((2 * losses[0] + 0.5 * losses[1] + 1.25 * losses[2]) / 3 + 0.25)
+    metrics = to_metrics(tallies)
+    assert metrics["importance/mean"] == Metric(pytest.approx((3 + 0.5 + 1.25) / 3), "mean", 3)
+    assert metrics["importance/truncated_fraction"] == Metric(pytest.approx(1 / 3), "mean", 3)
+
+
+def test_without_a_mode_the_engine_is_compared_and_nothing_is_weighted():
+    plain, _ = surrogate_loss(LOG_PROBS, MASK, WEIGHTS, LossOptions(), advantages_B1=ADVANTAGES, old_log_probs_BT=OLD)
+    loss, tallies = surrogate_loss(
+        LOG_PROBS,
+        MASK,
+        WEIGHTS,
+        LossOptions(),
+        advantages_B1=ADVANTAGES,
+        old_log_probs_BT=OLD,
+        engine_log_probs_BT=ENGINE,
+    )
+    assert torch.equal(loss, plain)
+    names = ["clip_fraction", "ratio/mean", "ratio/max", "engine_mismatch/kl"]
+    assert list(tallies) == names
+
+
 def test_only_the_current_log_probs_get_a_gradient():
-    tensors = [tensor.clone().requires_grad_() for tensor in (LOG_PROBS, OLD, LOG_PROBS - 1, LOG_PROBS.abs())]
-    current, old, reference, entropy = tensors
+    tensors = [tensor.clone().requires_grad_() for tensor in (LOG_PROBS, OLD, LOG_PROBS - 1, LOG_PROBS.abs(), ENGINE)]
+    current, old, reference, entropy, engine = tensors
     loss, tallies = surrogate_loss(
         current,
         MASK,
         WEIGHTS,
-        LossOptions(kl_coefficient=0.1),
+        LossOptions(kl_coefficient=0.1, importance=ImportanceOptions("tis")),
         advantages_B1=ADVANTAGES,
         old_log_probs_BT=old,
         reference_log_probs_BT=reference,
         entropy_BT=entropy,
+        engine_log_probs_BT=engine,
     )
     loss.backward()
-    assert [tensor.grad is None for tensor in tensors] == [False, True, True, True]
+    assert [tensor.grad is None for tensor in tensors] == [False, True, True, True, True]
     assert [name for name, tally in tallies.items() if tally.value.requires_grad] == []
 
 
@@ -104,27 +154,32 @@ def test_only_the_current_log_probs_get_a_gradient():
     poison=st.sampled_from([math.nan, math.inf, -math.inf, 1e30, 0.0]),
     loss_type=st.sampled_from(["no_baseline", "reinforce_with_baseline", "grpo_clip"]),
     estimator=st.sampled_from(["k1", "k2", "k3"]),
+    importance=st.sampled_from(
+        [ImportanceOptions(mode, level) for mode in ("tis", "icepop") for level in ("token", "sequence")]
+        + [ImportanceOptions("off"), ImportanceOptions("seq-mask-tis")]
+    ),
 )
-def test_a_masked_token_never_matters(seed, poison, loss_type, estimator):
+def test_a_masked_token_never_matters(seed, poison, loss_type, estimator, importance):
     random = torch.Generator().manual_seed(seed)
     mask = torch.rand(3, 5, generator=random) < 0.6
-    tensors = [-torch.rand(3, 5, generator=random) for _ in range(4)]
+    tensors = [-torch.rand(3, 5, generator=random) for _ in range(5)]
     values = torch.randn(3, 1, generator=random)
     weights = loss_denominator(mask, "sequence_mean").token_weights(mask)
 
     def outcome(fill):
-        current, old, reference, entropy = (torch.where(mask, tensor, fill) for tensor in tensors)
+        current, old, reference, entropy, engine = (torch.where(mask, tensor, fill) for tensor in tensors)
         current.requires_grad_()
         loss, tallies = surrogate_loss(
             current,
             mask,
             weights,
-            LossOptions(loss_type, kl_coefficient=0.5, kl_estimator=estimator),
+            LossOptions(loss_type, kl_coefficient=0.5, kl_estimator=estimator, importance=importance),
             rewards_B1=values,
             advantages_B1=values,
             old_log_probs_BT=old,
             reference_log_probs_BT=reference,
             entropy_BT=entropy,
+            engine_log_probs_BT=engine,
         )
         loss.backward()
         return loss, current.grad, to_metrics(tallies)
@@ -142,6 +197,12 @@ def test_missing_arguments_are_named():
         surrogate_loss(LOG_PROBS, MASK, WEIGHTS, LossOptions(), advantages_B1=ADVANTAGES)
     with pytest.raises(UserError, match=r"kl_coefficient is 0.1 but there are no reference log-probs"):
         surrogate_loss(LOG_PROBS, MASK, WEIGHTS, LossOptions("no_baseline", kl_coefficient=0.1), rewards_B1=ADVANTAGES)
+    weighted = LossOptions("no_baseline", importance=ImportanceOptions("tis"))
+    expected = "importance mode 'tis' compares the old with the engine's log-probs, and {}_log_probs_BT is None"
+    with pytest.raises(UserError, match=expected.format("old")):
+        surrogate_loss(LOG_PROBS, MASK, WEIGHTS, weighted, rewards_B1=ADVANTAGES, engine_log_probs_BT=ENGINE)
+    with pytest.raises(UserError, match=expected.format("engine")):
+        surrogate_loss(LOG_PROBS, MASK, WEIGHTS, weighted, rewards_B1=ADVANTAGES, old_log_probs_BT=OLD)
     with pytest.raises(UserError, match="response_mask has shape"):
         surrogate_loss(LOG_PROBS, MASK[:1], WEIGHTS, LossOptions("no_baseline"), rewards_B1=ADVANTAGES)
 
@@ -164,6 +225,6 @@ def test_bad_options_are_refused(options, message):
 
 def test_options_are_frozen_and_have_the_source_defaults():
     options = LossOptions()
-    assert options == LossOptions("grpo_clip", 0.2, None, None, 0.0, "k3")
+    assert options == LossOptions("grpo_clip", 0.2, None, None, 0.0, "k3", ImportanceOptions("off", "token", 2.0, 0.5))
     with pytest.raises(FrozenInstanceError):
         options.cliprange = 0.3

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.intervals import clip, merge, total
+from harness.intervals import clip, merge, shared, total
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
 
@@ -21,3 +21,13 @@ def test_totals_equal_counting(intervals: list[tuple[int, int]], low: int, high:
     covered = {tick for start, end in intervals for tick in range(start, end)}
     assert total(intervals) == len(covered)
     assert total(clip(intervals, (low, high))) == len({tick for tick in covered if low <= tick < high})
+
+
+@given(st.lists(INTERVALS, max_size=4), st.integers(1, 3))
+def test_what_several_groups_share_equals_counting(groups: list[list[tuple[int, int]]], at_least: int) -> None:
+    covered = [{tick for start, end in intervals for tick in range(start, end)} for intervals in groups]
+    assert shared(groups, at_least) == sum(sum(tick in ticks for ticks in covered) >= at_least for tick in range(41))
+
+
+def test_an_overlap_within_a_group_is_not_shared() -> None:
+    assert shared([[(0, 10), (2, 8)], [(7, 12)]]) == 3

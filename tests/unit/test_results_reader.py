@@ -70,6 +70,53 @@ def test_numbers_json_does_not_know_survive_the_file(make_run: Make) -> None:
     assert loss.count == 64
 
 
+def test_a_row_of_before_versions_were_recorded_reads_as_none_recorded(make_run: Make) -> None:
+    folder = make_run(steps=2).folder
+    steps = folder / "steps.jsonl"
+    new = '"versions":{},"version_changes":[],"lags":{},'
+    assert new in steps.read_text()
+    steps.write_text(steps.read_text().replace(new, "").replace(',"version_changes":[]', ""))
+    run = load_run(folder)
+    assert [(row.versions, row.version_changes, row.lags) for row in run.steps] == [({}, (), {}), ({}, (), {})]
+    assert run.tail is not None
+    assert run.tail.version_changes == ()
+    assert (run.version_changes, run.ledger, run.replaced) == ([], None, {})
+
+
+def test_the_reference_runs_can_still_be_read() -> None:
+    runs, damaged = find_runs(Path(__file__).parents[2] / "results" / "reference" / "sync_k")
+    assert damaged == []
+    assert len(runs) == 4
+    assert all(row.metric("reward/total") for run in runs for row in run.steps)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"versions":{}', '"versions":{"learner":"one"}', "'versions/learner' is 'one'; it must be a whole number"),
+        ('"version_changes":[]', '"version_changes":[[0.5,"learner"]]', "not enough values"),
+        ('"version_changes":[]', '"version_changes":[["a","b",1]]', "'version_changes' is 'a'; it must be a number"),
+        ('"lags":{}', '"lags":{"old":3}', "invalid literal for int"),
+        ('"lags":{}', '"lags":[1]', "has no attribute 'items'"),
+    ],
+)
+def test_damaged_versions_and_lags_are_named(make_run: Make, old: str, new: str, problem: str) -> None:
+    folder = make_run(steps=1).folder
+    steps = folder / "steps.jsonl"
+    steps.write_text(steps.read_text().replace(old, new, 1))
+    with pytest.raises(UserError, match="damaged at line 2") as caught:
+        load_run(folder)
+    assert problem in str(caught.value)
+
+
+def test_a_damaged_ledger_is_named(make_lagged_run: Make) -> None:
+    folder = make_lagged_run().folder
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"trained_again"', '"retrained"'))
+    with pytest.raises(UserError, match="outcome.ledger: KeyError\\('trained_again'\\)"):
+        _ = load_run(folder).ledger
+
+
 def _cut(path: Path, number_of_bytes: int) -> None:
     path.write_bytes(path.read_bytes()[:-number_of_bytes])
 

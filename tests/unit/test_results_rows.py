@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 import math
 
-from harness.results.rows import lane_seconds, read_metric, restore_non_finite, step_row, store_metrics, with_nulls
+from harness.results.rows import (
+    VersionChange,
+    lane_kind,
+    lane_seconds,
+    read_metric,
+    restore_non_finite,
+    step_row,
+    store_metrics,
+    tail_row,
+    with_nulls,
+)
 from harness.trace import Span, Stage
 from harness.types import Metric
 
@@ -60,3 +70,21 @@ def test_stage_seconds_are_summed_by_lane_and_over_lanes() -> None:
     row = step_row(step=0, version=1, wall_s=0.65, elapsed_s=0.65, optimizer_steps=1, lanes=lanes, metrics={})
     assert row["stages_s"] == {"generate": 0.3, "evaluate": 0.35}
     assert row["lanes"] == lanes
+
+
+def test_versions_and_lags_are_stored_in_a_form_that_json_knows() -> None:
+    changes = [VersionChange(0.1234567891, "generator0", 3), VersionChange(0.5, "learner", 4)]
+    row = step_row(
+        step=3, version=4, wall_s=1.0, elapsed_s=4.0, optimizer_steps=1, lanes={}, metrics={},
+        versions={"learner": 4, "generator0": 3}, version_changes=changes, lags={2: 8, 0: 24},
+    )  # fmt: skip
+    assert row["versions"] == {"learner": 4, "generator0": 3}
+    assert row["version_changes"] == [[0.123456789, "generator0", 3], [0.5, "learner", 4]]
+    assert list(row["lags"].items()) == [("0", 24), ("2", 8)]
+    tail = tail_row(wall_s=0.0, elapsed_s=4.0, lanes={}, version_changes=changes[1:])
+    assert tail["version_changes"] == [[0.5, "learner", 4]]
+
+
+def test_the_kind_of_a_lane_is_its_name_without_the_number() -> None:
+    lanes = ["generator", "generator0", "generator12", "scorer_1", "learner"]
+    assert [lane_kind(lane) for lane in lanes] == ["generator", "generator", "generator", "scorer", "learner"]

@@ -80,6 +80,9 @@ def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
             "optimizer_steps": 1,
             "lanes": {},
             "stages_s": {},
+            "versions": {},
+            "version_changes": [],
+            "lags": {},
             "metrics": {"loss": {"mean": 0.5, "count": 64}},
         }
     ]

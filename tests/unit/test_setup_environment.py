@@ -29,7 +29,7 @@ def test_what_was_marked_is_current(environment: Environment) -> None:
     assert not environment.is_current("base")
     environment.mark("base")
     assert environment.is_current("base")
-    assert not environment.is_current("nixl")
+    assert not environment.is_current("peers")
     environment.unmark("base")
     assert not environment.is_current("base")
 
@@ -57,10 +57,10 @@ def test_a_lost_python_makes_it_stale(environment: Environment) -> None:
 
 def test_what_is_current_is_only_marked_again(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
     environment.mark("base")
-    environment.mark("nixl")
+    environment.mark("peers")
     command.install_base(environment)
-    command.install_part(environment, Part("nixl", True, "a reason"))
-    assert capsys.readouterr().out == f"{environment.folder} is up to date\nnixl is up to date\n"
+    command.install_part(environment, Part("peers", True, "a reason"))
+    assert capsys.readouterr().out == f"{environment.folder} is up to date\npeers is up to date\n"
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:

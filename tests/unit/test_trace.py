@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from harness.trace import NullTracer, RecordingTracer, Span, Stage, SynchronizedTracer
+from harness.trace import NullTracer, OpenSpan, RecordingTracer, Span, Stage, SynchronizedTracer
 
 
 def ticking() -> RecordingTracer:
@@ -33,7 +33,7 @@ def test_a_span_survives_an_exception() -> None:
 def test_open_spans_can_be_asked_for() -> None:
     tracer = ticking()
     with tracer.span("generator", Stage.WAIT_FOR_WEIGHTS, step=5):
-        assert tracer.still_open() == [("generator", Stage.WAIT_FOR_WEIGHTS, 100, 5)]
+        assert tracer.still_open() == [OpenSpan("generator", Stage.WAIT_FOR_WEIGHTS, 100, 5, -1)]
 
 
 def test_draining_loses_nothing_while_other_threads_record() -> None:

@@ -1,0 +1,229 @@
+"""One lane's actor: started, called, and replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from harness.actors.processes import PartProcess, ProcessFacts, ProcessSetup, Reply, boot_id
+from harness.errors import HarnessError, PartReplaced, RunStopped
+from harness.trace import RecordingTracer, Span, Stage, Tracer
+
+CLOCK_READINGS = 5
+CLOSE_S = 5.0
+
+Make = Callable[[Tracer], Any]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """How a lane's actor is made, each time.
+
+    Attributes:
+        process: its class.
+        options: Ray's options: resources, placement, environment.
+        concurrency_groups: threads apart from the main one, by name.
+        tensor_transport: whether it sends or receives tensors by Ray Direct Transport.
+        setup: see ``ProcessSetup``.
+        make: makes the worker inside of the process.
+    """
+
+    process: type[PartProcess]
+    options: dict[str, Any]
+    concurrency_groups: dict[str, int]
+    tensor_transport: bool
+    setup: ProcessSetup
+    make: Make
+
+    def launch(self) -> tuple[Any, Any]:
+        """Start an actor; return its handle and the reference of its facts, which come when its worker is built."""
+        actor_class: Any = ray.remote
+        remote_class = actor_class(
+            concurrency_groups=self.concurrency_groups, enable_tensor_transport=self.tensor_transport
+        )(self.process)
+        handle = remote_class.options(**self.options).remote(self.setup)
+        return handle, handle.build.remote(self.make)
+
+
+class Replacements:
+    """How many dead parts a run may still replace.
+
+    Args:
+        most: replacements in all.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.made = most, 0
+
+    def count(self, lane: str, reason: str) -> None:
+        """Count one more.
+
+        Raises:
+            RunStopped: there were too many.
+        """
+        if self.made >= self.most:
+            raise RunStopped(
+                f"{lane} died ({reason}), and faults.max_replacements {self.most} parts were replaced already"
+            )
+        self.made += 1
+
+
+class ActorPart:
+    """The actor of one lane.
+
+    Args:
+        blueprint: how it is made.
+        tracer: takes the spans of its replies.
+        replacements: of the whole run; None for a part that cannot be replaced.
+        rewire: called when a new actor stands on this lane, to connect it with the others.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        tracer: RecordingTracer,
+        replacements: Replacements | None = None,
+    ) -> None:
+        self.blueprint, self.tracer, self.lane = blueprint, tracer, blueprint.setup.lane
+        self.rewire: Callable[[], Awaitable[None]] | None = None
+        self._replacements = replacements
+        self.incarnation = 0
+        self._replacing = asyncio.Lock()
+        self.handle, self._building = blueprint.launch()
+        self.facts: ProcessFacts | None = None
+        self._offset_ns = 0
+
+    def wait_until_built(self) -> None:
+        """Return when the worker is built.
+
+        Raises:
+            HarnessError: what the building of the worker raised.
+            RunStopped: the process died.
+        """
+        try:
+            self._adopt(ray.get(self._building))
+        except RayTaskError as error:
+            raise own_error(error) from None
+        except RayActorError as error:
+            raise RunStopped(f"{self.lane} died while it started: {cause_of_death(error)}") from None
+
+    def _adopt(self, facts: ProcessFacts) -> None:
+        self.facts = facts
+        same_machine = facts.boot_id == boot_id()
+        self._offset_ns = 0 if same_machine else clock_offset_ns(lambda: ray.get(self.handle.now_ns.remote()))
+
+    async def call(
+        self, method: str, *arguments: Any, stage: Stage, step: int, version: int, returns: int = 1
+    ) -> tuple[Any, Sequence[Any]]:
+        """Call a method of the actor and record the spans of its reply.
+
+        Args:
+            method: returns a ``Reply``, and ``returns - 1`` more values.
+            arguments: what it gets.
+            stage, step, version: what to say that it is doing.
+            returns: how many values it returns.
+
+        Returns:
+            The value of the reply, and references to the other values.
+
+        Raises:
+            HarnessError: what the method raised.
+            PartReplaced: the actor died, and a new one stands in its place.
+            RunStopped: it died and cannot be replaced, or it lost what another actor owned.
+        """
+        incarnation = self.incarnation
+        with self.tracer.underway(self.lane, stage, step, version):
+            try:
+                references = getattr(self.handle, method).options(num_returns=returns).remote(*arguments)
+                first, *others = [references] if returns == 1 else references
+                reply: Reply = await first
+            except RayTaskError as error:
+                raise own_error(error) from None
+            except RayActorError as error:
+                raise await self._died(incarnation, cause_of_death(error)) from None
+            except RayError as error:  # an object is gone with the actor that owned it
+                raise RunStopped(f"{self.lane} could not {method}: {_first_line(error)}") from None
+        self.tracer.record_elsewhere(self._on_our_clock(span) for span in reply.spans)
+        return reply.value, others
+
+    def _on_our_clock(self, span: Span) -> Span:
+        if not self._offset_ns:
+            return span
+        return span._replace(start_ns=span.start_ns - self._offset_ns, end_ns=span.end_ns - self._offset_ns)
+
+    async def _died(self, incarnation: int, reason: str) -> HarnessError:
+        """Put a new actor in the place of the dead one, once for each death; return what to tell the loop."""
+        if self._replacements is None:
+            return RunStopped(f"the {self.lane} died: {reason}; what it had learnt since the last saved policy is lost")
+        async with self._replacing:
+            if self.incarnation == incarnation:
+                self._replacements.count(self.lane, reason)
+                ray.kill(self.handle)
+                self.handle, self._building = self.blueprint.launch()
+                await asyncio.to_thread(self.wait_until_built)
+                self.incarnation += 1
+                if self.rewire is not None:
+                    await self.rewire()
+        return PartReplaced(reason, self.incarnation)
+
+    def close(self) -> None:
+        """Let the worker give back what it holds, as far as the actor lives and listens, and end the actor."""
+        with suppress(RayError, GetTimeoutError):  # dead or busy: the system gives back what a process holds
+            ray.get(self.handle.close.remote(), timeout=CLOSE_S)
+        ray.kill(self.handle)
+
+
+def clock_offset_ns(ask: Callable[[], int], readings: int = CLOCK_READINGS) -> int:
+    """Return how far another machine's monotonic clock is ahead of ours, in nanoseconds.
+
+    As in NTP (RFC 5905, section 8) with one timestamp at the far end: of several readings, the one with the shortest
+    round trip counts, and its midpoint is taken as the moment of the far reading.
+
+    Args:
+        ask: reads the far clock.
+        readings: how often.
+    """
+    best_ns, offset_ns = None, 0
+    for _ in range(readings):
+        sent_ns = time.perf_counter_ns()
+        far_ns = ask()
+        back_ns = time.perf_counter_ns()
+        if best_ns is None or back_ns - sent_ns < best_ns:
+            best_ns, offset_ns = back_ns - sent_ns, far_ns - (sent_ns + back_ns) // 2
+    return offset_ns
+
+
+def own_error(error: RayTaskError) -> BaseException:
+    """Return the error that the method raised: Ray wraps it in one of its own, with the remote stack as its text."""
+    cause = error.cause
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
+    if isinstance(cause, HarnessError):
+        return cause
+    if isinstance(cause, RayError):
+        return RunStopped(f"an object is gone with the actor that owned it: {_first_line(cause)}")
+    return RunStopped(f"an actor failed with {type(cause).__name__}: {cause}\n{error.traceback_str}")
+
+
+def cause_of_death(error: RayActorError) -> str:
+    """Return in one line what Ray knows of a death."""
+    text = str(error)
+    marks = ("Worker exit detail:", "The actor is dead because", "The actor died because")
+    for mark in marks:
+        if mark in text:
+            text = text.split(mark, 1)[1]
+            break
+    sentences = itertools.takewhile(lambda part: "common causes" not in part, text.replace("\n", " ").split(". "))
+    return ". ".join(part.strip() for part in sentences).strip(" .") or type(error).__name__
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

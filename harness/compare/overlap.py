@@ -1,0 +1,76 @@
+"""How much of a run's lanes went on side by side, and how long the lag bound held the Generators back. From spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.intervals import Interval, clip, merge, shared, total
+from harness.results import lane_kind
+from harness.trace import Span, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Work of the lanes against the clock. A lane's work is the union of its stages, without waits.
+
+    Attributes:
+        loop_s: seconds of the loop.
+        worked_s: seconds that the lanes worked, added over lanes: what they would take one after the other, if their
+            stages took as long then.
+        busy_s: seconds in which at least one lane worked.
+        together_s: seconds in which at least two lanes worked.
+    """
+
+    loop_s: float
+    worked_s: float
+    busy_s: float
+    together_s: float
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that working side by side saved against one lane after the other."""
+        return self.worked_s - self.busy_s
+
+
+def overlap(spans: Sequence[Span], window: Interval) -> Overlap:
+    """Return the overlap of the lanes inside the window (start, end), in nanoseconds."""
+    lanes: dict[str, list[Interval]] = {}
+    for span in spans:
+        if not span.stage.is_wait and span.stage is not Stage.STARTUP:
+            lanes.setdefault(span.lane, []).append((span.start_ns, span.end_ns))
+    work = [merge(clip(intervals, window)) for intervals in lanes.values()]
+    everything = [interval for intervals in work for interval in intervals]
+    lengths = (window[1] - window[0], sum(map(total, work)), total(everything), shared(work))
+    return Overlap(*(length / 1e9 for length in lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """How the lag bound held the Generators back.
+
+    Attributes:
+        batches: rollout batches before which at least one Generator waited for newer weights because of the bound.
+        bound_batches: batches that the bound applied to.
+        seconds: of these waits, as a mean over the Generators.
+    """
+
+    batches: int
+    bound_batches: int
+    seconds: float
+
+
+def held_back(spans: Sequence[Span], max_lag: int, steps: int) -> HeldBack:
+    """Return how often and how long ``max_lag`` held the Generators back.
+
+    Batch b needs policy version b - max_lag at least, so the first ``max_lag + 1`` batches wait for no training step.
+    Waits after the last batch (``step`` is the number of steps then) are not the bound's.
+    """
+    generators = {span.lane for span in spans if lane_kind(span.lane) == "generator"}
+    waits = [
+        span for span in spans if span.stage is Stage.WAIT_FOR_WEIGHTS and span.lane in generators
+        and max_lag < span.step < steps and span.end_ns > span.start_ns
+    ]  # fmt: skip
+    by_lane = [total((span.start_ns, span.end_ns) for span in waits if span.lane == lane) for lane in generators]
+    seconds = sum(by_lane) / max(1, len(generators)) / 1e9
+    return HeldBack(len({span.step for span in waits}), max(0, steps - max_lag - 1), seconds)

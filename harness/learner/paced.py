@@ -1,0 +1,98 @@
+"""A trainer that sleeps instead of training; the weights that it gives out are real bytes, new ones at each step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from harness.errors import UserError
+from harness.learner.trainer import TrainerOptions
+from harness.types import Metrics, RolloutGroup
+
+STRIDE = 1024
+"""float32 values from one that changes at each step to the next: one in every 4096 bytes of a tensor."""
+
+
+class PacedTrainer:
+    """Does what the Learner asks of a ``PolicyTrainer``, except the training.
+
+    Each training step sets every ``STRIDE``-th value of every tensor, the first one included, to the number of steps
+    done: cheap, and yet no two versions have the same checksum, and 4096 bytes in a row that stayed old are noticed in
+    whichever tensor they are, as is a whole tensor that stayed old. (float32 tells 2^24 steps apart.)
+
+    Args:
+        update_s: seconds of one epoch over a rollout batch.
+        megabytes: size of the weights, in units of 10^6 bytes.
+        tensors: number of tensors, of equal sizes; the last one takes the rest.
+        options: how many epochs there are; the rest is not used.
+        sleep: waits so many seconds.
+
+    Raises:
+        UserError: there are fewer values than tensors.
+    """
+
+    def __init__(
+        self,
+        update_s: float,
+        megabytes: float,
+        tensors: int,
+        options: TrainerOptions,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.options = options
+        self._update_s, self._sleep = update_s, sleep
+        self._weights = made_up_weights(megabytes, tensors)
+        self._steps_done = 0
+
+    def prepare(self, groups: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
+        """Return the groups as they are."""
+        return groups
+
+    def compute_old_log_probs(self, batch: Sequence[RolloutGroup]) -> None:
+        """Do nothing."""
+
+    def compute_reference_log_probs(self, batch: Sequence[RolloutGroup]) -> None:
+        """Do nothing."""
+
+    def train(self, step: int, batch: Sequence[RolloutGroup]) -> Metrics:
+        """Sleep ``update_s`` for each epoch and change the weights; return no metrics, since nothing was learnt."""
+        self._sleep(self._update_s * self.options.epochs_per_batch)
+        self._steps_done += 1
+        stamp(self._weights, self._steps_done)
+        return {}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the live weights by name."""
+        return dict(self._weights)
+
+
+def stamp(weights: Mapping[str, Tensor], number: int) -> None:
+    """Write a number into every ``STRIDE``-th value of every tensor, the first one included."""
+    for tensor in weights.values():
+        tensor[::STRIDE] = number
+
+
+def made_up_weights(megabytes: float, tensors: int) -> dict[str, Tensor]:
+    """Return random float32 vectors ``layer.000.weight`` ..., always the same ones.
+
+    Args:
+        megabytes: size of all of them, in units of 10^6 bytes, to the nearest 4 bytes.
+        tensors: how many.
+
+    Raises:
+        UserError: there are fewer values than tensors.
+    """
+    values = round(megabytes * 1e6 / torch.float32.itemsize)
+    if values < tensors:
+        raise UserError(
+            f"model.megabytes {megabytes:g} is {values} float32 values, fewer than the {tensors} of model.tensors",
+            "model.megabytes",
+            f"set model.tensors to at most {max(1, values)}, or raise model.megabytes",
+        )
+    generator = torch.Generator().manual_seed(0)
+    sizes = [values // tensors] * (tensors - 1)
+    sizes.append(values - sum(sizes))
+    return {f"layer.{index:03d}.weight": torch.rand(size, generator=generator) for index, size in enumerate(sizes)}

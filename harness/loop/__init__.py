@@ -1,0 +1,26 @@
+"""The one training loop: synchronous k-step, bounded-lag asynchronous and replay are settings of it.
+
+Plain asyncio over the protocols: no threads, no wall clock, no Ray, no torch, so that the parts may be in-process
+objects, Ray actors or simulated stages on a virtual clock. Batches and weights pass through as handles.
+"""
+
+from harness.loop.bell import Bell
+from harness.loop.lanes import first_error, run_loop
+from harness.loop.ledger import Count, Ledger
+from harness.loop.plan import LagControl, LoopPlan
+from harness.loop.watching import FullSpeed, Observer, Pace, SilentObserver, StepFacts
+
+__all__ = [
+    "Bell",
+    "Count",
+    "FullSpeed",
+    "LagControl",
+    "Ledger",
+    "LoopPlan",
+    "Observer",
+    "Pace",
+    "SilentObserver",
+    "StepFacts",
+    "first_error",
+    "run_loop",
+]

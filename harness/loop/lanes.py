@@ -1,0 +1,397 @@
+"""What each lane does, waits for, and is unblocked by.
+
+    lane        does                                        waits for            is unblocked by
+    ----------  ------------------------------------------  -------------------  --------------------------------------
+    Generator   take an order, load weights, generate       wait_for_weights     the Learner publishing version
+                                                                                 >= batch - max_lag
+                                                            wait_for_room        the Learner taking or dropping a batch
+                                                                                 (``lag_control: drop`` only)
+    Scorer      score what was generated                    wait_for_rollouts    a Generator finishing an order
+    Learner     take the batch of step ``step``, update,    wait_for_batch       the last shard of the batch being
+                publish version ``step + 1``                                     scored
+
+Under ``wait`` and ``in_flight``, batch ``step`` is consumed at policy version ``step``, so a Generator that holds
+version v may start it exactly when ``step - v <= max_lag``. That admission rule implies both lag invariants of the
+design. Under ``drop`` a Generator always starts with the newest weights, and a batch that has become too old is
+dropped. Either way both invariants are checked all the same, and a violation stops the run.
+
+A Generator or Scorer that died was replaced by its own shell, which says so with ``PartReplaced``; the lane then
+repeats its work on the new one, under the same seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from harness.errors import PartReplaced, RunStopped
+from harness.loop.bell import Bell
+from harness.loop.intake import Batch, FirstComeDropStale, InOrder, Intake
+from harness.loop.ledger import Count, Ledger, count
+from harness.loop.plan import LoopPlan
+from harness.loop.watching import FullSpeed, Observer, Pace, SilentObserver, StepFacts
+from harness.protocols import Generator, Learner, Scorer
+from harness.replay import ReplayBuffer, Taken
+from harness.trace import Stage, Tracer
+from harness.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
+
+
+async def run_loop(
+    generators: Sequence[Generator],
+    scorers: Sequence[Scorer],
+    learner: Learner,
+    plan: LoopPlan,
+    tracer: Tracer,
+    observer: Observer | None = None,
+    pace: Pace | None = None,
+) -> None:
+    """Run ``plan.steps`` training steps.
+
+    Raises:
+        RunStopped: a lag bound was broken, or no group of a batch could be scored.
+        ValueError: there are more Generators than prompts in a batch.
+        Exception: whatever a part raised; the other lanes are cancelled first.
+    """
+    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), pace or FullSpeed())
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for coroutine in lanes.coroutines():
+                tasks.create_task(coroutine)
+    except BaseExceptionGroup as group:
+        error = first_error(group)
+        raise error from error.__cause__
+    lanes.observer.on_finished(lanes.ledger)
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group of tasks: the others were cancelled because of it."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+class _Lanes:
+    """The shared state of one run and a coroutine for each lane."""
+
+    def __init__(
+        self,
+        generators: Sequence[Generator],
+        scorers: Sequence[Scorer],
+        learner: Learner,
+        plan: LoopPlan,
+        tracer: Tracer,
+        observer: Observer,
+        pace: Pace,
+    ) -> None:
+        self.generators, self.scorers, self.learner = generators, scorers, learner
+        self.plan, self.tracer, self.observer, self.pace = plan, tracer, observer, pace
+        self.bell = Bell()
+        self.orders = plan.train_orders(len(generators))
+        self.version = 0  # of the Learner
+        self.newest: WeightTicket | None = None  # published last
+        self.to_evaluate: deque[WeightTicket] = deque()
+        self.unevaluated: deque[int] = deque()  # published versions whose evaluation is due and not told yet, in order
+        self.evaluations: dict[int, ScoredBatch] = {}  # scored before that of an older version was
+        self.pins: Counter[int] = Counter()  # versions being loaded or evaluated right now
+        self.holds = dict.fromkeys((generator.lane for generator in generators), -1)  # version in each Generator
+        self.incarnations: dict[str, int] = {}  # lane -> newest part known to stand there
+        self.unscored: deque[tuple[WorkItem, tuple[RolloutGroup, ...]]] = deque()
+        self.intake: Intake = (
+            FirstComeDropStale(len(generators), plan.max_lag)
+            if plan.lag_control == "drop"
+            else InOrder(len(generators))
+        )
+        self.buffer = None if plan.replay is None else ReplayBuffer(plan.replay, plan.seed)
+        self.under_way = 0  # groups ordered, and neither taken, dropped nor failed
+        self.in_flight = 0  # rollouts whose generation has begun, and not scored
+        self.dropped = Count()  # since the previous step
+        self.ledger = Ledger()
+        self.learner_done = False
+
+    def coroutines(self) -> Iterator[asyncio._CoroutineLike[None]]:
+        """One coroutine for each lane; the first Generator also evaluates."""
+        yield self._learner_lane()
+        for index, generator in enumerate(self.generators):
+            yield self._generator_lane(generator, evaluates=index == 0)
+        for scorer in self.scorers:
+            yield self._scorer_lane(scorer)
+
+    # ---- Generator
+
+    async def _generator_lane(self, generator: Generator, evaluates: bool) -> None:
+        for item in self.orders:
+            await self._wait(generator.lane, Stage.WAIT_FOR_ROOM, self._has_room, item.step)
+            if self.version == self.plan.steps:
+                break
+            self.under_way += len(item.prompt_ids)
+            groups = await self._sample(generator, item, evaluates)
+            self.ledger.generated += count(groups)
+            self._hand_to_scorer(item, groups)
+        if evaluates and self.plan.is_evaluated(self.plan.steps):
+            await self._freshen(generator, self.plan.steps, self.plan.steps, evaluates)
+        await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.learner_done, self.plan.steps)
+
+    def _has_room(self) -> bool:
+        """Whether another batch may be ordered. Without ``drop`` the lag bound alone keeps their number small."""
+        if self.plan.lag_control != "drop" or self.version == self.plan.steps:
+            return True
+        return self.under_way < self.plan.room * len(self.plan.batch_prompts(0))
+
+    async def _sample(self, generator: Generator, item: WorkItem, evaluates: bool) -> tuple[RolloutGroup, ...]:
+        """Generate one order, again on a new part where the first one dies."""
+        needed = 0 if self.plan.lag_control == "drop" else max(0, item.step - self.plan.max_lag)
+        await self._freshen(generator, item.step, needed, evaluates)
+        await self.pace.admit(item.step)
+        self.in_flight += len(item.prompt_ids) * item.group_size
+        while True:
+            self._check_start(generator, item)
+            try:
+                return await self._generate(generator, item)
+            except PartReplaced as error:
+                self._replaced(generator.lane, error)
+            await self._freshen(generator, item.step, needed, evaluates)
+
+    async def _generate(self, generator: Generator, item: WorkItem) -> tuple[RolloutGroup, ...]:
+        """Generate one order; under ``in_flight``, take each newer version while it is being generated."""
+        if self.plan.lag_control != "in_flight":
+            return await generator.generate(item)
+        work = asyncio.ensure_future(generator.generate(item))
+        work.add_done_callback(lambda _: self.bell.ring())
+        try:
+            while not work.done():
+                await self.bell.until(lambda: work.done() or self._newest().version > self.holds[generator.lane])
+                if not work.done():
+                    await self._load(generator, self._newest())
+            return await work
+        finally:
+            work.cancel()
+
+    async def _freshen(self, generator: Generator, step: int, needed: int, evaluates: bool) -> None:
+        """Load the newest weights, waiting until version ``needed`` is there; evaluate what is due on the way.
+
+        Under ``drop`` the Learner goes on while they are loaded, maybe beyond the bound: then load again.
+        """
+        await self._wait_for_version(generator, needed, step)
+        while evaluates and self.to_evaluate:
+            ticket = self.to_evaluate.popleft()
+            with self._pinned(ticket.version):
+                await self._evaluate(generator, ticket)
+        await self._load(generator, self._newest())
+        while self._lag(generator) > self.plan.max_lag:
+            await self._wait_for_version(generator, self.version - self.plan.max_lag, step)
+            await self._load(generator, self._newest())
+
+    async def _wait_for_version(self, generator: Generator, needed: int, step: int) -> None:
+        await self._wait(
+            generator.lane,
+            Stage.WAIT_FOR_WEIGHTS,
+            lambda: self.newest is not None and self.newest.version >= needed,
+            step,
+        )
+
+    def _newest(self) -> WeightTicket:
+        assert self.newest is not None, "the Learner publishes version 0 before anyone asks"
+        return self.newest
+
+    async def _load(self, generator: Generator, ticket: WeightTicket) -> None:
+        if self.holds[generator.lane] == ticket.version:
+            return
+        with self._pinned(ticket.version):
+            while self.holds[generator.lane] != ticket.version:
+                try:
+                    await generator.load_weights(ticket)
+                except PartReplaced as error:
+                    self._replaced(generator.lane, error)
+                else:
+                    self.holds[generator.lane] = ticket.version
+        self.observer.on_version(generator.lane, ticket.version)
+        self.bell.ring()
+
+    async def _evaluate(self, generator: Generator, ticket: WeightTicket) -> None:
+        """Sample the validation prompts with exactly these weights.
+
+        At lag 0 the step is complete only when the evaluation is scored, so the next batch waits for that.
+        """
+        version, item = ticket.version, self.plan.evaluation_order(ticket.version)
+        groups: tuple[RolloutGroup, ...] = ()
+        while not groups:
+            await self._load(generator, ticket)
+            try:
+                groups = await generator.generate(item)
+            except PartReplaced as error:
+                self._replaced(generator.lane, error)
+        self._hand_to_scorer(item, groups)
+        if self.plan.max_lag == 0:
+            await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: version not in self.unevaluated, version)
+
+    def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
+        self.unscored.append((item, groups))
+        self.bell.ring()
+
+    def _lag(self, generator: Generator) -> int:
+        return self.version - self.holds[generator.lane]
+
+    def _check_start(self, generator: Generator, item: WorkItem) -> None:
+        lag, bound = self._lag(generator), self.plan.max_lag
+        if lag > bound:
+            raise RunStopped(
+                f"lag bound broken: {generator.lane} starts the batch of step {item.step} at policy version "
+                f"{self.version - lag} while the Learner is at {self.version}: lag {lag} is above max_lag {bound}"
+            )
+
+    def _replaced(self, lane: str, error: PartReplaced) -> None:
+        """A new part, without weights, stands on this lane; the same death may be heard of twice."""
+        if self.incarnations.get(lane, 0) >= error.incarnation:
+            return
+        self.incarnations[lane] = error.incarnation
+        if lane in self.holds:
+            self.holds[lane] = -1
+        self.observer.on_replaced(lane, error.reason)
+
+    # ---- Scorer
+
+    async def _scorer_lane(self, scorer: Scorer) -> None:
+        while True:
+            await self._wait(
+                scorer.lane, Stage.WAIT_FOR_ROLLOUTS, lambda: bool(self.unscored) or self.learner_done, self.version
+            )
+            if self.learner_done:
+                return
+            await self._score(scorer, *self.unscored.popleft())
+            self.bell.ring()
+
+    async def _score(self, scorer: Scorer, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
+        while True:
+            try:
+                scored = await scorer.score(item, groups)
+                break
+            except PartReplaced as error:
+                self._replaced(scorer.lane, error)
+        if item.purpose is Purpose.EVALUATE:
+            self._tell_evaluations(scored)
+            return
+        self.in_flight -= len(item.prompt_ids) * item.group_size
+        self.under_way -= scored.failed_groups
+        self.ledger.failed += count(groups) - count(scored.groups)
+        self._drop(self.intake.add(scored, self.version))
+
+    def _tell_evaluations(self, scored: ScoredBatch) -> None:
+        """Tell of the evaluations in order of version: of two Scorers, the one with the newer may be done first."""
+        self.evaluations[scored.item.step] = scored
+        while self.unevaluated and self.unevaluated[0] in self.evaluations:
+            version = self.unevaluated.popleft()
+            self.observer.on_evaluation(version, self.evaluations.pop(version))
+
+    # ---- Learner
+
+    async def _learner_lane(self) -> None:
+        await self._publish()
+        for step in range(self.plan.steps):
+            batch = await self._next_batch(step)
+            taken = self._choose(step, batch)
+            queued, in_flight = self.intake.waiting, self.in_flight
+            result = await self.learner.update(step, tuple(item.group for item in taken))
+            self._count_uses(taken)
+            self.version = step + 1
+            self._drop(self.intake.expire(self.version))
+            ticket = await self._publish()
+            if self.plan.max_lag == 0:
+                await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
+            replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
+            facts = StepFacts(step, batch, taken, result, ticket, self.dropped, queued, in_flight, replay)
+            self.dropped = Count()
+            self.observer.on_step(facts)
+        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._all_evaluated, self.plan.steps)
+        await self.learner.checkpoint(self.version)
+        self.learner_done = True
+        self.bell.ring()
+
+    async def _next_batch(self, step: int) -> Batch:
+        """Wait until the batch is complete, take it and check its lag."""
+        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.intake.ready(step), step)
+        batch = self.intake.take(step)
+        groups = [group for part in batch for group in part.groups]
+        if not groups:
+            failure = batch[0].failure
+            raise RunStopped(f"no group of a rollout batch could be scored; the first failure: {failure}")
+        self._check_consumption(step, groups)
+        self.under_way -= len(groups)
+        self.bell.ring()
+        return batch
+
+    def _choose(self, step: int, batch: Batch) -> tuple[Taken, ...]:
+        """Return what this step trains on: the batch itself, or a sample of the buffer that the batch has entered."""
+        fresh = [group for part in batch for group in part.groups]
+        if self.buffer is None:
+            return tuple(Taken(group, 1, self.version - group.min_version) for group in fresh)
+        self.buffer.add(fresh, self.version)
+        taken = self.buffer.sample(self.version)
+        bound = self.buffer.options.max_age
+        for item in taken:
+            if item.age > bound:
+                raise RunStopped(
+                    f"age bound broken: training step {step} at policy version {self.version} would train on a "
+                    f"replayed group of version {item.group.min_version}: age {item.age} is above replay.max_age "
+                    f"{bound}"
+                )
+        return taken
+
+    def _count_uses(self, taken: Sequence[Taken]) -> None:
+        self.ledger.trained += count(item.group for item in taken if item.uses == 1)
+        self.ledger.trained_again += count(item.group for item in taken if item.uses > 1)
+
+    async def _publish(self) -> WeightTicket:
+        needed = {ticket.version for ticket in self.to_evaluate} | set(self.pins)
+        if self.newest is not None:
+            needed.add(self.newest.version)
+        ticket = await self.learner.publish_weights(self.version, frozenset(needed))
+        self.newest = ticket
+        if self.plan.is_evaluated(ticket.version):
+            self.to_evaluate.append(ticket)
+            self.unevaluated.append(ticket.version)
+        self.observer.on_version(self.learner.lane, ticket.version)
+        self.bell.ring()
+        return ticket
+
+    def _weights_in_use(self) -> bool:
+        """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
+        last = self.version == self.plan.steps
+        return (last or min(self.holds.values()) >= self.version) and self._all_evaluated()
+
+    def _all_evaluated(self) -> bool:
+        return not self.unevaluated
+
+    def _check_consumption(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        oldest = min(group.min_version for group in groups)
+        if self.version - oldest > self.plan.max_lag:
+            raise RunStopped(
+                f"lag bound broken: training step {step} at policy version {self.version} would consume a rollout "
+                f"whose oldest token is of version {oldest}: lag {self.version - oldest} is above max_lag "
+                f"{self.plan.max_lag}"
+            )
+
+    # ---- all
+
+    def _drop(self, groups: Sequence[RolloutGroup]) -> None:
+        dropped = count(groups)
+        self.under_way -= len(groups)
+        self.dropped += dropped
+        self.ledger.dropped += dropped
+        self.bell.ring()
+
+    @contextmanager
+    def _pinned(self, version: int) -> Iterator[None]:
+        """Keep a published version readable."""
+        self.pins[version] += 1
+        try:
+            yield
+        finally:
+            self.pins[version] -= 1
+            self.pins += Counter()  # forget versions that nobody pins
+
+    async def _wait(self, lane: str, stage: Stage, condition: Callable[[], bool], step: int) -> None:
+        """Wait for ``condition`` under a wait span; no span where it holds already."""
+        if not condition():
+            with self.tracer.span(lane, stage, step, self.version):
+                await self.bell.until(condition)

@@ -1,0 +1,75 @@
+"""What the loop is asked to do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.replay import ReplayOptions
+from harness.seeds import derive_seed
+from harness.types import Purpose, WorkItem
+
+LagControl = Literal["wait", "drop", "in_flight"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPlan:
+    """What to run.
+
+    Attributes:
+        steps: training steps.
+        group_size: rollouts per prompt.
+        max_lag: how many policy versions a rollout may be behind the Learner; 0 is synchronous.
+        evaluate_every: evaluate each version divisible by this, and always the first and the last.
+        batch_prompts: prompt ids of a rollout batch.
+        validation_prompts: prompt ids of every evaluation.
+        seed: root of the sampling seeds.
+        lag_control: what happens when the lag bound bites. ``wait``: a Generator waits for new weights before it
+            starts a batch that would come too late. ``drop``: Generators go on, and what has become too old when it
+            could be trained on is dropped. ``in_flight``: as ``wait``, and a Generator also takes new weights between
+            two tokens of a batch that it has started.
+        replay: the replay buffer; None consumes each batch directly.
+    """
+
+    steps: int
+    group_size: int
+    max_lag: int
+    evaluate_every: int
+    batch_prompts: Callable[[int], tuple[int, ...]]
+    validation_prompts: tuple[int, ...]
+    seed: int = 0
+    lag_control: LagControl = "wait"
+    replay: ReplayOptions | None = None
+
+    @property
+    def room(self) -> int:
+        """Rollout batches that may be under way (ordered, and neither trained on nor dropped) under ``drop``."""
+        return 2 * (self.max_lag + 1)
+
+    def is_evaluated(self, version: int) -> bool:
+        """Whether this policy version is evaluated."""
+        return bool(self.validation_prompts) and (version % self.evaluate_every == 0 or version == self.steps)
+
+    def train_orders(self, shards: int) -> Iterator[WorkItem]:
+        """Yield every batch in order, cut into ``shards`` parts; without end under ``drop``.
+
+        Raises:
+            ValueError: there are more shards than prompts in a batch.
+        """
+        for batch in itertools.count() if self.lag_control == "drop" else range(self.steps):
+            prompt_ids = self.batch_prompts(batch)
+            if len(prompt_ids) < shards:
+                raise ValueError(
+                    f"{shards} Generators cannot share the {len(prompt_ids)} prompts of a batch: use fewer"
+                )
+            for shard in range(shards):
+                seed = derive_seed(self.seed, "train", batch, shard)
+                mine = prompt_ids[shard * len(prompt_ids) // shards : (shard + 1) * len(prompt_ids) // shards]
+                yield WorkItem(Purpose.TRAIN, batch, shard, mine, self.group_size, seed)
+
+    def evaluation_order(self, version: int) -> WorkItem:
+        """Return the order for the validation prompts: every version gets the same seed, so that versions compare."""
+        seed = derive_seed(self.seed, "evaluate")
+        return WorkItem(Purpose.EVALUATE, version, 0, self.validation_prompts, 1, seed)

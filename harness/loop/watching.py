@@ -1,0 +1,93 @@
+"""What the loop tells its observer, and who may hold it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from harness.loop.ledger import Count, Ledger
+from harness.replay import ReplayStats, Taken
+from harness.types import RolloutGroup, ScoredBatch, UpdateResult, WeightTicket
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One finished training step: what went in and what came out.
+
+    Attributes:
+        scored: the fresh rollout batch, a part for each shard.
+        taken: the groups trained on, with how often each was used by now and how old it was.
+        result: what the update did.
+        ticket: the weights that the step published.
+        dropped: rollouts dropped since the previous step.
+        in_queue: rollouts scored and waiting for the Learner when it took this batch.
+        in_flight: rollouts being generated, or generated and not scored yet, at that moment.
+        replay: the replay buffer after this step, and its size in groups; None without a buffer.
+    """
+
+    step: int
+    scored: tuple[ScoredBatch, ...]
+    taken: tuple[Taken, ...]
+    result: UpdateResult
+    ticket: WeightTicket
+    dropped: Count = field(default_factory=Count)
+    in_queue: int = 0
+    in_flight: int = 0
+    replay: tuple[ReplayStats, int] | None = None
+
+    @property
+    def fresh(self) -> tuple[RolloutGroup, ...]:
+        """The groups of the fresh batch, in shard order."""
+        return tuple(group for part in self.scored for group in part.groups)
+
+    @property
+    def groups(self) -> tuple[RolloutGroup, ...]:
+        """The groups trained on."""
+        return tuple(item.group for item in self.taken)
+
+
+class Observer(Protocol):
+    """Hears of events as they happen; plain calls that must be quick."""
+
+    def on_version(self, lane: str, version: int) -> None:
+        """A lane now holds this policy version."""
+
+    def on_step(self, facts: StepFacts) -> None:
+        """A training step is complete: at lag 0 its weights are loaded and evaluated, otherwise published."""
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
+        """A policy version was evaluated."""
+
+    def on_replaced(self, lane: str, reason: str) -> None:
+        """A part died and a new one, without weights, stands in its place."""
+
+    def on_finished(self, ledger: Ledger) -> None:
+        """All steps are made."""
+
+
+class SilentObserver:
+    """The observer of a run nobody watches; also a base for one that listens to some events."""
+
+    def on_version(self, lane: str, version: int) -> None: ...
+
+    def on_step(self, facts: StepFacts) -> None: ...
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None: ...
+
+    def on_replaced(self, lane: str, reason: str) -> None: ...
+
+    def on_finished(self, ledger: Ledger) -> None: ...
+
+
+class Pace(Protocol):
+    """Holds a batch back until its turn has come: how several arms alternate."""
+
+    async def admit(self, step: int) -> None:
+        """Return when the batch of this training step may start."""
+
+
+class FullSpeed:
+    """The pace of a run that has the machine to itself."""
+
+    async def admit(self, step: int) -> None:
+        return None

@@ -1,0 +1,150 @@
+"""Rules of lag, replay, placement and transport."""
+
+from __future__ import annotations
+
+from harness.scenario.problems import Problem, dotted_paths
+from harness.scenario.schema import Scenario
+
+
+def lag_control_has_lag(scenario: Scenario) -> Problem | None:
+    """Without lag there is nothing to drop and no weights to swap."""
+    if scenario.lag_control == "wait" or scenario.max_lag > 0:
+        return None
+    what = f"lag_control is {scenario.lag_control} with max_lag 0, and without lag its bound never bites that way"
+    return Problem(what, "set max_lag to 1 or more, or lag_control to wait", dotted_paths("lag_control", "max_lag"))
+
+
+def in_flight_engine(scenario: Scenario) -> Problem | None:
+    """Only an engine that says which weights sampled each token can change them on the way."""
+    if scenario.lag_control != "in_flight" or scenario.engine.type in ("native", "paced"):
+        return None
+    what = f"engine.type is {scenario.engine.type}, must be native with lag_control in_flight"
+    return Problem(
+        what, "set engine.type to native, or lag_control to wait", dotted_paths("engine.type", "lag_control")
+    )
+
+
+def shards_share_a_batch(scenario: Scenario) -> Problem | None:
+    """Several Generators share a rollout batch; where batches are made of what comes first, in equal parts."""
+    count, prompts = scenario.placement.generator.count, scenario.prompts_per_batch
+    paths = dotted_paths("placement.generator.count", "rollout_batch_size", "group_size")
+    if count > prompts > 0:
+        what = f"placement.generator.count is {count}, must be at most {prompts}, the prompts of a rollout batch"
+        return Problem(what, f"set it to at most {prompts}, or raise rollout_batch_size", paths)
+    if scenario.lag_control == "drop" and prompts % count:
+        what = f"placement.generator.count {count} does not divide the {prompts} prompts of a rollout batch"
+        return Problem(
+            what, "with lag_control drop, set it to a divisor, so that all parts of a batch are alike", paths
+        )
+    return None
+
+
+def actors_for_several_parts(scenario: Scenario) -> Problem | None:
+    """Several Generators or Scorers, or another machine, need Ray actors."""
+    placement = scenario.placement
+    if scenario.uses_ray:
+        return None
+    for key, value, alone in (
+        ("placement.generator.count", placement.generator.count, 1),
+        ("placement.scorer.count", placement.scorer.count, 1),
+        ("placement.address", placement.address, "local"),
+    ):
+        if value != alone:
+            what = f"{key} is {value}, must be {alone} with transport.type in_process"
+            fix = f"set transport.type to object_store_numpy, which runs the parts as Ray actors, or {key} to {alone}"
+            return Problem(what, fix, dotted_paths(key, "transport.type"))
+    return None
+
+
+def one_host_transport(scenario: Scenario) -> Problem | None:
+    """Shared memory and one GPU's memory end at the host."""
+    kind, address = scenario.transport.type, scenario.placement.address
+    if kind not in ("shared_memory", "cuda_ipc") or address == "local":
+        return None
+    what = f"transport.type is {kind}, which works within one host, and placement.address is {address}"
+    fix = "set transport.type to nixl or object_store_numpy, or placement.address to local"
+    return Problem(what, fix, dotted_paths("transport.type", "placement.address"))
+
+
+def gpu_transport(scenario: Scenario) -> Problem | None:
+    """NCCL and CUDA IPC move GPU memory."""
+    kind, device = scenario.transport.type, scenario.placement.device
+    if kind not in ("nccl", "cuda_ipc") or device == "cuda":
+        return None
+    what = f"transport.type is {kind}, which moves GPU memory, and placement.device is {device}"
+    fix = "set placement.device to cuda, or transport.type to gloo or nixl"
+    return Problem(what, fix, dotted_paths("transport.type", "placement.device"))
+
+
+def paced_goes_together(scenario: Scenario) -> Problem | None:
+    """A Learner that trains nothing needs an engine that samples nothing."""
+    model, engine = scenario.model.type, scenario.engine.type
+    if (model == "paced") == (engine == "paced"):
+        return None
+    what = f"model.type is {model} and engine.type is {engine}: paced parts go together"
+    return Problem(what, "set both to paced, or neither", dotted_paths("model.type", "engine.type"))
+
+
+def replay_holds_a_batch(scenario: Scenario) -> Problem | None:
+    """A buffer has room for the batch that enters it and for the sample that is taken."""
+    capacity, prompts, sample = scenario.replay.capacity, scenario.prompts_per_batch, scenario.replay_sample_groups
+    if capacity == 0 and scenario.replay.sample_groups is not None:
+        what = f"replay.sample_groups is {sample}, and replay.capacity is 0: there is no buffer to take them from"
+        return Problem(what, "set replay.capacity, or leave sample_groups out", dotted_paths("replay.sample_groups"))
+    if capacity == 0:
+        return None
+    if capacity < prompts:
+        what = f"replay.capacity is {capacity} groups, must be at least the {prompts} groups of a rollout batch"
+        fix = f"set replay.capacity to {prompts} or more, or to 0 for no replay"
+        return Problem(what, fix, dotted_paths("replay.capacity", "rollout_batch_size"))
+    if sample > capacity:
+        what = f"replay.sample_groups is {sample}, must be at most replay.capacity {capacity}"
+        return Problem(what, f"set it to at most {capacity}", dotted_paths("replay.sample_groups", "replay.capacity"))
+    return None
+
+
+def replay_age_covers_lag(scenario: Scenario) -> Problem | None:
+    """A group that may be max_lag versions old when it enters the buffer must be allowed to be that old in it."""
+    age, lag = scenario.replay.max_age, scenario.max_lag
+    if scenario.replay.capacity == 0 or age is None or age >= lag:
+        return None
+    what = f"replay.max_age is {age}, must be at least max_lag {lag}"
+    return Problem(what, f"set replay.max_age to {lag} or more", dotted_paths("replay.max_age", "max_lag"))
+
+
+def importance_has_two_policies(scenario: Scenario) -> Problem | None:
+    """The weight is proximal / engine; where the engine's log-probs are the proximal ones, it is always 1."""
+    loss = scenario.loss
+    if loss.importance.mode == "off" or loss.proximal == "recompute" or not scenario.behaviour_is_older:
+        return None
+    what = (
+        f"loss.importance.mode is {loss.importance.mode}, which with max_lag {scenario.max_lag} and replay.capacity "
+        f"{scenario.replay.capacity} does nothing while loss.proximal is engine"
+    )
+    fix = "set loss.proximal to recompute, or loss.importance.mode to off"
+    return Problem(what, fix, dotted_paths("loss.importance.mode", "loss.proximal"))
+
+
+def sequence_mask_weighs_tokens(scenario: Scenario) -> Problem | None:
+    """``seq-mask-tis`` masks whole sequences and weighs single tokens, by its definition."""
+    importance = scenario.loss.importance
+    if importance.mode != "seq-mask-tis" or importance.level == "token":
+        return None
+    what = "loss.importance.level is sequence, must be token with loss.importance.mode seq-mask-tis"
+    fix = "set loss.importance.level to token, or loss.importance.mode to tis or icepop"
+    return Problem(what, fix, dotted_paths("loss.importance.level", "loss.importance.mode"))
+
+
+DISTRIBUTED_RULES = (
+    lag_control_has_lag,
+    in_flight_engine,
+    shards_share_a_batch,
+    actors_for_several_parts,
+    one_host_transport,
+    gpu_transport,
+    paced_goes_together,
+    replay_holds_a_batch,
+    replay_age_covers_lag,
+    importance_has_two_policies,
+    sequence_mask_weighs_tokens,
+)

@@ -1,0 +1,156 @@
+"""Times weight syncs between a Learner and its Generators, from the live weights to the engines' own tensors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from harness.actors.environment import process_environment
+from harness.actors.groups import group, ungroup
+from harness.actors.logs import ProcessLogs
+from harness.actors.parts import Blueprint, cause_of_death, own_error
+from harness.actors.processes import ProcessSetup, Reply
+from harness.actors.session import RaySession
+from harness.errors import RunStopped
+from harness.results.syncs import SyncRow
+from harness.trace import Span, Stage
+from harness.transport_sweep.plan import Sync, Weights
+from harness.transport_sweep.processes import (
+    SweepGeneratorProcess,
+    SweepLearnerProcess,
+    make_sweep_generator,
+    make_sweep_learner,
+)
+from harness.transports.catalogue import TRANSPORTS, TransportKind
+from harness.types import WeightTicket
+
+
+class SweepActors:
+    """One Learner and some Generators with an end of every transport.
+
+    Args:
+        session: the Ray they run in.
+        transports: by name.
+        weights: size and tensors of the weights.
+        receivers: number of Generators.
+        logs: takes what the processes print.
+        interface: network interface of what they open themselves.
+
+    Raises:
+        UserError: a transport cannot be used here.
+        RunStopped: an actor died.
+    """
+
+    def __init__(
+        self,
+        session: RaySession,
+        transports: Sequence[str],
+        weights: Weights,
+        receivers: int,
+        logs: ProcessLogs,
+        interface: str,
+    ) -> None:
+        self._weights, self._version = weights, -1
+        make = partial(make_sweep_learner, transports, weights.megabytes, weights.tensors)
+        lanes = ["generator"] if receivers == 1 else [f"generator{index}" for index in range(receivers)]
+        blueprints = [_blueprint(SweepLearnerProcess, "learner", make, logs, interface)]
+        blueprints += [
+            _blueprint(SweepGeneratorProcess, lane, partial(make_sweep_generator, transports, lane), logs, interface)
+            for lane in lanes
+        ]
+        launched = [blueprint.launch() for blueprint in blueprints]
+        self._handles = [handle for handle, _ in launched]
+        self._grouped = [TRANSPORTS[name] for name in transports if TRANSPORTS[name].two_sided]
+        try:
+            with _plain_errors():
+                ray.get([facts for _, facts in launched])
+            for kind in self._grouped:
+                group(self._handles, kind)
+        except BaseException:
+            self.close()
+            raise
+
+    def sync(self, wanted: Sync) -> SyncRow:
+        """Make one sync and return its times.
+
+        Raises:
+            RunStopped: the weights that arrived are not those published, or an actor died.
+        """
+        self._version += 1
+        learner, generators = self._handles[0], self._handles[1 : 1 + wanted.receivers]
+        kind, version = TRANSPORTS[wanted.transport], self._version
+        with _plain_errors():
+            published: Reply = ray.get(learner.publish.remote(wanted.transport, version))
+            load = _loading(kind, published.value, learner, version)
+            loaded: list[Reply] = ray.get([load(generator) for generator in generators])
+            copy_s = ray.get(generators[0].plain_copy_s.remote(published.value.num_bytes))
+        return _row(wanted, self._weights, published, loaded, copy_s)
+
+    def close(self) -> None:
+        """End the actors."""
+        for kind in self._grouped:
+            ungroup(kind)
+        for handle in self._handles:
+            ray.kill(handle)
+
+
+def _loading(kind: TransportKind, ticket: WeightTicket, learner: Any, version: int) -> Callable[[Any], Any]:
+    """Return what has a Generator load the ticket."""
+    if not kind.two_sided:
+        return lambda generator: generator.load.remote(kind.name, ticket)
+    sent = learner.outgoing.options(tensor_transport=kind.tensor_transport).remote(kind.name, version)
+    return lambda generator: generator.load_arrived.remote(kind.name, ticket, time.perf_counter_ns(), sent)
+
+
+def _row(wanted: Sync, weights: Weights, published: Reply, loaded: Sequence[Reply], copy_s: float) -> SyncRow:
+    """The slowest receiver decides; verification is timed apart and is part of no other figure."""
+    publish_s, publish_verify_s = (
+        _seconds(published.spans, stage) for stage in (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_VERIFY)
+    )
+    slowest = max(loaded, key=lambda reply: max(span.end_ns for span in reply.spans))
+    verify_s = _seconds(slowest.spans, Stage.WEIGHT_VERIFY)
+    begin_ns = min(span.start_ns for span in published.spans)
+    end_ns = max(span.end_ns for span in slowest.spans)
+    return SyncRow(
+        transport=wanted.transport,
+        num_bytes=published.value.num_bytes,
+        tensors=weights.tensors,
+        receivers=wanted.receivers,
+        repeat=wanted.repeat,
+        total_s=(end_ns - begin_ns) / 1e9 - publish_verify_s - verify_s,
+        publish_s=publish_s,
+        transfer_s=_seconds(slowest.spans, Stage.WEIGHT_TRANSFER),
+        load_s=_seconds(slowest.spans, Stage.WEIGHT_LOAD),
+        verify_s=publish_verify_s + verify_s,
+        plain_copy_s=copy_s,
+    )
+
+
+def _seconds(spans: Sequence[Span], stage: Stage) -> float:
+    return sum(span.end_ns - span.start_ns for span in spans if span.stage is stage) / 1e9
+
+
+def _blueprint(process: Any, lane: str, make: Any, logs: ProcessLogs, interface: str) -> Blueprint:
+    setup = ProcessSetup(lane, 1, logs.file_for(lane), Path.cwd(), tuple(os.path.abspath(path) for path in sys.path))
+    options = {"num_cpus": 0, "runtime_env": {"env_vars": process_environment(1, interface)}}
+    return Blueprint(process, options, {}, True, setup, make)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what happened in an actor as if it had happened here."""
+    try:
+        yield
+    except RayTaskError as error:
+        raise own_error(error) from None
+    except RayActorError as error:
+        raise RunStopped(f"an actor of the transport sweep died: {cause_of_death(error)}") from None

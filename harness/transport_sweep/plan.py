@@ -1,0 +1,47 @@
+"""Which weight syncs are timed, in which order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.scenario import TransportSweepSettings
+from harness.seeds import derive_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of one part of the sweep."""
+
+    megabytes: float
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """One sync to make. ``repeat`` 0 is not counted: it sets connections up and touches fresh memory."""
+
+    transport: str
+    receivers: int
+    repeat: int
+
+
+def weights_of(settings: TransportSweepSettings) -> list[Weights]:
+    """Return the sizes and tensor counts of the sweep, small ones first."""
+    return [Weights(*pair) for pair in itertools.product(sorted(settings.megabytes), sorted(settings.tensors))]
+
+
+def syncs_of(settings: TransportSweepSettings, seed: int) -> Iterator[Sync]:
+    """Yield the syncs of one part: in each repeat every transport once, in an order drawn anew.
+
+    Each second repeat runs the last order backwards (ABBA), so that a linear drift hits all transports alike.
+    """
+    for receivers in sorted(settings.receivers):
+        order = list(settings.transports)
+        rng = random.Random(derive_seed(seed, "transport_sweep", receivers))
+        for repeat in range(settings.repeats + 1):
+            order = order[::-1] if repeat % 2 else rng.sample(order, len(order))
+            for transport in order:
+                yield Sync(transport, receivers, repeat)

@@ -1,0 +1,113 @@
+"""The actors of a transport sweep: one end of every transport around the same tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from harness.actors.processes import PartProcess, Reply
+from harness.engines.paced import PacedEngine
+from harness.learner.paced import made_up_weights, stamp
+from harness.trace import Span, Stage, Tracer
+from harness.transports.catalogue import transport_kind
+from harness.transports.options import TransportOptions
+from harness.types import WeightTicket
+from harness.weight_sync import WeightLoader, WeightPublisher
+
+
+class SweepLearner:
+    """One set of weights with a sender of each transport in front.
+
+    Args:
+        weights: by name.
+        publishers: by transport.
+    """
+
+    def __init__(self, weights: dict[str, torch.Tensor], publishers: dict[str, WeightPublisher]) -> None:
+        self.weights, self.publishers = weights, publishers
+
+    def close(self) -> None:
+        """Close every sender."""
+        for publisher in self.publishers.values():
+            publisher.sender.close()
+
+
+class SweepGenerator:
+    """One engine with a receiver of each transport in front."""
+
+    def __init__(self, loaders: dict[str, WeightLoader]) -> None:
+        self.loaders = loaders
+
+    def close(self) -> None:
+        """Close every receiver."""
+        for loader in self.loaders.values():
+            loader.receiver.close()
+
+
+class SweepLearnerProcess(PartProcess):
+    """Changes its weights without training, and publishes them by any transport."""
+
+    _worker: SweepLearner
+
+    def publish(self, transport: str, version: int) -> Reply:
+        """Change the weights and publish them; nothing published before is needed any more."""
+        learner = self._worker
+        stamp(learner.weights, version)
+        return self._reply(learner.publishers[transport].publish(learner.weights, version, frozenset()))
+
+    def outgoing(self, transport: str, version: int) -> list[torch.Tensor]:
+        """Return published tensors, for transports that send them along."""
+        return self._worker.publishers[transport].sender.outgoing(version)
+
+
+class SweepGeneratorProcess(PartProcess):
+    """Loads weights that came by any transport into the same tensors of its own."""
+
+    _worker: SweepGenerator
+
+    def load(self, transport: str, ticket: WeightTicket) -> Reply:
+        """Fetch and load."""
+        self._worker.loaders[transport].load(ticket)
+        return self._reply(None)
+
+    def load_arrived(self, transport: str, ticket: WeightTicket, called_ns: int, arrived: list[torch.Tensor]) -> Reply:
+        """Load what was sent along with this call, which the driver made at ``called_ns``."""
+        loader, version = self._worker.loaders[transport], ticket.version
+        arrival = Span(loader.lane, Stage.WEIGHT_TRANSFER, called_ns, time.perf_counter_ns(), version, version)
+        self._recorder.record_elsewhere([arrival])
+        loader.load(ticket, arrived)
+        return self._reply(None)
+
+    def plain_copy_s(self, num_bytes: int) -> float:
+        """Return the seconds of one copy of so many bytes in warm memory: no transport with a copy can be faster."""
+        if self._copied is None or self._copied[0].numel() != num_bytes:
+            self._copied = (torch.ones(num_bytes, dtype=torch.uint8), torch.ones(num_bytes, dtype=torch.uint8))
+        start_ns = time.perf_counter_ns()
+        self._copied[1].copy_(self._copied[0])
+        return (time.perf_counter_ns() - start_ns) / 1e9
+
+    _copied: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def make_sweep_learner(transports: Sequence[str], megabytes: float, tensors: int, tracer: Tracer) -> SweepLearner:
+    """Return weights of this size and a sender of each transport."""
+    return SweepLearner(
+        made_up_weights(megabytes, tensors),
+        {
+            name: WeightPublisher(transport_kind(name).sender(TransportOptions()), tracer, verify=True, lane="learner")
+            for name in transports
+        },
+    )
+
+
+def make_sweep_generator(transports: Sequence[str], lane: str, tracer: Tracer) -> SweepGenerator:
+    """Return an engine and a receiver of each transport."""
+    engine = PacedEngine(0.0, 0.0, 1)
+    return SweepGenerator(
+        {
+            name: WeightLoader(transport_kind(name).receiver(TransportOptions()), engine, tracer, lane)
+            for name in transports
+        }
+    )

@@ -1,0 +1,157 @@
+"""The one table from a transport's name to how it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import MappingProxyType
+
+import torch
+
+from harness.errors import UserError
+from harness.transports.collective import CollectiveReceiver, CollectiveSender
+from harness.transports.cuda_ipc import CudaIpcReceiver, CudaIpcSender
+from harness.transports.disk import DiskReceiver, DiskSender
+from harness.transports.nixl import NixlReceiver, NixlSender
+from harness.transports.object_store import ObjectStoreNumpySender, ObjectStoreReceiver, ObjectStoreSender
+from harness.transports.options import TransportOptions
+from harness.transports.protocol import WeightReceiver, WeightSender
+from harness.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
+
+
+@dataclass(frozen=True, slots=True)
+class TransportKind:
+    """How one transport is made, and what it asks of the actors that hold it.
+
+    Attributes:
+        name: as in ``transport.type``.
+        sender_type: makes a sender.
+        receiver_type: makes a receiver.
+        tensor_transport: its name in Ray Direct Transport; both actors need ``enable_tensor_transport=True``. None: it
+            uses none.
+        two_sided: the Generator is handed what an actor method of the Learner returned (``WeightSender.outgoing``), and
+            all of them form one collective group; a transfer is over before the Generator's method starts.
+        flatten: the default of that option; None where nothing is flattened.
+        package: one that the default installation may lack.
+        needs_gpu: moves GPU memory only.
+        same_host: ends at the host.
+        by_reference: others read the published tensors where they lie, so that ``snapshot`` may be left out.
+        uses_object_store: every version still needed takes its size in Ray's object store.
+        loopback: environment variables that keep its traffic on this host; they must be set before the actor starts.
+    """
+
+    name: str
+    sender_type: Callable[[TransportOptions], WeightSender] = field(repr=False)
+    receiver_type: Callable[[TransportOptions], WeightReceiver] = field(repr=False)
+    tensor_transport: str | None = None
+    two_sided: bool = False
+    flatten: bool | None = None
+    package: str | None = None
+    needs_gpu: bool = False
+    same_host: bool = False
+    by_reference: bool = False
+    uses_object_store: bool = False
+    loopback: Mapping[str, str] = field(default_factory=dict)
+
+    def check_usable(self) -> None:
+        """Check what can be known before there are actors.
+
+        Raises:
+            UserError: a package is not installed.
+        """
+        if self.package is not None and find_spec(self.package) is None:
+            raise UserError(
+                f"transport.type is {self.name}, and the package {self.package} is not installed",
+                "transport.type",
+                f"make install PARTS={self.package}, or set transport.type to object_store_numpy",
+            )
+
+    def sender(self, options: TransportOptions) -> WeightSender:
+        """Make the Learner's end, inside its actor.
+
+        Raises:
+            UserError: it needs a GPU, a package or a folder that is not there.
+        """
+        self._check_here()
+        return self.sender_type(options)
+
+    def receiver(self, options: TransportOptions) -> WeightReceiver:
+        """Make a Generator's end, inside its actor.
+
+        Raises:
+            UserError: it needs a GPU or a package that is not there.
+        """
+        self._check_here()
+        return self.receiver_type(options)
+
+    def _check_here(self) -> None:
+        self.check_usable()
+        if self.needs_gpu and not torch.cuda.is_available():
+            raise UserError(
+                f"transport.type is {self.name}, which moves GPU memory, and torch finds no CUDA device",
+                "transport.type",
+                "set transport.type to nixl or object_store_numpy, or placement.device to cuda on a machine with a GPU",
+            )
+
+
+_KINDS = (
+    TransportKind("object_store", ObjectStoreSender, ObjectStoreReceiver, uses_object_store=True),
+    TransportKind("object_store_numpy", ObjectStoreNumpySender, ObjectStoreReceiver, uses_object_store=True),
+    TransportKind(
+        "nixl",
+        NixlSender,
+        NixlReceiver,
+        tensor_transport="nixl",
+        package="nixl",
+        flatten=True,
+        by_reference=True,
+        loopback={"UCX_NET_DEVICES": "lo"},
+    ),
+    TransportKind(
+        "gloo",
+        CollectiveSender,
+        CollectiveReceiver,
+        tensor_transport="gloo",
+        two_sided=True,
+        flatten=True,
+        by_reference=True,
+        loopback={"GLOO_SOCKET_IFNAME": "lo"},
+    ),
+    TransportKind(
+        "nccl",
+        CollectiveSender,
+        CollectiveReceiver,
+        tensor_transport="nccl",
+        two_sided=True,
+        flatten=True,
+        needs_gpu=True,
+        by_reference=True,
+        loopback={"NCCL_SOCKET_IFNAME": "lo"},
+    ),
+    TransportKind(
+        "cuda_ipc",
+        CudaIpcSender,
+        CudaIpcReceiver,
+        tensor_transport="cuda_ipc",
+        flatten=True,
+        needs_gpu=True,
+        same_host=True,
+        by_reference=True,
+    ),
+    TransportKind("disk", DiskSender, DiskReceiver),
+    TransportKind("shared_memory", SharedMemorySender, SharedMemoryReceiver, same_host=True),
+)
+
+TRANSPORTS: Mapping[str, TransportKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+
+
+def transport_kind(name: str) -> TransportKind:
+    """Return the transport of this name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in TRANSPORTS:
+        raise UserError(f"there is no transport {name}", "transport.type", f"one of {', '.join(TRANSPORTS)}")
+    return TRANSPORTS[name]

@@ -1,0 +1,78 @@
+"""What every transport is: a sender that lives with the Learner, a receiver that lives with a Generator.
+
+Both are made inside the actor that holds them. A ticket goes from the one to the other through the driver, which only
+holds it: the bytes of the weights never pass through the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from harness.types import WeightTicket
+
+Weights = Mapping[str, Tensor]
+
+
+class WeightSender(Protocol):
+    """Publishes the Learner's weights.
+
+    ``notes`` are lines for the run's log: what the transport set up when it was made.
+    """
+
+    notes: tuple[str, ...]
+
+    def publish(self, weights: Weights, version: int, still_needed: frozenset[int]) -> WeightTicket:
+        """Hand over the weights as they are now; the ticket carries no checksum yet.
+
+        Args:
+            weights: the live parameters by Hugging Face name.
+            version: theirs; a version is published once.
+            still_needed: versions published before that a Generator may yet receive. Their tickets stay readable and
+                unchanged; the memory of all others is reused or given back.
+
+        Raises:
+            ValueError: there are no weights, or the version is published already.
+        """
+
+    def published(self, version: int) -> Weights:
+        """Return the published copy by name, to take its checksum from.
+
+        Raises:
+            ValueError: the version is not held: never published, or no longer needed.
+        """
+
+    def outgoing(self, version: int) -> list[Tensor]:
+        """Return the tensors that an actor method must return with ``tensor_transport=``.
+
+        Only two-sided transports have any, since there Ray moves what a method returns; elsewhere the list is empty.
+        """
+
+    def close(self) -> None:
+        """Give back memory and files; tickets become unreadable."""
+
+
+class WeightReceiver(Protocol):
+    """Receives published weights; ``notes`` as for the sender."""
+
+    notes: tuple[str, ...]
+
+    def receive(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Weights:
+        """Return the ticket's weights by name, to be copied from and not written to.
+
+        They may lie in memory that the next ``receive`` overwrites, or that the sender reuses when the version is no
+        longer needed: load them at once.
+
+        Args:
+            ticket: of a version that its sender still holds.
+            arrived: what ``outgoing`` returned, once Ray has moved it here; two-sided transports need it.
+
+        Raises:
+            RunStopped: the weights are not there.
+            UserError: this receiver's place cannot be reached by this transport.
+        """
+
+    def close(self) -> None:
+        """Give back memory; weights received before must no longer be used."""
