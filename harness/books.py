@@ -116,6 +116,7 @@ class Campaign:
                 started_at=timestamp(utc_now()),
                 arm=variant.arm,
                 point=variant.point,
+                position=variant.position,
                 startup_s=round(startup_s, 6),
                 seed=variant.scenario.seed,
                 interleaving=interleaving,

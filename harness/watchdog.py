@@ -53,11 +53,12 @@ async def watch(
         if tracer.ended != ended:
             ended, moved_ns = tracer.ended, now_ns
         elif now_ns - moved_ns >= stall_after_s * 1e9:
+            spans, idle_s = tracer.still_open(), _seconds(now_ns - moved_ns)
             headline = (
-                f"no stage has ended for {_seconds(now_ns - moved_ns)} s (faults.stall_after_s is {stall_after_s:g}): "
-                f"{likely_culprit(tracer.still_open(), now_ns)}"
+                f"no stage has ended for {idle_s} s (faults.stall_after_s is {stall_after_s:g}): "
+                f"{likely_culprit(spans, now_ns)}"
             )
-            say("\n".join([headline, *open_lines(tracer.still_open(), now_ns), dumps()]))
+            say("\n".join([headline, *open_lines(spans, now_ns), dumps()]))
             raise RunStopped(headline)
 
 

@@ -91,10 +91,10 @@ class GeneratorWorker:
     def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """Sample the item's groups; their data stays opaque to the loop."""
         stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
-        version = self.version  # at the start: new weights may come in the middle
-        with self.tracer.span(self.lane, stage, item.step, version):
+        with self.tracer.span(self.lane, stage, item.step, self.version):
             prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
             token_ids = [self.tokenizer.encode(prompt.text) for prompt in prompts]
+            version = self.version  # at the start: new weights may come in the middle
             sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed)
             data = [
                 GroupData(prompt, np.asarray(ids, dtype=np.int64), completions)
@@ -147,7 +147,7 @@ class ScorerWorker:
                 try:
                     rewards = self._of_group(group.data)
                 except RewardFailed as error:
-                    failures.append(str(error))
+                    failures.append(f"prompt {group.prompt_id}: {error}")
                     continue
                 flat += rewards
                 scored.append(replace(group, rewards=tuple(reward["reward"] for reward in rewards)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -86,14 +87,35 @@ def gather(paths: Iterable[Path], brief: bool = False) -> tuple[list[Campaign], 
 
 
 def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
-    """Return (variant's name, index of the run) in the order of showing: by start, then by name, then by seed."""
+    """Return (variant's name, index of the run) in the order of showing; the first variant is the baseline.
+
+    Variants come in the order of the scenario, or where that was not saved by start and then by name; their runs by
+    seed.
+    """
     points = [(manifest.arm, manifest.point) for manifest in manifests]
     labels = variant_labels(points, manifests[0].scenario)
-    started = {
-        label: min(m.started_at for m, name in zip(manifests, labels, strict=True) if name == label) for label in labels
+    positions, started = _earliest(labels, manifests, _position), _earliest(labels, manifests, _start)
+
+    def place(index: int) -> tuple[Any, ...]:
+        label = labels[index]
+        return positions[label], started[label], _natural(label), manifests[index].seed
+
+    return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
+
+
+def _earliest(labels: Sequence[str], manifests: Sequence[Manifest], read: Callable[[Manifest], Any]) -> dict[str, Any]:
+    return {
+        label: min(read(manifest) for manifest, name in zip(manifests, labels, strict=True) if name == label)
+        for label in labels
     }
-    order = sorted(range(len(labels)), key=lambda i: (started[labels[i]], _natural(labels[i]), manifests[i].seed))
-    return [(labels[index], index) for index in order]
+
+
+def _position(manifest: Manifest) -> float:
+    return math.inf if manifest.position is None else manifest.position
+
+
+def _start(manifest: Manifest) -> str:
+    return manifest.started_at
 
 
 def variant_labels(points: Sequence[tuple[str | None, dict[str, Any]]], otherwise: str) -> list[str]:

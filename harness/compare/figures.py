@@ -15,6 +15,7 @@ from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
 from harness.compare.sync import SyncFigures, sync_figures
 from harness.results import LedgerFigures, Run, StepRow, lane_kind
 from harness.results.manifest import Manifest
+from harness.results.syncs import SyncRow, read_syncs
 from harness.trace import Span, Stage
 from harness.types import Metric
 
@@ -74,6 +75,7 @@ class RunFigures:
         held_back: what waiting for the lag bound cost; None at lag 0, under ``drop`` and without spans.
         sync: weight syncs; None where nothing was moved.
         replaced: parts that died and were replaced.
+        timed_syncs: of a transport sweep.
         metrics: combined over all steps, by name.
         last_metrics: of the last step that has them, by name.
         non_finite: in how many steps a metric was NaN or infinite, by name; those are left out of ``metrics``.
@@ -106,6 +108,7 @@ class RunFigures:
     held_back: HeldBack | None
     sync: SyncFigures | None
     replaced: int = 0
+    timed_syncs: tuple[SyncRow, ...] = ()
     metrics: dict[str, Metric] = field(default_factory=dict)
     last_metrics: dict[str, Metric] = field(default_factory=dict)
     non_finite: dict[str, int] = field(default_factory=dict)
@@ -180,6 +183,7 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
         held_back=_held_back(run, spans),
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
+        timed_syncs=tuple(read_syncs(run.folder)),
         metrics={name: metric for name, column in columns.items() if (metric := _combined(column))},
         last_metrics={name: column[-1] for name, column in columns.items()},
         non_finite={name: bad for name, column in columns.items() if (bad := _count_non_finite(column))},

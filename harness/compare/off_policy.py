@@ -38,6 +38,12 @@ LINES = (
         _of_ledger(lambda ledger: ledger.share(ledger.dropped)),
     ),
     Line(
+        "generated_length",
+        "length of a generated rollout, tokens",
+        numbers.number,
+        _of_ledger(lambda ledger: ledger.generated.mean_length),
+    ),
+    Line(
         "dropped_length",
         "length of a dropped rollout, tokens",
         numbers.number,

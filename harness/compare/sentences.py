@@ -10,6 +10,7 @@ from harness.compare.figures import RunFigures
 from harness.compare.growth import Growth
 from harness.compare.off_policy import off_policy_findings
 from harness.compare.pairs import paired_difference
+from harness.compare.sweep_tables import sweep_findings, sweep_points
 from harness.compare.transports import sync_findings
 from harness.trace import Stage
 
@@ -22,6 +23,8 @@ Read = Callable[[RunFigures], float | None]
 
 def findings(campaign: Campaign) -> list[str]:
     """Return what the campaign shows: where time went, what each variant cost and gained, syncs, lag, KL, upsets."""
+    if sweep_points(campaign):
+        return sweep_findings(campaign)
     base, *others = campaign.variants
     said = [*_largest_stage(campaign), *(_against(base, other) for other in others)]
     said += [*sync_findings(campaign), *off_policy_findings(campaign)]
@@ -37,7 +40,8 @@ def _largest_stage(campaign: Campaign) -> list[str]:
         shares = _mean_shares(variant)
         if shares:
             stage = max(shares, key=lambda item: shares[item])
-            largest.setdefault(stage, []).append(f"{variant.name} ({100 * shares[stage]:.0f}% of the loop)")
+            several = ", added over lanes" if shares[stage] > 1 else ""
+            largest.setdefault(stage, []).append(f"{variant.name} ({100 * shares[stage]:.0f}% of the loop{several})")
     if not largest:
         return []
     parts = [f"{stage.value} in {_and(names)}" for stage, names in largest.items()]

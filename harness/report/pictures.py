@@ -14,6 +14,7 @@ from harness.report.curves import draw_kl, draw_reward, draw_stability
 from harness.report.lag import draw_lag
 from harness.report.lines import Curves
 from harness.report.style import picture_style, save
+from harness.report.sweep import draw_sweep
 from harness.report.sync import draw_sync
 from harness.report.timeline import draw_timeline
 from harness.results import find_runs
@@ -25,6 +26,7 @@ BAR_PICTURES: dict[str, Callable[[Campaign], Figure | None]] = {
     "stages.png": draw_stages,
     "lanes.png": draw_lanes,
     "sync.png": draw_sync,
+    "sweep.png": draw_sweep,
 }
 CURVE_PICTURES: dict[str, Callable[[Curves], Figure | None]] = {
     "timeline.png": draw_timeline,

@@ -15,6 +15,7 @@ from harness.compare.cautions import cautions, origin, unlike
 from harness.compare.off_policy import off_policy_table
 from harness.compare.outcome import outcome_table, overview_table
 from harness.compare.sentences import findings
+from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.compare.tables import Table, columns_apart, lane_table, stage_table
 from harness.compare.transports import sync_table
 from harness.report.plain import plain
@@ -77,6 +78,8 @@ def markdown(campaigns: Sequence[Campaign], detailed: Sequence[Campaign]) -> str
 
 def _tables(campaign: Campaign) -> list[Table]:
     """The tables of a campaign; what it did not measure has none."""
+    if sweep_points(campaign):
+        return sweep_tables(campaign)
     always = [stage_table(campaign), lane_table(campaign), outcome_table(campaign)]
     return always + [table for table in (sync_table(campaign), off_policy_table(campaign)) if table is not None]
 

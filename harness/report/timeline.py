@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.compare.lanes import in_pipeline_order, loop_window
 from harness.compare.numbers import number
 from harness.intervals import Interval
-from harness.report.legend import line_key, place_legend, stage_keys, stage_look
+from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look
 from harness.report.lines import Curves
 from harness.report.style import label
 from harness.results import Run, StepRow
@@ -100,7 +100,8 @@ def draw_timeline(curves: Curves) -> Figure | None:
     seen = {span.stage for part in shown.values() for span in part.spans}
     marked = any(part.changes for part in shown.values())
     marks = [line_key("policy version now held", marker="v", linewidth=0, markersize=5)] if marked else []
-    place_legend(figure, [*stage_keys(stage for stage in Stage if stage in seen), *marks])
+    blank = patch_key("under no span", {"color": "white", "edgecolor": "#A8A8A8", "linewidth": 0.8})
+    place_legend(figure, [*stage_keys(stage for stage in Stage if stage in seen), blank, *marks])
     more = f" (first {MOST_VARIANTS} of {len(found)} variants)" if len(found) > MOST_VARIANTS else ""
     heading = f"{label(curves.campaign.scenario)}: what each lane did when{more}"
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)

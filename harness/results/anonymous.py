@@ -11,6 +11,7 @@ from typing import Any
 
 NAMELESS = frozenset({"root", "localhost"})  # names that name nobody
 _ABSOLUTE = re.compile(r"""(?<![\w.~>/-])(?:/(?!/)[^\s/'"<>|:,;()\[\]{}]+){2,}/?""")
+_IP_ADDRESS = re.compile(r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?!\.?\w)")
 _UNSAFE_IN_NAME = re.compile(r"[^\w.=,+~-]+", re.ASCII)
 
 
@@ -48,8 +49,11 @@ class Scrubber:
         return _ABSOLUTE.sub(lambda match: "<path>/" + match[0].rstrip("/").rpartition("/")[2], text)
 
     def text(self, text: str) -> str:
-        """Shorten absolute paths and replace the names of host and user where they stand as whole words."""
-        text = self.paths(text)
+        """Shorten absolute paths and replace IPv4 addresses and the names of host and user as whole words.
+
+        Addresses of this machine alone (127.x.x.x) and 0.0.0.0 stay.
+        """
+        text = _IP_ADDRESS.sub("<address>", self.paths(text))
         names = [(self.host, "<host>"), (self.host.partition(".")[0], "<host>"), (self.user, "<user>")]
         for name, short in names:
             if name and name not in NAMELESS:

@@ -28,6 +28,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "startup_s": _NUMBER + _NONE,
     "seed": _WHOLE,
     "interleaving": _TEXT + _NONE,
+    "position": _WHOLE + _NONE,
     "versions": (dict,),
     "machine": (dict,),
     "threads": _WHOLE + _NONE,
@@ -50,6 +51,8 @@ class Manifest:
         started_at, finished_at: UTC, ISO 8601.
         startup_s: seconds from the start of the run to the start of its loop.
         interleaving: how the arms of the campaign took turns: by ``step``, by ``run``, or None for a single run.
+        position: of the run among the campaign's, in the order of the scenario. Arms may run in another order, and are
+            shown in this one. None in runs of before it was written.
         machine: see ``harness.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
@@ -68,6 +71,7 @@ class Manifest:
     startup_s: float | None = None
     seed: int = 0
     interleaving: str | None = None
+    position: int | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     threads: int | None = None

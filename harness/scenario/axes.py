@@ -30,12 +30,14 @@ class Variant:
 
     ``point`` holds the values of the sweep's axes by dotted key. ``name`` is the run's folder below the campaign, empty
     where the scenario has neither arms nor sweep. ``scenario`` has the changes in it, and no arms or sweep.
+    ``position`` is its place among the scenario's runs.
     """
 
     arm: str | None
     point: dict[str, Any]
     name: str
     scenario: Scenario
+    position: int = 0
 
 
 def expand(scenario: Scenario) -> list[Variant]:
@@ -72,7 +74,7 @@ def try_expand(scenario: Scenario, origins: dict[Path, str]) -> tuple[list[Varia
         for problem in broken:
             found.setdefault(problem, []).append(label)
         if resolved is not None:
-            variants.append(Variant(arm, point, label, resolved))
+            variants.append(Variant(arm, point, label, resolved, len(variants)))
     count = _count(arms, sweep)
     return _with_folder_names(variants), [_in_variants(problem, labels, count) for problem, labels in found.items()]
 

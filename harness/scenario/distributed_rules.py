@@ -16,7 +16,13 @@ def lag_control_has_lag(scenario: Scenario) -> Problem | None:
 
 def in_flight_engine(scenario: Scenario) -> Problem | None:
     """Only an engine that says which weights sampled each token can change them on the way."""
-    if scenario.lag_control != "in_flight" or scenario.engine.type in ("native", "paced"):
+    if scenario.lag_control != "in_flight":
+        return None
+    if scenario.model.type == "folder":
+        what = "model.type is folder with lag_control in_flight: models of transformers take weights between batches"
+        fix = "set lag_control to wait, or model.type to preset"
+        return Problem(what, fix, dotted_paths("model.type", "lag_control"))
+    if scenario.engine.type in ("native", "paced"):
         return None
     what = f"engine.type is {scenario.engine.type}, must be native with lag_control in_flight"
     return Problem(

@@ -115,7 +115,8 @@ def whole_distribution(scenario: Scenario) -> Problem | None:
     capacity, mode = scenario.replay.capacity, scenario.loss.importance.mode
     causes = [("max_lag", f"max_lag {lag}", "max_lag to 0")] if lag > 0 else []
     causes += [("replay.capacity", f"replay.capacity {capacity}", "replay.capacity to 0")] if capacity > 0 else []
-    causes += [("loss.importance.mode", f"loss.importance.mode {mode}", "its mode to off")] if mode != "off" else []
+    weights = "loss.importance.mode"
+    causes += [(weights, f"{weights} {mode}", f"{weights} to off")] if mode != "off" else []
     causes += [("loss.kl.monitor", "loss.kl.monitor true", "loss.kl.monitor to false")] if monitor else []
     if top_p == 1 or not causes:
         return None

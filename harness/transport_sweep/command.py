@@ -54,7 +54,7 @@ def _sync_rows(
     with _progress(console, quiet) as progress:
         task = progress.add_task("weight syncs", total=len(parts) * _syncs_in_each(settings))
         for weights in parts:
-            what = f"{weights.megabytes:g} MB in {weights.tensors} tensors"
+            what = f"{weights.megabytes:g} MB in {weights.tensors} tensor{'s' if weights.tensors > 1 else ''}"
             progress.update(task, description=what)
             if not quiet and not console.is_terminal:
                 console.print(f"weight syncs: {what}", highlight=False)

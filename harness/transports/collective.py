@@ -1,15 +1,19 @@
 """Ray Direct Transport over gloo or NCCL: the Learner sends, a Generator receives.
 
 Ray moves what an actor method returns, so the sender only keeps the copies, and the tensors reach the Generator as an
-argument. Learner and Generators form one collective group, which Ray requires to be named ``default`` if it is to be
-made anew: gloo's processes cannot leave a group of another name, nor belong to two. The group ends with any member.
+argument. Learner and Generators form one collective group, which ends with any member: ``make_group`` and, after one
+was replaced between two transfers, ``remake_group``. A member that dies during a transfer takes the other end along,
+since Ray then kills both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import ray
+from ray.experimental.collective import create_collective_group, destroy_collective_group
 from torch import Tensor
 
 from harness.errors import RunStopped
@@ -18,7 +22,7 @@ from harness.transports.options import TransportOptions
 from harness.transports.slots import CopiedWeights, LiveWeights, NewestOnly, Slots, view_tensors
 from harness.types import WeightTicket
 
-GROUP_NAME = "default"
+GROUP_NAME = "default"  # with gloo, processes cannot leave a group of any other name, nor belong to two
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,31 @@ class CollectivePayload:
 
     layout: BucketLayout = field(repr=False)
     flatten: bool
+
+
+def make_group(actors: Sequence[Any], tensor_transport: str) -> None:
+    """Connect these idle actors (Learner first), which takes about a second.
+
+    Raises:
+        RayError: one of them died.
+    """
+    create_collective_group(list(actors), backend=tensor_transport, name=GROUP_NAME)
+
+
+def remake_group(actors: Sequence[Any], tensor_transport: str) -> None:
+    """Connect these idle actors anew after a member of their group died.
+
+    Raises:
+        RayError: one of them died.
+    """
+    destroy_collective_group(GROUP_NAME)
+    # Ray stops waiting at the dead member, before the others have left: one more call in the same queue waits for them
+    ray.get([actor.__ray_call__.options(concurrency_group="_ray_system").remote(_nothing) for actor in actors])
+    make_group(actors, tensor_transport)
+
+
+def _nothing(actor: object) -> None:
+    """Do nothing."""
 
 
 class CollectiveSender:

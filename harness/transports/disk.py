@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -80,10 +81,10 @@ class DiskSender:
         try:
             save_file(_separate(weights), partial)
             os.replace(partial, path)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             partial.unlink(missing_ok=True)
             raise UserError(
-                f"cannot write weights to disk: {error.strerror or error}",
+                f"cannot write weights to disk: {error}",
                 str(path),
                 "free space on that disk, or set transport.folder to another",
             ) from error

@@ -125,11 +125,12 @@ class Slots(Generic[P]):
         if version in self._held:
             raise ValueError(f"version {version} is published already")
         self._release(still_needed, layout)
-        if not self._held and not self._free:
-            self._warm(weights, layout, version)
+        is_first = len(self) == 0
         place = self._free.pop() if self._free else self._make(weights, layout)
         place.fill(weights, version)
         self._held[version] = place
+        if is_first:
+            self._make_spares(weights, layout, version)
         return place
 
     def __getitem__(self, version: int) -> P:
@@ -149,7 +150,7 @@ class Slots(Generic[P]):
             self._free.remove(place)
             place.close()
 
-    def _warm(self, weights: Mapping[str, Tensor], layout: BucketLayout, version: int) -> None:
+    def _make_spares(self, weights: Mapping[str, Tensor], layout: BucketLayout, version: int) -> None:
         for _ in range(self._at_first - 1):
             place = self._make(weights, layout)
             place.fill(weights, version)

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 import ray
 import torch
-from ray.experimental.collective import create_collective_group, destroy_collective_group
 
 from harness.errors import RunStopped
 from harness.transports.catalogue import TRANSPORTS
-from harness.transports.collective import GROUP_NAME
+from harness.transports.collective import make_group, remake_group
 from harness.transports.fingerprint import fingerprint, verify
 from harness.transports.options import TransportOptions
 
@@ -34,6 +33,7 @@ VARIANTS = {
     "disk": ("disk", {}),
     "shared_memory": ("shared_memory", {}),
 }
+LIVE = {"nixl without a snapshot": ("nixl", {"flatten": False, "snapshot": False})}
 REUSING = ("nixl", "nixl one by one", "gloo", "gloo one by one", "shared_memory")
 NUM_SMALL = 120
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"} | {
@@ -78,18 +78,18 @@ def open_memfds():
 class Learner:
     """Publishes the weights of a version, and trains on at once: the live weights change after every publish."""
 
-    def __init__(self):
+    def __init__(self, contiguous=False):
         self.senders = {}
         self.live = {name: tensor.clone() for name, tensor in weights_of(0).items()}
-        self.live["transposed"] = torch.empty(8, 6).T
+        self.live["transposed"] = torch.empty(6, 8) if contiguous else torch.empty(8, 6).T
         self.live["head"] = self.live["embedding"]
 
     def open(self, variant):
-        name, fields = VARIANTS[variant]
+        name, fields = (VARIANTS | LIVE)[variant]
         self.senders[variant] = TRANSPORTS[name].sender(TransportOptions(**fields))
         return self.senders[variant].notes
 
-    def publish(self, variant, version, still_needed=(), damage=False):
+    def publish(self, variant, version, still_needed=(), damage=False, train_on=True):
         sender = self.senders[variant]
         for name, tensor in weights_of(version).items():
             self.live[name].copy_(tensor)
@@ -97,11 +97,11 @@ class Learner:
         if damage:
             self.live["half"].view(torch.uint8)[4, 2, 13] ^= 1
         ticket = sender.publish(self.live, version, frozenset(still_needed))
-        for tensor in self.live.values():
-            tensor.zero_()
-        checksum = right if damage else fingerprint(sender.published(version))
-        assert damage or checksum == right
-        return dataclasses.replace(ticket, checksum=checksum)
+        assert damage or fingerprint(sender.published(version)) == right
+        if train_on:
+            for tensor in self.live.values():
+                tensor.zero_()
+        return dataclasses.replace(ticket, checksum=right)
 
     def outgoing(self, variant, version):
         return self.senders[variant].outgoing(version)
@@ -134,7 +134,7 @@ class Generator:
 
     def receive(self, variant, ticket, arrived=None):
         if variant not in self.receivers:
-            name, fields = VARIANTS[variant]
+            name, fields = (VARIANTS | LIVE)[variant]
             self.receivers[variant] = TRANSPORTS[name].receiver(TransportOptions(**fields))
         loaded = self.receivers[variant].receive(ticket, arrived)
         verify(loaded, ticket.checksum, ticket.version, "generator_1")
@@ -149,24 +149,20 @@ class Crew:
     """The actors, and the way a driver moves tickets between them."""
 
     def __init__(self):
-        self.learner = self._start(Learner)
-        self.generators = [self._start(Generator) for _ in range(3)]
-        self.group()
+        self.learner = self.start(Learner)
+        self.generators = [self.start(Generator) for _ in range(3)]
+        make_group([self.learner, *self.generators], "gloo")
 
     @staticmethod
-    def _start(actor):
+    def start(actor, *arguments):
         options = {"num_cpus": 0, "runtime_env": {"env_vars": ENVIRONMENT}}
-        return actor.options(**options).remote()
-
-    def group(self):
-        create_collective_group([self.learner, *self.generators], backend="gloo", name=GROUP_NAME)
+        return actor.options(**options).remote(*arguments)
 
     def replace(self, number):
         """Kill a Generator and start another in its place; the group is made anew."""
         ray.kill(self.generators[number])
-        destroy_collective_group(GROUP_NAME)
-        self.generators[number] = self._start(Generator)
-        self.group()
+        self.generators[number] = self.start(Generator)
+        remake_group([self.learner, *self.generators], "gloo")
 
     def publish(self, variant, version, still_needed=(), damage=False):
         return ray.get(self.learner.publish.remote(variant, version, still_needed, damage))
@@ -227,14 +223,23 @@ def test_a_generator_that_replaces_a_killed_one_reads_the_same_tickets(crew):
         ray.get([crew.learner.close.remote(name), *(crew.generators[i].close.remote(name) for i in (0, 1))])
 
 
-def test_nixl_reports_its_agent(crew):
-    """Only the first sender of a process makes one."""
-    fresh = Crew._start(Learner)
-    assert ray.get(fresh.open.remote("nixl")) == (
+def test_without_a_snapshot_the_live_weights_are_read_and_training_on_is_found(crew):
+    (name,) = LIVE
+    learner = crew.start(Learner, True)
+    assert ray.get(learner.open.remote(name)) == (  # NIXL's own log lines, from the process's first sender
         "NIXL: Backend UCX was instantiated",
-        f"NIXL: Initialized NIXL agent: {fresh._actor_id.hex()}",
+        f"NIXL: Initialized NIXL agent: {learner._actor_id.hex()}",
     )
-    ray.kill(fresh)
+    for version in (90, 91):
+        ticket = learner.publish.remote(name, version, train_on=False)
+        assert ray.get(crew.generators[0].receive.remote(name, ticket)) == []
+    spoilt = learner.publish.remote(name, 92, train_on=True)
+    with pytest.raises(RunStopped, match="version 92 that generator_1 received are not the published ones"):
+        ray.get(crew.generators[0].receive.remote(name, spoilt))
+    with pytest.raises(RunStopped, match=r"version 93 .* ends versions \[92\] that are still needed"):
+        ray.get(learner.publish.remote(name, 93, [92]))
+    ray.get(crew.generators[0].close.remote(name))
+    ray.kill(learner)
 
 
 def test_every_version_arrives_as_it_was_published_and_the_learner_trains_on(crew, variant):

@@ -99,10 +99,34 @@ def test_a_generator_that_dies_in_an_evaluation_repeats_it_with_exactly_its_weig
     ]
 
 
+def test_weights_under_evaluation_stay_readable_until_it_is_done(simulate):
+    # Version 0 from 0.25 on; batches 0, 1, 2 from 2.25 to 5.25, scored at 4.25, 5.25, 6.25, each an update of 0.5 s and
+    # a publish of 0.25 s: versions 1, 2, 3 come at 5, 6, 7. The evaluation of version 1 dies 1.875 s into it, at 7.125,
+    # when it was neither the newest nor due any more at the last publish.
+    seen = simulate(
+        steps=4,
+        max_lag=3,
+        generate=[1],
+        update=0.5,
+        publish=0.25,
+        validation_prompts=(7,),
+        # calls: load 0, evaluate 0, batches 0, 1, 2, load 1, evaluate 1
+        generator_dies=[dies_in(call7=1.875)],
+    )
+    assert [row[2:] for row in seen.work if row[:2] == ("generator", "evaluate")] == [
+        (0.25, 2.25, 0),
+        (5.25, 7.125, 1),
+        (7.125, 9.125, 1),
+        (9.125, 11.125, 2),
+        (11.125, 13.125, 3),
+        (15.875, 17.875, 4),  # batch 3 until 14.125, scored 15.125, update 15.625, publish 15.875
+    ]
+
+
 @pytest.mark.parametrize(("dying_call", "after_s"), [(3, 5.5), (4, 0.5)], ids=["batch dies", "load dies"])
 def test_a_death_that_two_calls_hear_of_is_one_death(simulate, dying_call, after_s):
-    # In flight. Calls: 1 loads version 0, 2 is batch 0, 3 batch 1 from 10.5 on, 4 loads version 1 from 15.5 on. The part
-    # dies at 16, whichever of the two kills it.
+    # In flight. Calls: 1 loads version 0, 2 is batch 0, 3 batch 1 from 10.5 on, 4 loads version 1 from 15.5 on. The
+    # part dies at 16, whichever of the two kills it.
     dies = [dies_in(**{f"call{dying_call}": after_s})]
     seen = simulate(steps=2, lag_control="in_flight", update=3, load=[1.5], generator_dies=dies)
     assert [row for row in seen.work if row[0] == "generator"] == [

@@ -96,6 +96,7 @@ class Watch(SilentObserver):
     schedule: Schedule
     version: int = 0  # of the Learner
     generated: dict[tuple[int, int], Count] = field(default_factory=dict)
+    reached: set[tuple[Purpose, int, int]] = field(default_factory=set)  # a Scorer that lived on
     failed: set[tuple[int, int]] = field(default_factory=set)
     failed_shards: int = 0  # without any group left
     scored: dict[tuple[int, int], RolloutGroup] = field(default_factory=dict)
@@ -127,8 +128,14 @@ class Watch(SilentObserver):
             assert 0 <= facts.step - group.min_version <= self.schedule.plan.max_lag
             assert known(group) not in self.consumed
             self.consumed.add(known(group))
-        if self.schedule.plan.replay is None:
+        if self.schedule.plan.lag_control != "drop":
+            shards = [(facts.step, shard) for shard in range(self.schedule.generators)]
+            assert [(part.item.step, part.item.shard) for part in facts.scored] == shards
+        if facts.replay is None:
             assert facts.groups == facts.fresh
+        else:
+            stats, size = facts.replay
+            assert len(self.consumed) == stats.added == size + stats.evicted
 
     def on_finished(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -184,7 +191,7 @@ class WatchedGenerator:
 
 @dataclass
 class WatchedScorer:
-    """Keeps what was scored and what failed."""
+    """Keeps what was scored and what failed; nothing is scored twice."""
 
     part: Scorer
     watch: Watch
@@ -195,6 +202,9 @@ class WatchedScorer:
     async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         with self.watch.heard(self.lane):
             scored = await self.part.score(item, groups)
+        names = {(item.purpose, *known(group)) for group in groups}
+        assert not names & self.watch.reached
+        self.watch.reached |= names
         if item.purpose is Purpose.TRAIN:
             self.watch.scored |= {known(group): group for group in scored.groups}
             self.watch.failed |= {known(group) for group in groups} - {known(group) for group in scored.groups}
@@ -265,7 +275,7 @@ def run_schedule(seed: int) -> tuple[Watch, list[Span], RunStopped | None]:
 
 def check_schedule(seed: int) -> None:
     """Run one schedule and check everything that must hold at its end; the watchers check the rest on the way."""
-    watch, _, stopped = run_schedule(seed)
+    watch, spans, stopped = run_schedule(seed)
     schedule, plan = watch.schedule, watch.schedule.plan
     assert watch.steps == list(range(len(watch.steps)))
     for lane, versions in watch.loads.items():
@@ -279,6 +289,8 @@ def check_schedule(seed: int) -> None:
     due = [v for v in range(plan.steps + 1) if v % plan.evaluate_every == 0 or v == plan.steps]
     assert watch.evaluated == (due if plan.validation_prompts else [])
     check_ledger(watch)
+    if plan.lag_control != "in_flight":  # there, loading and generating overlap
+        check_time(spans)
     if plan.lag_control != "drop":
         ordered = {(step, prompt) for step in range(plan.steps) for prompt in plan.batch_prompts(step)}
         assert set(watch.generated) == ordered == watch.consumed | watch.failed
@@ -298,6 +310,13 @@ def check_stop(watch: Watch, stopped: RunStopped) -> None:
         assert watch.failed_shards >= schedule.generators
     else:
         assert all(schedule.fails(order(plan, step), prompt) for prompt in plan.batch_prompts(step))
+
+
+def check_time(spans: list[Span]) -> None:
+    """Each lane accounts for all of its time: a span begins where the one before ended."""
+    for lane in {span.lane for span in spans}:
+        mine = sorted((span.start_ns, span.end_ns) for span in spans if span.lane == lane)
+        assert [start for start, _ in mine] == [0] + [end for _, end in mine[:-1]], lane
 
 
 def check_ledger(watch: Watch) -> None:
@@ -346,6 +365,19 @@ def check_repeats(seed: int) -> None:
     (_, first, stopped), (_, second, _) = run_schedule(seed), run_schedule(seed)
     assert sorted(first) == sorted(second)
     assert first == second or stopped
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(17, id="drop: the Learner went beyond the bound while weights were loaded"),
+        pytest.param(61, id="drop: the same at the first weights"),
+        pytest.param(33, id="drop: every group of one shard failed"),
+        pytest.param(45, id="two Scorers finish two evaluations in the wrong order"),
+    ],
+)
+def test_schedules_that_once_found_a_fault(seed: int) -> None:
+    check_schedules(range(seed, seed + 1))
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 100))

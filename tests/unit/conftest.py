@@ -14,6 +14,7 @@ import pytest
 from harness.loop import Count, Ledger, StepFacts
 from harness.recorder import RunRecorder
 from harness.replay import ReplayStats, Taken
+from harness.report.style import picture_style
 from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, lane_seconds, step_row, tail_row
 from harness.trace import RecordingTracer, Span, Stage
 from harness.types import (
@@ -75,6 +76,7 @@ class RunPlan:
     startup_s: float = 2.0
     started_at: str = "2026-11-20T11:15:00.000Z"
     interleaving: str | None = "step"
+    position: int | None = None
     machine: dict[str, Any] = field(default_factory=lambda: dict(MACHINE))
     versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
     settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
@@ -136,6 +138,7 @@ def _manifest(plan: RunPlan) -> Manifest:
         started_at=plan.started_at,
         startup_s=plan.startup_s,
         interleaving=plan.interleaving,
+        position=plan.position,
         machine=plan.machine,
         versions=plan.versions,
         threads=2,
@@ -282,6 +285,23 @@ def make_lagged_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
         yield lambda **fields: opened.enter_context(
             write_lagged_run(tmp_path / "results", replace(LaggedPlan(), **fields))
         )
+
+
+@pytest.fixture
+def lagged(make_lagged_run: Callable[..., RunFolder], tmp_path: Path) -> Path:
+    """Two arms of overlapping lanes in two seeds each, over two transports, of 12 steps."""
+    for seed in (0, 1):
+        make_lagged_run(arm="lag1", seed=seed, steps=12)
+        store = "transport: {type: object_store}\n"
+        make_lagged_run(arm="lag3", seed=seed, steps=12, lag=(1, 3), settings=store, sync_ms=(10, 30, 20, 2))
+    return tmp_path / "results" / "async_lag_sweep" / "20261121-120000"
+
+
+@pytest.fixture
+def style() -> Iterator[None]:
+    """The settings that every picture is drawn with."""
+    with picture_style():
+        yield
 
 
 @pytest.fixture

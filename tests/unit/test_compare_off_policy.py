@@ -57,6 +57,7 @@ def test_the_table(three_arms: Campaign) -> None:
         ("lag, highest, versions", "1", "1", "3"),
         ("held back by the bound, seconds", "1.20", "-", "1.20"),  # 0.2 s before each of batches 2 to 7
         ("dropped, share of generated rollouts", "0.0%", "15.0%", "0.0%"),  # 6 of 40
+        ("length of a generated rollout, tokens", "10.0", "12.0", "10.0"),  # 320 / 32, 480 / 40
         ("length of a dropped rollout, tokens", "-", "25.0", "-"),  # 150 / 6
         ("length of a trained rollout, tokens", "10.0", "10.0", "10.0"),  # 320 / 32
         ("never trained on, share of generated rollouts", "0.0%", "5.0%", "25.0%"),  # 40 - 6 - 32 = 2, 32 - 24 = 8
@@ -67,8 +68,8 @@ def test_the_table(three_arms: Campaign) -> None:
 
 
 def test_the_sentences(three_arms: Campaign) -> None:
-    # Each second: Generator 0 to 0.8, Scorer 0.1 to 0.2, Learner 0.2 to 0.912 (12 ms of publishing and verifying), in the
-    # first one, whose sync takes five times as long, to 0.96. Worked: 8 * 0.9 + 7 * 0.712 + 0.76 = 12.944.
+    # Each second: Generator 0 to 0.8, Scorer 0.1 to 0.2, Learner 0.2 to 0.912 (publishing and verifying take 12 ms); in
+    # the first one, whose sync takes five times as long, to 0.96. Worked: 8 * 0.9 + 7 * 0.712 + 0.76 = 12.944.
     # Busy: 7 * 0.912 + 0.96 = 7.344, which is 5.6 less. At least two at once: 8 * (0.1 + 0.6) = 5.6 of 8 s.
     overlap = (
         "the lanes worked 12.9 s in a loop of 8.00 s, at least two at once for 70.0% of it: 5.60 s less than one after "

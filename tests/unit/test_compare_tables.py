@@ -276,6 +276,19 @@ def test_campaigns_are_told_apart_and_come_oldest_first(make_run: Make, tmp_path
     assert [variant.name for variant in campaigns[0].variants] == ["k2", "k10"]  # started together: by number
 
 
+def test_variants_stand_in_the_order_of_the_scenario_whichever_ran_first(make_run: Make, tmp_path: Path) -> None:
+    for arm, seed, position, minute in (("b", 1, 3, 1), ("a", 0, 0, 2), ("c", 0, 2, 0), ("b", 0, 1, 3)):
+        make_run(
+            arm=arm, seed=seed, point={"seed": seed}, position=position, started_at=f"2026-11-20T11:{minute:02}:00.000Z"
+        )
+    campaign = _only_campaign(tmp_path)
+    assert [(item.name, [run.manifest.seed for run in item.runs]) for item in campaign.variants] == [
+        ("a", [0]),
+        ("b", [0, 1]),
+        ("c", [0]),
+    ]
+
+
 def test_sweep_points_get_short_names_where_they_are_clear() -> None:
     points = [("a", {"optimizer.learning_rate": 0.1, "seed": 1}), (None, {"optimizer.learning_rate": 0.2})]
     assert variant_labels(points, "x") == ["a, learning_rate=0.1", "learning_rate=0.2"]

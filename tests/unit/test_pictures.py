@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
@@ -18,8 +18,11 @@ from harness.compare.__main__ import main
 from harness.errors import UserError
 from harness.report.bars import draw_lanes, draw_stages
 from harness.report.curves import draw_kl, draw_reward, draw_stability
+from harness.report.lag import draw_lag
 from harness.report.pictures import load_curves, make_pictures
 from harness.report.style import STAGE_COLOURS, label, picture_style, variant_looks
+from harness.report.sync import draw_sync
+from harness.report.timeline import draw_timeline
 from harness.results import RunFolder
 from harness.trace import Stage
 from harness.types import Metric, Metrics
@@ -55,13 +58,6 @@ def campaign(make_run: Make, tmp_path: Path) -> Path:
     return tmp_path / "results" / "sync_k" / "20261120-111500"
 
 
-@pytest.fixture
-def style() -> Iterator[None]:
-    """The settings that every picture is drawn with."""
-    with picture_style():
-        yield
-
-
 def _axes(figure: Figure | None) -> list[Axes]:
     assert figure is not None
     return figure.axes
@@ -83,7 +79,8 @@ def _bars(axes: Axes) -> list[tuple[float, float, float]]:
 
 def test_every_picture_is_a_png_and_the_same_each_time(campaign: Path, tmp_path: Path) -> None:
     first = make_pictures(campaign, tmp_path / "one")
-    assert [path.name for path in first] == ["stages.png", "lanes.png", "reward.png", "kl.png", "stability.png"]
+    names = ["stages.png", "lanes.png", "timeline.png", "reward.png", "kl.png", "stability.png"]
+    assert [path.name for path in first] == names
     assert {path.parent for path in first} == {tmp_path / "one"}
     for path, again in zip(first, make_pictures(campaign, tmp_path / "two"), strict=True):
         data = path.read_bytes()
@@ -177,7 +174,7 @@ def test_gradient_norms_over_a_wide_range_get_a_log_axis(campaign: Path, make_ru
 
 def _shown_texts(figure: Figure) -> list[Text]:
     """Return every text that is drawn; tick labels outside the axis are not."""
-    texts = [*figure.texts, *figure.legends[0].get_texts()]
+    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
     for axes in figure.axes:
         texts += [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label, *axes.texts]  # type: ignore[attr-defined]
         for axis in (axes.xaxis, axes.yaxis):
@@ -189,17 +186,28 @@ def _shown_texts(figure: Figure) -> list[Text]:
 @pytest.mark.usefixtures("style")
 def test_no_text_overlaps_another_or_leaves_the_picture(campaign: Path) -> None:
     curves = load_curves(campaign)
-    figures = [draw_stages(curves.campaign), draw_lanes(curves.campaign)]
+    figures = [draw_stages(curves.campaign), draw_lanes(curves.campaign), draw_timeline(curves)]
     for figure in [*figures, draw_reward(curves), draw_kl(curves), draw_stability(curves)]:
-        assert figure is not None
-        figure.draw_without_rendering()
-        boxes = [(text.get_text(), text.get_window_extent()) for text in _shown_texts(figure)]
-        assert len(boxes) > 15
-        for index, (name, box) in enumerate(boxes):
-            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, name
-            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, name
-            for other, other_box in boxes[index + 1 :]:
-                assert not box.overlaps(other_box), (name, other)
+        _check_texts(figure, fewest=15)
+
+
+@pytest.mark.usefixtures("style")
+def test_no_text_of_the_pictures_of_syncs_and_lag_overlaps_another(lagged: Path) -> None:
+    curves = load_curves(lagged)
+    for figure in (draw_sync(curves.campaign), draw_lag(curves), draw_timeline(curves)):
+        _check_texts(figure, fewest=12)
+
+
+def _check_texts(figure: Figure | None, fewest: int) -> None:
+    assert figure is not None
+    figure.draw_without_rendering()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in _shown_texts(figure)]
+    assert len(boxes) > fewest
+    for index, (name, box) in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, name
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, name
+        for other, other_box in boxes[index + 1 :]:
+            assert not box.overlaps(other_box), (name, other)
 
 
 def test_every_stage_has_its_own_colour() -> None:
@@ -241,8 +249,9 @@ def test_plots_are_drawn_on_request_and_their_paths_printed(
     folder, plots = make_run().folder, tmp_path / "plots"
     assert main([str(folder), "--plots", str(plots), "--format", "json"]) == 0
     output = capsys.readouterr()
-    assert output.err.splitlines() == [f"picture: {plots}/stages.png", f"picture: {plots}/lanes.png"]
-    assert sorted(path.name for path in plots.iterdir()) == ["lanes.png", "stages.png"]
+    names = ("stages.png", "lanes.png", "timeline.png")
+    assert output.err.splitlines() == [f"picture: {plots}/{name}" for name in names]
+    assert sorted(path.name for path in plots.iterdir()) == sorted(names)
     assert "picture" not in output.out
 
 
@@ -270,4 +279,4 @@ def test_pictures_need_neither_a_display_nor_a_home(campaign: Path, tmp_path: Pa
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(list((tmp_path / "out").glob("*.png"))) == 5
+    assert len(list((tmp_path / "out").glob("*.png"))) == 6

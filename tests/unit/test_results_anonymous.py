@@ -20,6 +20,8 @@ ANN = Scrubber(home="/home/ann", cwd="/home/ann/harness", host="annbox.example.o
         ('File "/usr/lib/python3.11/asyncio/tasks.py", line 3', 'File "<path>/tasks.py", line 3'),
         ("path=/data/sets/math.jsonl,", "path=<path>/math.jsonl,"),
         ("lost annbox.example.org and annbox", "lost <host> and <host>"),
+        ("node (IP: 192.0.2.2, ID: 79e6) at 10.0.0.12:6379.", "node (IP: <address>, ID: 79e6) at <address>:6379."),
+        ("127.0.0.1:8265, 0.0.0.0, 1.2.3 and v1.2.3.4 stay", "127.0.0.1:8265, 0.0.0.0, 1.2.3 and v1.2.3.4 stay"),
         ("ann's annual plan", "<user>'s annual plan"),
         ("https://example.org/a/b stays", "https://example.org/a/b stays"),
         ("reward/total at 3 tokens/s, and/or 1/2", "reward/total at 3 tokens/s, and/or 1/2"),

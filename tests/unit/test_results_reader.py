@@ -113,7 +113,7 @@ def test_a_damaged_ledger_is_named(make_lagged_run: Make) -> None:
     folder = make_lagged_run().folder
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"trained_again"', '"retrained"'))
-    with pytest.raises(UserError, match="outcome.ledger: KeyError\\('trained_again'\\)"):
+    with pytest.raises(UserError, match=r"outcome\.ledger: KeyError\('trained_again'\)"):
         _ = load_run(folder).ledger
 
 

@@ -13,7 +13,8 @@ from harness.results import Run, find_runs
 from harness.run import run_command
 from harness.scenario import Scenario, Variant, json_schema, load_scenario
 from harness.sim.stages import SimulatedLearner
-from harness.trace import RecordingTracer, Tracer
+from harness.trace import RecordingTracer
+from harness.transports.catalogue import TRANSPORTS
 from harness.types import RolloutGroup, UpdateResult
 
 
@@ -45,7 +46,7 @@ def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) ->
                 raise error
             return await super().update(at, groups)
 
-    def build(resolved: Scenario, tracer: Tracer, should_stop: Callable[[], bool]) -> Parts:
+    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
         parts = build_simulated_parts(resolved, tracer, should_stop)
         built.append(parts)
         simulated = parts.learner
@@ -174,7 +175,7 @@ def test_books_are_closed_once(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
-    def refuse(resolved: Scenario, tracer: Tracer, should_stop: Callable[[], bool]) -> Parts:
+    def refuse(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
         raise UserError("no weights in the model folder")
 
     with pytest.raises(UserError, match="no weights"):
@@ -209,7 +210,6 @@ def test_the_table_of_builders_has_every_type_of_the_schema() -> None:
         "TaskSettings": "task",
         "ModelSettings": "model",
         "EngineSettings": "engine",
-        "TransportSettings": "transport",
     }
     types = {
         (kind, section["properties"]["type"]["const"])
@@ -217,4 +217,15 @@ def test_the_table_of_builders_has_every_type_of_the_schema() -> None:
         for suffix, kind in kinds.items()
         if name.endswith(suffix) and "type" in section["properties"]
     }
-    assert types == set(BUILDERS)
+    trainers = {("trainer", name) for kind, name in types if kind == "model"}
+    assert types | trainers == set(BUILDERS)
+
+
+def test_the_catalogue_of_transports_has_every_type_of_the_schema() -> None:
+    definitions = json_schema()["$defs"]
+    types = {
+        section["properties"]["type"]["const"]
+        for name, section in definitions.items()
+        if name.endswith("TransportSettings") and "type" in section["properties"]
+    }
+    assert types == {"in_process", *TRANSPORTS}

@@ -1,5 +1,7 @@
 """Scenario files: looked up, extended, overridden, and refused with every problem in one message."""
 
+from pathlib import Path
+
 import pytest
 
 from harness.errors import UserError
@@ -70,8 +72,8 @@ def test_a_missing_name_lists_the_nearest_ones(folder):
 
 
 def test_a_name_like_no_other_gets_the_whole_list(folder):
-    names = "kl_monitoring, loss_types, quickstart, quickstart_seeds, sync_k, sync_k1"
-    assert f"there are: {names}" in refused("zzzzzz").fix
+    shipped = sorted(path.stem for path in (Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
+    assert f"there are: {', '.join(shipped)} (" in refused("zzzzzz").fix
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,60 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
             "did you mean `native`? valid: native, fake",
         ),
         ("engine: native\n", "`engine` is text 'native', expected a mapping", "line 1", "samples the rollouts"),
-        ("transport: {type: nixl}\n", "`transport.type` is text 'nixl'", "line 1", "valid: in_process"),
+        (
+            "transport: {type: nixle}\n",
+            "`transport.type` is text 'nixle'",
+            "line 1",
+            "did you mean `nixl`? valid: in_process, object_store, object_store_numpy, nixl, gloo, nccl",
+        ),
+        (
+            "transport: {type: gloo, preallocate: true}\n",
+            "unknown key `transport.preallocate`",
+            "line 1",
+            "it belongs to `transport.type: nixl`: set that type, or leave it out",
+        ),
+        (
+            "transport: {progress_thread_delay: 5, type: nixl}\n",
+            "unknown key `transport.progress_thread_delay`",
+            "line 1",
+            "did you mean `transport.progress_thread_delay_us`?",
+        ),
+        (
+            "placement: {generator: {cont: 2}}\n",
+            "unknown key `placement.generator.cont`",
+            "line 1",
+            "did you mean `placement.generator.count`?",
+        ),
+        (
+            "placement: {generator: {count: 0}}\n",
+            "`placement.generator.count` is 0, must be at least 1",
+            "line 1",
+            "count: How many of them. (default: 1)",
+        ),
+        (
+            "replay: {capacity: 8, sampling: random}\n",
+            "`replay.sampling` is text 'random', which is none of its values",
+            "line 1",
+            "valid: newest, uniform, reward_weighted",
+        ),
+        (
+            "lag_control: waits\n",
+            "`lag_control` is text 'waits', which is none of its values",
+            "line 1",
+            "did you mean `wait`? valid: wait, drop, in_flight",
+        ),
+        (
+            "transport_sweep: {transport: [nixl]}\n",
+            "unknown key `transport_sweep.transport`",
+            "line 1",
+            "did you mean `transport_sweep.transports`",
+        ),
+        (
+            "transport_sweep: {megabytes: 10}\n",
+            "`transport_sweep.megabytes` is 10, expected a list",
+            "line 1",
+            "put it in brackets: megabytes: [10]",
+        ),
         ("model: {type: folder}\n", "`model.path` is missing", "line 1", "add `model.path`"),
         (
             "task: {type: jsonl, train: a, reward: f}\n",

@@ -57,10 +57,11 @@ CASES = [
     (
         # 2 passes x 4 minibatches = 8 optimizer steps
         {"loss": {"type": "no_baseline"}, "epochs_per_batch": 2, "minibatches_per_epoch": 4},
-        "loss.type no_baseline is for on-policy data only (1 optimizer step a batch, max_lag 0), got 8 optimizer steps "
-        "a batch (epochs_per_batch 2 x minibatches_per_epoch 4) and max_lag 0 [rule: on_policy_loss]",
-        "set loss.type to grpo_clip, or these three to 1, 1 and 0; allow_uncorrected: true runs it all the same",
-        ["loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag"],
+        "loss.type no_baseline is for on-policy data only (1 optimizer step a batch, max_lag 0, no replay), got 8 "
+        "optimizer steps a batch (epochs_per_batch 2 x minibatches_per_epoch 4), max_lag 0 and replay.capacity 0 "
+        "[rule: on_policy_loss]",
+        "set loss.type to grpo_clip, or these four to 1, 1, 0 and 0; allow_uncorrected: true runs it all the same",
+        ["loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag", "replay.capacity"],
     ),
     (
         {"max_lag": 2},
@@ -97,6 +98,26 @@ CASES = [
         "[rule: whole_distribution]",
         "set sampling.top_p to 1, or max_lag to 0 and loss.kl.monitor to false",
         ["sampling.top_p", "max_lag", "loss.kl.monitor"],
+    ),
+    (
+        {"loss": {"type": "no_baseline"}, "replay": {"capacity": 8}},
+        "loss.type no_baseline is for on-policy data only (1 optimizer step a batch, max_lag 0, no replay), got 1 "
+        "optimizer steps a batch (epochs_per_batch 1 x minibatches_per_epoch 1), max_lag 0 and replay.capacity 8 "
+        "[rule: on_policy_loss]",
+        "set loss.type to grpo_clip, or these four to 1, 1, 0 and 0; allow_uncorrected: true runs it all the same",
+        ["loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag", "replay.capacity"],
+    ),
+    (
+        {"sampling": {"top_p": 0.5}, "replay": {"capacity": 8}},
+        f"sampling.top_p is 0.5, must be 1 with replay.capacity 8: {TRUNCATED} [rule: whole_distribution]",
+        "set sampling.top_p to 1, or replay.capacity to 0",
+        ["sampling.top_p", "replay.capacity"],
+    ),
+    (
+        {"sampling": {"top_p": 0.5}, "loss": {"importance": {"mode": "tis"}}},
+        f"sampling.top_p is 0.5, must be 1 with loss.importance.mode tis: {TRUNCATED} [rule: whole_distribution]",
+        "set sampling.top_p to 1, or loss.importance.mode to off",
+        ["sampling.top_p", "loss.importance.mode"],
     ),
     (
         {"evaluation": {"prompts": 257}},

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -382,15 +383,18 @@ rewards(["a"], "")
 
 @pytest.mark.parametrize("does", ["re.match('(a+)+b', 'a' * 60)", "return 1.0"], ids=["busy", "idle"])
 def test_no_orphan_is_left_when_the_parent_is_killed(write: Write, does: str) -> None:
-    write("import os, re\n" + SIGNATURE + f"print('called', flush=True)\n    {does}\n")
+    write("import os, re\n" + SIGNATURE + f"print(os.getpid(), flush=True)\n    {does}\n")
     program = PARENT + "import time\ntime.sleep(600)\n"
-    path = os.pathsep.join(sys.path)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     with parent.stdout:
-        assert parent.stdout.readline() == "called\n"
+        its_process = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
-        assert parent.stdout.read() == ""  # it ends when the last process that holds it has ended
-    assert parent.wait() == -signal.SIGKILL
+        assert parent.wait() == -signal.SIGKILL
+        all_ended, _, _ = select.select([parent.stdout], [], [], 60)  # readable when nobody holds its other end
+    try:
+        assert all_ended
+    finally:
+        if not all_ended:
+            os.kill(its_process, signal.SIGKILL)

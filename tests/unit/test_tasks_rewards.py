@@ -193,6 +193,15 @@ def test_task_tries_the_reward_when_it_is_built(write_module: Write, tmp_path: P
         JsonlTask("p.jsonl", f"{name}:score", validation_fraction=0.5)
 
 
+def test_reward_of_a_task_pickles_by_its_name_without_the_prompts(write_module: Write, tmp_path: Path) -> None:
+    name = write_module("def score(response, ground_truth):\n    return 0.5\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "first", "answer": "1"}\n{"prompt": "second", "answer": "2"}\n')
+    pickled = pickle.dumps(JsonlTask("p.jsonl", f"{name}:score", validation_fraction=0.5).reward)
+    assert f"{name}:score".encode() in pickled
+    assert b"first" not in pickled
+    assert b"second" not in pickled
+
+
 def test_task_refuses_validation_prompts_that_are_trained_on(write_module: Write, tmp_path: Path) -> None:
     name = write_module("def score(response, ground_truth):\n    return 1.0\n")
     (tmp_path / "t.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')

@@ -12,7 +12,7 @@ import pytest
 
 from harness.errors import RunStopped
 from harness.sim.clock import run_virtual
-from harness.trace import OpenSpan, RecordingTracer, Stage
+from harness.trace import OpenSpan, RecordingTracer, Span, Stage
 from harness.watchdog import likely_culprit, open_lines, stack_dumps, watch
 
 S = 1_000_000_000
@@ -77,7 +77,7 @@ def test_a_run_that_moves_is_left_alone() -> None:
 
 def test_a_stage_that_hangs_is_reported_with_all_that_waits() -> None:
     async def work(tracer: RecordingTracer) -> None:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(2.4)
         with tracer.span("generator", Stage.GENERATE, 6, 6):
             await asyncio.sleep(0.5)
         with tracer.span("scorer", Stage.WAIT_FOR_ROLLOUTS, 7), tracer.span("generator", Stage.GENERATE, 7, 6):
@@ -85,10 +85,10 @@ def test_a_stage_that_hangs_is_reported_with_all_that_waits() -> None:
             with tracer.span("learner", Stage.WAIT_FOR_BATCH, 7, 7):
                 await asyncio.sleep(1000)
 
-    # The span ends at 3.0 s, which the looks at 3 s (if after it) or at 4 s see; polled each 0.25 s it is 3.0 or 3.25.
+    # The last span ends at 2.4 + 0.5 = 2.9 s; the looks are 0.25 s apart, so 3.0 s sees it, and 15.0 s is 12 s later.
     result = watched(work, stall_after_s=12.0, poll_s=0.25)
     headline = (
-        "no stage has ended for 12.0 s (faults.stall_after_s is 12): generator has been in generate for 12.0 s: "
+        "no stage has ended for 12.0 s (faults.stall_after_s is 12): generator has been in generate for 12.1 s: "
         "everyone else waits for it"
     )
     assert result.error == headline
@@ -96,9 +96,9 @@ def test_a_stage_that_hangs_is_reported_with_all_that_waits() -> None:
     assert result.dumped_at_s == [15.0]
     assert result.said == [
         headline + "\n"
-        "generator: generate for step 7 since 3.0 s (12.0 s so far), at policy version 6\n"
-        "scorer: wait_for_rollouts for step 7 since 3.0 s (12.0 s so far), waits for a Generator\n"
-        "learner: wait_for_batch for step 7 since 3.5 s (11.5 s so far), at policy version 7, waits for a Scorer\n"
+        "generator: generate for step 7 since 2.9 s (12.1 s so far), at policy version 6\n"
+        "scorer: wait_for_rollouts for step 7 since 2.9 s (12.1 s so far), waits for a Generator\n"
+        "learner: wait_for_batch for step 7 since 3.4 s (11.6 s so far), at policy version 7, waits for a Scorer\n"
         "the stacks"
     ]
 
@@ -126,17 +126,13 @@ def test_time_in_which_the_clock_stands_still_is_no_stall() -> None:
 def test_spans_that_other_processes_have_recorded_count_as_ended() -> None:
     async def work(tracer: RecordingTracer) -> None:
         with tracer.underway("generator", Stage.GENERATE, 0):
-            await asyncio.sleep(4)
-            tracer.record_elsewhere([])
-            await asyncio.sleep(1)
-            with tracer.span("scorer", Stage.SCORE, 0):
-                pass
-            tracer.drain()  # written to the run's folder: they have ended all the same
+            await asyncio.sleep(4.5)
+            tracer.record_elsewhere([Span("scorer", Stage.SCORE, 0, 4 * S, 0, 0)])
+            tracer.drain()  # written to the run's folder: it has ended all the same
             await asyncio.sleep(1000)
 
-    # Ended at 5 s, seen at the look of 5 or 6 s.
-    stopped_at_s = watched(work, stall_after_s=6.0).stopped_at_s
-    assert stopped_at_s in (11.0, 12.0)
+    # Recorded at 4.5 s and seen at 5 s; 6 s later is 11 s.
+    assert watched(work, stall_after_s=6.0).stopped_at_s == 11.0
 
 
 def test_open_spans_are_told_longest_first_and_without_what_they_lack() -> None:

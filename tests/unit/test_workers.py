@@ -2,16 +2,19 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from harness.errors import Interrupted, UserError
+from harness.errors import Interrupted, RunStopped, UserError
+from harness.scoring import DirectRewards
 from harness.trace import RecordingTracer, Span, Stage
 from harness.transports.in_process import InProcessTransport
 from harness.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
+from harness.weight_sync import WeightLoader, WeightPublisher
 from harness.workers import GeneratorWorker, ScorerWorker, check_prompts_fit
 
 
@@ -46,7 +49,7 @@ class Echo:
         text = "".join(map(chr, token_ids))
         return Completion(ids, np.full(len(ids), -0.5, np.float32), text, "length" if len(ids) > 1 else "stop")
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
         self.weights = {name: tensor.clone() for name, tensor in weights.items()}
 
 
@@ -59,6 +62,10 @@ class StartsWith:
     def reward(self, response: str, ground_truth: str) -> dict[str, float]:
         hit = float(response == ground_truth)
         return {"reward": hit, "format_reward": 1.0, "answer_reward": hit}
+
+
+def direct() -> DirectRewards:
+    return DirectRewards(StartsWith().reward, lambda: False)
 
 
 def ticking() -> RecordingTracer:
@@ -94,6 +101,60 @@ def test_a_generated_batch_carries_tokens_versions_and_lengths() -> None:
     ]
 
 
+def test_a_loaded_checksum_that_differs_stops_the_run_before_the_engine_has_the_weights() -> None:
+    engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=False)
+    loader = WeightLoader(transport, engine, tracer, "generator")
+    weight = torch.tensor([1.0, 2.0])
+    ticket = WeightPublisher(transport, tracer, True, "learner").publish({"w": weight}, 4, frozenset())
+    weight[1] = 3.0  # between the checksum and the load
+    with pytest.raises(
+        RunStopped, match="weights of version 4 that generator received are not"
+    ):
+        loader.load(ticket)
+    assert (engine.weights, loader.version) == ({}, -1)
+    weight[1] = 2.0
+    loader.load(ticket)
+    assert engine.weights["w"].tolist() == [1.0, 2.0]
+    assert [(span.lane, span.stage.value) for span in tracer.drain()] == [
+        ("learner", "weight_publish"),
+        ("learner", "weight_verify"),
+        ("generator", "weight_transfer"),
+        ("generator", "weight_verify"),
+        ("generator", "weight_transfer"),
+        ("generator", "weight_verify"),
+        ("generator", "weight_load"),
+    ]
+
+
+def test_a_group_tells_the_versions_of_its_tokens() -> None:
+    class TwoVersions(Echo):
+        def _answer(self, token_ids: Sequence[int]) -> Completion:
+            answer = super()._answer(token_ids)
+            return replace(answer, versions=np.array([4, 5][: len(token_ids)]))
+
+    tracer = ticking()
+    worker = GeneratorWorker(TwoVersions(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    (group, _) = worker.generate(train_item())
+    # responses of 1 and 2 tokens, of versions [4] and [4, 5]
+    assert (group.min_version, group.max_version, group.mean_version) == (4, 5, pytest.approx(13 / 3))
+
+
+def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
+    def reward(response: str, ground_truth: str) -> dict[str, float]:
+        if ground_truth == "a":
+            raise ValueError("no such answer")
+        return StartsWith().reward(response, ground_truth)
+
+    tracer = ticking()
+    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    scorer = ScorerWorker(DirectRewards(reward, lambda: False), 0, tracer)
+    scored = scorer.score(train_item(), generator.generate(train_item()))
+    assert [(group.prompt_id, group.rewards) for group in scored.groups] == [(1, (0.0, 1.0))]
+    assert scored.failed_groups == 1
+    assert "no such answer" in (scored.failure or "")
+    assert scored.metrics["reward/total"] == Metric(0.5, count=2)
+
+
 def test_weights_without_a_snapshot_are_the_live_ones() -> None:
     weight = torch.zeros(3)
     ticket = InProcessTransport(snapshot=False).publish({"w": weight}, version=0)
@@ -104,7 +165,7 @@ def test_weights_without_a_snapshot_are_the_live_ones() -> None:
 def test_scoring_fills_in_rewards_and_counts() -> None:
     tracer = ticking()
     generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
-    scorer = ScorerWorker(StartsWith(), num_examples=1, tracer=tracer)
+    scorer = ScorerWorker(direct(), num_examples=1, tracer=tracer)
     scored = scorer.score(train_item(), generator.generate(train_item()))
     # "a" is right and "ab" wrong; "x" is wrong and "xy" right.
     assert [group.rewards for group in scored.groups] == [(1.0, 0.0), (0.0, 1.0)]
@@ -122,7 +183,7 @@ def test_scoring_fills_in_rewards_and_counts() -> None:
 def test_an_evaluation_uses_validation_prompts_and_keeps_examples() -> None:
     tracer = ticking()
     generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
-    scorer = ScorerWorker(StartsWith(), num_examples=4, tracer=tracer)
+    scorer = ScorerWorker(direct(), num_examples=4, tracer=tracer)
     item = WorkItem(Purpose.EVALUATE, 10, 0, (0,), 1, seed=5)
     scored = scorer.score(item, generator.generate(item))
     assert [(e.prompt, e.response, e.reward, e.num_tokens, e.finish_reason) for e in scored.examples] == [
@@ -146,7 +207,7 @@ def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
     tracer = ticking()
     generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
     asked = iter([False, False, True])
-    scorer = ScorerWorker(StartsWith(), 0, tracer, should_stop=lambda: next(asked))
-    with pytest.raises(Interrupted, match="stopped while scoring"):
+    scorer = ScorerWorker(DirectRewards(StartsWith().reward, lambda: next(asked)), 0, tracer)
+    with pytest.raises(Interrupted):
         scorer.score(train_item(), generator.generate(train_item()))
     assert next(asked, None) is None
