@@ -111,6 +111,11 @@ def _validate(options: argparse.Namespace) -> int:
         print(resolved_yaml(scenario), end="")
         return 0
     variants = expand(scenario)
+    if scenario.transport_sweep is not None:
+        sweep = scenario.transport_sweep
+        kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
+        print(f"{scenario.name} is valid: a transport sweep, {kinds:,} kinds of weight sync, {sweep.repeats} of each")
+        return 0
     rollouts = sum(variant.scenario.num_rollouts for variant in variants)
     runs = "1 run" if len(variants) == 1 else f"{len(variants)} runs"
     print(f"{scenario.name} is valid: {runs}, {rollouts:,} rollouts with validation")
@@ -159,6 +164,8 @@ def _row(scenario: Scenario) -> list[str]:
     passes = sorted({variant.epochs_per_batch for variant in variants})
     lags = sorted({variant.max_lag for variant in variants})
     first_line = scenario.description.strip().split("\n")[0]
+    if scenario.transport_sweep is not None:
+        return [escape(first_line), "-", "-", ", ".join(scenario.transport_sweep.transports), "-"]
     return [
         escape(first_line),
         ", ".join(map(str, passes)),

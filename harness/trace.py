@@ -166,8 +166,8 @@ class RecordingTracer:
         at: turns a reading of the machine's monotonic clock into that time; for spans that other processes recorded.
     """
 
-    def __init__(self, clock_ns: Callable[[], int], at: Callable[[int], int] = lambda monotonic_ns: monotonic_ns) -> None:
-        self.clock_ns, self._at = clock_ns, at
+    def __init__(self, clock_ns: Callable[[], int], at: Callable[[int], int] | None = None) -> None:
+        self.clock_ns, self._at = clock_ns, at or (lambda monotonic_ns: monotonic_ns)
         self.finished: deque[Span] = deque()  # a deque, since parts may end spans in other threads
         self._drained = 0
         self.open_spans: dict[int, _RecordedSpan] = {}

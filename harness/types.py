@@ -74,9 +74,9 @@ class GroupData:
 class WorkItem:
     """One generation order: these prompts, ``group_size`` responses each.
 
-    ``step`` is the number of the rollout batch (where batches are consumed in order, the training step that consumes it),
-    or for an evaluation the policy version evaluated. ``shard`` counts the parts into which a batch is split over several
-    Generators.
+    ``step`` is the number of the rollout batch (where batches are consumed in order, the training step that consumes
+    it), or for an evaluation the policy version evaluated. ``shard`` counts the parts into which a batch is split over
+    several Generators.
     """
 
     purpose: Purpose

@@ -13,12 +13,17 @@ _UNKNOWN = "unknown"
 
 def cautions(campaign: Campaign) -> list[str]:
     """Return sentences on unfinished runs, turns, unlike machines and versions, and what is no verdict."""
+    if any(run.timed_syncs for run in campaign.runs):
+        return [*_unfinished(campaign), *unlike(campaign.runs), _SWEEP]
     return [
         *_unfinished(campaign),
         *unlike(campaign.runs),
         *_turns(campaign),
         _no_verdict(campaign),
     ]
+
+
+_SWEEP = "Transports took turns within each repeat, sizes came one after the other. Figures, not a verdict."
 
 
 def unlike(runs: Sequence[RunFigures]) -> list[str]:

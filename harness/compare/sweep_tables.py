@@ -44,7 +44,7 @@ def _times(kind: tuple[int, int], points: Sequence[SyncPoint]) -> Table:
     fewest = min(point.repeats for point in points)
     notes = (
         f"Medians of {fewest} syncs in turns, +- half the range from 10th to 90th percentile; from the start of the "
-        "publish to the end of the last load into the engine's own tensors. Verification is timed apart.",
+        "publish until the weights are in tensors of the last receiver's own. Verification is timed apart.",
     )
     title = f"Publish to loaded, ms: {_plural(kind[0], 'receiver')}, {_plural(kind[1], 'tensor')}"
     return _by_size(title, points, _median_and_spread, notes, copy=lambda point: numbers.number(1e3 * point.copy_s))
@@ -88,7 +88,11 @@ def _parts(points: Sequence[SyncPoint]) -> Table:
         for point in points
         if point.num_bytes == largest
     ]
-    notes = ("gloo's transfer begins with the call; elsewhere calls between processes lie between the stages.",)
+    notes = (
+        "Load is the copy into an engine's tensors. nixl, gloo and object_store deliver into memory of the receiver's "
+        "own, so theirs is not in the times above; the others hand out shared memory that must be copied.",
+        "gloo's transfer begins with the call; elsewhere calls between processes lie between the stages.",
+    )
     return Table(f"What a sync of {largest / 1e6:g} MB is made of, ms", _PARTS, tuple(rows), notes)
 
 
@@ -109,8 +113,8 @@ def _costs(costs: Sequence[SyncCost]) -> Table:
     ]
     header = ("transport", "receivers", "fixed", "per tensor", "per MB", "worst")
     notes = (
-        "Milliseconds, of a tensor microseconds. Least squares on the relative errors of the medians; worst: the largest "
-        "error at a measured size.",
+        "Milliseconds, of a tensor microseconds. Least squares on the relative errors of the medians; worst: the "
+        "largest error at a measured size.",
     )
     return Table("Fitted cost of a sync", header, tuple(rows), notes)
 

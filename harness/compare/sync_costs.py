@@ -89,7 +89,7 @@ def _point(group: Sequence[SyncRow]) -> SyncPoint:
     totals = sorted(row.total_s for row in group)
 
     def median(name: str) -> float:
-        return statistics.median(getattr(row, name) for row in group)
+        return float(statistics.median(getattr(row, name) for row in group))
 
     first = group[0]
     return SyncPoint(
@@ -141,7 +141,8 @@ def _fit(transport: str, receivers: int, points: Sequence[SyncPoint]) -> SyncCos
                 best, best_error = np.zeros(3), error
                 best[list(chosen)] = solved
     worst = float(abs(weighted @ best - 1).max())
-    return SyncCost(transport, receivers, *(float(value) for value in best), worst)
+    fixed_s, per_tensor_s, per_byte_s = (float(value) for value in best)
+    return SyncCost(transport, receivers, fixed_s, per_tensor_s, per_byte_s, worst)
 
 
 def fastest_by_size(

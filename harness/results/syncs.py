@@ -20,7 +20,8 @@ class SyncRow:
         num_bytes, tensors: of the weights.
         receivers: Generators that loaded them; times of the slowest one.
         repeat: 0 was not counted, since it sets connections up and touches fresh memory.
-        total_s: from the start of the publish to the end of the last load, verification taken out.
+        total_s: from the start of the publish until the weights are in tensors of the slowest receiver's own, without
+            verification. Where a transport delivers into the receiver's own memory, ``load_s`` is not part of it.
         publish_s, transfer_s, load_s: the stages; between them lie the calls from process to process.
         verify_s: the checksums on both sides.
         plain_copy_s: one copy of as many bytes in warm memory, right after it.

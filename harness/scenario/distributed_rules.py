@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.scenario.problems import Problem, dotted_paths
 from harness.scenario.schema import Scenario
+from harness.scenario.sections import ReplaySettings
 
 
 def lag_control_has_lag(scenario: Scenario) -> Problem | None:
@@ -94,11 +95,8 @@ def paced_goes_together(scenario: Scenario) -> Problem | None:
 def replay_holds_a_batch(scenario: Scenario) -> Problem | None:
     """A buffer has room for the batch that enters it and for the sample that is taken."""
     capacity, prompts, sample = scenario.replay.capacity, scenario.prompts_per_batch, scenario.replay_sample_groups
-    if capacity == 0 and scenario.replay.sample_groups is not None:
-        what = f"replay.sample_groups is {sample}, and replay.capacity is 0: there is no buffer to take them from"
-        return Problem(what, "set replay.capacity, or leave sample_groups out", dotted_paths("replay.sample_groups"))
     if capacity == 0:
-        return None
+        return _settings_without_buffer(scenario)
     if capacity < prompts:
         what = f"replay.capacity is {capacity} groups, must be at least the {prompts} groups of a rollout batch"
         fix = f"set replay.capacity to {prompts} or more, or to 0 for no replay"
@@ -107,6 +105,16 @@ def replay_holds_a_batch(scenario: Scenario) -> Problem | None:
         what = f"replay.sample_groups is {sample}, must be at most replay.capacity {capacity}"
         return Problem(what, f"set it to at most {capacity}", dotted_paths("replay.sample_groups", "replay.capacity"))
     return None
+
+
+def _settings_without_buffer(scenario: Scenario) -> Problem | None:
+    """What would be ignored in silence is refused."""
+    given = [name for name, value in scenario.replay if value != getattr(ReplaySettings(), name)]
+    if not given:
+        return None
+    keys = [f"replay.{name}" for name in given]
+    what = f"replay.capacity is 0, so there is no buffer for which {' and '.join(keys)} could mean anything"
+    return Problem(what, f"set replay.capacity, or leave {' and '.join(keys)} out", dotted_paths(*keys))
 
 
 def replay_age_covers_lag(scenario: Scenario) -> Problem | None:

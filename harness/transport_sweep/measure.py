@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from harness.actors.environment import process_environment
-from harness.actors.groups import group, ungroup
 from harness.actors.logs import ProcessLogs
 from harness.actors.parts import Blueprint, cause_of_death, own_error
 from harness.actors.processes import ProcessSetup, Reply
@@ -31,6 +31,7 @@ from harness.transport_sweep.processes import (
     make_sweep_learner,
 )
 from harness.transports.catalogue import TRANSPORTS, TransportKind
+from harness.transports.collective import end_group, make_group
 from harness.types import WeightTicket
 
 
@@ -60,7 +61,8 @@ class SweepActors:
         interface: str,
     ) -> None:
         self._weights, self._version = weights, -1
-        make = partial(make_sweep_learner, transports, weights.megabytes, weights.tensors)
+        folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
+        make = partial(make_sweep_learner, transports, weights.megabytes, weights.tensors, folder)
         lanes = ["generator"] if receivers == 1 else [f"generator{index}" for index in range(receivers)]
         blueprints = [_blueprint(SweepLearnerProcess, "learner", make, logs, interface)]
         blueprints += [
@@ -69,12 +71,12 @@ class SweepActors:
         ]
         launched = [blueprint.launch() for blueprint in blueprints]
         self._handles = [handle for handle, _ in launched]
-        self._grouped = [TRANSPORTS[name] for name in transports if TRANSPORTS[name].two_sided]
         try:
             with _plain_errors():
                 ray.get([facts for _, facts in launched])
-            for kind in self._grouped:
-                group(self._handles, kind)
+            for name in transports:
+                if TRANSPORTS[name].two_sided:
+                    make_group(self._handles, name)
         except BaseException:
             self.close()
             raise
@@ -97,8 +99,7 @@ class SweepActors:
 
     def close(self) -> None:
         """End the actors."""
-        for kind in self._grouped:
-            ungroup(kind)
+        end_group()
         for handle in self._handles:
             ray.kill(handle)
 
@@ -112,7 +113,10 @@ def _loading(kind: TransportKind, ticket: WeightTicket, learner: Any, version: i
 
 
 def _row(wanted: Sync, weights: Weights, published: Reply, loaded: Sequence[Reply], copy_s: float) -> SyncRow:
-    """The slowest receiver decides; verification is timed apart and is part of no other figure."""
+    """The slowest receiver decides; verification is timed apart and is part of no other figure.
+
+    Where the weights arrive in memory of the receiver's own, the copy into the engine's tensors is timed apart as well.
+    """
     publish_s, publish_verify_s = (
         _seconds(published.spans, stage) for stage in (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_VERIFY)
     )
@@ -120,16 +124,18 @@ def _row(wanted: Sync, weights: Weights, published: Reply, loaded: Sequence[Repl
     verify_s = _seconds(slowest.spans, Stage.WEIGHT_VERIFY)
     begin_ns = min(span.start_ns for span in published.spans)
     end_ns = max(span.end_ns for span in slowest.spans)
+    load_s = _seconds(slowest.spans, Stage.WEIGHT_LOAD)
+    apart_s = publish_verify_s + verify_s + (load_s if TRANSPORTS[wanted.transport].own_memory else 0.0)
     return SyncRow(
         transport=wanted.transport,
         num_bytes=published.value.num_bytes,
         tensors=weights.tensors,
         receivers=wanted.receivers,
         repeat=wanted.repeat,
-        total_s=(end_ns - begin_ns) / 1e9 - publish_verify_s - verify_s,
+        total_s=(end_ns - begin_ns) / 1e9 - apart_s,
         publish_s=publish_s,
         transfer_s=_seconds(slowest.spans, Stage.WEIGHT_TRANSFER),
-        load_s=_seconds(slowest.spans, Stage.WEIGHT_LOAD),
+        load_s=load_s,
         verify_s=publish_verify_s + verify_s,
         plain_copy_s=copy_s,
     )

@@ -16,7 +16,6 @@ from harness.transports.options import TransportOptions
 from harness.types import WeightTicket
 from harness.weight_sync import WeightLoader, WeightPublisher
 
-
 COPY_BYTES = 256_000_000
 
 
@@ -100,12 +99,15 @@ class SweepGeneratorProcess(PartProcess):
     _copied: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
-def make_sweep_learner(transports: Sequence[str], megabytes: float, tensors: int, tracer: Tracer) -> SweepLearner:
-    """Return weights of this size and a sender of each transport."""
+def make_sweep_learner(
+    transports: Sequence[str], megabytes: float, tensors: int, folder: str, tracer: Tracer
+) -> SweepLearner:
+    """Return weights of this size and a sender of each transport; files go into the folder."""
+    options = TransportOptions(folder=folder)
     return SweepLearner(
         made_up_weights(megabytes, tensors),
         {
-            name: WeightPublisher(transport_kind(name).sender(TransportOptions()), tracer, verify=True, lane="learner")
+            name: WeightPublisher(transport_kind(name).sender(options), tracer, verify=True, lane="learner")
             for name in transports
         },
     )

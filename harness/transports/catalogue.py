@@ -37,6 +37,7 @@ class TransportKind:
         needs_gpu: moves GPU memory only.
         same_host: ends at the host.
         by_reference: others read the published tensors where they lie, so that ``snapshot`` may be left out.
+        own_memory: what arrives lies in memory of the receiver's own, so that an engine could use it where it is.
         uses_object_store: every version still needed takes its size in Ray's object store.
         loopback: environment variables that keep its traffic on this host; they must be set before the actor starts.
     """
@@ -51,6 +52,7 @@ class TransportKind:
     needs_gpu: bool = False
     same_host: bool = False
     by_reference: bool = False
+    own_memory: bool = False
     uses_object_store: bool = False
     loopback: Mapping[str, str] = field(default_factory=dict)
 
@@ -96,13 +98,14 @@ class TransportKind:
 
 
 _KINDS = (
-    TransportKind("object_store", ObjectStoreSender, ObjectStoreReceiver, uses_object_store=True),
+    TransportKind("object_store", ObjectStoreSender, ObjectStoreReceiver, own_memory=True, uses_object_store=True),
     TransportKind("object_store_numpy", ObjectStoreNumpySender, ObjectStoreReceiver, uses_object_store=True),
     TransportKind(
         "nixl",
         NixlSender,
         NixlReceiver,
         tensor_transport="nixl",
+        own_memory=True,
         package="nixl",
         flatten=True,
         by_reference=True,
@@ -113,6 +116,7 @@ _KINDS = (
         CollectiveSender,
         CollectiveReceiver,
         tensor_transport="gloo",
+        own_memory=True,
         two_sided=True,
         flatten=True,
         by_reference=True,
@@ -123,6 +127,7 @@ _KINDS = (
         CollectiveSender,
         CollectiveReceiver,
         tensor_transport="nccl",
+        own_memory=True,
         two_sided=True,
         flatten=True,
         needs_gpu=True,

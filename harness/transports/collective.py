@@ -9,20 +9,23 @@ since Ray then kills both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.experimental.collective import create_collective_group, destroy_collective_group
 from torch import Tensor
 
-from harness.errors import RunStopped
+from harness.errors import RunStopped, UserError
 from harness.transports.bucket import BucketLayout
 from harness.transports.options import TransportOptions
 from harness.transports.slots import CopiedWeights, LiveWeights, NewestOnly, Slots, view_tensors
 from harness.types import WeightTicket
 
 GROUP_NAME = "default"  # with gloo, processes cannot leave a group of any other name, nor belong to two
+_groups: list[str] = []  # the tensor transport of this process' group; Ray's own registry is one for each process too
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,18 @@ def make_group(actors: Sequence[Any], tensor_transport: str) -> None:
     """Connect these idle actors (Learner first), which takes about a second.
 
     Raises:
+        UserError: there is a group already, since Ray tells groups apart by their name only.
         RayError: one of them died.
     """
+    if _groups:
+        raise UserError(
+            f"two arms that take turns cannot both send weights by {' and '.join([*_groups, tensor_transport])}: Ray "
+            "keeps one collective group of a name, and only the one called default can be made anew",
+            "transport.type",
+            "compare them in runs of their own, or let all arms but one use nixl, shared_memory or an object store",
+        )
     create_collective_group(list(actors), backend=tensor_transport, name=GROUP_NAME)
+    _groups.append(tensor_transport)
 
 
 def remake_group(actors: Sequence[Any], tensor_transport: str) -> None:
@@ -48,10 +60,18 @@ def remake_group(actors: Sequence[Any], tensor_transport: str) -> None:
     Raises:
         RayError: one of them died.
     """
-    destroy_collective_group(GROUP_NAME)
+    end_group()
     # Ray stops waiting at the dead member, before the others have left: one more call in the same queue waits for them
     ray.get([actor.__ray_call__.options(concurrency_group="_ray_system").remote(_nothing) for actor in actors])
     make_group(actors, tensor_transport)
+
+
+def end_group() -> None:
+    """End the group; nothing happens where there is none."""
+    if _groups:
+        _groups.clear()
+        with suppress(RayError):  # its members are gone
+            destroy_collective_group(GROUP_NAME)
 
 
 def _nothing(actor: object) -> None:

@@ -117,9 +117,9 @@ CASES = [
     ),
     (
         {"replay": {"sample_groups": 4}},
-        "replay.sample_groups is 4, and replay.capacity is 0: there is no buffer to take them from "
+        "replay.capacity is 0, so there is no buffer for which replay.sample_groups could mean anything "
         "[rule: replay_holds_a_batch]",
-        "set replay.capacity, or leave sample_groups out",
+        "set replay.capacity, or leave replay.sample_groups out",
         ["replay.sample_groups"],
     ),
     (
