@@ -19,6 +19,7 @@ def cautions(campaign: Campaign) -> list[str]:
         *_unfinished(campaign),
         *unlike(campaign.runs),
         *_turns(campaign),
+        *_polling(campaign),
         _no_verdict(campaign),
     ]
 
@@ -93,6 +94,26 @@ def _turns(campaign: Campaign) -> list[str]:
     if any(run.manifest.point != campaign.runs[0].manifest.point for run in campaign.runs):
         return ["The arms took turns step by step; the points of the sweep ran one after the other."]
     return ["The arms took turns step by step, so a slow spell of the machine hit all of them alike."]
+
+
+def _polling(campaign: Campaign) -> list[str]:
+    """Say what NIXL's progress thread costs beside the syncs themselves."""
+    pauses = {
+        variant.name: run.sync.polling_pause_us
+        for variant in campaign.variants
+        for run in variant.runs
+        if run.sync is not None and run.sync.polling_pause_us is not None
+    }
+    busy = [name for name, pause in pauses.items() if pause == 0]
+    if busy:
+        return [
+            f"{', '.join(busy)}: NIXL's progress threads poll without a pause, which keeps about a core busy for each "
+            "actor that sends or receives, syncing or not (transport.progress_thread_delay_us is 0)."
+        ]
+    if pauses:
+        longest = max(pause for pause in pauses.values() if pause is not None)
+        return [f"NIXL's progress threads pause {longest} us between polls; its own default of 0 keeps cores busy."]
+    return []
 
 
 def _no_verdict(campaign: Campaign) -> str:

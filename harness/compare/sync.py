@@ -23,6 +23,7 @@ class SyncFigures:
         seconds: by part, ``publish`` and ``verify`` on the Learner, ``transfer``, ``load`` and ``verify`` on a
             Generator; a part that the transport does not have is missing.
         whole_s: from publishing to loaded: publish, transfer and load together, without verification.
+        polling_pause_us: of NIXL's progress thread; None with another transport.
     """
 
     transport: str
@@ -30,6 +31,7 @@ class SyncFigures:
     num_tensors: float
     seconds: dict[str, tuple[float, ...]]
     whole_s: tuple[float, ...]
+    polling_pause_us: int | None = None
 
     @property
     def leaves_the_process(self) -> bool:
@@ -49,7 +51,12 @@ def sync_figures(run: Run) -> SyncFigures | None:
         num_tensors=_value(rows[-1], "sync/tensors") or 0.0,
         seconds={part: values for part, values in seconds.items() if values},
         whole_s=tuple(whole for row in rows if (whole := _whole_s(row)) is not None),
+        polling_pause_us=_whole_number(run.setting("transport.progress_thread_delay_us")),
     )
+
+
+def _whole_number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

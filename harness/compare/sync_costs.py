@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.compare import numbers
+from harness.compare.sync import percentile
 from harness.results.syncs import SyncRow
 
 STEPS_BETWEEN = 200  # sizes looked at between the smallest and the largest, for the crossover
@@ -86,7 +87,7 @@ def sync_points(rows: Sequence[SyncRow]) -> list[SyncPoint]:
 
 
 def _point(group: Sequence[SyncRow]) -> SyncPoint:
-    totals = sorted(row.total_s for row in group)
+    totals = [row.total_s for row in group]
 
     def median(name: str) -> float:
         return float(statistics.median(getattr(row, name) for row in group))
@@ -99,18 +100,10 @@ def _point(group: Sequence[SyncRow]) -> SyncPoint:
         first.receivers,
         len(group),
         statistics.median(totals),
-        _quantile(totals, 0.1),
-        _quantile(totals, 0.9),
+        percentile(totals, 10),
+        percentile(totals, 90),
         *(median(name) for name in ("plain_copy_s", "publish_s", "transfer_s", "load_s", "verify_s")),
     )
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics (Hyndman and Fan 1996, type 7)."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def sync_costs(points: Sequence[SyncPoint]) -> list[SyncCost]:
