@@ -1,0 +1,65 @@
+"""A small transport sweep for real: actors, bytes, checksums, rows, tables and the picture."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.compare.campaigns import gather
+from harness.compare.sweep_tables import sweep_points, sweep_tables
+from harness.report.pictures import make_pictures
+from harness.results import Run, find_runs
+from harness.results.syncs import read_syncs
+from harness.run import run_command
+from harness.scenario import load_scenario
+
+TRANSPORTS = ("object_store_numpy", "nixl", "shared_memory")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two sizes, one and two receivers, three counted repeats."""
+    out = tmp_path_factory.mktemp("sweep")
+    small = {"transports": list(TRANSPORTS), "megabytes": [0.5, 1.5], "tensors": [3], "receivers": [1, 2], "repeats": 3}
+    overrides = [f"transport_sweep={small}".replace("'", '"')]
+    assert run_command(load_scenario("transport_sweep", overrides), out, quiet=True, show=lambda folder: None) == 0
+    (run,), damaged = find_runs(out)
+    assert damaged == []
+    return run
+
+
+def test_every_sync_is_timed_in_turns(swept: Run) -> None:
+    rows = read_syncs(swept.folder)
+    assert swept.status == "completed"
+    assert swept.manifest.outcome["syncs"] == len(rows) == 2 * 2 * 4 * 3  # sizes, receivers, repeats, transports
+    for first in range(0, len(rows), 3):
+        assert {row.transport for row in rows[first : first + 3]} == set(TRANSPORTS)
+        assert len({(row.num_bytes, row.receivers, row.repeat) for row in rows[first : first + 3]}) == 1
+    assert [row.repeat for row in rows[::3]] == [0, 1, 2, 3] * 4
+    assert {row.num_bytes for row in rows} == {500_000, 1_500_000}
+
+
+def test_the_parts_of_a_sync_fit_into_its_whole(swept: Run) -> None:
+    for row in read_syncs(swept.folder):
+        assert min(row.publish_s, row.load_s, row.verify_s, row.plain_copy_s) > 0
+        delivered = row.transport == "nixl"  # into the receiver's own memory: its load is timed apart
+        assert row.publish_s + row.transfer_s + (0 if delivered else row.load_s) <= row.total_s + 1e-9
+
+
+def test_tables_and_picture_come_from_the_rows(swept: Run, tmp_path: Path) -> None:
+    (campaign,), _ = gather([swept.folder])
+    points = sweep_points(campaign)
+    assert {(point.transport, point.receivers, point.repeats) for point in points} == {
+        (name, receivers, 3) for name in TRANSPORTS for receivers in (1, 2)
+    }
+    tables = sweep_tables(campaign)
+    assert [table.title for table in tables[:2]] == [
+        "Publish to loaded, ms: 1 receiver, 3 tensors",
+        "Publish to loaded, ms: 2 receivers, 3 tensors",
+    ]
+    assert {row[0] for row in tables[0].rows} == {*TRANSPORTS, "plain copy"}
+    assert [path.name for path in make_pictures(swept.folder, tmp_path)] == ["sweep.png"]
+
+
+def test_the_log_has_what_nixl_said(swept: Run) -> None:
+    log = (swept.folder / "log.txt").read_text()
+    assert "Initialized NIXL agent" in log
