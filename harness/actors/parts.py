@@ -6,19 +6,18 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from harness.actors.processes import PartProcess, ProcessFacts, ProcessSetup, Reply, boot_id
 from harness.errors import HarnessError, PartReplaced, RunStopped
 from harness.trace import RecordingTracer, Span, Stage, Tracer
 
 CLOCK_READINGS = 5
-CLOSE_S = 5.0
+CLOSE_S = 3.0
 
 Make = Callable[[Tracer], Any]
 
@@ -109,13 +108,15 @@ class ActorPart:
             RunStopped: the process died.
         """
         try:
-            self._adopt(ray.get(self._building))
-        except RayTaskError as error:
-            raise own_error(error) from None
+            self._finish_building()
         except RayActorError as error:
             raise RunStopped(f"{self.lane} died while it started: {cause_of_death(error)}") from None
 
-    def _adopt(self, facts: ProcessFacts) -> None:
+    def _finish_building(self) -> None:
+        try:
+            facts: ProcessFacts = ray.get(self._building)
+        except RayTaskError as error:
+            raise own_error(error) from None
         self.facts = facts
         same_machine = facts.boot_id == boot_id()
         self._offset_ns = 0 if same_machine else clock_offset_ns(lambda: ray.get(self.handle.now_ns.remote()))
@@ -139,10 +140,11 @@ class ActorPart:
             PartReplaced: the actor died, and a new one stands in its place.
             RunStopped: it died and cannot be replaced, or it lost what another actor owned.
         """
-        incarnation = self.incarnation
         with self.tracer.underway(self.lane, stage, step, version):
+            async with self._replacing:  # until a new actor, if one is on its way, has its worker
+                incarnation, handle = self.incarnation, self.handle
             try:
-                references = getattr(self.handle, method).options(num_returns=returns).remote(*arguments)
+                references = getattr(handle, method).options(num_returns=returns).remote(*arguments)
                 first, *others = [references] if returns == 1 else references
                 reply: Reply = await first
             except RayTaskError as error:
@@ -165,20 +167,30 @@ class ActorPart:
             return RunStopped(f"the {self.lane} died: {reason}; what it had learnt since the last saved policy is lost")
         async with self._replacing:
             if self.incarnation == incarnation:
-                self._replacements.count(self.lane, reason)
-                ray.kill(self.handle)
-                self.handle, self._building = self.blueprint.launch()
-                await asyncio.to_thread(self.wait_until_built)
+                await self._stand_in(self._replacements, reason)
                 self.incarnation += 1
                 if self.rewire is not None:
                     await self.rewire()
         return PartReplaced(reason, self.incarnation)
 
-    def close(self) -> None:
-        """Let the worker give back what it holds, as far as the actor lives and listens, and end the actor."""
-        with suppress(RayError, GetTimeoutError):  # dead or busy: the system gives back what a process holds
-            ray.get(self.handle.close.remote(), timeout=CLOSE_S)
-        ray.kill(self.handle)
+    async def _stand_in(self, replacements: Replacements, reason: str) -> None:
+        """Make a new actor, and another one where that dies while it starts."""
+        while True:
+            replacements.count(self.lane, reason)
+            ray.kill(self.handle)
+            self.handle, self._building = self.blueprint.launch()
+            try:
+                return await asyncio.to_thread(self._finish_building)
+            except RayActorError as error:
+                reason = f"while it started: {cause_of_death(error)}"
+
+
+def close_parts(parts: Sequence[ActorPart]) -> None:
+    """Let the workers give back what they hold, as far as their actors live and listen, and end the actors."""
+    closing = [part.handle.close.remote() for part in parts]
+    ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)  # the system gives back what a busy or dead one holds
+    for part in parts:
+        ray.kill(part.handle)
 
 
 def clock_offset_ns(ask: Callable[[], int], readings: int = CLOCK_READINGS) -> int:

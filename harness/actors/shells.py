@@ -30,6 +30,7 @@ class RemoteGenerator:
 
     def __init__(self, part: ActorPart) -> None:
         self.part, self.lane = part, part.lane
+        self._version = -1
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """See ``protocols.Generator``."""
@@ -40,12 +41,13 @@ class RemoteGenerator:
             await self.part.call("load_arrived", described, time.perf_counter_ns(), sent.tensors, **told)
         else:
             await self.part.call("load", ticket, **told)
+        self._version = ticket.version
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """See ``protocols.Generator``. The data of each group is an object reference that the driver owns."""
         stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
         groups, data = await self.part.call(
-            "generate", item, stage=stage, step=item.step, version=-1, returns=1 + len(item.prompt_ids)
+            "generate", item, stage=stage, step=item.step, version=self._version, returns=1 + len(item.prompt_ids)
         )
         return tuple(replace(group, data=reference) for group, reference in zip(groups, data, strict=True))
 

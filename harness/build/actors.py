@@ -1,0 +1,211 @@
+"""The parts of one run as Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness.actors.environment import process_environment
+from harness.actors.logs import ProcessLogs
+from harness.actors.parts import ActorPart, Blueprint, Replacements, close_parts
+from harness.actors.placement import Ask, Placement
+from harness.actors.processes import GeneratorProcess, LearnerProcess, PartProcess, ProcessSetup, ScorerProcess
+from harness.actors.session import RaySession
+from harness.actors.shells import RemoteGenerator, RemoteLearner, RemoteScorer
+from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task, never
+from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
+from harness.build.parts import Parts, lanes_of
+from harness.errors import HarnessError
+from harness.scenario import PartSettings, Scenario
+from harness.trace import RecordingTracer, Tracer
+from harness.transports.catalogue import TransportKind, transport_kind
+from harness.transports.collective import end_group, make_group, remake_group
+from harness.transports.options import TransportOptions
+from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker, check_prompts_fit
+
+
+def build_actor_parts(
+    scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal, session: RaySession
+) -> Parts:
+    """Make the parts of one run as Ray actors.
+
+    The policy is made here first: it is checked, a warm start is made and cached once, and the actors find it there.
+
+    Raises:
+        UserError: a file, model, reward function or device that the scenario names cannot be used, or the cluster does
+            not have what the parts ask for.
+        RunStopped: an actor died while it started.
+        Interrupted: ``should_stop`` said so.
+    """
+    task, policy = make_task(scenario), make_policy(scenario, "cpu", should_stop)
+    check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, policy.context)
+    kind = transport_kind(scenario.transport.type)
+    kind.check_usable()
+    placement = Placement(asks_of(scenario), scenario.placement.colocated, scenario.placement.strategy)
+    crew = _Crew(scenario, tracer, session, kind, placement)
+    parts = Parts(
+        tuple(RemoteGenerator(part) for part in crew.generators),
+        tuple(RemoteScorer(part) for part in crew.scorers),
+        RemoteLearner(crew.learner, kind.tensor_transport if kind.two_sided else None),
+        loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts)),
+        policy.num_parameters,
+        threads_of(scenario, scenario.placement.learner),
+        crew.save_to,
+        crew.processes,
+        crew.logs.new_lines,
+        [crew.close, placement.close],
+    )
+    try:
+        crew.wait_until_ready()
+    except BaseException:
+        parts.close()
+        raise
+    crew.learner_shell = parts.learner
+    return parts
+
+
+def asks_of(scenario: Scenario) -> list[Ask]:
+    """Return what each lane of the scenario reserves."""
+    placement = scenario.placement
+    named: list[tuple[str, PartSettings]] = [("learner", placement.learner)]
+    named += [(lane, placement.generator) for lane in lanes_of("generator", scenario)]
+    named += [(lane, placement.scorer) for lane in lanes_of("scorer", scenario)]
+    return [Ask(lane, settings.cpus, settings.gpus) for lane, settings in named]
+
+
+class _Crew:
+    """The actors of one run."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        tracer: RecordingTracer,
+        session: RaySession,
+        kind: TransportKind,
+        placement: Placement,
+    ) -> None:
+        self._scenario, self._kind, self._placement = scenario, kind, placement
+        self.logs = ProcessLogs(session.folder if session.is_local else None)
+        self.learner_shell: Any = None
+        replacements = Replacements(scenario.faults.max_replacements)
+        options, rooms = transport_options(scenario, session), scenario.placement
+
+        def hire(
+            process: type[PartProcess], lane: str, settings: PartSettings, make: Callable[[Tracer], Any], mortal: bool
+        ) -> ActorPart:
+            blueprint = self._blueprint(process, lane, settings, make)
+            return ActorPart(blueprint, tracer, replacements if mortal else None)
+
+        self.learner = hire(LearnerProcess, "learner", rooms.learner, partial(_learner, scenario, options), False)
+        self.generators = [
+            hire(GeneratorProcess, lane, rooms.generator, partial(_generator, scenario, options, lane), True)
+            for lane in lanes_of("generator", scenario)
+        ]
+        self.scorers = [
+            hire(ScorerProcess, lane, rooms.scorer, partial(_scorer, scenario, lane), True)
+            for lane in lanes_of("scorer", scenario)
+        ]
+        if kind.two_sided:
+            for part in self.generators:
+                part.rewire = self._regroup
+
+    @property
+    def all(self) -> list[ActorPart]:
+        """Every actor."""
+        return [self.learner, *self.generators, *self.scorers]
+
+    def wait_until_ready(self) -> None:
+        """Return when every worker is built, and connected where the transport needs that beforehand."""
+        failures: list[HarnessError] = []
+        for part in self.all:
+            try:
+                part.wait_until_built()
+            except HarnessError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        if self._kind.two_sided:
+            self._group()
+
+    def processes(self) -> dict[str, int]:
+        """Process ids by lane."""
+        return {part.lane: part.facts.pid for part in self.all if part.facts is not None}
+
+    def save_to(self, folder: Path) -> None:
+        """Have the Learner save the policy there."""
+        self.learner_shell.policy_folder = folder.resolve()
+
+    def close(self) -> None:
+        """End the actors."""
+        if self._kind.two_sided:
+            end_group()
+        close_parts(self.all)
+
+    def _blueprint(
+        self, process: type[PartProcess], lane: str, settings: PartSettings, make: Callable[[Tracer], Any]
+    ) -> Blueprint:
+        scenario = self._scenario
+        threads = threads_of(scenario, settings)
+        sharing = len(asks_of(scenario)) if scenario.placement.colocated else 1
+        options = self._placement.options(lane, sharing)
+        options["runtime_env"] = {"env_vars": process_environment(threads, scenario.placement.interface)}
+        setup = ProcessSetup(
+            lane,
+            threads,
+            self.logs.file_for(lane),
+            Path.cwd(),
+            tuple(os.path.abspath(path) for path in sys.path),
+            cuda=settings.gpus > 0 and resolve_device(scenario, settings) == "cuda",
+        )
+        groups = {"weights": 1} if process is GeneratorProcess else {}
+        return Blueprint(process, options, groups, self._kind.tensor_transport is not None, setup, make)
+
+    def _group(self) -> None:
+        make_group(self._members(), self._kind.name)
+
+    def _members(self) -> list[Any]:
+        return [self.learner.handle, *(part.handle for part in self.generators)]
+
+    async def _regroup(self) -> None:
+        """Make the group anew when one of its members was replaced: it ended with the member that died."""
+        await asyncio.to_thread(remake_group, self._members(), self._kind.name)
+
+
+def transport_options(scenario: Scenario, session: RaySession) -> TransportOptions:
+    """Return the settings of the scenario's transport, as its sender and receivers take them.
+
+    Files go below the session's folder where the scenario names none, so that they end with it, whoever is killed.
+    """
+    settings: Any = scenario.transport
+    chosen = {
+        name: getattr(settings, name)
+        for name in ("flatten", "preallocate", "progress_thread_delay_us", "folder")
+        if hasattr(settings, name)
+    }
+    if chosen.get("folder", "") is None and session.is_local:
+        chosen["folder"] = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
+    device = resolve_device(scenario, scenario.placement.generator)
+    return TransportOptions(**chosen, device=device, slots_at_start=scenario.max_lag + 2)
+
+
+def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer: Tracer) -> GeneratorWorker:
+    device = resolve_device(scenario, scenario.placement.generator)
+    receiver = transport_kind(scenario.transport.type).receiver(options)
+    task, policy = make_task(scenario), make_policy(scenario, device, never)
+    return make_generator(scenario, lane, receiver, task, policy, tracer, never)
+
+
+def _scorer(scenario: Scenario, lane: str, tracer: Tracer) -> ScorerWorker:
+    return make_scorer(scenario, lane, make_task(scenario), tracer, never)
+
+
+def _learner(scenario: Scenario, options: TransportOptions, tracer: Tracer) -> LearnerWorker:
+    device = resolve_device(scenario, scenario.placement.learner)
+    sender = transport_kind(scenario.transport.type).sender(options)
+    return make_learner(scenario, sender, make_policy(scenario, device, never), tracer, never)

@@ -1,0 +1,85 @@
+"""The workers of a run, made in the process in which they work. Plain functions, so that they can be sent there."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from harness.build.options import StopSignal, resolve_device
+from harness.build.table import BUILDERS, Policy
+from harness.protocols import Engine, Task
+from harness.scenario import Scenario
+from harness.scoring import DirectRewards, GroupRewards, TimedRewards
+from harness.trace import Tracer
+from harness.transports.protocol import WeightReceiver, WeightSender
+from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker
+
+
+def never() -> bool:
+    """The stop signal of an actor: it is ended with its process."""
+    return False
+
+
+def make_task(scenario: Scenario) -> Task:
+    """Return the scenario's task.
+
+    Raises:
+        UserError: a file or a reward function cannot be used.
+    """
+    task: Task = BUILDERS["task", scenario.task.type](scenario.task)
+    return task
+
+
+def make_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
+    """Return the policy before the first training step.
+
+    Raises:
+        UserError: the model cannot be used.
+        Interrupted: ``should_stop`` said so.
+    """
+    policy: Policy = BUILDERS["model", scenario.model.type](scenario, device, should_stop)
+    return policy
+
+
+def make_rewards(scenario: Scenario, task: Task, should_stop: StopSignal) -> GroupRewards:
+    """Return what rewards a group: a process of its own where the task's reward has a time limit."""
+    timeout_s = getattr(scenario.task, "reward_timeout_s", None)
+    if timeout_s is None:
+        return DirectRewards(task.reward, should_stop)
+    return TimedRewards(task.reward, timeout_s, should_stop)
+
+
+def make_generator(
+    scenario: Scenario,
+    lane: str,
+    receiver: WeightReceiver,
+    task: Task,
+    policy: Policy,
+    tracer: Tracer,
+    should_stop: StopSignal,
+) -> GeneratorWorker:
+    """Return a Generator's worker."""
+    device = resolve_device(scenario, scenario.placement.generator)
+    engine: Engine = BUILDERS["engine", scenario.engine.type](scenario, policy, device, should_stop)
+    return GeneratorWorker(engine, receiver, task, policy.tokenizer, scenario.sampling.to_params(), tracer, lane)
+
+
+def make_scorer(scenario: Scenario, lane: str, task: Task, tracer: Tracer, should_stop: StopSignal) -> ScorerWorker:
+    """Return a Scorer's worker."""
+    return ScorerWorker(make_rewards(scenario, task, should_stop), scenario.evaluation.examples, tracer, lane)
+
+
+def make_learner(
+    scenario: Scenario, sender: WeightSender, policy: Policy, tracer: Tracer, should_stop: StopSignal
+) -> LearnerWorker:
+    """Return the Learner's worker."""
+    trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, should_stop)
+    save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
+    return LearnerWorker(trainer, sender, tracer, getattr(scenario.transport, "verify", False), save)
+
+
+def _save_policy(policy: Policy, folder: Path) -> None:
+    from harness.models.storage import save_policy
+
+    assert policy.model is not None
+    save_policy(policy.model, policy.tokenizer, folder)

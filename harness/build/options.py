@@ -1,0 +1,115 @@
+"""What the loop and the Learner are told, from a scenario; and what the parts may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from harness.learner import TrainerOptions
+from harness.loop import LoopPlan
+from harness.provenance import usable_cores
+from harness.replay import ReplayOptions
+from harness.scenario import PartSettings, Scenario, no_gpu_error
+from harness.tasks.schedule import prompt_schedule
+from harness.trace import RecordingTracer
+
+if TYPE_CHECKING:
+    from harness.build.parts import Parts
+
+StopSignal = Callable[[], bool]
+Build = Callable[[Scenario, RecordingTracer, StopSignal], "Parts"]
+
+
+def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPlan:
+    """Return what the loop is to do.
+
+    Args:
+        scenario: the resolved scenario.
+        num_train: training prompts of the task.
+        num_validation: validation prompts of the task; at most ``evaluation.prompts`` of them are used.
+    """
+    return LoopPlan(
+        scenario.steps,
+        scenario.group_size,
+        scenario.max_lag,
+        scenario.evaluation.every,
+        prompt_schedule(num_train, scenario.prompts_per_batch, scenario.seed),
+        tuple(range(min(num_validation, scenario.evaluation.prompts))),
+        scenario.seed,
+        scenario.lag_control,
+        replay_options(scenario),
+    )
+
+
+def replay_options(scenario: Scenario) -> ReplayOptions | None:
+    """Return the replay buffer's options; None for a run without one."""
+    replay = scenario.replay
+    if replay.capacity == 0:
+        return None
+    return ReplayOptions(
+        replay.capacity, scenario.replay_max_age, replay.sampling, scenario.replay_sample_groups, replay.max_uses
+    )
+
+
+def trainer_options(scenario: Scenario) -> TrainerOptions:
+    """Return how the Learner trains."""
+    from harness.grpo import LossOptions
+    from harness.grpo.importance import ImportanceOptions
+
+    loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
+    weights = loss.importance
+    return TrainerOptions(
+        group_size=scenario.group_size,
+        loss=LossOptions(
+            loss.type,
+            loss.cliprange,
+            loss.cliprange_high,
+            loss.dual_clip,
+            kl.coefficient,
+            kl.estimator,
+            ImportanceOptions(weights.mode, weights.level, weights.cap, weights.floor),
+        ),
+        aggregation=loss.aggregation,
+        constant=scenario.loss_constant,
+        advantage_eps=scenario.advantage.eps,
+        normalize_by_std=scenario.advantage.normalize_by_std,
+        temperature=scenario.sampling.temperature,
+        epochs_per_batch=scenario.epochs_per_batch,
+        minibatches_per_epoch=scenario.minibatches_per_epoch,
+        gradient_accumulation_steps=scenario.gradient_accumulation_steps,
+        behaviour_is_engine=scenario.behaviour_is_older,
+        proximal=loss.proximal,
+        monitor_kl=kl.monitor,
+        reclone_every=kl.reclone_every if kl.reference == "reclone" else None,
+        learning_rate=optimizer.learning_rate,
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        warmup_steps=optimizer.warmup_steps,
+        precision=scenario.model.precision,
+    )
+
+
+def threads_of(scenario: Scenario, part: PartSettings) -> int:
+    """Return the CPU threads of a part: as asked for, else the CPUs of its actor, else its share of the cores."""
+    asked = part.threads or scenario.model.threads
+    if asked or scenario.uses_ray:
+        return asked or max(1, int(part.cpus))
+    return usable_cores() if scenario.placement.colocated else max(1, usable_cores() // 2)
+
+
+def resolve_device(scenario: Scenario, part: PartSettings) -> str:
+    """Return ``cpu`` or ``cuda``, where the part runs. An actor sees a GPU only if it reserves one.
+
+    Raises:
+        UserError: a GPU is asked for and there is none.
+    """
+    wanted = scenario.placement.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise no_gpu_error()
+    if wanted == "auto":
+        visible = torch.cuda.is_available() and (part.gpus > 0 or not scenario.uses_ray)
+        return "cuda" if visible else "cpu"
+    return wanted

@@ -1,0 +1,104 @@
+"""Builds the parts of a command's runs, and starts Ray when the first of them needs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from harness.build.options import StopSignal
+from harness.build.parts import Parts, build_in_process_parts
+from harness.errors import UserError
+from harness.provenance import usable_cores
+from harness.scenario import Scenario
+from harness.trace import RecordingTracer
+
+if TYPE_CHECKING:
+    from harness.actors.session import RaySession
+
+
+class Workshop:
+    """Builds parts, in this process or as Ray actors, as the scenario says.
+
+    Args:
+        together: scenarios whose parts will stand side by side, such as arms that take turns: one list for each point.
+    """
+
+    def __init__(self, together: Sequence[Sequence[Scenario]] = ()) -> None:
+        self._together = together
+        self._session: RaySession | None = None
+
+    def __call__(self, scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> Parts:
+        """Make the parts of one run.
+
+        Raises:
+            UserError: something that the scenario names cannot be used, or the machine has less than it asks for.
+            RunStopped: an actor died while it started.
+            Interrupted: ``should_stop`` said so.
+        """
+        if not scenario.uses_ray:
+            return build_in_process_parts(scenario, tracer, should_stop)
+        from harness.build.actors import build_actor_parts
+
+        return build_actor_parts(scenario, tracer, should_stop, self.session(scenario))
+
+    def session(self, scenario: Scenario) -> RaySession:
+        """Return the Ray of this command.
+
+        Raises:
+            UserError: it cannot be had, or a scenario asks for more than this machine has.
+        """
+        address = scenario.placement.address
+        if address == "local":
+            check_fits(scenario)
+        if self._session is not None and self._session.address != address:
+            self._close_session()
+        if self._session is None:
+            from harness.actors.session import RaySession
+
+            side_by_side = [sum(_cpus(each) for each in group) for group in [*self._together, [scenario]]]
+            self._session = RaySession(address, cpus=max(usable_cores(), math.ceil(max(side_by_side))))
+        return self._session
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_session()
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def check_fits(scenario: Scenario) -> None:
+    """Refuse a run that asks for more CPUs than this machine has.
+
+    Raises:
+        UserError: with both numbers.
+    """
+    placement, cores = scenario.placement, usable_cores()
+    wanted = _cpus(scenario)
+    if wanted <= cores:
+        return
+    generators, scorers = placement.generator, placement.scorer
+    raise UserError(
+        f"the parts ask for {wanted:g} CPUs (learner {placement.learner.cpus:g}, {generators.count} x generator "
+        f"{generators.cpus:g}, {scorers.count} x scorer {scorers.cpus:g}), and this machine has {cores}",
+        "placement",
+        "lower placement.*.cpus (fractions share a CPU), use fewer parts, or set placement.address to a cluster",
+    )
+
+
+def _cpus(scenario: Scenario) -> float:
+    if not scenario.uses_ray:
+        return 0.0
+    placement = scenario.placement
+    if placement.colocated:
+        return max(placement.learner.cpus, placement.generator.cpus, placement.scorer.cpus)
+    generators = placement.generator.count * placement.generator.cpus
+    return placement.learner.cpus + generators + placement.scorer.count * placement.scorer.cpus
