@@ -9,3 +9,7 @@
 Rollouts pass from actor to actor by reference: a Generator's reply is metadata and one object reference for each group,
 owned by the driver, so that the data outlives the Generator and is freed when the last handle goes.
 """
+
+from harness.actors.environment import quiet_ray
+
+quiet_ray()  # here, since Ray reads part of it when it is first imported

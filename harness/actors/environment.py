@@ -1,6 +1,18 @@
-"""The environment variables of an actor's process."""
+"""The environment variables of Ray in this process, and of an actor's process."""
 
 from __future__ import annotations
+
+import os
+
+
+def quiet_ray() -> None:
+    """No usage reports, no note about GPUs that a part without one cannot see, and no words of Ray's on a dead actor.
+
+    The run says itself what died and what became of it.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed while executing a task")
 
 
 def process_environment(threads: int, interface: str) -> dict[str, str]:

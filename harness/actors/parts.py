@@ -18,6 +18,9 @@ from harness.trace import RecordingTracer, Span, Stage, Tracer
 
 CLOCK_READINGS = 5
 CLOSE_S = 3.0
+"""Seconds that workers may take to give back what they hold."""
+PULSE_S = 5.0
+"""Seconds in which an idle actor answers."""
 
 Make = Callable[[Tracer], Any]
 
@@ -150,6 +153,8 @@ class ActorPart:
             except RayTaskError as error:
                 raise own_error(error) from None
             except RayActorError as error:
+                if error.actor_id not in (None, handle._actor_id.hex()):
+                    raise RunStopped(f"an actor that {self.lane} needed to {method} died") from None
                 raise await self._died(incarnation, cause_of_death(error)) from None
             except RayError as error:  # an object is gone with the actor that owned it
                 raise RunStopped(f"{self.lane} could not {method}: {_first_line(error)}") from None
@@ -164,7 +169,7 @@ class ActorPart:
     async def _died(self, incarnation: int, reason: str) -> HarnessError:
         """Put a new actor in the place of the dead one, once for each death; return what to tell the loop."""
         if self._replacements is None:
-            return RunStopped(f"the {self.lane} died: {reason}; what it had learnt since the last saved policy is lost")
+            return self._end_of_run(reason)
         async with self._replacing:
             if self.incarnation == incarnation:
                 await self._stand_in(self._replacements, reason)
@@ -172,6 +177,22 @@ class ActorPart:
                 if self.rewire is not None:
                     await self.rewire()
         return PartReplaced(reason, self.incarnation)
+
+    def _end_of_run(self, reason: str) -> RunStopped:
+        return RunStopped(f"the {self.lane} died: {reason}; what it had learnt since the last saved policy is lost")
+
+    async def check_alive(self) -> None:
+        """Return when the actor answers, or is so busy that it does not.
+
+        Raises:
+            RunStopped: it is dead.
+        """
+        try:
+            await asyncio.wait_for(self.handle.now_ns.remote(), PULSE_S)
+        except TimeoutError:
+            return
+        except RayActorError as error:
+            raise self._end_of_run(cause_of_death(error)) from None
 
     async def _stand_in(self, replacements: Replacements, reason: str) -> None:
         """Make a new actor, and another one where that dies while it starts."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
+import socket
 import tempfile
 import warnings
 from pathlib import Path
@@ -12,10 +12,13 @@ from types import TracebackType
 from typing import Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 
 from harness.errors import UserError
 
-STORE_SHARE = 0.3  # of the machine's memory, for the object store; pages are taken only when used
+PROBE_S = 5.0
+"""Seconds that a cluster may take to accept a connection."""
+_START_FIX = "see that the machine has memory and disk space left, and that TMPDIR, if set, is a short path"
 
 
 class RaySession:
@@ -34,31 +37,26 @@ class RaySession:
     """
 
     def __init__(self, address: str = "local", cpus: int | None = None, gpus: int | None = None) -> None:
-        self.address = address
-        self.folder = Path(tempfile.mkdtemp(prefix="grpo-"))
-        _quiet_environment()
-        options: dict[str, Any] = {"configure_logging": True, "logging_level": logging.ERROR, "log_to_driver": False}
-        if address == "local":
-            options |= {
-                "address": "local",
-                "num_cpus": cpus,
-                "num_gpus": gpus,
-                "include_dashboard": False,
-                "_temp_dir": str(self.folder / "ray"),
-                "_node_ip_address": "127.0.0.1",
-            }
-        else:
-            options["address"] = address
+        if address != "local":
+            _look_for_cluster(address)
+        self.address, self.folder = address, Path(tempfile.mkdtemp(prefix="grpo-"))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
-                ray.init(**options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            shutil.rmtree(self.folder, ignore_errors=True)
+                ray.init(**self._options(cpus, gpus))
+        except (OSError, ValueError, RuntimeError) as error:
+            self.close()
             raise _no_cluster(address, error) from error
         except BaseException:
             self.close()
             raise
+
+    def _options(self, cpus: int | None, gpus: int | None) -> dict[str, Any]:
+        quiet = {"configure_logging": True, "logging_level": logging.ERROR, "log_to_driver": False}
+        if not self.is_local:
+            return {"address": self.address, **quiet}
+        own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray"), "_node_ip_address": "127.0.0.1"}
+        return {"address": "local", "num_cpus": cpus, "num_gpus": gpus, **own, **quiet}
 
     @property
     def is_local(self) -> bool:
@@ -79,17 +77,24 @@ class RaySession:
         self.close()
 
 
-def _quiet_environment() -> None:
-    """No usage reports, and no note about GPUs that a part without one cannot see."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+def _look_for_cluster(address: str) -> None:
+    """See whether anything listens at the address, since Ray itself would try for minutes.
+
+    Raises:
+        UserError: nothing does, or it is no address.
+    """
+    try:
+        host, _, port = str(canonicalize_bootstrap_address(address)).rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
+    except (OSError, ValueError) as error:
+        raise _no_cluster(address, error) from error
 
 
 def _no_cluster(address: str, error: Exception) -> UserError:
     reason = str(error).strip().split("\n")[0]
     if address == "local":
         return UserError(
-            f"Ray did not start: {reason}", "placement.address: local", "see that the machine has memory left"
+            f"Ray did not start: {reason}", "placement.address: local", _START_FIX
         )
     return UserError(
         f"there is no Ray cluster to join at {address}: {reason}",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.actors.parts import ActorPart
+from harness.errors import RunStopped
 from harness.trace import Stage
 from harness.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 
@@ -26,14 +27,27 @@ class SentAlong:
 
 
 class RemoteGenerator:
-    """A Generator in an actor."""
+    """A Generator in an actor.
 
-    def __init__(self, part: ActorPart) -> None:
-        self.part, self.lane = part, part.lane
+    Args:
+        part: the actor.
+        learner: the actor whose weights it loads. Where they cannot be had, the Learner's death is the first suspect.
+    """
+
+    def __init__(self, part: ActorPart, learner: ActorPart) -> None:
+        self.part, self.lane, self._learner = part, part.lane, learner
         self._version = -1
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """See ``protocols.Generator``."""
+        try:
+            await self._load(ticket)
+        except RunStopped:
+            await self._learner.check_alive()
+            raise
+        self._version = ticket.version
+
+    async def _load(self, ticket: WeightTicket) -> None:
         told: dict[str, Any] = {"stage": Stage.WEIGHT_TRANSFER, "step": ticket.version, "version": ticket.version}
         if isinstance(ticket.payload, SentAlong):
             sent = ticket.payload
@@ -41,7 +55,6 @@ class RemoteGenerator:
             await self.part.call("load_arrived", described, time.perf_counter_ns(), sent.tensors, **told)
         else:
             await self.part.call("load", ticket, **told)
-        self._version = ticket.version
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """See ``protocols.Generator``. The data of each group is an object reference that the driver owns."""

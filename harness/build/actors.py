@@ -50,7 +50,7 @@ def build_actor_parts(
     placement = Placement(asks_of(scenario), scenario.placement.colocated, scenario.placement.strategy)
     crew = _Crew(scenario, tracer, session, kind, placement)
     parts = Parts(
-        tuple(RemoteGenerator(part) for part in crew.generators),
+        tuple(RemoteGenerator(part, crew.learner) for part in crew.generators),
         tuple(RemoteScorer(part) for part in crew.scorers),
         RemoteLearner(crew.learner, kind.tensor_transport if kind.two_sided else None),
         loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts)),

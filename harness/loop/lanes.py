@@ -25,6 +25,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from harness.errors import PartReplaced, RunStopped
 from harness.loop.bell import Bell
@@ -103,6 +104,7 @@ class _Lanes:
             else InOrder(len(generators))
         )
         self.buffer = None if plan.replay is None else ReplayBuffer(plan.replay, plan.seed)
+        self.room = plan.room * len(plan.batch_prompts(0))  # groups
         self.under_way = 0  # groups ordered, and neither taken, dropped nor failed
         self.in_flight = 0  # rollouts whose generation has begun, and not scored
         self.dropped = Count()  # since the previous step
@@ -125,9 +127,7 @@ class _Lanes:
             if self.version == self.plan.steps:
                 break
             self.under_way += len(item.prompt_ids)
-            groups = await self._sample(generator, item, evaluates)
-            self.ledger.generated += count(groups)
-            self._hand_to_scorer(item, groups)
+            self._hand_to_scorer(item, await self._sample(generator, item, evaluates))
         if evaluates and self.plan.is_evaluated(self.plan.steps):
             await self._freshen(generator, self.plan.steps, self.plan.steps, evaluates)
         await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.learner_done, self.plan.steps)
@@ -136,7 +136,7 @@ class _Lanes:
         """Whether another batch may be ordered. Without ``drop`` the lag bound alone keeps their number small."""
         if self.plan.lag_control != "drop" or self.version == self.plan.steps:
             return True
-        return self.under_way < self.plan.room * len(self.plan.batch_prompts(0))
+        return self.under_way < self.room
 
     async def _sample(self, generator: Generator, item: WorkItem, evaluates: bool) -> tuple[RolloutGroup, ...]:
         """Generate one order, again on a new part where the first one dies."""
@@ -226,6 +226,8 @@ class _Lanes:
             await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: version not in self.unevaluated, version)
 
     def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
+        if item.purpose is Purpose.TRAIN:
+            self.ledger.generated += count(groups)
         self.unscored.append((item, groups))
         self.bell.ring()
 
@@ -288,28 +290,34 @@ class _Lanes:
     async def _learner_lane(self) -> None:
         await self._publish()
         for step in range(self.plan.steps):
-            batch = await self._next_batch(step)
-            taken = self._choose(step, batch)
-            queued, in_flight = self.intake.waiting, self.in_flight
-            result = await self.learner.update(step, tuple(item.group for item in taken))
-            self._count_uses(taken)
-            self.version = step + 1
-            self._drop(self.intake.expire(self.version))
-            ticket = await self._publish()
-            if self.plan.max_lag == 0:
-                await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
-            replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
-            facts = StepFacts(step, batch, taken, result, ticket, self.dropped, queued, in_flight, replay)
-            self.dropped = Count()
-            self.observer.on_step(facts)
+            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, partial(self.intake.ready, step), step)
+            await self._train_step(step)
         await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._all_evaluated, self.plan.steps)
         await self.learner.checkpoint(self.version)
         self.learner_done = True
         self.bell.ring()
 
-    async def _next_batch(self, step: int) -> Batch:
-        """Wait until the batch is complete, take it and check its lag."""
-        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.intake.ready(step), step)
+    async def _train_step(self, step: int) -> None:
+        """Train on the batch that is ready. Its handles end with this call, so that while the Learner waits for the
+        next batch nobody but the replay buffer keeps rollouts alive.
+        """
+        batch = self._take_batch(step)
+        taken = self._choose(step, batch)
+        queued, in_flight = self.intake.waiting, self.in_flight
+        result = await self.learner.update(step, tuple(item.group for item in taken))
+        self._count_uses(taken)
+        self.version = step + 1
+        self._drop(self.intake.expire(self.version))
+        ticket = await self._publish()
+        if self.plan.max_lag == 0:
+            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
+        replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
+        facts = StepFacts(step, batch, taken, result, ticket, self.dropped, queued, in_flight, replay)
+        self.dropped = Count()
+        self.observer.on_step(facts)
+
+    def _take_batch(self, step: int) -> Batch:
+        """Take the batch and check its lag."""
         batch = self.intake.take(step)
         groups = [group for part in batch for group in part.groups]
         if not groups:
