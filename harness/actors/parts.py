@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from harness.actors.processes import PartProcess, ProcessFacts, ProcessSetup, Reply, boot_id
 from harness.errors import HarnessError, PartReplaced, RunStopped
@@ -21,6 +21,16 @@ CLOSE_S = 3.0
 """Seconds that workers may take to give back what they hold."""
 PULSE_S = 5.0
 """Seconds in which an idle actor answers."""
+
+DEATHS = (RayActorError, OutOfMemoryError)
+"""What a call raises whose actor is dead."""
+_MEANINGS = (  # what Ray says, and what it means
+    (r"connection error code 2", "its process ended without a word: it was killed, crashed or ran out of memory"),
+    (r"exit code (\d+)", r"its process ended with exit code \1"),
+    (r"was (\S+) used / (\S+) limit", r"Ray killed it since memory ran low: \1 of \2 were in use"),
+    (r"\n([\w.]+(?:Error|Exception): .*)", r"it could not be set up: \1"),
+    (r"(?:is dead|died) because (.*)", r"\1"),
+)
 
 Make = Callable[[Tracer], Any]
 
@@ -112,7 +122,7 @@ class ActorPart:
         """
         try:
             self._finish_building()
-        except RayActorError as error:
+        except DEATHS as error:
             raise RunStopped(f"{self.lane} died while it started: {cause_of_death(error)}") from None
 
     def _finish_building(self) -> None:
@@ -152,8 +162,8 @@ class ActorPart:
                 reply: Reply = await first
             except RayTaskError as error:
                 raise own_error(error) from None
-            except RayActorError as error:
-                if error.actor_id not in (None, handle._actor_id.hex()):
+            except DEATHS as error:
+                if getattr(error, "actor_id", None) not in (None, handle._actor_id.hex()):
                     raise RunStopped(f"an actor that {self.lane} needed to {method} died") from None
                 raise await self._died(incarnation, cause_of_death(error)) from None
             except RayError as error:  # an object is gone with the actor that owned it
@@ -191,7 +201,7 @@ class ActorPart:
             await asyncio.wait_for(self.handle.now_ns.remote(), PULSE_S)
         except TimeoutError:
             return
-        except RayActorError as error:
+        except DEATHS as error:
             raise self._end_of_run(cause_of_death(error)) from None
 
     async def _stand_in(self, replacements: Replacements, reason: str) -> None:
@@ -202,7 +212,7 @@ class ActorPart:
             self.handle, self._building = self.blueprint.launch()
             try:
                 return await asyncio.to_thread(self._finish_building)
-            except RayActorError as error:
+            except DEATHS as error:
                 reason = f"while it started: {cause_of_death(error)}"
 
 
@@ -246,16 +256,12 @@ def own_error(error: RayTaskError) -> BaseException:
     return RunStopped(f"an actor failed with {type(cause).__name__}: {cause}\n{error.traceback_str}")
 
 
-def cause_of_death(error: RayActorError) -> str:
-    """Return in one line what Ray knows of a death."""
-    text = str(error)
-    marks = ("Worker exit detail:", "The actor is dead because", "The actor died because")
-    for mark in marks:
-        if mark in text:
-            text = text.split(mark, 1)[1]
-            break
-    sentences = itertools.takewhile(lambda part: "common causes" not in part, text.replace("\n", " ").split(". "))
-    return ". ".join(part.strip() for part in sentences).strip(" .") or type(error).__name__
+def cause_of_death(error: RayError) -> str:
+    """Return in a few words what Ray knows of a death."""
+    for pattern, words in _MEANINGS:
+        if found := re.search(pattern, str(error)):
+            return found.expand(words).strip(" .")
+    return type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

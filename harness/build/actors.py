@@ -31,11 +31,20 @@ from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker, check_
 
 
 def build_actor_parts(
-    scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal, session: RaySession
+    scenario: Scenario,
+    tracer: RecordingTracer,
+    should_stop: StopSignal,
+    open_session: Callable[[Scenario], RaySession],
 ) -> Parts:
     """Make the parts of one run as Ray actors.
 
     The policy is made here first: it is checked, a warm start is made and cached once, and the actors find it there.
+
+    Args:
+        scenario: the resolved scenario.
+        tracer: takes the spans of all parts.
+        should_stop: asked while the policy is made.
+        open_session: returns the Ray to use; called when all that needs no Ray was found right.
 
     Raises:
         UserError: a file, model, reward function or device that the scenario names cannot be used, or the cluster does
@@ -43,10 +52,11 @@ def build_actor_parts(
         RunStopped: an actor died while it started.
         Interrupted: ``should_stop`` said so.
     """
-    task, policy = make_task(scenario), make_policy(scenario, "cpu", should_stop)
-    check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, policy.context)
     kind = transport_kind(scenario.transport.type)
     kind.check_usable()
+    task, policy = make_task(scenario), make_policy(scenario, "cpu", should_stop)
+    check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, policy.context)
+    session = open_session(scenario)
     placement = Placement(asks_of(scenario), scenario.placement.colocated, scenario.placement.strategy)
     crew = _Crew(scenario, tracer, session, kind, placement)
     parts = Parts(

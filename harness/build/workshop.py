@@ -39,9 +39,10 @@ class Workshop:
         """
         if not scenario.uses_ray:
             return build_in_process_parts(scenario, tracer, should_stop)
+        _check_fits_here(scenario)
         from harness.build.actors import build_actor_parts
 
-        return build_actor_parts(scenario, tracer, should_stop, self.session(scenario))
+        return build_actor_parts(scenario, tracer, should_stop, self.session)
 
     def session(self, scenario: Scenario) -> RaySession:
         """Return the Ray of this command.
@@ -49,9 +50,8 @@ class Workshop:
         Raises:
             UserError: it cannot be had, or a scenario asks for more than this machine has.
         """
+        _check_fits_here(scenario)
         address = scenario.placement.address
-        if address == "local":
-            check_fits(scenario)
         if self._session is not None and self._session.address != address:
             self._close_session()
         if self._session is None:
@@ -75,15 +75,15 @@ class Workshop:
             self._session = None
 
 
-def check_fits(scenario: Scenario) -> None:
-    """Refuse a run that asks for more CPUs than this machine has.
+def _check_fits_here(scenario: Scenario) -> None:
+    """Refuse a run that asks for more CPUs than this machine has, unless it joins a cluster.
 
     Raises:
         UserError: with both numbers.
     """
     placement, cores = scenario.placement, usable_cores()
     wanted = _cpus(scenario)
-    if wanted <= cores:
+    if wanted <= cores or placement.address != "local":
         return
     generators, scorers = placement.generator, placement.scorer
     raise UserError(

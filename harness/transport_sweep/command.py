@@ -17,6 +17,7 @@ from harness.results.syncs import SyncRow
 from harness.scenario import Scenario, TransportSweepSettings, Variant
 from harness.transport_sweep.measure import SweepActors
 from harness.transport_sweep.plan import syncs_of, weights_of
+from harness.transports.catalogue import transport_kind
 
 
 def run_transport_sweep(
@@ -29,6 +30,10 @@ def run_transport_sweep(
         RunStopped: weights arrived wrong, or an actor died; the folder says so.
         KeyboardInterrupt: the user asked to stop; the folder says so.
     """
+    settings = variant.scenario.transport_sweep
+    assert settings is not None
+    for name in settings.transports:
+        transport_kind(name).check_here()
     start_s = time.perf_counter()
     folder = campaign.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
     rows = 0

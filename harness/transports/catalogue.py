@@ -66,7 +66,7 @@ class TransportKind:
             raise UserError(
                 f"transport.type is {self.name}, and the package {self.package} is not installed",
                 "transport.type",
-                f"make install PARTS={self.package}, or set transport.type to object_store_numpy",
+                "`make install` brings it on Linux; or set transport.type to object_store_numpy",
             )
 
     def sender(self, options: TransportOptions) -> WeightSender:
@@ -75,7 +75,7 @@ class TransportKind:
         Raises:
             UserError: it needs a GPU, a package or a folder that is not there.
         """
-        self._check_here()
+        self.check_here()
         return self.sender_type(options)
 
     def receiver(self, options: TransportOptions) -> WeightReceiver:
@@ -84,10 +84,15 @@ class TransportKind:
         Raises:
             UserError: it needs a GPU or a package that is not there.
         """
-        self._check_here()
+        self.check_here()
         return self.receiver_type(options)
 
-    def _check_here(self) -> None:
+    def check_here(self) -> None:
+        """Check that it can be used on this machine.
+
+        Raises:
+            UserError: a package is not installed, or it needs a GPU and there is none.
+        """
         self.check_usable()
         if self.needs_gpu and not torch.cuda.is_available():
             raise UserError(
