@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,6 +225,21 @@ def close_parts(parts: Sequence[ActorPart]) -> None:
         ray.kill(part.handle)
 
 
+@contextmanager
+def ends_the_run(what: str) -> Iterator[None]:
+    """Raise what Ray raises in the block as the end of the run.
+
+    Raises:
+        RunStopped: with ``what`` and Ray's reason.
+    """
+    try:
+        yield
+    except DEATHS as error:
+        raise RunStopped(f"{what}: {cause_of_death(error)}") from None
+    except RayError as error:
+        raise RunStopped(f"{what}: {_last_line(error)}") from None
+
+
 def clock_offset_ns(ask: Callable[[], int], readings: int = CLOCK_READINGS) -> int:
     """Return how far another machine's monotonic clock is ahead of ours, in nanoseconds.
 
@@ -262,6 +278,11 @@ def cause_of_death(error: RayError) -> str:
         if found := re.search(pattern, str(error)):
             return found.expand(words).strip(" .")
     return type(error).__name__
+
+
+def _last_line(error: BaseException) -> str:
+    """Where Ray tells a remote stack, what was raised stands last."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _first_line(error: BaseException) -> str:

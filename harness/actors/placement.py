@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from harness.errors import UserError
 
 WAIT_S = 60.0
 
+Resources = dict[str, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -23,7 +26,7 @@ class Ask:
     gpus: float
 
     @property
-    def bundle(self) -> dict[str, float]:
+    def bundle(self) -> Resources:
         """The form in which Ray takes it; Ray refuses an empty one."""
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
@@ -45,11 +48,14 @@ class Placement:
         self._bundle_of, bundles = _bundles(asks, colocated)
         self._group: PlacementGroup | None = None
         if bundles:
+            nodes: list[Resources] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            if not could_fit(bundles, strategy, nodes):
+                raise _does_not_fit(bundles, strategy, nodes, "")
             self._group = placement_group(bundles, strategy=strategy)
             ready, _ = ray.wait([self._group.ready()], timeout=WAIT_S)
             if not ready:
                 self.close()
-                raise _does_not_fit(bundles, strategy)
+                raise _does_not_fit(bundles, strategy, nodes, f" and did not give it in {WAIT_S:g} s")
 
     def options(self, lane: str, sharing: int = 1) -> dict[str, Any]:
         """Return the options with which this lane's actor is made, each time it is made.
@@ -74,7 +80,7 @@ class Placement:
             self._group = None
 
 
-def _bundles(asks: list[Ask], colocated: bool) -> tuple[dict[str, int], list[dict[str, float]]]:
+def _bundles(asks: list[Ask], colocated: bool) -> tuple[dict[str, int], list[Resources]]:
     """Return the bundle number of each lane and the bundles; a part that asks for nothing needs none."""
     if colocated:
         return {ask.lane: 0 for ask in asks}, [_largest(asks)]
@@ -82,14 +88,39 @@ def _bundles(asks: list[Ask], colocated: bool) -> tuple[dict[str, int], list[dic
     return {ask.lane: index for index, ask in enumerate(wanting)}, [ask.bundle for ask in wanting]
 
 
-def _largest(asks: list[Ask]) -> dict[str, float]:
+def _largest(asks: list[Ask]) -> Resources:
     return Ask("", max(ask.cpus for ask in asks), max(ask.gpus for ask in asks)).bundle
 
 
-def _does_not_fit(bundles: list[dict[str, float]], strategy: str) -> UserError:
-    has = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+def could_fit(bundles: Sequence[Resources], strategy: str, nodes: Sequence[Resources]) -> bool:
+    """Whether nodes that nobody else uses might hold the bundles; what is refused here can never be had.
+
+    Args:
+        bundles: what each asks for.
+        strategy: how they are laid over the nodes.
+        nodes: what each node has.
+    """
+    if strategy == "STRICT_PACK":
+        return any(_holds(node, bundles) for node in nodes)
+    if strategy == "STRICT_SPREAD" and len(bundles) > len(nodes):
+        return False
+    everything = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
+    return _holds(everything, bundles) and all(any(_holds(node, [bundle]) for node in nodes) for bundle in bundles)
+
+
+def _holds(has: Resources, bundles: Sequence[Resources]) -> bool:
+    return all(sum(bundle.get(name, 0) for bundle in bundles) <= has.get(name, 0) for name in ("CPU", "GPU"))
+
+
+def _does_not_fit(bundles: Sequence[Resources], strategy: str, nodes: Sequence[Resources], in_time: str) -> UserError:
+    has: list[Resources] = [{name: node[name] for name in ("CPU", "GPU") if name in node} for node in nodes]
     return UserError(
-        f"the parts ask for {bundles} ({strategy}); the cluster has {has} in all and did not give it in {WAIT_S:g} s",
+        f"the parts ask for {_listed(bundles)} ({strategy}), and Ray has {_listed(has)} on its nodes{in_time}",
         "placement",
         "lower placement.*.cpus and gpus (fractions share one), choose another placement.strategy, or free the cluster",
     )
+
+
+def _listed(resources: Sequence[Resources]) -> str:
+    """Return the words for what is asked for or had: ``CPU 1 + CPU 1 GPU 0.5``."""
+    return " + ".join(" ".join(f"{name} {amount:g}" for name, amount in each.items()) for each in resources)

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 import torch
 
+from harness.errors import UserError
 from harness.trace import RecordingTracer, Span, Stage, SynchronizedTracer, Tracer
 from harness.types import GroupData, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker
@@ -64,7 +65,7 @@ class PartProcess:
     def __init__(self, setup: ProcessSetup) -> None:
         if setup.log is not None:
             _print_into(setup.log)
-        os.chdir(setup.working_folder)
+        self._setup = setup
         sys.path[:] = [*setup.import_path, *(path for path in sys.path if path not in setup.import_path)]
         torch.set_num_threads(setup.threads)
         self._recorder = RecordingTracer(time.perf_counter_ns)
@@ -74,11 +75,27 @@ class PartProcess:
         self._worker: Any = None
 
     def build(self, make: Callable[[Tracer], Any]) -> ProcessFacts:
-        """Make the worker."""
+        """Make the worker.
+
+        Raises:
+            UserError: the driver's working folder is not on this machine, or ``make`` raises it.
+        """
+        self._enter_working_folder()
         self._worker = make(self._tracer)
         for note in getattr(self._worker, "notes", ()):
             print(note, flush=True)
         return ProcessFacts(os.getpid(), boot_id(), ray.get_runtime_context().get_node_id())
+
+    def _enter_working_folder(self) -> None:
+        folder = self._setup.working_folder
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise UserError(
+                f"{self._setup.lane} was placed on a machine without the working folder ({error.strerror})",
+                str(folder),
+                "have the project in the same folder on every node of the cluster",
+            ) from error
 
     def now_ns(self) -> int:
         """This machine's monotonic clock."""

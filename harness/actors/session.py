@@ -91,7 +91,7 @@ def _look_for_cluster(address: str) -> None:
 
 
 def _no_cluster(address: str, error: Exception) -> UserError:
-    reason = str(error).strip().split("\n")[0]
+    reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
     if address == "local":
         return UserError(f"Ray did not start: {reason}", "placement.address: local", _START_FIX)
     return UserError(

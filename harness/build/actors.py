@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.actors.environment import process_environment
 from harness.actors.logs import ProcessLogs
-from harness.actors.parts import ActorPart, Blueprint, Replacements, close_parts
+from harness.actors.parts import ActorPart, Blueprint, Replacements, close_parts, ends_the_run
 from harness.actors.placement import Ask, Placement
 from harness.actors.processes import GeneratorProcess, LearnerProcess, PartProcess, ProcessSetup, ScorerProcess
 from harness.actors.session import RaySession
@@ -177,14 +177,16 @@ class _Crew:
         return Blueprint(process, options, groups, self._kind.tensor_transport is not None, setup, make)
 
     def _group(self) -> None:
-        make_group(self._members(), self._kind.name)
+        with ends_the_run(f"Learner and Generators could not be connected by {self._kind.name}"):
+            make_group(self._members(), self._kind.name)
 
     def _members(self) -> list[Any]:
         return [self.learner.handle, *(part.handle for part in self.generators)]
 
     async def _regroup(self) -> None:
         """Make the group anew when one of its members was replaced: it ended with the member that died."""
-        await asyncio.to_thread(remake_group, self._members(), self._kind.name)
+        with ends_the_run(f"Learner and Generators could not be connected anew by {self._kind.name}"):
+            await asyncio.to_thread(remake_group, self._members(), self._kind.name)
 
 
 def transport_options(scenario: Scenario, session: RaySession) -> TransportOptions:

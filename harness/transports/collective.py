@@ -9,13 +9,12 @@ since Ray then kills both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.experimental.collective import create_collective_group, destroy_collective_group
+from ray.experimental.collective.collective import RemoteCommunicatorManager
 from torch import Tensor
 
 from harness.errors import RunStopped, UserError
@@ -60,18 +59,17 @@ def remake_group(actors: Sequence[Any], tensor_transport: str) -> None:
     Raises:
         RayError: one of them died.
     """
-    end_group()
+    destroy_collective_group(GROUP_NAME)
+    _groups.clear()
     # Ray stops waiting at the dead member, before the others have left: one more call in the same queue waits for them
     ray.get([actor.__ray_call__.options(concurrency_group="_ray_system").remote(_nothing) for actor in actors])
     make_group(actors, tensor_transport)
 
 
 def end_group() -> None:
-    """End the group; nothing happens where there is none."""
-    if _groups:
-        _groups.clear()
-        with suppress(RayError):  # its members are gone
-            destroy_collective_group(GROUP_NAME)
+    """Forget the group, whose members are about to be ended; nothing happens where there is none."""
+    _groups.clear()
+    RemoteCommunicatorManager.get().remove_remote_communicator(GROUP_NAME)
 
 
 def _nothing(actor: object) -> None:

@@ -73,7 +73,7 @@ class OurStep:
     """The parts of an in-process run, driven one step at a time."""
 
     def __init__(self, folder: Path, arguments: argparse.Namespace, watch: Stopwatch) -> None:
-        from harness.build import build_parts
+        from harness.build import build_in_process_parts
         from harness.scenario import load_scenario
         from harness.trace import RecordingTracer
 
@@ -94,7 +94,7 @@ class OurStep:
             }
             scenario = load_scenario(file.name, [f"{key}={value}" for key, value in settings.items()])
         self.tracer = RecordingTracer(time.perf_counter_ns)
-        self.parts = build_parts(scenario, self.tracer, lambda: False)
+        self.parts = build_in_process_parts(scenario, self.tracer, lambda: False)
         self.watch, self.step = watch, 0
 
     async def run(self, prompt_ids: tuple[int, ...]) -> None:

@@ -2,14 +2,15 @@
 
 import asyncio
 import itertools
+import time
 from pathlib import Path
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.build import Parts, build_parts
+from harness.build import Parts, build_in_process_parts
 from harness.scenario import load_scenario
-from harness.trace import NullTracer
+from harness.trace import RecordingTracer
 from harness.types import Purpose, ScoredBatch, WorkItem
 
 TOKENS, PROMPTS, GROUP_SIZE = 32, 8, 8
@@ -17,7 +18,7 @@ TOKENS, PROMPTS, GROUP_SIZE = 32, 8, 8
 
 async def make_step(parts: Parts, step: int) -> ScoredBatch:
     generator, scorer, learner = parts.generators[0], parts.scorers[0], parts.learner
-    await generator.load_weights(await learner.publish_weights(step))
+    await generator.load_weights(await learner.publish_weights(step, frozenset()))
     prompt_ids = tuple(range(step * PROMPTS, (step + 1) * PROMPTS))
     item = WorkItem(Purpose.TRAIN, step, 0, prompt_ids, GROUP_SIZE, seed=step)
     scored = await scorer.score(item, await generator.generate(item))
@@ -38,7 +39,7 @@ def test_whole_step(benchmark: BenchmarkFixture, precision: str) -> None:
     }
     shipped = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
     scenario = load_scenario(str(shipped), [f"{key}={value}" for key, value in settings.items()])
-    parts = build_parts(scenario, NullTracer(), lambda: False)
+    parts = build_in_process_parts(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
     steps = itertools.count()
     benchmark.extra_info |= {"tokens": TOKENS * PROMPTS * GROUP_SIZE, "parameters": parts.num_parameters}
     scored = benchmark.pedantic(

@@ -18,7 +18,7 @@ import torch
 
 from harness.errors import RunStopped
 from harness.transports.catalogue import TRANSPORTS
-from harness.transports.collective import make_group, remake_group
+from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.fingerprint import fingerprint, verify
 from harness.transports.options import TransportOptions
 
@@ -190,6 +190,7 @@ def crew():
         object_store_memory=100 << 20,
     )
     yield Crew()
+    end_group()
     ray.shutdown()
     shutil.rmtree(folder)
     assert set(os.listdir("/dev/shm")) == before

@@ -14,7 +14,8 @@ def row(transport: str, megabytes: float, tensors: int, repeat: int, factor: flo
     fixed, per_tensor, per_byte = COSTS[transport]
     num_bytes = round(megabytes * 1e6)
     total = factor * (fixed + per_tensor * tensors + per_byte * num_bytes)
-    return SyncRow(transport, num_bytes, tensors, 1, repeat, total, 0.001, total - 0.002, 0.001, 0.5, num_bytes * 0.2e-9)
+    copy_s = num_bytes * 0.2e-9
+    return SyncRow(transport, num_bytes, tensors, 1, repeat, total, 0.001, total - 0.002, 0.001, 0.5, copy_s)
 
 
 def rows() -> list[SyncRow]:

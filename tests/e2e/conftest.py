@@ -1,0 +1,86 @@
+"""What a command may leave behind: nothing. Processes are told by a mark in the environment that they inherit."""
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+MARK = "HARNESS_TEST_MARK"
+DEADLINE_S = 60.0
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Return when the condition holds; it is asked again and again, since other processes decide when."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"
+        time.sleep(0.05)
+
+
+class Traces:
+    """What commands that were started with ``environment`` have left: processes, files, shared memory.
+
+    Args:
+        folder: becomes their folder for temporary files; its path is short, since sockets are made in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.environment = {MARK: self.mark, "TMPDIR": str(folder)}
+        self._shared_before = set(os.listdir("/dev/shm"))
+
+    def processes(self) -> dict[int, str]:
+        """Process number -> command line of what still runs, apart from this process."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:  # it has just ended
+                    continue
+        return found
+
+    def shared_memory(self) -> set[str]:
+        """New entries of the system's shared memory that no living process has open."""
+        new = set(os.listdir("/dev/shm")) - self._shared_before
+        return {name for name in new if not _is_mapped(name)}
+
+    def assert_nothing_left(self) -> None:
+        """Fail if anything is still there some seconds after the command's end."""
+        wait_until(lambda: not self.processes(), f"still running: {self.processes()}", 10)
+        assert sorted(os.listdir(self.folder)) == []
+        assert self.shared_memory() == set()
+
+
+def _is_mapped(name: str) -> bool:
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if f"/dev/shm/{name}" in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.fixture
+def traces() -> Iterator[Traces]:
+    """For commands in processes of their own."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Traces(Path(folder))
+
+
+@pytest.fixture(scope="module")
+def own_traces() -> Iterator[Traces]:
+    """For what this process itself starts."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+        traces = Traces(Path(folder))
+        for name, value in traces.environment.items():
+            patch.setenv(name, value)
+        patch.setattr(tempfile, "tempdir", None)  # read TMPDIR again
+        yield traces
+        patch.setattr(tempfile, "tempdir", None)
