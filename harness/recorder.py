@@ -92,6 +92,8 @@ class RunRecorder:
 
     def on_step(self, facts: StepFacts) -> None:
         """See ``Observer``."""
+        for part in facts.scored:
+            self._log_failure(part)
         window = self._row_start_ns, self._tracer.clock_ns()
         spans, wall_s, elapsed_s = self._close_row(window[1])
         train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
@@ -118,12 +120,20 @@ class RunRecorder:
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
         """See ``Observer``."""
         elapsed_s = self._elapsed_s(self._tracer.clock_ns())
-        row = evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=scored.metrics)
+        self._log_failure(scored)
+        failed = {"validation/failed_groups": Metric(scored.failed_groups, "sum")} if scored.failed_groups else {}
+        metrics = scored.metrics | failed
+        row = evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics)
         self.folder.append_step(row)
         self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
         self.folder.flush()
         self.evaluations.append((version, scored.metrics))
         self._on_row(row, 0.0)
+
+    def _log_failure(self, scored: ScoredBatch) -> None:
+        if scored.failure is not None:
+            what = f"{scored.item.purpose} batch {scored.item.step}, shard {scored.item.shard}"
+            self.folder.log(f"{what}: {scored.failed_groups} groups without a reward; the first: {scored.failure}")
 
     def on_finished(self, ledger: Ledger) -> None:
         """See ``Observer``."""
@@ -251,17 +261,22 @@ def lag_metrics(facts: StepFacts) -> Metrics:
 def sync_metrics(ticket: WeightTicket, spans: Sequence[Span]) -> Metrics:
     """Return what the weight syncs among the spans moved and took; nothing where there are no bytes to move.
 
-    A stage's seconds are those of one sync: the mean over its spans on the Learner plus the mean over its spans on the
-    Generators. The bandwidth is bytes over publish, transfer and load; verification is left out of it.
+    A stage's seconds are those of one sync: the mean over the Learner's syncs plus the mean over the Generators'. A
+    stage may come in two pieces (the arrival before the call, and what the receiver does with it), which add up. The
+    bandwidth is bytes over publish, transfer and load; verification is left out of it.
     """
     if ticket.num_bytes == 0:
         return {}
     metrics = {"sync/bytes": Metric(ticket.num_bytes), "sync/tensors": Metric(ticket.num_tensors)}
     for name, stage in SYNC_STAGES.items():
-        by_kind: dict[str, list[int]] = {}
+        by_sync: dict[tuple[str, int], int] = {}
         for span in spans:
             if span.stage is stage:
-                by_kind.setdefault(lane_kind(span.lane), []).append(span.end_ns - span.start_ns)
+                key = span.lane, span.version
+                by_sync[key] = by_sync.get(key, 0) + span.end_ns - span.start_ns
+        by_kind: dict[str, list[int]] = {}
+        for (lane, _), nanoseconds in by_sync.items():
+            by_kind.setdefault(lane_kind(lane), []).append(nanoseconds)
         if by_kind:
             seconds = sum(sum(times) / len(times) for times in by_kind.values()) / 1e9
             metrics[f"sync/{name}_s"] = Metric(seconds, count=max(map(len, by_kind.values())))

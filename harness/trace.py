@@ -7,6 +7,7 @@ simulated run records virtual time.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -170,6 +171,7 @@ class RecordingTracer:
         self.clock_ns, self._at = clock_ns, at or (lambda monotonic_ns: monotonic_ns)
         self.finished: deque[Span] = deque()  # a deque, since parts may end spans in other threads
         self._drained = 0
+        self._draining = threading.Lock()
         self.open_spans: dict[int, _RecordedSpan] = {}
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
@@ -193,8 +195,9 @@ class RecordingTracer:
 
     def drain(self) -> list[Span]:
         """Return the spans finished since the last call, in the order in which they ended, and forget them."""
-        spans = [self.finished.popleft() for _ in range(len(self.finished))]
-        self._drained += len(spans)
+        with self._draining:  # two threads of an actor answer calls, and both drain
+            spans = [self.finished.popleft() for _ in range(len(self.finished))]
+            self._drained += len(spans)
         return spans
 
     @property

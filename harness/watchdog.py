@@ -32,9 +32,9 @@ async def watch(
     say: Callable[[str], None],
     poll_s: float = 1.0,
 ) -> None:
-    """Watch a run until cancelled, or until it stalls: no span has ended for a while on the tracer's clock.
+    """Watch a run until cancelled, or until it stalls: no span has ended, or one stage has not, for a while.
 
-    That clock stands still while another arm works, which is therefore no stall.
+    It goes by the tracer's clock. That clock stands still while another arm works, which is therefore no stall.
 
     Args:
         tracer: of the run.
@@ -52,14 +52,17 @@ async def watch(
         now_ns = tracer.clock_ns()
         if tracer.ended != ended:
             ended, moved_ns = tracer.ended, now_ns
-        elif now_ns - moved_ns >= stall_after_s * 1e9:
-            spans, idle_s = tracer.still_open(), _seconds(now_ns - moved_ns)
-            headline = (
-                f"no stage has ended for {idle_s} s (faults.stall_after_s is {stall_after_s:g}): "
-                f"{likely_culprit(spans, now_ns)}"
-            )
-            say("\n".join([headline, *open_lines(spans, now_ns), dumps()]))
-            raise RunStopped(headline)
+        spans, bound = tracer.still_open(), f"(faults.stall_after_s is {stall_after_s:g})"
+        stuck = [span for span in spans if not span.stage.is_wait and now_ns - span.start_ns >= stall_after_s * 1e9]
+        if now_ns - moved_ns >= stall_after_s * 1e9:
+            idle_s = _seconds(now_ns - moved_ns)
+            headline = f"no stage has ended for {idle_s} s {bound}: {likely_culprit(spans, now_ns)}"
+        elif stuck:
+            headline = f"a stage has not ended while others went on {bound}: {likely_culprit(stuck, now_ns)}"
+        else:
+            continue
+        say("\n".join([headline, *open_lines(spans, now_ns), dumps()]))
+        raise RunStopped(headline)
 
 
 def open_lines(spans: Sequence[OpenSpan], now_ns: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Both ends of a weight sync with its stages: publish and its checksum, transfer, verification and load."""
+"""Both ends of a weight sync with its stages: publish and its checksum; transfer, load and verification."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class WeightLoader:
         self.version = -1
 
     def load(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> None:
-        """Receive published weights, compare their checksum with the published one, and load them into the engine.
+        """Receive published weights, load them into the engine, and compare their checksum with the published one.
+
+        The checksum is taken last, over the tensors that the engine has just loaded from: it also notices memory that
+        changed in the middle of the load.
 
         Args:
             ticket: from the Learner.
@@ -67,9 +70,9 @@ class WeightLoader:
         version = ticket.version
         with self.tracer.span(self.lane, Stage.WEIGHT_TRANSFER, version, version):
             weights = self.receiver.receive(ticket, arrived)
+        with self.tracer.span(self.lane, Stage.WEIGHT_LOAD, version, version):
+            self.engine.load_weights(weights, version)
         if ticket.checksum is not None:
             with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
                 verify(weights, ticket.checksum, version, self.lane)
-        with self.tracer.span(self.lane, Stage.WEIGHT_LOAD, version, version):
-            self.engine.load_weights(weights, version)
         self.version = version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from harness.compare import numbers
 from harness.compare.campaigns import Campaign
@@ -46,8 +47,8 @@ def _times(kind: tuple[int, int], points: Sequence[SyncPoint]) -> Table:
         f"Medians of {fewest} syncs in turns, +- half the range from 10th to 90th percentile; from the start of the "
         "publish until the weights are in tensors of the last receiver's own. Verification is timed apart.",
     )
-    title = f"Publish to loaded, ms: {_plural(kind[0], 'receiver')}, {_plural(kind[1], 'tensor')}"
-    return _by_size(title, points, _median_and_spread, notes, copy=lambda point: numbers.number(1e3 * point.copy_s))
+    title = f"Publish to own tensors, ms: {_plural(kind[0], 'receiver')}, {_plural(kind[1], 'tensor')}"
+    return _by_size(title, points, _median_and_spread, notes, with_copy=True)
 
 
 def _median_and_spread(point: SyncPoint) -> str:
@@ -61,7 +62,7 @@ def _shares(points: Sequence[SyncPoint]) -> Table:
 
 
 def _by_size(
-    title: str, points: Sequence[SyncPoint], cell: Cell, notes: tuple[str, ...], copy: Cell | None = None
+    title: str, points: Sequence[SyncPoint], cell: Cell, notes: tuple[str, ...], with_copy: bool = False
 ) -> Table:
     """One row for each transport, one column for each size."""
     sizes = sorted({point.num_bytes for point in points})
@@ -71,8 +72,9 @@ def _by_size(
         (name, *(cell(found[name, size]) if (name, size) in found else numbers.NOTHING for size in sizes))
         for name in names
     ]
-    if copy is not None:
-        rows.append(("plain copy", *(copy(found[names[0], size]) for size in sizes)))
+    if with_copy:
+        copies = {size: median(point.copy_s for point in points if point.num_bytes == size) for size in sizes}
+        rows.append(("plain copy", *(numbers.number(1e3 * copies[size]) for size in sizes)))
     header = ("transport", *(f"{size / 1e6:g} MB" for size in sizes))
     return Table(title, header, tuple(rows), notes)
 

@@ -180,7 +180,7 @@ def _at_largest(points: Sequence[SyncPoint]) -> str:
     share = f"{100 * best.share_of_copy:.0f}% of the bandwidth of a plain copy in memory"
     return (
         f"At {best.megabytes:g} MB {best.transport} is the fastest: {numbers.number(1e3 * best.median_s)} ms from "
-        f"publish to loaded, {share}{f' ({others})' if others else ''}."
+        f"publish to the receiver's own tensors, {share}{f' ({others})' if others else ''}."
     )
 
 

@@ -69,6 +69,7 @@ class PacedEngine:
         generate_s: seconds of one batch.
         spread: how far they may differ from that, as a fraction; drawn evenly from the call's seed.
         prompts_per_batch: prompts of a whole batch.
+        device: where its own tensors are.
         should_stop: polled at least every ``SLICE_S``; true ends ``generate`` with ``Interrupted``.
         sleep: waits so many seconds.
         clock: seconds, monotonic.
@@ -85,12 +86,13 @@ class PacedEngine:
         spread: float,
         prompts_per_batch: int,
         *,
+        device: str = "cpu",
         should_stop: Callable[[], bool] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._generate_s, self._spread, self._prompts_per_batch = generate_s, spread, prompts_per_batch
-        self._should_stop, self._sleep, self._clock = should_stop, sleep, clock
+        self._device, self._should_stop, self._sleep, self._clock = device, should_stop, sleep, clock
         self._loads: list[_Load] = []
         self.weights: dict[str, Tensor] = {}
 
@@ -107,7 +109,10 @@ class PacedEngine:
         if not weights:
             raise ValueError("weights not loaded: there are none")
         if not self.weights:
-            self.weights = {name: torch.empty_like(tensor, requires_grad=False) for name, tensor in weights.items()}
+            self.weights = {
+                name: torch.empty_like(tensor, requires_grad=False, device=self._device)
+                for name, tensor in weights.items()
+            }
         check_names_and_shapes(weights, {name: tuple(own.shape) for name, own in self.weights.items()}, {})
         with torch.no_grad():
             for name, own in self.weights.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from harness.compare.campaigns import Campaign
 from harness.compare.sweep_tables import sweep_points
@@ -34,7 +35,9 @@ def draw_sweep(campaign: Campaign) -> Figure | None:
     for panel, kind in zip(axes, kinds, strict=False):
         _draw_panel(panel, [point for point in points if (point.receivers, point.tensors) == kind], names)
         panel.set_title(f"receivers: {kind[0]}, tensors: {kind[1]}")
-    figure.suptitle(f"{label(campaign.scenario)}: a weight sync from publish to loaded", x=0.01, ha="left")
+    figure.suptitle(
+        f"{label(campaign.scenario)}: a weight sync, from publish to the receiver's own tensors", x=0.01, ha="left"
+    )
     figure.supxlabel("size of the weights, MB")
     figure.supylabel("milliseconds (median; bars from the 10th to the 90th percentile)")
     handles, texts = axes[0].get_legend_handles_labels()
@@ -50,12 +53,12 @@ def _draw_panel(axes: Axes, points: list[SyncPoint], names: list[str]) -> None:
         milliseconds = [1e3 * point.median_s for point in own]
         below = [1e3 * (point.median_s - point.low_s) for point in own]
         above = [1e3 * (point.high_s - point.median_s) for point in own]
-        sizes = [point.megabytes for point in own]
+        own_sizes = [point.megabytes for point in own]
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        axes.errorbar(
-            sizes, milliseconds, (below, above), color=colour, marker=marker, markersize=5, capsize=2, label=label(name)
-        )
-    copies = sorted({(point.megabytes, 1e3 * point.copy_s) for point in points if point.transport == names[0]})
-    axes.plot(*zip(*copies, strict=True), color="#777777", linestyle="--", label="plain copy in memory")
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "capsize": 2}
+        axes.errorbar(own_sizes, milliseconds, (below, above), label=label(name), **look)
+    sizes = sorted({point.megabytes for point in points})
+    copies = [1e3 * median(point.copy_s for point in points if point.megabytes == size) for size in sizes]
+    axes.plot(sizes, copies, color="#777777", linestyle="--", label="plain copy in memory")
     axes.set_xscale("log")
     axes.set_yscale("log")

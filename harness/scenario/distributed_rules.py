@@ -83,6 +83,37 @@ def gpu_transport(scenario: Scenario) -> Problem | None:
     return Problem(what, fix, dotted_paths("transport.type", "placement.device"))
 
 
+def cuda_actors_reserve_gpus(scenario: Scenario) -> Problem | None:
+    """A Ray actor computes on a GPU only if it reserves one, or a part of one."""
+    placement = scenario.placement
+    if placement.device != "cuda" or not (scenario.uses_ray or scenario.transport_sweep):
+        return None
+    bare = [name for name in ("generator", "learner") if getattr(placement, name).gpus == 0]
+    if not bare:
+        return None
+    keys = [f"placement.{name}.gpus" for name in bare]
+    what = f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'} 0, must be above 0 with placement.device cuda"
+    fix = "set them to 1, or to a fraction such as 0.25 to share one GPU"
+    return Problem(what, fix, dotted_paths(*keys, "placement.device"))
+
+
+def sweep_on_one_machine(scenario: Scenario) -> Problem | None:
+    """A transport sweep measures within one machine, and moves GPU memory only where there is some."""
+    sweep, placement = scenario.transport_sweep, scenario.placement
+    if sweep is None:
+        return None
+    if placement.address != "local":
+        what = f"placement.address is {placement.address}, must be local with transport_sweep"
+        return Problem(what, "set placement.address to local", dotted_paths("placement.address", "transport_sweep"))
+    moved = [name for name in sweep.transports if name in ("nccl", "cuda_ipc")]
+    if not moved or placement.device == "cuda":
+        return None
+    names = " and ".join(moved)
+    what = f"transport_sweep.transports names {names}, for GPU memory, and placement.device is {placement.device}"
+    fix = f"set placement.device to cuda, or leave {names} out"
+    return Problem(what, fix, dotted_paths("transport_sweep.transports", "placement.device"))
+
+
 def paced_goes_together(scenario: Scenario) -> Problem | None:
     """A Learner that trains nothing needs an engine that samples nothing."""
     model, engine = scenario.model.type, scenario.engine.type
@@ -156,6 +187,8 @@ DISTRIBUTED_RULES = (
     actors_for_several_parts,
     one_host_transport,
     gpu_transport,
+    cuda_actors_reserve_gpus,
+    sweep_on_one_machine,
     paced_goes_together,
     replay_holds_a_batch,
     replay_age_covers_lag,

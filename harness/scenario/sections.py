@@ -342,4 +342,4 @@ class FaultSettings(Section):
     max_replacements: AtLeast0 = 10
     """How many dead Generators and Scorers are replaced; the next one ends the run."""
     stall_after_s: Positive = 600.0
-    """Seconds without any stage ending, after which the run reports who waits for whom and stops."""
+    """Seconds that one stage may take, or that may pass without any ending; then the run says who waits and stops."""

@@ -24,7 +24,7 @@ class ActorTransportSettings(Section):
     """What every transport between Ray actors has."""
 
     verify: bool = True
-    """Compare a checksum of the loaded weights with the published one at each sync; a difference stops the run."""
+    """Compare a checksum of what the engine loaded from with the published one at each sync; else the run stops."""
 
 
 class ObjectStoreTransportSettings(ActorTransportSettings):

@@ -65,7 +65,7 @@ def _sync_rows(
                 console.print(f"weight syncs: {what}", highlight=False)
             logs = ProcessLogs(session.folder)
             actors = SweepActors(
-                session, settings.transports, weights, max(settings.receivers), logs, scenario.placement.interface
+                session, settings.transports, weights, max(settings.receivers), logs, scenario.placement
             )
             with closing(actors):
                 try:

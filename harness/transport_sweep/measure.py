@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from harness.actors.processes import ProcessSetup, Reply
 from harness.actors.session import RaySession
 from harness.errors import RunStopped
 from harness.results.syncs import SyncRow
+from harness.scenario import PartSettings, PlacementSettings
 from harness.trace import Span, Stage
 from harness.transport_sweep.plan import Sync, Weights
 from harness.transport_sweep.processes import (
@@ -44,7 +46,7 @@ class SweepActors:
         weights: size and tensors of the weights.
         receivers: number of Generators.
         logs: takes what the processes print.
-        interface: network interface of what they open themselves.
+        placement: device, GPUs and network interface.
 
     Raises:
         UserError: a transport cannot be used here.
@@ -58,17 +60,17 @@ class SweepActors:
         weights: Weights,
         receivers: int,
         logs: ProcessLogs,
-        interface: str,
+        placement: PlacementSettings,
     ) -> None:
         self._weights, self._version = weights, -1
-        folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
-        make = partial(make_sweep_learner, transports, weights.megabytes, weights.tensors, folder)
-        lanes = ["generator"] if receivers == 1 else [f"generator{index}" for index in range(receivers)]
-        blueprints = [_blueprint(SweepLearnerProcess, "learner", make, logs, interface)]
-        blueprints += [
-            _blueprint(SweepGeneratorProcess, lane, partial(make_sweep_generator, transports, lane), logs, interface)
-            for lane in lanes
-        ]
+        self._folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
+        device = "cuda" if placement.device == "cuda" else "cpu"
+        make = partial(make_sweep_learner, transports, weights.megabytes, weights.tensors, self._folder, device)
+        blueprints = [_blueprint(SweepLearnerProcess, "learner", make, logs, placement, placement.learner)]
+        for index in range(receivers):
+            lane = "generator" if receivers == 1 else f"generator{index}"
+            loader = partial(make_sweep_generator, transports, lane, device)
+            blueprints.append(_blueprint(SweepGeneratorProcess, lane, loader, logs, placement, placement.generator))
         launched = [blueprint.launch() for blueprint in blueprints]
         self._handles = [handle for handle, _ in launched]
         try:
@@ -102,6 +104,7 @@ class SweepActors:
         end_group()
         for handle in self._handles:
             ray.kill(handle)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _loading(kind: TransportKind, ticket: WeightTicket, learner: Any, version: int) -> Callable[[Any], Any]:
@@ -145,9 +148,13 @@ def _seconds(spans: Sequence[Span], stage: Stage) -> float:
     return sum(span.end_ns - span.start_ns for span in spans if span.stage is stage) / 1e9
 
 
-def _blueprint(process: Any, lane: str, make: Any, logs: ProcessLogs, interface: str) -> Blueprint:
-    setup = ProcessSetup(lane, 1, logs.file_for(lane), Path.cwd(), tuple(os.path.abspath(path) for path in sys.path))
-    options = {"num_cpus": 0, "runtime_env": {"env_vars": process_environment(1, interface)}}
+def _blueprint(
+    process: Any, lane: str, make: Any, logs: ProcessLogs, placement: PlacementSettings, part: PartSettings
+) -> Blueprint:
+    import_path = tuple(os.path.abspath(path) for path in sys.path)
+    setup = ProcessSetup(lane, 1, logs.file_for(lane), Path.cwd(), import_path, cuda=placement.device == "cuda")
+    environment = process_environment(1, placement.interface)
+    options = {"num_cpus": 0, "num_gpus": part.gpus, "runtime_env": {"env_vars": environment}}
     return Blueprint(process, options, {}, True, setup, make)
 
 

@@ -37,10 +37,10 @@ class SweepLearner:
 
 
 class SweepGenerator:
-    """One engine with a receiver of each transport in front."""
+    """One engine with a receiver of each transport in front, on one device."""
 
-    def __init__(self, loaders: dict[str, WeightLoader]) -> None:
-        self.loaders = loaders
+    def __init__(self, loaders: dict[str, WeightLoader], device: str) -> None:
+        self.loaders, self.device = loaders, device
 
     def close(self) -> None:
         """Close every receiver."""
@@ -85,27 +85,31 @@ class SweepGeneratorProcess(PartProcess):
     def plain_copy_s(self, num_bytes: int) -> float:
         """Return the seconds of one copy of so many bytes in warm memory: no transport with a copy can be faster.
 
-        Large amounts are copied in pieces of ``COPY_BYTES``, which is far above the caches, to save memory.
+        Large amounts are copied in pieces of ``COPY_BYTES``, which is far above the caches, to save memory. On a GPU it
+        is a copy within its memory.
         """
         size = min(num_bytes, COPY_BYTES)
         if self._copied is None or self._copied[0].numel() != size:
-            self._copied = (torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8))
+            ones = torch.ones(size, dtype=torch.uint8, device=self._worker.device)
+            self._copied = (ones, ones.clone())
         source, target = self._copied
         start_ns = time.perf_counter_ns()
         for begin in range(0, num_bytes, size):
             target[: num_bytes - begin].copy_(source[: num_bytes - begin])
+        if target.is_cuda:
+            torch.cuda.synchronize()
         return (time.perf_counter_ns() - start_ns) / 1e9
 
     _copied: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def make_sweep_learner(
-    transports: Sequence[str], megabytes: float, tensors: int, folder: str, tracer: Tracer
+    transports: Sequence[str], megabytes: float, tensors: int, folder: str, device: str, tracer: Tracer
 ) -> SweepLearner:
-    """Return weights of this size and a sender of each transport; files go into the folder."""
-    options = TransportOptions(folder=folder)
+    """Return weights of this size on the device and a sender of each transport; files go into the folder."""
+    options = TransportOptions(folder=folder, device=device)
     return SweepLearner(
-        made_up_weights(megabytes, tensors),
+        {name: tensor.to(device) for name, tensor in made_up_weights(megabytes, tensors).items()},
         {
             name: WeightPublisher(transport_kind(name).sender(options), tracer, verify=True, lane="learner")
             for name in transports
@@ -113,12 +117,8 @@ def make_sweep_learner(
     )
 
 
-def make_sweep_generator(transports: Sequence[str], lane: str, tracer: Tracer) -> SweepGenerator:
+def make_sweep_generator(transports: Sequence[str], lane: str, device: str, tracer: Tracer) -> SweepGenerator:
     """Return an engine and a receiver of each transport."""
-    engine = PacedEngine(0.0, 0.0, 1)
-    return SweepGenerator(
-        {
-            name: WeightLoader(transport_kind(name).receiver(TransportOptions()), engine, tracer, lane)
-            for name in transports
-        }
-    )
+    engine, options = PacedEngine(0.0, 0.0, 1, device=device), TransportOptions(device=device)
+    loaders = {name: WeightLoader(transport_kind(name).receiver(options), engine, tracer, lane) for name in transports}
+    return SweepGenerator(loaders, device)

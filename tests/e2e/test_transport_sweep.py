@@ -53,8 +53,8 @@ def test_tables_and_picture_come_from_the_rows(swept: Run, tmp_path: Path) -> No
     }
     tables = sweep_tables(campaign)
     assert [table.title for table in tables[:2]] == [
-        "Publish to loaded, ms: 1 receiver, 3 tensors",
-        "Publish to loaded, ms: 2 receivers, 3 tensors",
+        "Publish to own tensors, ms: 1 receiver, 3 tensors",
+        "Publish to own tensors, ms: 2 receivers, 3 tensors",
     ]
     assert {row[0] for row in tables[0].rows} == {*TRANSPORTS, "plain copy"}
     assert [path.name for path in make_pictures(swept.folder, tmp_path)] == ["sweep.png"]

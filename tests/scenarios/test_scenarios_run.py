@@ -30,7 +30,10 @@ def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) 
 
 
 def test_there_are_scenarios_to_run() -> None:
-    assert [path.stem for path in SCENARIOS if path not in TRAINING] == ["transport_sweep"]  # it has real tests only
+    assert [path.stem for path in SCENARIOS if path not in TRAINING] == [
+        "transport_sweep",
+        "transport_sweep_gpu",
+    ]  # it has real tests only
     names = {path.stem for path in scenario_files()}
     shipped = {"quickstart", "sync_k1", "sync_k2", "sync_k4", "sync_k8", "sync_k", "kl_monitoring", "loss_types"}
     assert shipped <= names

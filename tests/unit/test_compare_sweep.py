@@ -77,8 +77,8 @@ def test_sentences_name_the_fastest_its_share_and_the_crossover() -> None:
     said = sync_sentences(points, sync_costs(points))
     # 100 MB in one tensor: gloo 84.03 ms, plain copy 20 ms: 24%; nixl 122.01 ms: 16%
     assert said == [
-        "At 100 MB gloo is the fastest: 84.0 ms from publish to loaded, 24% of the bandwidth of a plain copy in memory "
-        "(nixl 16%).",
+        "At 100 MB gloo is the fastest: 84.0 ms from publish to the receiver's own tensors, 24% of the bandwidth of a "
+        "plain copy in memory (nixl 16%).",
         "By the fitted costs the fastest is nixl for the smallest weights, from 5.13 MB on gloo.",
     ]
 

@@ -12,6 +12,9 @@ def broken(**settings):
     return broken_rules(Scenario.model_validate(settings))
 
 
+ON_GPU = {"device": "cuda", "generator": {"gpus": 0.5}, "learner": {"gpus": 0.5}}
+
+
 def generators(count, **placement):
     return {"placement": {"generator": {"count": count}, **placement}}
 
@@ -85,7 +88,7 @@ CASES = [
         ["transport.type", "placement.address"],
     ),
     (
-        {"placement": {"address": "auto", "device": "cuda"}, "transport": {"type": "cuda_ipc"}},
+        {"placement": {"address": "auto", **ON_GPU}, "transport": {"type": "cuda_ipc"}},
         "transport.type is cuda_ipc, which works within one host, and placement.address is auto "
         "[rule: one_host_transport]",
         "set transport.type to nixl or object_store_numpy, or placement.address to local",
@@ -102,6 +105,25 @@ CASES = [
         "transport.type is cuda_ipc, which moves GPU memory, and placement.device is cpu [rule: gpu_transport]",
         "set placement.device to cuda, or transport.type to gloo or nixl",
         ["transport.type", "placement.device"],
+    ),
+    (
+        {"placement": {"device": "cuda", "learner": {"gpus": 1}}, "transport": {"type": "nixl"}},
+        "placement.generator.gpus is 0, must be above 0 with placement.device cuda [rule: cuda_actors_reserve_gpus]",
+        "set them to 1, or to a fraction such as 0.25 to share one GPU",
+        ["placement.generator.gpus", "placement.device"],
+    ),
+    (
+        {"placement": {"address": "auto"}, "transport": {"type": "nixl"}, "transport_sweep": {}},
+        "placement.address is auto, must be local with transport_sweep [rule: sweep_on_one_machine]",
+        "set placement.address to local",
+        ["placement.address", "transport_sweep"],
+    ),
+    (
+        {"transport_sweep": {"transports": ["nccl", "nixl"]}},
+        "transport_sweep.transports names nccl, for GPU memory, and placement.device is auto "
+        "[rule: sweep_on_one_machine]",
+        "set placement.device to cuda, or leave nccl out",
+        ["transport_sweep.transports", "placement.device"],
     ),
     (
         {"model": {"type": "paced"}},
@@ -186,8 +208,11 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, k
         {"placement": {"scorer": {"count": 2}}, "transport": {"type": "object_store"}},
         {"placement": {"address": "auto"}, "transport": {"type": "disk"}},
         {"transport": {"type": "shared_memory"}},
-        {"placement": {"device": "cuda"}, "transport": {"type": "nccl"}},
-        {"placement": {"device": "cuda"}, "transport": {"type": "cuda_ipc"}},
+        {"placement": ON_GPU, "transport": {"type": "nccl"}},
+        {"placement": ON_GPU, "transport": {"type": "cuda_ipc"}},
+        {"placement": {"device": "cuda"}},
+        {"placement": ON_GPU, "transport_sweep": {"transports": ["cuda_ipc", "nixl"]}},
+        {"transport_sweep": {}},
         {"model": {"type": "paced"}, "engine": {"type": "paced"}},
         {"replay": {"capacity": 8}},
         {"replay": {"capacity": 8, "sample_groups": 8, "max_age": 0}},

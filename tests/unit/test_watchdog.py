@@ -125,7 +125,7 @@ def test_time_in_which_the_clock_stands_still_is_no_stall() -> None:
 
 def test_spans_that_other_processes_have_recorded_count_as_ended() -> None:
     async def work(tracer: RecordingTracer) -> None:
-        with tracer.underway("generator", Stage.GENERATE, 0):
+        with tracer.span("generator", Stage.WAIT_FOR_WEIGHTS, 0):
             await asyncio.sleep(4.5)
             tracer.record_elsewhere([Span("scorer", Stage.SCORE, 0, 4 * S, 0, 0)])
             tracer.drain()  # written to the run's folder: it has ended all the same
@@ -133,6 +133,21 @@ def test_spans_that_other_processes_have_recorded_count_as_ended() -> None:
 
     # Recorded at 4.5 s and seen at 5 s; 6 s later is 11 s.
     assert watched(work, stall_after_s=6.0).stopped_at_s == 11.0
+
+
+def test_one_stage_that_hangs_is_a_stall_though_others_go_on() -> None:
+    async def work(tracer: RecordingTracer) -> None:
+        with tracer.underway("generator1", Stage.GENERATE, 7):
+            while True:
+                with tracer.span("generator0", Stage.GENERATE):
+                    await asyncio.sleep(1.5)
+
+    result = watched(work, stall_after_s=6.0)
+    assert result.stopped_at_s == 6.0
+    assert result.error == (
+        "a stage has not ended while others went on (faults.stall_after_s is 6): "
+        "generator1 has been in generate for 6.0 s"
+    )
 
 
 def test_open_spans_are_told_longest_first_and_without_what_they_lack() -> None:

@@ -1,0 +1,348 @@
+"""The parts as real Ray actors, through the composition root: what a run's files say, what it keeps, what it leaves.
+
+One Ray serves the module. Runs are small or paced (sleeps in place of computing), and no bound is on their speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import ray
+
+from harness.build import Parts, Workshop
+from harness.compare import lane_account
+from harness.errors import RunStopped
+from harness.loop import SilentObserver, StepFacts, run_loop
+from harness.results import Run, find_runs
+from harness.run import run_command
+from harness.scenario import Scenario, load_scenario
+from harness.trace import RecordingTracer, Stage
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Traces
+
+WaitUntil = Callable[..., None]
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
+
+REWARDS = """
+def by_length(response, ground_truth):
+    value = len(response) % 7 / 6
+    return {"reward": value, "format_reward": 1.0, "answer_reward": value}
+
+
+def never(response, ground_truth):
+    if response == "":  # the trial before the run
+        return {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
+    raise ValueError("no reward today")
+"""
+
+TRAINED = """
+task: {type: jsonl, train: PROMPTS, reward: "rewards_of_test_actors:by_length", reward_timeout_s: null}
+model: {type: preset, preset: tiny, warm_start: false, threads: 1}
+sampling: {max_tokens: 8}
+rollout_batch_size: 8
+group_size: 4
+epochs_per_batch: 2
+steps: 3
+optimizer: {learning_rate: 0.01}
+evaluation: {every: 3, prompts: 2, examples: 1}
+save_policy: false
+"""
+
+PACED = """
+model: {type: paced, update_s: 0.02, megabytes: 0.5, tensors: 5}
+engine: {type: paced, generate_s: 0.05}
+rollout_batch_size: 8
+group_size: 2
+steps: 4
+evaluation: {every: 2, prompts: 2, examples: 1}
+save_policy: false
+placement: {colocated: false, generator: {cpus: 0.5}, learner: {cpus: 0.5}}
+"""
+
+TRANSPORTS = ["in_process", "object_store", "object_store_numpy", "nixl", "gloo", "disk", "shared_memory"]
+
+
+@pytest.fixture(scope="module")
+def workshop(own_traces: Traces) -> Iterator[Workshop]:
+    """Builds parts on one Ray; when that is closed, nothing is left of it."""
+    with Workshop() as workshop:
+        yield workshop
+    own_traces.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with prompts and reward functions, on the import path."""
+    folder = tmp_path_factory.mktemp("material")
+    rows = [json.dumps({"prompt": f"Write about number {number}", "answer": str(number)}) for number in range(20)]
+    (folder / "prompts.jsonl").write_text("\n".join(rows))
+    (folder / "rewards_of_test_actors.py").write_text(REWARDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield folder
+
+
+def scenario_of(folder: Path, text: str, name: str = "trial") -> Scenario:
+    file = folder / f"{name}.yaml"
+    file.write_text(text.replace("PROMPTS", str(folder / "prompts.jsonl")))
+    return load_scenario(str(file))
+
+
+def unseen(folder: Path) -> None:
+    """Show nothing."""
+
+
+def run_all(scenario: Scenario, out: Path, workshop: Workshop) -> dict[str, Run]:
+    assert run_command(scenario, out, quiet=True, build=workshop, show=unseen) == 0
+    runs, damaged = find_runs(out)
+    assert damaged == []
+    assert {run.status for run in runs} == {"completed"}
+    return {run.folder.name: run for run in runs}
+
+
+def run_one(scenario: Scenario, out: Path, workshop: Workshop) -> Run:
+    (run,) = run_all(scenario, out, workshop).values()
+    return run
+
+
+def assert_accounts_close(run: Run) -> None:
+    for lane, account in lane_account(run).items():
+        assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns > 0, lane
+        assert account.unattributed_ns >= 0, lane
+
+
+def versions_of(run: Run, lane: str) -> list[int]:
+    return [change.version for change in run.version_changes if change.lane == lane]
+
+
+def count_spans(run: Run, lane: str, stage: Stage) -> int:
+    return sum(span.lane == lane and span.stage is stage for span in run.spans())
+
+
+# ---- what runs say
+
+
+@pytest.fixture(scope="module")
+def trained(material: Path, workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The same synchronous run with each transport, by transport."""
+    scenario = scenario_of(material, f"{TRAINED}sweep: {{transport.type: {json.dumps(TRANSPORTS)}}}\n")
+    runs = run_all(scenario, tmp_path_factory.mktemp("trained"), workshop)
+    return {run.manifest.point["transport.type"]: run for run in runs.values()}
+
+
+def test_losses_are_the_same_whichever_transport_carries_the_weights(trained: dict[str, Run]) -> None:
+    learnt = ("loss", "grad_norm", "ratio/max", "token_entropy", "reward/total", "response_length")
+    stories = {
+        transport: [{name: row.metric(name) for name in learnt} for row in run.steps]
+        for transport, run in trained.items()
+    }
+    assert sorted(stories) == sorted(TRANSPORTS)
+    for transport, story in stories.items():
+        assert story == stories["in_process"], transport  # to the last digit
+    losses = [row["loss"] for row in stories["in_process"]]
+    assert None not in losses
+    assert len(set(map(str, losses))) == 3  # or the test would say nothing
+    samples = {transport: run.rollouts() for transport, run in trained.items()}
+    assert all(sample == samples["in_process"] for sample in samples.values())
+
+
+def test_a_synchronous_run_over_shared_memory_says_all_of_it(trained: dict[str, Run]) -> None:
+    run = trained["shared_memory"]
+    assert [(row.step, row.version, row.optimizer_steps) for row in run.steps] == [(0, 1, 2), (1, 2, 2), (2, 3, 2)]
+    assert [row.version for row in run.evaluations] == [0, 3]
+    assert versions_of(run, "learner") == versions_of(run, "generator") == [0, 1, 2, 3]
+    assert [row.lags for row in run.steps] == [{0: 8}] * 3
+    assert run.ledger is not None
+    assert run.ledger.generated == run.ledger.trained
+    assert run.ledger.generated.rollouts == 3 * 8
+    assert run.replaced == {}
+    assert_accounts_close(run)
+
+
+def test_the_stages_of_a_synchronous_run_follow_each_other(trained: dict[str, Run]) -> None:
+    spans = [span for span in trained["shared_memory"].spans() if not span.stage.is_wait]
+    order = [span.stage.value for span in sorted(spans, key=lambda span: span.start_ns)]
+    sync = ["weight_publish", "weight_verify", "weight_transfer", "weight_verify", "weight_load"]
+    step = ["generate", "score", "prepare_batch", "old_logprobs", "update", *sync]
+    evaluated = ["evaluate", "evaluate"]  # by the Generator and by the Scorer
+    assert order == ["startup"] * 3 + sync + evaluated + 3 * step + evaluated
+
+
+def test_each_version_is_proven_on_both_sides(trained: dict[str, Run]) -> None:
+    """The Learner takes a checksum of what it publishes, and a Generator one of what it loads."""
+    for transport in TRANSPORTS[1:]:
+        for lane in ("learner", "generator"):
+            proven = [
+                span.version
+                for span in trained[transport].spans()
+                if (span.lane, span.stage) == (lane, "weight_verify")
+            ]
+            assert proven == [0, 1, 2, 3], (transport, lane)
+
+
+def test_several_generators_and_scorers_share_lagged_batches(
+    material: Path, workshop: Workshop, tmp_path: Path
+) -> None:
+    several = PACED.replace("generator: {cpus: 0.5}", "generator: {cpus: 0.5, count: 2}, scorer: {count: 2}")
+    run = run_one(
+        scenario_of(material, f"{several}max_lag: 1\ntransport: {{type: object_store}}\n"), tmp_path, workshop
+    )
+    assert [row.version for row in run.steps] == [1, 2, 3, 4]
+    assert all(sum(row.lags.values()) == 8 and set(row.lags) <= {0, 1} for row in run.steps)
+    assert set(lane_account(run)) == {"learner", "generator0", "generator1", "scorer0", "scorer1"}
+    assert_accounts_close(run)
+    assert versions_of(run, "learner") == [0, 1, 2, 3, 4]
+    for generator in ("generator0", "generator1"):
+        held = versions_of(run, generator)
+        assert held == sorted(set(held))  # never the same again, never an older one
+    for kind, stage in (("generator", Stage.GENERATE), ("scorer", Stage.SCORE)):
+        by_lane = [count_spans(run, f"{kind}{index}", stage) for index in range(2)]
+        assert sum(by_lane) == 2 * 4  # each half of each batch once, by whoever is free
+        assert min(by_lane) > 0
+    assert [row.version for row in run.evaluations] == [0, 2, 4]
+    assert run.ledger is not None
+    assert run.ledger.trained.rollouts == run.ledger.generated.rollouts == 4 * 8
+
+
+def test_weights_reach_a_generator_between_two_tokens(material: Path, workshop: Workshop, tmp_path: Path) -> None:
+    """A batch takes many times an update, so that updates end while the next batches are being generated."""
+    text = TRAINED.replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200").replace("steps: 3", "steps: 6")
+    lagged = "max_lag: 2\nlag_control: in_flight\ntransport: {type: shared_memory}\nplacement: {colocated: false}\n"
+    run = run_one(scenario_of(material, text.replace("epochs_per_batch: 2", "") + lagged), tmp_path, workshop)
+    mixed = [row.step for row in run.steps if row.metric("off_policy/token_mean") is not None]
+    assert mixed  # some rollouts have tokens of more than one version
+    for step in mixed:
+        oldest, token = (run.steps[step].metric(f"off_policy/{name}") for name in ("mean", "token_mean"))
+        assert oldest is not None
+        assert token is not None
+        assert 0 <= token.value < oldest.value <= 2  # of several versions, the mean is newer than the oldest
+    generates = [span for span in run.spans() if (span.lane, span.stage) == ("generator", Stage.GENERATE)]
+    loads = [span for span in run.spans() if (span.lane, span.stage) == ("generator", Stage.WEIGHT_LOAD)]
+    assert any(g.start_ns < load.start_ns and load.end_ns < g.end_ns for g in generates for load in loads)
+    assert [row.version for row in run.steps] == [1, 2, 3, 4, 5, 6]
+    assert_accounts_close(run)
+
+
+# ---- what the driver holds
+
+
+def store_bytes() -> int:
+    """Bytes in use in the object store, as the cluster tells."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return int(total["object_store_memory"] - free.get("object_store_memory", 0.0))
+
+
+def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
+    material: Path, workshop: Workshop, wait_until: WaitUntil
+) -> None:
+    """10 batches of 4 groups pass a buffer of 8 groups, each of 2 responses of 100,000 tokens: 2.4 MB."""
+    long = "sampling: {min_tokens: 99999, max_tokens: 100000}\nreplay: {capacity: 8, sampling: uniform}\nmax_lag: 1\n"
+    text = f"{PACED}{long}transport: {{type: object_store_numpy}}\n".replace("steps: 4", "steps: 10")
+    group_bytes = 2 * 100_000 * (8 + 4)  # token ids are int64, log-probs float32
+    held: list[int] = []
+
+    class Watcher(SilentObserver):
+        def on_step(self, facts: StepFacts) -> None:
+            assert all(isinstance(group.data, ray.ObjectRef) for group in (*facts.fresh, *facts.groups))
+            assert facts.replay is not None
+            held.append(facts.replay[1])
+
+    tracer = RecordingTracer(time.perf_counter_ns)
+    wait_until(lambda: store_bytes() == 0, "a store empty before the run")
+    parts = workshop(
+        scenario_of(material, text.replace("evaluation: {every: 2", "evaluation: {every: 10")), tracer, bool
+    )
+    try:
+        asyncio.run(run_and_look(parts, tracer, Watcher(), group_bytes))
+        assert held == [4] + [8] * 9
+        wait_until(lambda: store_bytes() < group_bytes, "the buffer's groups freed while the actors live")
+    finally:
+        parts.close()
+
+
+async def run_and_look(parts: Parts, tracer: RecordingTracer, observer: SilentObserver, group_bytes: int) -> None:
+    """Run the loop, and look at the store meanwhile: 8 groups in the buffer, up to 2 batches of 4 on their way."""
+    looks: list[int] = []
+
+    async def look() -> None:
+        while True:
+            looks.append(await asyncio.to_thread(store_bytes))
+            await asyncio.sleep(0.05)
+
+    looking = asyncio.ensure_future(look())
+    try:
+        await run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, tracer, observer)
+    finally:
+        looking.cancel()
+    assert max(looks) > 0
+    assert max(looks) <= (8 + 2 * 4 + 4) * group_bytes * 1.1  # of the 40 groups that were made
+
+
+# ---- how runs end
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_run_that_fails_leaves_no_actor(
+    material: Path, workshop: Workshop, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    pids: list[int] = []
+
+    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: object) -> Parts:
+        parts = workshop(scenario, tracer, lambda: False)
+        pids.extend(parts.processes().values())
+        return parts
+
+    text = TRAINED.replace(":by_length", ":never")
+    scenario = scenario_of(material, f"{text}transport: {{type: nixl}}\nplacement: {{colocated: false}}\n")
+    with pytest.raises(RunStopped, match=r"no group of a rollout batch could be scored.*ValueError: no reward today"):
+        run_command(scenario, tmp_path, quiet=True, build=build, show=unseen)
+    (run,), _ = find_runs(tmp_path)
+    assert run.status == "failed"
+    assert len(pids) == 3
+    wait_until(lambda: gone(pids), "the actors of the failed run ended", 10)
+
+
+def test_ctrl_c_ends_everything_at_once(material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil) -> None:
+    """To the whole process group, as a terminal sends it, while a Generator is busy for an hour."""
+    endless = PACED.replace("generate_s: 0.05", "generate_s: 3600")
+    scenario_of(material, f"{endless}transport: {{type: shared_memory}}\n", "endless")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", str(material / "endless.yaml"), f"--out={tmp_path}"],
+        env=os.environ | traces.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: list(tmp_path.rglob("log.txt")) or process.poll() is not None, "the run began")
+        time.sleep(0.5)
+        assert len(traces.processes()) > 5  # Ray's own and the three actors: the mark is inherited
+        os.killpg(process.pid, signal.SIGINT)
+        asked_s = time.monotonic()
+        errors = process.communicate(timeout=60)[1]
+        took_s = time.monotonic() - asked_s
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert took_s < 10
+    assert "what was measured so far is in" in errors
+    assert "Traceback" not in errors
+    (run,), _ = find_runs(tmp_path)
+    assert run.status == "interrupted"
+    traces.assert_nothing_left()

@@ -1,0 +1,273 @@
+"""Parts that die or hang in real runs: what the run makes of it, what it says, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.build import Parts, Workshop
+from harness.errors import RunStopped
+from harness.results import Run, find_runs
+from harness.run import run_command
+from harness.scenario import Scenario, load_scenario
+from harness.trace import RecordingTracer, Stage
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Traces
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
+
+STEPS = 12
+BATCH = 16
+ENDED = "its process ended without a word: it was killed, crashed or ran out of memory"
+LEARNER_DIED = f"the learner died: {ENDED}; what it had learnt since the last saved policy is lost"
+
+PACED = f"""
+model: {{type: paced, update_s: 0.2, megabytes: 2, tensors: 5}}
+engine: {{type: paced, generate_s: 0.3}}
+placement: {{colocated: false, generator: {{cpus: 0.5}}, learner: {{cpus: 0.5}}}}
+max_lag: 1
+steps: {STEPS}
+rollout_batch_size: {BATCH}
+group_size: 4
+evaluation: {{every: {STEPS}, prompts: 1, examples: 0}}
+save_policy: false
+"""
+
+
+@pytest.fixture(scope="module")
+def workshop(own_traces: Traces) -> Iterator[Workshop]:
+    """Builds parts on one Ray; when that is closed, nothing is left of it, whoever was killed."""
+    with Workshop() as workshop:
+        yield workshop
+    own_traces.assert_nothing_left()
+
+
+@dataclass
+class Killer:
+    """Builds parts, and kills the process of one lane some seconds after the loop has begun.
+
+    Attributes:
+        killed: process number of what was killed.
+        pids: of all parts.
+    """
+
+    workshop: Workshop
+    lane: str
+    after_s: float
+    only_in: str | None = None
+    killed: int | None = None
+    pids: tuple[int, ...] = ()
+
+    def build(self, scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+        """Build the parts; saying where to save the policy is the last thing before the loop begins."""
+        parts = self.workshop(scenario, tracer, should_stop)
+        self.pids += tuple(parts.processes().values())
+
+        def save_to(folder: Path) -> None:
+            parts.save_to(folder)
+            if self.only_in in (None, folder.parent.name):
+                threading.Timer(self.after_s, self._kill, [parts.processes()[self.lane]]).start()
+
+        return replace(parts, save_to=save_to)
+
+    def _kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        self.killed = pid
+
+
+def scenario_of(folder: Path, text: str) -> Scenario:
+    file = folder / "trial.yaml"
+    file.write_text(text)
+    return load_scenario(str(file))
+
+
+def run_with(killer: Killer, text: str, folder: Path) -> str | None:
+    """Run to the end and return why it stopped, if it did."""
+    scenario = scenario_of(folder, text)
+    try:
+        assert run_command(scenario, folder / "out", True, killer.build, show=lambda shown: None) == 0
+    except RunStopped as error:
+        return str(error)
+    return None
+
+
+def only_run(folder: Path) -> Run:
+    (run,), damaged = find_runs(folder)
+    assert damaged == []
+    return run
+
+
+def log_of(run: Run) -> list[str]:
+    return (run.folder / "log.txt").read_text().splitlines()
+
+
+def assert_went_on(run: Run, lane: str) -> None:
+    """The part was replaced, and every batch was trained on exactly once."""
+    assert run.status == "completed"
+    assert run.replaced == {lane: 1}
+    assert [row.step for row in run.steps] == list(range(STEPS))
+    assert all(sum(row.lags.values()) == BATCH and max(row.lags) <= 1 for row in run.steps)
+    ledger = run.ledger
+    assert ledger is not None
+    assert ledger.generated == ledger.trained
+    assert ledger.trained.rollouts == STEPS * BATCH
+    assert (ledger.failed.rollouts, ledger.dropped.rollouts, ledger.trained_again.rollouts) == (0, 0, 0)
+    (said,) = [line for line in log_of(run) if " died (" in line]
+    assert said.endswith(f"{lane} died ({ENDED}); a new one takes its place")
+    if lane.startswith("generator"):
+        held = [change.version for change in run.version_changes if change.lane == lane]
+        lost = held.index(-1)
+        assert held[lost + 1] >= max(held[:lost], default=0)  # the new one loads what is current, never older weights
+
+
+def assert_learner_ended_it(run: Run, reason: str | None) -> None:
+    assert reason is not None
+    assert reason.startswith(f"trial stopped: {LEARNER_DIED}\n  results: ")
+    assert run.status == "failed"
+    assert run.manifest.error == LEARNER_DIED
+    assert run.replaced == {}
+    assert len(run.steps) < STEPS
+
+
+def assert_ended(pids: tuple[int, ...], wait_until: Callable[..., None]) -> None:
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"processes {pids} ended", 10)
+
+
+@pytest.mark.parametrize("lane", ["generator", "scorer"])
+def test_a_part_that_is_killed_is_replaced(
+    lane: str, workshop: Workshop, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    after_s = random.Random(lane).uniform(0.5, 2.5)
+    killer = Killer(workshop, lane, after_s)
+    assert run_with(killer, f"{PACED}transport: {{type: shared_memory}}\n", tmp_path) is None
+    assert killer.killed is not None
+    assert_went_on(only_run(tmp_path), lane)
+    assert_ended(killer.pids, wait_until)
+
+
+def test_a_killed_learner_ends_its_run_and_no_other(
+    workshop: Workshop, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    arms = "arms: {one: {seed: 1}, other: {seed: 2}}\n"
+    killer = Killer(workshop, "learner", 1.5, only_in="one")
+    reason = run_with(killer, f"{PACED}transport: {{type: nixl}}\n{arms}".replace("steps: 12", "steps: 8"), tmp_path)
+    assert reason is not None
+    assert reason.startswith(f"one stopped: {LEARNER_DIED}\n")
+    runs = {run.folder.name: run for run in find_runs(tmp_path)[0]}
+    assert (runs["one"].status, runs["one"].manifest.error) == ("failed", LEARNER_DIED)
+    assert len(runs["one"].steps) < 8
+    assert (runs["other"].status, len(runs["other"].steps), runs["other"].replaced) == ("completed", 8, {})
+    assert_ended(killer.pids, wait_until)
+
+
+KILLS = [
+    (number, transport, lane)
+    for number, (transport, lane) in enumerate(
+        [
+            (transport, lane)
+            for transport in ("nixl", "shared_memory", "object_store_numpy")
+            for lane in ("generator", "scorer", "learner")
+        ]
+        * 2
+        + [("gloo", "generator"), ("gloo", "learner")]
+    )
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "transport", "lane"), KILLS)
+def test_twenty_kills_at_random_moments(
+    number: int, transport: str, lane: str, workshop: Workshop, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    """A Generator killed during a gloo transfer takes the Learner along, which is Ray's doing: then that is the end."""
+    killer = Killer(workshop, lane, random.Random(number).uniform(0.1, 3.0))
+    reason = run_with(killer, f"{PACED}seed: {number}\ntransport: {{type: {transport}}}\n", tmp_path)
+    assert killer.killed is not None
+    run = only_run(tmp_path)
+    if lane == "learner" or (transport == "gloo" and reason is not None):
+        assert_learner_ended_it(run, reason)
+    else:
+        assert reason is None
+        assert_went_on(run, lane)
+    assert_ended(killer.pids, wait_until)
+    print(f"kill {number}: {lane} over {transport} after {killer.after_s:.2f} s: {reason or 'went on'}")
+
+
+REWARDS = """
+
+
+def by_length(response, ground_truth):
+    if ground_truth == "3" and response:
+        time.sleep(3600)
+    return {"reward": len(response) % 7 / 6, "format_reward": 1.0, "answer_reward": 0.0}
+"""
+
+
+def test_a_reward_that_hangs_costs_its_group_only(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four prompts a batch and 5 in all: the one whose reward hangs comes 4 times at most in 4 steps."""
+    prompts = [f'{{"prompt": "Write about number {number}", "answer": "{number}"}}' for number in range(5)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
+    (tmp_path / "validation.jsonl").write_text('{"prompt": "Write about nothing", "answer": "none"}')
+    (tmp_path / "rewards_of_test_faults.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = f"""
+task: {{type: jsonl, train: {tmp_path}/prompts.jsonl, validation: {tmp_path}/validation.jsonl,
+        reward: "rewards_of_test_faults:by_length", reward_timeout_s: 1}}
+model: {{type: preset, preset: tiny, warm_start: false, threads: 1}}
+transport: {{type: shared_memory}}
+sampling: {{min_tokens: 4, max_tokens: 8}}
+rollout_batch_size: 8
+group_size: 2
+steps: 2
+evaluation: {{every: 2, prompts: 1, examples: 0}}
+save_policy: false
+"""
+    assert run_command(scenario_of(tmp_path, text), tmp_path / "out", True, workshop, show=lambda shown: None) == 0
+    run = only_run(tmp_path)
+    assert run.status == "completed"
+    ledger = run.ledger
+    assert ledger is not None
+    assert ledger.generated.rollouts == 2 * 8
+    failed = sum(
+        metric.value for row in run.steps if (metric := row.metric("score/failed_groups")) is not None
+    )  # each step has 4 of the 5 prompts, so that at least one of two steps has the one that hangs
+    assert 1 <= failed <= 2
+    assert ledger.failed.rollouts == 2 * failed
+    assert ledger.trained.rollouts == 16 - 2 * failed
+    assert run.replaced == {}
+
+
+def test_a_stage_that_hangs_is_reported_with_stacks(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_until: Callable[..., None]
+) -> None:
+    text = PACED.replace("generate_s: 0.3", "generate_s: 3600") + "faults: {stall_after_s: 2}\n"
+    killer = Killer(workshop, "generator", 3600.0, only_in="nobody")
+    reason = run_with(killer, f"{text}transport: {{type: object_store}}\n", tmp_path)
+    run = only_run(tmp_path)
+    assert reason is not None
+    assert "no stage has ended for" in reason
+    assert "(faults.stall_after_s is 2): generator has been in evaluate for" in reason
+    assert run.status == "failed"
+    report = capsys.readouterr().err
+    log = "\n".join(log_of(run))
+    for said in (report, log):
+        assert "learner: wait_for_batch for step 0 since" in said
+        assert "waits for a Scorer" in said
+        assert "generator: evaluate" in said
+        assert "at policy version 0" in said
+        for lane in ("generator", "learner", "scorer"):
+            assert f"stacks of {lane} (process " in said
+        assert "_wait (harness/engines/paced.py:" in said  # the very line that sleeps
+    assert_ended(killer.pids, wait_until)
+    assert Stage.GENERATE not in {span.stage for span in run.spans()}
