@@ -29,6 +29,7 @@ from functools import partial
 
 from harness.errors import PartReplaced, RunStopped
 from harness.loop.bell import Bell
+from harness.loop.evaluations import Evaluations
 from harness.loop.intake import Batch, FirstComeDropStale, InOrder, Intake
 from harness.loop.ledger import Count, Ledger, count
 from harness.loop.plan import LoopPlan
@@ -36,7 +37,7 @@ from harness.loop.watching import FullSpeed, Observer, Pace, SilentObserver, Ste
 from harness.protocols import Generator, Learner, Scorer
 from harness.replay import ReplayBuffer, Taken
 from harness.trace import Stage, Tracer
-from harness.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
+from harness.types import Purpose, RolloutGroup, WeightTicket, WorkItem
 
 
 async def run_loop(
@@ -91,9 +92,7 @@ class _Lanes:
         self.orders = plan.train_orders(len(generators))
         self.version = 0  # of the Learner
         self.newest: WeightTicket | None = None  # published last
-        self.to_evaluate: deque[WeightTicket] = deque()
-        self.unevaluated: deque[int] = deque()  # published versions whose evaluation is due and not told yet, in order
-        self.evaluations: dict[int, ScoredBatch] = {}  # scored before that of an older version was
+        self.evaluations = Evaluations()
         self.pins: Counter[int] = Counter()  # versions being loaded or evaluated right now
         self.holds = dict.fromkeys((generator.lane for generator in generators), -1)  # version in each Generator
         self.incarnations: dict[str, int] = {}  # lane -> newest part known to stand there
@@ -173,8 +172,7 @@ class _Lanes:
         Under ``drop`` the Learner goes on while they are loaded, maybe beyond the bound: then load again.
         """
         await self._wait_for_version(generator, needed, step)
-        while evaluates and self.to_evaluate:
-            ticket = self.to_evaluate.popleft()
+        while evaluates and (ticket := self.evaluations.begin()) is not None:
             with self._pinned(ticket.version):
                 await self._evaluate(generator, ticket)
         await self._load(generator, self._newest())
@@ -223,7 +221,7 @@ class _Lanes:
                 self._replaced(generator.lane, error)
         self._hand_to_scorer(item, groups)
         if self.plan.max_lag == 0:
-            await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: version not in self.unevaluated, version)
+            await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_told(version), version)
 
     def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         if item.purpose is Purpose.TRAIN:
@@ -271,19 +269,13 @@ class _Lanes:
             except PartReplaced as error:
                 self._replaced(scorer.lane, error)
         if item.purpose is Purpose.EVALUATE:
-            self._tell_evaluations(scored)
+            for version, evaluation in self.evaluations.scored(scored):
+                self.observer.on_evaluation(version, evaluation)
             return
         self.in_flight -= len(item.prompt_ids) * item.group_size
         self.under_way -= scored.failed_groups
         self.ledger.failed += count(groups) - count(scored.groups)
         self._drop(self.intake.add(scored, self.version))
-
-    def _tell_evaluations(self, scored: ScoredBatch) -> None:
-        """Tell of the evaluations in order of version: of two Scorers, the one with the newer may be done first."""
-        self.evaluations[scored.item.step] = scored
-        while self.unevaluated and self.unevaluated[0] in self.evaluations:
-            version = self.unevaluated.popleft()
-            self.observer.on_evaluation(version, self.evaluations.pop(version))
 
     # ---- Learner
 
@@ -292,7 +284,7 @@ class _Lanes:
         for step in range(self.plan.steps):
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, partial(self.intake.ready, step), step)
             await self._train_step(step)
-        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._all_evaluated, self.plan.steps)
+        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_told, self.plan.steps)
         await self.learner.checkpoint(self.version)
         self.learner_done = True
         self.bell.ring()
@@ -350,14 +342,13 @@ class _Lanes:
         self.ledger.trained_again += count(item.group for item in taken if item.uses > 1)
 
     async def _publish(self) -> WeightTicket:
-        needed = {ticket.version for ticket in self.to_evaluate} | set(self.pins)
+        needed = self.evaluations.due_versions() | set(self.pins)
         if self.newest is not None:
             needed.add(self.newest.version)
         ticket = await self.learner.publish_weights(self.version, frozenset(needed))
         self.newest = ticket
         if self.plan.is_evaluated(ticket.version):
-            self.to_evaluate.append(ticket)
-            self.unevaluated.append(ticket.version)
+            self.evaluations.add(ticket)
         self.observer.on_version(self.learner.lane, ticket.version)
         self.bell.ring()
         return ticket
@@ -365,10 +356,7 @@ class _Lanes:
     def _weights_in_use(self) -> bool:
         """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
         last = self.version == self.plan.steps
-        return (last or min(self.holds.values()) >= self.version) and self._all_evaluated()
-
-    def _all_evaluated(self) -> bool:
-        return not self.unevaluated
+        return (last or min(self.holds.values()) >= self.version) and self.evaluations.all_told
 
     def _check_consumption(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         oldest = min(group.min_version for group in groups)

@@ -82,8 +82,9 @@ def traces() -> Iterator[Traces]:
 
 
 @pytest.fixture(scope="module")
-def own_traces() -> Iterator[Traces]:
+def own_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traces]:
     """For what this process itself starts."""
+    tmp_path_factory.getbasetemp()  # the tests' own folders are elsewhere
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         traces = Traces(Path(folder))
         for name, value in traces.environment.items():
