@@ -269,7 +269,7 @@ def own_error(error: RayTaskError) -> BaseException:
         return cause
     if isinstance(cause, RayError):
         return RunStopped(f"an object is gone with the actor that owned it: {_first_line(cause)}")
-    return RunStopped(f"an actor failed with {type(cause).__name__}: {cause}\n{error.traceback_str}")
+    return RunStopped(f"an actor failed with {type(cause).__name__}: {cause}\n{error}")  # whose text is the stack
 
 
 def cause_of_death(error: RayError) -> str:

@@ -32,14 +32,9 @@ class TransportKind:
             uses none.
         two_sided: the Generator is handed what an actor method of the Learner returned (``WeightSender.outgoing``), and
             all of them form one collective group; a transfer is over before the Generator's method starts.
-        flatten: the default of that option; None where nothing is flattened.
         package: one that the default installation may lack.
         needs_gpu: moves GPU memory only.
-        same_host: ends at the host.
-        by_reference: others read the published tensors where they lie, so that ``snapshot`` may be left out.
         own_memory: what arrives lies in memory of the receiver's own, so that an engine could use it where it is.
-        uses_object_store: every version still needed takes its size in Ray's object store.
-        loopback: environment variables that keep its traffic on this host; they must be set before the actor starts.
     """
 
     name: str
@@ -47,14 +42,9 @@ class TransportKind:
     receiver_type: Callable[[TransportOptions], WeightReceiver] = field(repr=False)
     tensor_transport: str | None = None
     two_sided: bool = False
-    flatten: bool | None = None
     package: str | None = None
     needs_gpu: bool = False
-    same_host: bool = False
-    by_reference: bool = False
     own_memory: bool = False
-    uses_object_store: bool = False
-    loopback: Mapping[str, str] = field(default_factory=dict)
 
     def check_usable(self) -> None:
         """Check what can be known before there are actors.
@@ -103,54 +93,24 @@ class TransportKind:
 
 
 _KINDS = (
-    TransportKind("object_store", ObjectStoreSender, ObjectStoreReceiver, own_memory=True, uses_object_store=True),
-    TransportKind("object_store_numpy", ObjectStoreNumpySender, ObjectStoreReceiver, uses_object_store=True),
+    TransportKind("object_store", ObjectStoreSender, ObjectStoreReceiver, own_memory=True),
+    TransportKind("object_store_numpy", ObjectStoreNumpySender, ObjectStoreReceiver),
+    TransportKind("nixl", NixlSender, NixlReceiver, tensor_transport="nixl", own_memory=True, package="nixl"),
     TransportKind(
-        "nixl",
-        NixlSender,
-        NixlReceiver,
-        tensor_transport="nixl",
-        own_memory=True,
-        package="nixl",
-        flatten=True,
-        by_reference=True,
-        loopback={"UCX_NET_DEVICES": "lo"},
-    ),
-    TransportKind(
-        "gloo",
-        CollectiveSender,
-        CollectiveReceiver,
-        tensor_transport="gloo",
-        own_memory=True,
-        two_sided=True,
-        flatten=True,
-        by_reference=True,
-        loopback={"GLOO_SOCKET_IFNAME": "lo"},
+        "gloo", CollectiveSender, CollectiveReceiver, tensor_transport="gloo", two_sided=True, own_memory=True
     ),
     TransportKind(
         "nccl",
         CollectiveSender,
         CollectiveReceiver,
         tensor_transport="nccl",
-        own_memory=True,
         two_sided=True,
-        flatten=True,
         needs_gpu=True,
-        by_reference=True,
-        loopback={"NCCL_SOCKET_IFNAME": "lo"},
+        own_memory=True,
     ),
-    TransportKind(
-        "cuda_ipc",
-        CudaIpcSender,
-        CudaIpcReceiver,
-        tensor_transport="cuda_ipc",
-        flatten=True,
-        needs_gpu=True,
-        same_host=True,
-        by_reference=True,
-    ),
+    TransportKind("cuda_ipc", CudaIpcSender, CudaIpcReceiver, tensor_transport="cuda_ipc", needs_gpu=True),
     TransportKind("disk", DiskSender, DiskReceiver),
-    TransportKind("shared_memory", SharedMemorySender, SharedMemoryReceiver, same_host=True),
+    TransportKind("shared_memory", SharedMemorySender, SharedMemoryReceiver),
 )
 
 TRANSPORTS: Mapping[str, TransportKind] = MappingProxyType({kind.name: kind for kind in _KINDS})

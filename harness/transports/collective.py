@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -20,7 +21,7 @@ from torch import Tensor
 from harness.errors import RunStopped, UserError
 from harness.transports.bucket import BucketLayout
 from harness.transports.options import TransportOptions
-from harness.transports.slots import CopiedWeights, LiveWeights, NewestOnly, Slots, view_tensors
+from harness.transports.slots import CopiedWeights, SlotSender, view_tensors
 from harness.types import WeightTicket
 
 GROUP_NAME = "default"  # with gloo, processes cannot leave a group of any other name, nor belong to two
@@ -76,36 +77,18 @@ def _nothing(actor: object) -> None:
     """Do nothing."""
 
 
-class CollectiveSender:
-    """Keeps published copies for Ray to send; see ``protocol.WeightSender``."""
+class CollectiveSender(SlotSender[CopiedWeights]):
+    """Keeps published copies for Ray to send; nothing moves before ``outgoing`` is returned from an actor method."""
 
     def __init__(self, options: TransportOptions) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._flatten = options.flatten
-        self._slots: Slots[CopiedWeights] | NewestOnly[LiveWeights]
-        if options.snapshot:
-            self._slots = Slots(
-                lambda weights, layout: CopiedWeights(weights, layout, options.flatten), options.slots_at_start
-            )
-        else:
-            self._slots = NewestOnly(LiveWeights)
-
-    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightTicket:
-        """Copy the weights; nothing moves before ``outgoing`` is returned from an actor method."""
-        layout = self._slots.put(weights, version, still_needed).layout
-        return WeightTicket(version, layout.payload_bytes, len(weights), None, CollectivePayload(layout, self._flatten))
-
-    def published(self, version: int) -> Mapping[str, Tensor]:
-        """Return the published copy."""
-        return self._slots[version].views
+        super().__init__(partial(CopiedWeights, flatten=options.flatten), options.slots_at_start)
 
     def outgoing(self, version: int) -> list[Tensor]:
         """Return the published copy as it moves, by reference."""
         return list(self._slots[version].tensors)
 
-    def close(self) -> None:
-        """Drop the copies."""
-        self._slots.close()
+    def _payload(self, place: CopiedWeights, version: int) -> CollectivePayload:
+        return CollectivePayload(place.layout, place.flatten)
 
 
 class CollectiveReceiver:

@@ -1,4 +1,7 @@
-"""Checksums of weights: the proof that what was loaded is what was published.
+"""Checksums of weights: the proof that the tensors an engine was loaded from are the published ones.
+
+The Learner's is taken of the published copy. A Generator's is taken right after its engine has loaded, over the tensors
+that it was loaded from: it shows damage on the way and changes during the load, and not what the engine made of them.
 
 A fingerprint covers names, dtypes, shapes and raw bytes, and says by which algorithm it was made: ``xxh3_128`` reads
 the memory of CPU tensors in place; ``wsum64`` sums on the tensors' own device, so that weights on a GPU stay there.
@@ -14,8 +17,9 @@ from torch import Tensor
 
 from harness.errors import RunStopped
 
-_CHUNK_WORDS = 1 << 22  # words summed at a time: bounds the temporary memory to 64 MiB
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, odd, as a signed integer
+_CHUNK_WORDS = 1 << 22  # words summed at a time: each temporary tensor takes 32 MiB
+# 2^64 / golden ratio, and the first multiplier of SplitMix64: odd, as signed integers
+_ODDS = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
@@ -28,18 +32,18 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
 
 
 def verify(weights: Mapping[str, Tensor], expected: str, version: int, lane: str) -> None:
-    """Compare loaded weights with the published fingerprint, by the algorithm that it names.
+    """Compare received weights with the published fingerprint, by the algorithm that it names.
 
     Raises:
         RunStopped: they differ.
     """
-    loaded = _fingerprint(weights, expected.partition(":")[0])
-    if loaded == expected:
+    received = _fingerprint(weights, expected.partition(":")[0])
+    if received == expected:
         return
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     raise RunStopped(
         f"the weights of version {version} that {lane} received are not the published ones: "
-        f"published {expected}, received {loaded} ({len(weights)} tensors, {num_bytes} bytes)"
+        f"published {expected}, received {received} ({len(weights)} tensors, {num_bytes} bytes)"
     )
 
 
@@ -63,10 +67,13 @@ def _add_bytes(total: xxhash.xxh3_128, raw: Tensor) -> None:
 
 
 def _add_sums(total: xxhash.xxh3_128, raw: Tensor) -> None:
-    """Add the sum of the 8-byte words and the sum of the words times odd, position-dependent weights, modulo 2^64.
+    """Add two sums over the 8-byte words w_i, modulo 2^64: of w_i, and of (2i + 1) m(w_i), where m is ``_mixed``.
 
-    An odd weight is invertible modulo 2^64, so one changed word always changes the second sum; two swapped words
-    change it too, since their weights differ.
+    One changed word always shows: in the first sum, and in the second since 2i + 1 is odd. Two words a and b that swap
+    places i and j show unless (m(a) - m(b)) (i - j) is a multiple of 2^63. Where they differ in the top bit alone (the
+    sign of a word's upper float32) they always show, since m(a) - m(b) is then 2 modulo 4. Anything else can go
+    unnoticed, by chance: about 2^(k - 63), where 2^k divides the distance of a swap (else k = 0). That is enough for
+    accidents, and no defence against a change made to go unnoticed.
     """
     plain = torch.zeros((), dtype=torch.int64, device=raw.device)
     weighted = torch.zeros((), dtype=torch.int64, device=raw.device)
@@ -74,8 +81,19 @@ def _add_sums(total: xxhash.xxh3_128, raw: Tensor) -> None:
         words = _words(raw[start : start + 8 * _CHUNK_WORDS])
         position = torch.arange(words.numel(), dtype=torch.int64, device=raw.device) + start // 8
         plain += words.sum()
-        weighted += (words * ((2 * position + 1) * _ODD)).sum()
+        weighted += (_mixed(words) * (2 * position + 1)).sum()
     total.update(plain.cpu().numpy().tobytes() + weighted.cpu().numpy().tobytes())
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """Spread what differs between words over all their bits, one to one: twice times an odd number and x ^ (x >>> 31).
+
+    The shift brings in zeros: with the sign, x and ~x would become the same.
+    """
+    for odd in _ODDS:
+        words = words * odd
+        words ^= (words >> 31).bitwise_and_((1 << 33) - 1)
+    return words
 
 
 def _words(raw: Tensor) -> Tensor:

@@ -13,8 +13,6 @@ class TransportOptions:
 
     Args:
         flatten: move all tensors as one buffer.
-        snapshot: copy the weights when publishing. False hands the live weights over, one by one: right only where the
-            Learner waits until every Generator has loaded them, and no older version is needed.
         preallocate: receive into buffers that are kept.
         progress_thread_delay_us: pause of NIXL's progress thread between two looks, in microseconds; 0 takes a core.
         folder: where files go; None: a temporary folder.
@@ -23,11 +21,10 @@ class TransportOptions:
             once keeps the cost of fresh memory out of every later publish.
 
     Raises:
-        UserError: flatten without a snapshot, or a number below its bound.
+        UserError: a number is below its bound.
     """
 
     flatten: bool = True
-    snapshot: bool = True
     preallocate: bool = True
     progress_thread_delay_us: int = 1000
     folder: str | None = None
@@ -35,10 +32,6 @@ class TransportOptions:
     slots_at_start: int = 1
 
     def __post_init__(self) -> None:
-        if self.flatten and not self.snapshot:
-            raise UserError(
-                "flatten is true and snapshot is false, and flattening is a copy", "transport", "set flatten to false"
-            )
         for name, value, least in (
             ("progress_thread_delay_us", self.progress_thread_delay_us, 0),
             ("slots_at_start", self.slots_at_start, 1),

@@ -23,7 +23,7 @@ from harness.errors import RunStopped, UserError
 from harness.transports.bucket import BucketLayout, copy_weights
 from harness.transports.options import TransportOptions
 from harness.transports.read_only import from_read_only
-from harness.transports.slots import Slots
+from harness.transports.slots import SlotSender
 from harness.types import WeightTicket
 
 _HEADER = struct.Struct("<16sq")  # nonce, version
@@ -85,30 +85,14 @@ class Segment:
         _HEADER.pack_into(self._memory.numpy().data, 0, self.address.nonce, version)
 
 
-class SharedMemorySender:
-    """Publishes segments; see ``protocol.WeightSender``."""
+class SharedMemorySender(SlotSender[Segment]):
+    """Publishes segments of shared memory."""
 
     def __init__(self, options: TransportOptions) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._slots: Slots[Segment] = Slots(Segment, options.slots_at_start)
+        super().__init__(Segment, options.slots_at_start)
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightTicket:
-        """Copy the weights into a segment."""
-        segment = self._slots.put(weights, version, still_needed)
-        payload = SharedMemoryPayload(segment.address, segment.layout)
-        return WeightTicket(version, segment.layout.payload_bytes, len(weights), None, payload)
-
-    def published(self, version: int) -> Mapping[str, Tensor]:
-        """Return the published copy."""
-        return self._slots[version].views
-
-    def outgoing(self, version: int) -> list[Tensor]:
-        """Nothing: receivers read by themselves."""
-        return []
-
-    def close(self) -> None:
-        """Close the segments."""
-        self._slots.close()
+    def _payload(self, place: Segment, version: int) -> SharedMemoryPayload:
+        return SharedMemoryPayload(place.address, place.layout)
 
 
 class SharedMemoryReceiver:

@@ -6,14 +6,16 @@ place is kept and refilled rather than freed and made again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from harness.errors import RunStopped
 from harness.transports.bucket import BucketLayout, copy_weights
+from harness.types import WeightTicket
 
 
 class Place(Protocol):
@@ -44,7 +46,7 @@ class CopiedWeights:
 
     def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout, flatten: bool) -> None:
         device = next(iter(weights.values())).device
-        self.layout = layout
+        self.layout, self.flatten = layout, flatten
         self.tensors = empty_tensors(layout, flatten, device)
         self.views: Mapping[str, Tensor] = view_tensors(layout, flatten, self.tensors)
 
@@ -59,23 +61,13 @@ class CopiedWeights:
         self.tensors, self.views = [], {}
 
 
-class LiveWeights:
-    """The live weights themselves, without a copy: right only while the Learner does not touch them."""
+@dataclass(frozen=True, slots=True)
+class StoredTensors:
+    """A copy as a Ray object, inside a list because Ray would fetch it on the way otherwise, and what lies in it."""
 
-    def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> None:
-        self.layout = layout
-        self.views: Mapping[str, Tensor] = {name: tensor.detach() for name, tensor in weights.items()}
-        self.tensors = [tensor for tensor in self.views.values() if tensor.numel()]
-        loose = [name for name, tensor in self.views.items() if not tensor.is_contiguous()]
-        if loose:
-            raise ValueError(f"without a snapshot, weights must be contiguous; {loose[0]} is not")
-
-    def fill(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Nothing to copy."""
-
-    def close(self) -> None:
-        """Forget the weights."""
-        self.tensors, self.views = [], {}
+    refs: list[Any] = field(repr=False)
+    layout: BucketLayout = field(repr=False)
+    flatten: bool
 
 
 def empty_tensors(layout: BucketLayout, flatten: bool, device: torch.device | str) -> list[Tensor]:
@@ -114,6 +106,9 @@ class Slots(Generic[P]):
 
     def __len__(self) -> int:
         return len(self._held) + len(self._free)
+
+    def __contains__(self, version: int) -> bool:
+        return version in self._held
 
     def put(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> P:
         """Copy the weights into a place that is not needed, or a new one.
@@ -157,38 +152,35 @@ class Slots(Generic[P]):
             self._free.append(place)
 
 
-class NewestOnly(Generic[P]):
-    """Stands in for ``Slots`` where the live weights themselves are published: nothing older can be kept."""
+class SlotSender(ABC, Generic[P]):
+    """A ``protocol.WeightSender`` that copies each version into a place; what receivers need to find it is its own.
 
-    def __init__(self, make: Make[P]) -> None:
-        self._make = make
-        self._version = -1
-        self._place: P | None = None
+    Args:
+        make: makes a place for weights of a layout.
+        slots_at_start: places that the first ``publish`` makes and fills.
+    """
 
-    def put(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> P:
-        """Publish the live weights in place of the last ones.
+    def __init__(self, make: Make[P], slots_at_start: int) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._slots = Slots(make, slots_at_start)
 
-        Raises:
-            RunStopped: an older version is still needed.
-        """
-        if still_needed:
-            raise RunStopped(
-                f"version {version} is published without a snapshot, which ends versions {sorted(still_needed)} that "
-                "are still needed"
-            )
-        before, self._place = self._place, self._make(weights, BucketLayout.of(weights))
-        self._version = version
-        if before is not None:  # closed last: what both share stays registered
-            before.close()
-        return self._place
+    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightTicket:
+        """Copy the weights into a place that is not needed."""
+        place = self._slots.put(weights, version, still_needed)
+        return WeightTicket(version, place.layout.payload_bytes, len(weights), None, self._payload(place, version))
 
-    def __getitem__(self, version: int) -> P:
-        if self._place is None or version != self._version:
-            raise ValueError(f"version {version} is not held; version {self._version} is")
-        return self._place
+    def published(self, version: int) -> Mapping[str, Tensor]:
+        """Return the published copy."""
+        return self._slots[version].views
+
+    def outgoing(self, version: int) -> list[Tensor]:
+        """Nothing: receivers read by themselves."""
+        return []
 
     def close(self) -> None:
-        """Close the place."""
-        if self._place is not None:
-            self._place.close()
-            self._place = None
+        """Give the places back."""
+        self._slots.close()
+
+    @abstractmethod
+    def _payload(self, place: P, version: int) -> object:
+        """Return what a receiver finds this place by, now that it holds this version."""

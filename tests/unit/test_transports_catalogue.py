@@ -29,15 +29,9 @@ def test_every_transport_of_the_schema_is_in_the_table():
 def test_what_each_transport_asks_for():
     assert names("tensor_transport") == {"nixl", "gloo", "nccl", "cuda_ipc"}
     assert names("two_sided") == {"gloo", "nccl"}
-    assert names("flatten") == names("by_reference") == names("tensor_transport")
     assert names("needs_gpu") == {"nccl", "cuda_ipc"}
-    assert names("same_host") == {"cuda_ipc", "shared_memory"}
-    assert names("uses_object_store") == {"object_store", "object_store_numpy"}
-    assert {name: dict(kind.loopback) for name, kind in TRANSPORTS.items() if kind.loopback} == {
-        "nixl": {"UCX_NET_DEVICES": "lo"},
-        "gloo": {"GLOO_SOCKET_IFNAME": "lo"},
-        "nccl": {"NCCL_SOCKET_IFNAME": "lo"},
-    }
+    assert names("package") == {"nixl"}
+    assert names("own_memory") == {"object_store", "nixl", "gloo", "nccl"}
 
 
 def test_an_unknown_name_is_refused():
@@ -66,7 +60,6 @@ def test_transports_of_gpu_memory_are_refused_without_a_gpu(name):
 @pytest.mark.parametrize(
     ("fields", "what", "where"),
     [
-        ({"snapshot": False}, "flatten is true and snapshot is false, and flattening is a copy", "transport"),
         (
             {"progress_thread_delay_us": -1},
             "progress_thread_delay_us is -1, must be at least 0",

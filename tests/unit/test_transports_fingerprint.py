@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -27,31 +28,46 @@ def test_cpu_weights_are_hashed_with_xxh3_over_header_and_bytes():
     assert fingerprint(weights) == f"xxh3_128:{xxhash.xxh3_128(raw).hexdigest()}"
 
 
+def mixed(word):
+    """A word or an array of them, as uint64: twice times an odd number and a shift that brings in zeros."""
+    for odd in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):
+        word = word * odd & (2**64 - 1) if isinstance(word, int) else word * np.uint64(odd)
+        word = word ^ (word >> 31)
+    return word
+
+
+def summed(header, plain, weighted):
+    """The fingerprint of one tensor with these two sums."""
+    sums = (plain % 2**64).to_bytes(8, "little") + (weighted % 2**64).to_bytes(8, "little")
+    return f"wsum64:{xxhash.xxh3_128(header + sums).hexdigest()}"
+
+
 def test_sums_by_hand():
-    # words 5 and 7 at positions 0 and 1; the sum is 12; weights are 1*c and 3*c, the weighted sum is (5 + 21)c mod 2^64
-    c = 0x9E3779B97F4A7C15
-    sums = (12).to_bytes(8, "little") + (26 * c % 2**64).to_bytes(8, "little")
-    expected = xxhash.xxh3_128(b"w|torch.int64|(2,)|" + sums).hexdigest()
-    assert by("wsum64", {"w": torch.tensor([5, 7])}) == f"wsum64:{expected}"
+    # words 5 and 7 at positions 0 and 1; the sum is 12; the mixed words count once and three times
+    expected = summed(b"w|torch.int64|(2,)|", 12, mixed(5) + 3 * mixed(7))
+    assert by("wsum64", {"w": torch.tensor([5, 7])}) == expected
+
+
+def test_negative_words_are_mixed_without_their_sign():
+    # -1 is 2^64 - 1
+    expected = summed(b"w|torch.int64|(1,)|", -1, mixed(2**64 - 1))
+    assert by("wsum64", {"w": torch.tensor([-1])}) == expected
 
 
 def test_the_last_word_is_filled_up_with_zeros():
     # 3 bytes 1, 2, 3 make the word 0x030201
-    c = 0x9E3779B97F4A7C15
-    sums = (0x030201).to_bytes(8, "little") + (0x030201 * c % 2**64).to_bytes(8, "little")
-    expected = xxhash.xxh3_128(b"w|torch.uint8|(3,)|" + sums).hexdigest()
-    assert by("wsum64", {"w": torch.tensor([1, 2, 3], dtype=torch.uint8)}) == f"wsum64:{expected}"
+    expected = summed(b"w|torch.uint8|(3,)|", 0x030201, mixed(0x030201))
+    assert by("wsum64", {"w": torch.tensor([1, 2, 3], dtype=torch.uint8)}) == expected
 
 
 def test_words_keep_their_positions_where_a_large_tensor_is_summed_in_pieces():
-    # more words than one piece of 2^22; word i is i: the sum is n(n-1)/2, and that of i(2i+1) is
-    # 2 n(n-1)(2n-1)/6 + n(n-1)/2
-    n, c = 2**22 + 5, 0x9E3779B97F4A7C15
-    plain = n * (n - 1) // 2
-    weighted = c * (n * (n - 1) * (2 * n - 1) // 3 + plain)
-    sums = plain.to_bytes(8, "little") + (weighted % 2**64).to_bytes(8, "little")
-    expected = xxhash.xxh3_128(f"w|torch.int64|({n},)|".encode() + sums).hexdigest()
-    assert by("wsum64", {"w": torch.arange(n)}) == f"wsum64:{expected}"
+    # more words than one piece of 2^22; word i is i, so that the plain sum is n(n-1)/2
+    n = 2**22 + 5
+    words = np.arange(n, dtype=np.uint64)
+    weighted = (mixed(words) * (2 * words + np.uint64(1))).sum(dtype=np.uint64)  # modulo 2^64
+    assert by("wsum64", {"w": torch.arange(n)}) == summed(
+        f"w|torch.int64|({n},)|".encode(), n * (n - 1) // 2, int(weighted)
+    )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -70,6 +86,27 @@ def test_every_single_bit_counts(algorithm, dtype):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_exchanged_elements_count(algorithm):
     assert by(algorithm, {"w": torch.tensor([3, 4])}) != by(algorithm, {"w": torch.tensor([4, 3])})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("distance", [1, 2, 1024])
+def test_exchanged_words_that_differ_in_the_top_bit_alone_count(algorithm, distance):
+    pairs = torch.tensor([1.0, 2.0]).repeat(distance + 1, 1)  # two float32 to a word: the second has the top bit
+    first, last = pairs.clone(), pairs.clone()
+    first[0, 1] = last[distance, 1] = -2.0
+    assert by(algorithm, {"w": first}) != by(algorithm, {"w": last})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_exchanged_words_that_are_negatives_of_each_other_count(algorithm):
+    there, back = torch.tensor([1.0, 2.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, 1.0, 2.0])
+    assert by(algorithm, {"w": there}) != by(algorithm, {"w": back})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_two_signs_that_turned_count(algorithm):
+    plain, turned = torch.tensor([1.0, 2.0, 1.0, 2.0]), torch.tensor([1.0, -2.0, 1.0, -2.0])  # 2^63 + 2^63 = 0
+    assert by(algorithm, {"w": plain}) != by(algorithm, {"w": turned})
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -7,9 +7,8 @@ import itertools
 import pytest
 import torch
 
-from harness.errors import RunStopped
 from harness.transports.bucket import BucketLayout
-from harness.transports.slots import CopiedWeights, LiveWeights, NewestOnly, Slots
+from harness.transports.slots import CopiedWeights, Slots
 
 
 class Shelf:
@@ -26,9 +25,9 @@ class Shelf:
         self.diary.append(f"close {self.number}")
 
 
-def shelves(slots_type=Slots, **options):
+def shelves(**options):
     diary, numbers = [], itertools.count()
-    return slots_type(lambda weights, layout: Shelf(next(numbers), diary, layout), **options), diary
+    return Slots(lambda weights, layout: Shelf(next(numbers), diary, layout), **options), diary
 
 
 SMALL, LARGE = {"w": torch.zeros(2)}, {"w": torch.zeros(3)}
@@ -85,6 +84,7 @@ def test_a_version_that_is_not_held_is_named():
     slots, _ = shelves()
     slots.put(SMALL, 4, frozenset())
     slots.put(SMALL, 5, frozenset({4}))
+    assert [version in slots for version in (3, 4, 5)] == [False, True, True]
     with pytest.raises(ValueError, match=r"version 3 is not held; versions \[4, 5\] are"):
         slots[3]
 
@@ -107,23 +107,6 @@ def test_closing_closes_every_place():
     assert len(slots) == 0
 
 
-def test_live_weights_are_published_before_the_last_ones_are_withdrawn():
-    slots, diary = shelves(NewestOnly)
-    slots.put(SMALL, 0, frozenset())
-    slots.put(SMALL, 1, frozenset())
-    slots.close()
-    assert diary == ["make 0", "make 1", "close 0", "close 1"]
-
-
-def test_live_weights_keep_no_older_version():
-    slots, _ = shelves(NewestOnly)
-    slots.put(SMALL, 0, frozenset())
-    with pytest.raises(RunStopped, match=r"version 1 is published without a snapshot, which ends versions \[0\]"):
-        slots.put(SMALL, 1, frozenset({0}))
-    with pytest.raises(ValueError, match="version 1 is not held; version 0 is"):
-        slots[1]
-
-
 @pytest.mark.parametrize(("flatten", "moved"), [(True, [(72,)]), (False, [(2, 1), (2,)])])
 def test_a_copy_moves_as_one_buffer_or_as_its_tensors(flatten, moved):
     weights = {"a": torch.tensor([[1.0], [2.0]]), "none": torch.empty(0), "b": torch.tensor([3.0, 4.0])}
@@ -137,16 +120,3 @@ def test_a_copy_moves_as_one_buffer_or_as_its_tensors(flatten, moved):
         "none": [],
         "b": [3.0, 4.0],
     }
-
-
-def test_live_weights_are_not_copied():
-    weights = {"a": torch.ones(2, requires_grad=True), "none": torch.empty(0)}
-    live = LiveWeights(weights, BucketLayout.of(weights))
-    assert [tensor.data_ptr() for tensor in live.tensors] == [weights["a"].data_ptr()]
-    assert not live.views["a"].requires_grad
-
-
-def test_live_weights_must_be_contiguous():
-    weights = {"a": torch.ones(2), "turned": torch.ones(2, 3).T}
-    with pytest.raises(ValueError, match="without a snapshot, weights must be contiguous; turned is not"):
-        LiveWeights(weights, BucketLayout.of(weights))
