@@ -30,6 +30,7 @@ _MEANINGS = (  # what Ray says, and what it means
     (r"exit code (\d+)", r"its process ended with exit code \1"),
     (r"was (\S+) used / (\S+) limit", r"Ray killed it since memory ran low: \1 of \2 were in use"),
     (r"\n([\w.]+(?:Error|Exception): .*)", r"it could not be set up: \1"),
+    (r"killed by .ray\.kill", "Ray ended it, as it does with both sides of a weight transfer that breaks off"),
     (r"(?:is dead|died) because (.*)", r"\1"),
 )
 

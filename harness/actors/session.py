@@ -56,7 +56,8 @@ class RaySession:
         if not self.is_local:
             return {"address": self.address, **quiet}
         own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray"), "_node_ip_address": "127.0.0.1"}
-        return {"address": "local", "num_cpus": cpus, "num_gpus": gpus, **own, **quiet}
+        fair = {"_system_config": {"worker_niceness": 0}}  # Ray's own 15 would let any other program go first
+        return {"address": "local", "num_cpus": cpus, "num_gpus": gpus, **own, **fair, **quiet}
 
     @property
     def is_local(self) -> bool:

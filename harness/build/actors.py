@@ -184,7 +184,12 @@ class _Crew:
         return [self.learner.handle, *(part.handle for part in self.generators)]
 
     async def _regroup(self) -> None:
-        """Make the group anew when one of its members was replaced: it ended with the member that died."""
+        """Make the group anew when one of its members was replaced: it ended with the member that died.
+
+        Raises:
+            RunStopped: the Learner is gone as well; Ray ends both sides of a transfer that breaks off.
+        """
+        await self.learner.check_alive()
         with ends_the_run(f"Learner and Generators could not be connected anew by {self._kind.name}"):
             await asyncio.to_thread(remake_group, self._members(), self._kind.name)
 

@@ -29,6 +29,9 @@ STEPS = 12
 BATCH = 16
 ENDED = "its process ended without a word: it was killed, crashed or ran out of memory"
 LEARNER_DIED = f"the learner died: {ENDED}; what it had learnt since the last saved policy is lost"
+TRANSFER_BROKE = LEARNER_DIED.replace(
+    ENDED, "Ray ended it, as it does with both sides of a weight transfer that breaks off"
+)
 
 PACED = f"""
 model: {{type: paced, update_s: 0.2, megabytes: 2, tensors: 5}}
@@ -131,10 +134,9 @@ def assert_went_on(run: Run, lane: str) -> None:
 
 def assert_learner_ended_it(run: Run, reason: str | None) -> None:
     assert reason is not None
-    assert reason.startswith(f"trial stopped: {LEARNER_DIED}\n  results: ")
+    assert reason.startswith(f"trial stopped: {run.manifest.error}\n  results: ")
     assert run.status == "failed"
-    assert run.manifest.error == LEARNER_DIED
-    assert run.replaced == {}
+    assert run.manifest.error in (LEARNER_DIED, TRANSFER_BROKE)
     assert len(run.steps) < STEPS
 
 
@@ -193,7 +195,7 @@ def test_twenty_kills_at_random_moments(
     reason = run_with(killer, f"{PACED}seed: {number}\ntransport: {{type: {transport}}}\n", tmp_path)
     assert killer.killed is not None
     run = only_run(tmp_path)
-    if lane == "learner" or (transport == "gloo" and reason is not None):
+    if lane == "learner" or (transport == "gloo" and run.manifest.error == TRANSFER_BROKE):
         assert_learner_ended_it(run, reason)
     else:
         assert reason is None
