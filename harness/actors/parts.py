@@ -241,7 +241,9 @@ def ends_the_run(what: str) -> Iterator[None]:
         raise RunStopped(f"{what}: {_last_line(error)}") from None
 
 
-def clock_offset_ns(ask: Callable[[], int], readings: int = CLOCK_READINGS) -> int:
+def clock_offset_ns(
+    ask: Callable[[], int], readings: int = CLOCK_READINGS, now_ns: Callable[[], int] = time.perf_counter_ns
+) -> int:
     """Return how far another machine's monotonic clock is ahead of ours, in nanoseconds.
 
     As in NTP (RFC 5905, section 8) with one timestamp at the far end: of several readings, the one with the shortest
@@ -250,12 +252,13 @@ def clock_offset_ns(ask: Callable[[], int], readings: int = CLOCK_READINGS) -> i
     Args:
         ask: reads the far clock.
         readings: how often.
+        now_ns: reads our clock.
     """
     best_ns, offset_ns = None, 0
     for _ in range(readings):
-        sent_ns = time.perf_counter_ns()
+        sent_ns = now_ns()
         far_ns = ask()
-        back_ns = time.perf_counter_ns()
+        back_ns = now_ns()
         if best_ns is None or back_ns - sent_ns < best_ns:
             best_ns, offset_ns = back_ns - sent_ns, far_ns - (sent_ns + back_ns) // 2
     return offset_ns

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -16,11 +16,13 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from harness.errors import UserError
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -181,6 +183,8 @@ def _require_safetensors(folder: Path) -> None:
 
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer  # here, since it takes a second of every process that imports it
+
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -254,6 +258,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _load_with_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,9 @@ import ray
 
 from harness.build import Parts, Workshop
 from harness.compare import lane_account
-from harness.errors import RunStopped
+from harness.errors import RunStopped, UserError
 from harness.loop import SilentObserver, StepFacts, run_loop
+from harness.provenance import usable_cores
 from harness.results import Run, find_runs
 from harness.run import run_command
 from harness.scenario import Scenario, load_scenario
@@ -71,7 +72,8 @@ save_policy: false
 placement: {colocated: false, generator: {cpus: 0.5}, learner: {cpus: 0.5}}
 """
 
-TRANSPORTS = ["in_process", "object_store", "object_store_numpy", "nixl", "gloo", "disk", "shared_memory"]
+TRANSPORTS = ("in_process", "shared_memory", "nixl")
+OTHER_TRANSPORTS = ("object_store", "object_store_numpy", "gloo", "disk")
 
 
 @pytest.fixture(scope="module")
@@ -134,28 +136,41 @@ def count_spans(run: Run, lane: str, stage: Stage) -> int:
 # ---- what runs say
 
 
+def train_over(transports: Sequence[str], material: Path, workshop: Workshop, out: Path) -> dict[str, Run]:
+    """The same synchronous run with each transport, by transport."""
+    scenario = scenario_of(material, f"{TRAINED}sweep: {{transport.type: {json.dumps(transports)}}}\n")
+    return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, workshop).values()}
+
+
 @pytest.fixture(scope="module")
 def trained(material: Path, workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The same synchronous run with each transport, by transport."""
-    scenario = scenario_of(material, f"{TRAINED}sweep: {{transport.type: {json.dumps(TRANSPORTS)}}}\n")
-    runs = run_all(scenario, tmp_path_factory.mktemp("trained"), workshop)
-    return {run.manifest.point["transport.type"]: run for run in runs.values()}
+    """The same synchronous run, by transport."""
+    return train_over(TRANSPORTS, material, workshop, tmp_path_factory.mktemp("trained"))
+
+
+def learnt(run: Run) -> list[object]:
+    """What the steps of a run learnt, to the last digit, and what it sampled."""
+    names = ("loss", "grad_norm", "ratio/max", "token_entropy", "reward/total", "response_length")
+    return [[row.metric(name) for name in names] for row in run.steps] + list[object](run.rollouts())
 
 
 def test_losses_are_the_same_whichever_transport_carries_the_weights(trained: dict[str, Run]) -> None:
-    learnt = ("loss", "grad_norm", "ratio/max", "token_entropy", "reward/total", "response_length")
-    stories = {
-        transport: [{name: row.metric(name) for name in learnt} for row in run.steps]
-        for transport, run in trained.items()
-    }
-    assert sorted(stories) == sorted(TRANSPORTS)
-    for transport, story in stories.items():
-        assert story == stories["in_process"], transport  # to the last digit
-    losses = [row["loss"] for row in stories["in_process"]]
+    assert set(trained) == set(TRANSPORTS)
+    losses = [row.metric("loss") for row in trained["in_process"].steps]
     assert None not in losses
-    assert len(set(map(str, losses))) == 3  # or the test would say nothing
-    samples = {transport: run.rollouts() for transport, run in trained.items()}
-    assert all(sample == samples["in_process"] for sample in samples.values())
+    assert len(set(map(str, losses))) == 3  # or equal ones would say nothing
+    for transport in TRANSPORTS[1:]:
+        assert learnt(trained[transport]) == learnt(trained["in_process"]), transport
+
+
+@pytest.mark.slow
+def test_losses_are_the_same_over_the_other_transports(
+    trained: dict[str, Run], material: Path, workshop: Workshop, tmp_path: Path
+) -> None:
+    others = train_over(OTHER_TRANSPORTS, material, workshop, tmp_path)
+    assert set(others) == set(OTHER_TRANSPORTS)
+    for transport, run in others.items():
+        assert learnt(run) == learnt(trained["in_process"]), transport
 
 
 def test_a_synchronous_run_over_shared_memory_says_all_of_it(trained: dict[str, Run]) -> None:
@@ -174,7 +189,7 @@ def test_a_synchronous_run_over_shared_memory_says_all_of_it(trained: dict[str, 
 def test_the_stages_of_a_synchronous_run_follow_each_other(trained: dict[str, Run]) -> None:
     spans = [span for span in trained["shared_memory"].spans() if not span.stage.is_wait]
     order = [span.stage.value for span in sorted(spans, key=lambda span: span.start_ns)]
-    sync = ["weight_publish", "weight_verify", "weight_transfer", "weight_verify", "weight_load"]
+    sync = ["weight_publish", "weight_verify", "weight_transfer", "weight_load", "weight_verify"]
     step = ["generate", "score", "prepare_batch", "old_logprobs", "update", *sync]
     evaluated = ["evaluate", "evaluate"]  # by the Generator and by the Scorer
     assert order == ["startup"] * 3 + sync + evaluated + 3 * step + evaluated
@@ -346,3 +361,129 @@ def test_ctrl_c_ends_everything_at_once(material: Path, traces: Traces, tmp_path
     (run,), _ = find_runs(tmp_path)
     assert run.status == "interrupted"
     traces.assert_nothing_left()
+
+
+# ---- wrong input
+
+
+def refusal(scenario: Scenario, workshop: Workshop) -> UserError:
+    with pytest.raises(UserError) as refused:
+        workshop(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
+    return refused.value
+
+
+def test_more_cpus_than_there_are_is_refused(material: Path, workshop: Workshop) -> None:
+    greedy = PACED.replace("learner: {cpus: 0.5}", "learner: {cpus: 1000}")
+    error = refusal(scenario_of(material, f"{greedy}transport: {{type: nixl}}\n"), workshop)
+    asked = "the parts ask for 1000.5 CPUs (learner 1000, 1 x generator 0.5, 1 x scorer 0), and this machine has "
+    assert error.what == f"{asked}{usable_cores()}"
+    assert error.where == "placement"
+
+
+def test_more_nodes_than_there_are_is_refused_at_once(material: Path, workshop: Workshop) -> None:
+    apart = PACED.replace("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,")
+    error = refusal(scenario_of(material, f"{apart}transport: {{type: object_store}}\n"), workshop)
+    assert error.what.startswith("the parts ask for CPU 0.5 + CPU 0.5 (STRICT_SPREAD), and Ray has CPU ")
+    assert error.what.endswith(" on its nodes")
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:1", "Connection refused"),
+        ("no-such-host.invalid:6379", "Name or service not known"),
+        ("nonsense", "Invalid address format: nonsense"),
+        ("ray://127.0.0.1:10001", "Invalid address format: ray://127.0.0.1:10001"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_in_seconds(address: str, reason: str) -> None:
+    """Ray itself tries for minutes. The session is refused before it has started or joined anything."""
+    from harness.actors.session import RaySession
+
+    with pytest.raises(UserError) as refused:
+        RaySession(address)
+    assert refused.value.what == f"there is no Ray cluster to join at {address}: {reason}"
+    assert refused.value.where == f"placement.address: {address}"
+    assert "ray start --head" in str(refused.value.fix)
+
+
+def test_a_model_folder_that_is_not_there_is_refused_before_ray_starts(traces: Traces, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", "run", "quickstart", f"--out={tmp_path}", "--set=model.type=folder"]
+    command += ["--set=model.path=no/such/folder", "--set=transport.type=nixl"]
+    run = subprocess.run(
+        command, env=os.environ | traces.environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.startswith("error: ")
+    assert "no/such/folder" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert list(tmp_path.iterdir()) == []
+    traces.assert_nothing_left()
+
+
+# ---- a cluster
+
+CLUSTER = """
+import json, sys, tempfile, time
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from harness.build import Workshop
+from harness.run import run_command
+from harness.scenario import load_scenario
+
+store = 200 * 2**20
+cluster = Cluster(
+    initialize_head=True,
+    head_node_args={
+        "num_cpus": 1,
+        "object_store_memory": store,
+        "include_dashboard": False,
+        "temp_dir": tempfile.mkdtemp(prefix="c"),
+    },
+)
+cluster.add_node(num_cpus=1, object_store_memory=store)
+nodes = {}
+
+
+def build(scenario, tracer, should_stop):
+    parts = workshop(scenario, tracer, should_stop)
+    for part in (*parts.generators, *parts.scorers, parts.learner):
+        nodes[part.lane] = part.part.facts.node_id
+    return parts
+
+
+try:
+    with Workshop() as workshop:
+        scenario = load_scenario(sys.argv[1], [f"placement.address={cluster.address}"])
+        run_command(scenario, Path(sys.argv[2]), True, build, show=lambda folder: None)
+    print(json.dumps(nodes))
+finally:
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_path: Path) -> None:
+    apart = PACED.replace("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,")
+    text = f"{apart}max_lag: 1\ntransport: {{type: object_store_numpy}}\n"
+    scenario_of(material, text, "cluster")
+    run = subprocess.run(
+        [sys.executable, "-c", CLUSTER, str(material / "cluster.yaml"), str(tmp_path)],
+        env=os.environ | traces.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    nodes = json.loads(run.stdout.splitlines()[-1])
+    assert set(nodes) == {"generator", "scorer", "learner"}
+    assert nodes["generator"] != nodes["learner"]
+    (finished,), _ = find_runs(tmp_path)
+    assert finished.status == "completed"
+    assert [row.version for row in finished.steps] == [1, 2, 3, 4]
+    assert versions_of(finished, "learner") == [0, 1, 2, 3, 4]
+    assert_accounts_close(finished)
