@@ -220,8 +220,9 @@ class ActorPart:
 
 def close_parts(parts: Sequence[ActorPart]) -> None:
     """Let the workers give back what they hold, as far as their actors live and listen, and end the actors."""
-    closing = [part.handle.close.remote() for part in parts]
-    ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)  # the system gives back what a busy or dead one holds
+    closing = [part.handle.close.remote() for part in parts if part.facts is not None]
+    if closing:  # the system gives back what a busy or dead one holds
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
     for part in parts:
         ray.kill(part.handle)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import signal
 import socket
 import tempfile
-import time
+import threading
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import ray
@@ -22,10 +22,6 @@ from harness.errors import UserError
 
 PROBE_S = 5.0
 """Seconds that a cluster may take to accept a connection."""
-STRAGGLE_S = 5.0
-"""Seconds that killed processes may take to end."""
-MARK = "HARNESS_RAY_SESSION"
-"""Environment variable that every process of a local Ray inherits; it holds the session's folder."""
 _START_FIX = "see that the machine has memory and disk space left, and that TMPDIR, if set, is a short path"
 
 
@@ -48,9 +44,8 @@ class RaySession:
         if address != "local":
             _look_for_cluster(address)
         self.address, self.folder = address, Path(tempfile.mkdtemp(prefix="grpo-"))
-        os.environ[MARK] = str(self.folder)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _holding_ctrl_c():
                 warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
                 ray.init(**self._options(cpus, gpus))
         except (OSError, ValueError, RuntimeError) as error:
@@ -75,9 +70,8 @@ class RaySession:
 
     def close(self) -> None:
         """End the local Ray with all its processes, or leave the cluster; remove what was written."""
-        ray.shutdown()
-        if self.is_local:
-            _end_stragglers(str(self.folder))
+        with _holding_ctrl_c():
+            ray.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> RaySession:
@@ -89,28 +83,29 @@ class RaySession:
         self.close()
 
 
-def _end_stragglers(mark: str) -> None:
-    """Kill what Ray has left: its agents outlive a Ray that was interrupted while it started."""
-    give_up_s, quiet = time.monotonic() + STRAGGLE_S, 0
-    while (
-        quiet < 2 and time.monotonic() < give_up_s
-    ):  # twice, since one that is just being started shows no environment
-        left = _marked(mark)
-        quiet = 0 if left else quiet + 1
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
+@contextmanager
+def _holding_ctrl_c() -> Iterator[None]:
+    """Hold Ctrl-C back until the block ends, or is asked for twice.
 
+    A Ray that is stopped half-way through its start leaves processes behind, and threads that crash at the exit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
 
-def _marked(mark: str) -> list[int]:
-    """Return the processes that have inherited the mark, apart from this one."""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has just ended, or is somebody else's
-            if wanted in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return [pid for pid in found if pid != os.getpid()]
+    def hold(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if asked:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _look_for_cluster(address: str) -> None:
