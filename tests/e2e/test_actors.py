@@ -424,7 +424,7 @@ def test_a_model_folder_that_is_not_there_is_refused_before_ray_starts(traces: T
 # ---- a cluster
 
 CLUSTER = """
-import json, sys, tempfile, time
+import json, os, sys
 from pathlib import Path
 
 import ray
@@ -436,13 +436,7 @@ from harness.scenario import load_scenario
 
 store = 200 * 2**20
 cluster = Cluster(
-    initialize_head=True,
-    head_node_args={
-        "num_cpus": 1,
-        "object_store_memory": store,
-        "include_dashboard": False,
-        "temp_dir": tempfile.mkdtemp(prefix="c"),
-    },
+    initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": store, "include_dashboard": False}
 )
 cluster.add_node(num_cpus=1, object_store_memory=store)
 nodes = {}
@@ -457,7 +451,8 @@ def build(scenario, tracer, should_stop):
 
 try:
     with Workshop() as workshop:
-        scenario = load_scenario(sys.argv[1], [f"placement.address={cluster.address}"])
+        os.environ["RAY_ADDRESS"] = cluster.address  # which is what `auto` looks at first
+        scenario = load_scenario(sys.argv[1], ["placement.address=auto"])
         run_command(scenario, Path(sys.argv[2]), True, build, show=lambda folder: None)
     print(json.dumps(nodes))
 finally:
@@ -466,7 +461,7 @@ finally:
 
 
 @pytest.mark.slow
-def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_path: Path) -> None:
+def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil) -> None:
     apart = PACED.replace("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,")
     text = f"{apart}max_lag: 1\ntransport: {{type: object_store_numpy}}\n"
     scenario_of(material, text, "cluster")
@@ -487,3 +482,4 @@ def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_pat
     assert [row.version for row in finished.steps] == [1, 2, 3, 4]
     assert versions_of(finished, "learner") == [0, 1, 2, 3, 4]
     assert_accounts_close(finished)
+    wait_until(lambda: not traces.processes(), "the cluster's processes ended", 10)
