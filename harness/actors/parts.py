@@ -97,6 +97,8 @@ class ActorPart:
         blueprint: how it is made.
         tracer: takes the spans of its replies.
         replacements: of the whole run; None for a part that cannot be replaced.
+
+    Attributes:
         rewire: called when a new actor stands on this lane, to connect it with the others.
     """
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,16 @@ class ProcessSetup:
         lane: name of its lane.
         threads: CPU threads of torch.
         log: file that takes what the process prints; None leaves it to Ray.
-        working_folder, import_path: those of the driver, so that files and modules that the scenario names are found.
+        working_folder, import_path: those of the driver, which makes this value, so that files and modules that the
+            scenario names are found.
         cuda: whether the worker computes on a GPU.
     """
 
     lane: str
     threads: int
     log: Path | None
-    working_folder: Path
-    import_path: tuple[str, ...]
+    working_folder: Path = field(default_factory=Path.cwd)
+    import_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(path) for path in sys.path))
     cuda: bool = False
 
 
@@ -106,6 +107,11 @@ class PartProcess:
         if self._worker is not None:
             self._worker.close()
 
+    def _record_arrival(self, lane: str, version: int, called_ns: int) -> None:
+        """Tensors that were sent along with a call have been on their way since it was made."""
+        span = Span(lane, Stage.WEIGHT_TRANSFER, called_ns, time.perf_counter_ns(), version, version)
+        self._recorder.finished.append(span)
+
     def _reply(self, value: Any) -> Reply:
         return Reply(value, self._recorder.drain())
 
@@ -124,10 +130,7 @@ class GeneratorProcess(PartProcess):
     @ray.method(concurrency_group="weights")
     def load_arrived(self, ticket: WeightTicket, called_ns: int, arrived: list[torch.Tensor]) -> Reply:
         """Load weights that were sent along with this call, which the driver made at ``called_ns``."""
-        arrival = Span(
-            self._worker.lane, Stage.WEIGHT_TRANSFER, called_ns, time.perf_counter_ns(), *[ticket.version] * 2
-        )
-        self._recorder.finished.append(arrival)
+        self._record_arrival(self._worker.lane, ticket.version, called_ns)
         self._worker.load_weights(ticket, arrived)
         return self._reply(None)
 

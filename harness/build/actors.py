@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -169,8 +167,6 @@ class _Crew:
             lane,
             threads,
             self.logs.file_for(lane),
-            Path.cwd(),
-            tuple(os.path.abspath(path) for path in sys.path),
             cuda=settings.gpus > 0 and resolve_device(scenario, settings) == "cuda",
         )
         groups = {"weights": 1} if process is GeneratorProcess else {}

@@ -107,6 +107,11 @@ def build_simulated_parts(scenario: Scenario, tracer: RecordingTracer, should_st
 def lanes_of(kind: str, scenario: Scenario) -> list[str]:
     """Return the lane names of the Generators or Scorers: ``generator``, or ``generator0``, ``generator1`` ..."""
     count = {"generator": scenario.placement.generator.count, "scorer": scenario.placement.scorer.count}[kind]
+    return numbered_lanes(kind, count)
+
+
+def numbered_lanes(kind: str, count: int) -> list[str]:
+    """Return the lane names of so many equal parts."""
     return [kind] if count == 1 else [f"{kind}{index}" for index in range(count)]
 
 

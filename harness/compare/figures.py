@@ -15,7 +15,7 @@ from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
 from harness.compare.sync import SyncFigures, sync_figures
 from harness.results import LedgerFigures, Run, StepRow, lane_kind
 from harness.results.manifest import Manifest
-from harness.results.syncs import SyncRow, read_syncs
+from harness.results.syncs import SyncRow
 from harness.trace import Span, Stage
 from harness.types import Metric
 
@@ -183,7 +183,7 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
         held_back=_held_back(run, spans),
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
-        timed_syncs=tuple(read_syncs(run.folder)),
+        timed_syncs=run.syncs,
         metrics={name: metric for name, column in columns.items() if (metric := _combined(column))},
         last_metrics={name: column[-1] for name, column in columns.items()},
         non_finite={name: bad for name, column in columns.items() if (bad := _count_non_finite(column))},

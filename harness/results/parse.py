@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, VersionChange
+from harness.results.syncs import SyncRow
 from harness.trace import Span, Stage
 
 _STAGES = {stage.value: stage for stage in Stage}
@@ -95,10 +96,15 @@ def _numbers(value: Any, name: str) -> dict[str, float]:
     return value
 
 
-STEP_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], StepRow | EvaluationRow | TailRow]] = {
+def _sync(row: dict[str, Any]) -> SyncRow:
+    return SyncRow(**{name: row[name] for name in SyncRow.__slots__})
+
+
+STEP_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], StepRow | EvaluationRow | TailRow | SyncRow]] = {
     "step": _step,
     "evaluation": _evaluation,
     "tail": _tail,
+    "sync": _sync,
 }
 ROLLOUT_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], RolloutRow]] = {"rollout": _rollout}
 SPAN_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], Span]] = {None: _span}

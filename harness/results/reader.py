@@ -21,6 +21,7 @@ from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
 from harness.results.parse import ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS
 from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, VersionChange, restore_non_finite
+from harness.results.syncs import SyncRow
 from harness.results.writer import MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
 from harness.trace import Span
 
@@ -34,6 +35,7 @@ class Run:
     Attributes:
         status: the manifest's, or ``did not finish`` where it says ``running`` and the process is gone.
         tail: what ended after the last step; None in a run that was cut short.
+        syncs: timed ones, of a transport sweep; empty in any other run.
     """
 
     folder: Path
@@ -42,6 +44,7 @@ class Run:
     steps: tuple[StepRow, ...]
     evaluations: tuple[EvaluationRow, ...]
     tail: TailRow | None
+    syncs: tuple[SyncRow, ...] = ()
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
@@ -117,6 +120,7 @@ def load_run(folder: Path) -> Run:
         steps=tuple(row for row in rows if isinstance(row, StepRow)),
         evaluations=tuple(row for row in rows if isinstance(row, EvaluationRow)),
         tail=tails[-1] if tails else None,
+        syncs=tuple(row for row in rows if isinstance(row, SyncRow)),
     )
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-from harness.results.jsonl import read_rows
-from harness.results.writer import STEPS
 
 KIND = "sync"
 
@@ -42,16 +38,3 @@ class SyncRow:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the row."""
         return {"kind": KIND} | asdict(self)
-
-
-def read_syncs(run_folder: Path) -> list[SyncRow]:
-    """Read the timed syncs of a run; none where it was no transport sweep.
-
-    Raises:
-        UserError: the file is damaged.
-    """
-    return read_rows(run_folder / STEPS, "harness.steps", {KIND: _sync})
-
-
-def _sync(row: dict[str, Any]) -> SyncRow:
-    return SyncRow(**{name: row[name] for name in SyncRow.__slots__})

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +18,7 @@ from harness.actors.logs import ProcessLogs
 from harness.actors.parts import Blueprint, cause_of_death, own_error
 from harness.actors.processes import ProcessSetup, Reply
 from harness.actors.session import RaySession
+from harness.build.parts import numbered_lanes
 from harness.errors import RunStopped
 from harness.results.syncs import SyncRow
 from harness.scenario import PartSettings, PlacementSettings
@@ -67,8 +65,7 @@ class SweepActors:
         device = "cuda" if placement.device == "cuda" else "cpu"
         make = partial(make_sweep_learner, transports, weights.megabytes, weights.tensors, self._folder, device)
         blueprints = [_blueprint(SweepLearnerProcess, "learner", make, logs, placement, placement.learner)]
-        for index in range(receivers):
-            lane = "generator" if receivers == 1 else f"generator{index}"
+        for lane in numbered_lanes("generator", receivers):
             loader = partial(make_sweep_generator, transports, lane, device)
             blueprints.append(_blueprint(SweepGeneratorProcess, lane, loader, logs, placement, placement.generator))
         launched = [blueprint.launch() for blueprint in blueprints]
@@ -151,8 +148,7 @@ def _seconds(spans: Sequence[Span], stage: Stage) -> float:
 def _blueprint(
     process: Any, lane: str, make: Any, logs: ProcessLogs, placement: PlacementSettings, part: PartSettings
 ) -> Blueprint:
-    import_path = tuple(os.path.abspath(path) for path in sys.path)
-    setup = ProcessSetup(lane, 1, logs.file_for(lane), Path.cwd(), import_path, cuda=placement.device == "cuda")
+    setup = ProcessSetup(lane, 1, logs.file_for(lane), cuda=placement.device == "cuda")
     environment = process_environment(1, placement.interface)
     options = {"num_cpus": 0, "num_gpus": part.gpus, "runtime_env": {"env_vars": environment}}
     return Blueprint(process, options, {}, True, setup, make)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from harness.arms import alternating_order
 from harness.scenario import TransportSweepSettings
 from harness.seeds import derive_seed
 
@@ -36,12 +36,10 @@ def weights_of(settings: TransportSweepSettings) -> list[Weights]:
 def syncs_of(settings: TransportSweepSettings, seed: int) -> Iterator[Sync]:
     """Yield the syncs of one part: in each repeat every transport once, in an order drawn anew.
 
-    Each second repeat runs the last order backwards (ABBA), so that a linear drift hits all transports alike.
+    Each second repeat runs the last order backwards; see ``alternating_order``.
     """
     for receivers in sorted(settings.receivers):
-        order = list(settings.transports)
-        rng = random.Random(derive_seed(seed, "transport_sweep", receivers))
-        for repeat in range(settings.repeats + 1):
-            order = order[::-1] if repeat % 2 else rng.sample(order, len(order))
-            for transport in order:
-                yield Sync(transport, receivers, repeat)
+        repeats = [settings.repeats + 1] * len(settings.transports)
+        drawn_from = derive_seed(seed, "transport_sweep", receivers)
+        for index, repeat in alternating_order(len(repeats), repeats, drawn_from):
+            yield Sync(settings.transports[index], receivers, repeat)

@@ -10,7 +10,7 @@ import torch
 from harness.actors.processes import PartProcess, Reply
 from harness.engines.paced import PacedEngine
 from harness.learner.paced import made_up_weights, stamp
-from harness.trace import Span, Stage, Tracer
+from harness.trace import Tracer
 from harness.transports.catalogue import transport_kind
 from harness.transports.options import TransportOptions
 from harness.types import WeightTicket
@@ -76,9 +76,8 @@ class SweepGeneratorProcess(PartProcess):
 
     def load_arrived(self, transport: str, ticket: WeightTicket, called_ns: int, arrived: list[torch.Tensor]) -> Reply:
         """Load what was sent along with this call, which the driver made at ``called_ns``."""
-        loader, version = self._worker.loaders[transport], ticket.version
-        arrival = Span(loader.lane, Stage.WEIGHT_TRANSFER, called_ns, time.perf_counter_ns(), version, version)
-        self._recorder.record_elsewhere([arrival])
+        loader = self._worker.loaders[transport]
+        self._record_arrival(loader.lane, ticket.version, called_ns)
         loader.load(ticket, arrived)
         return self._reply(None)
 

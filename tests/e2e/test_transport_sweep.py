@@ -8,7 +8,6 @@ from harness.compare.campaigns import gather
 from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.report.pictures import make_pictures
 from harness.results import Run, find_runs
-from harness.results.syncs import read_syncs
 from harness.run import run_command
 from harness.scenario import load_scenario
 
@@ -28,7 +27,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_every_sync_is_timed_in_turns(swept: Run) -> None:
-    rows = read_syncs(swept.folder)
+    rows = swept.syncs
     assert swept.status == "completed"
     assert swept.manifest.outcome["syncs"] == len(rows) == 2 * 2 * 4 * 3  # sizes, receivers, repeats, transports
     for first in range(0, len(rows), 3):
@@ -39,7 +38,7 @@ def test_every_sync_is_timed_in_turns(swept: Run) -> None:
 
 
 def test_the_parts_of_a_sync_fit_into_its_whole(swept: Run) -> None:
-    for row in read_syncs(swept.folder):
+    for row in swept.syncs:
         assert min(row.publish_s, row.load_s, row.verify_s, row.plain_copy_s) > 0
         delivered = row.transport == "nixl"  # into the receiver's own memory: its load is timed apart
         assert row.publish_s + row.transfer_s + (0 if delivered else row.load_s) <= row.total_s + 1e-9
