@@ -27,7 +27,9 @@ class SamplingParams:
     """How responses are sampled.
 
     ``temperature`` 0 means greedy. Log-probabilities are those of the distribution that was sampled from: after the
-    temperature, and after top-p. ``stop`` strings end a response and stay part of it.
+    temperature, and after top-p. ``stop`` strings end a response and stay part of it. With ``pinned_lengths``, the
+    shortest and the longest in tokens, nothing ends a response early: its length is drawn uniformly from there by the
+    request's seed and its place, whatever the policy says. So two runs do the same amount of work.
     """
 
     temperature: float = 1.0
@@ -35,6 +37,7 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int = 32
     stop: tuple[str, ...] = ()
+    pinned_lengths: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from harness.engines.requests import check_request
-from harness.engines.sampling import draw, row_uniforms
+from harness.engines.sampling import draw
 from harness.engines.stops import StopStrings, decode_text
+from harness.engines.streams import pinned_lengths, row_uniforms
 from harness.errors import Interrupted, RunStopped
 from harness.protocols import Tokenizer
 from harness.types import Completion, SamplingParams
@@ -133,7 +134,7 @@ class BatchSampler:
         seed: int,
         stops: StopStrings,
     ) -> _Rows:
-        batch = _Rows(rows, sampling, self._tokenizer, stops)
+        batch = _Rows(rows, sampling, self._tokenizer, stops, seed)
         first_prompt, last_prompt = rows[0][0], rows[-1][0]
         wanted = prompts[first_prompt : last_prompt + 1]
         self._poll(0, sampling)
@@ -156,7 +157,8 @@ class BatchSampler:
     def _draw(self, batch: _Rows, logits_RV: Tensor, sampling: SamplingParams, uniforms_TR: Tensor | None) -> Tensor:
         """Draw and record a token for each live row, let finished rows leave, and return the tokens that go on."""
         uniforms_R = None if uniforms_TR is None else batch.of_live_rows(uniforms_TR[batch.length])
-        banned = self._tokenizer.eos_token_id if batch.length < sampling.min_tokens else None
+        goes_on = sampling.pinned_lengths is not None or batch.length < sampling.min_tokens
+        banned = self._tokenizer.eos_token_id if goes_on else None
         tokens_R, log_probs_R = draw(logits_RV, sampling, uniforms_R, banned)
         finished = batch.record(tokens_R.cpu().numpy(), log_probs_R.cpu().numpy(), self._backend.logits_version)
         if finished is None or batch.is_done:
@@ -207,7 +209,9 @@ def fill_holes(finished: npt.NDArray[np.bool_]) -> tuple[list[int], list[int], i
 class _Rows:
     """What the rows of one batch have sampled so far, and which row sits in which slot."""
 
-    def __init__(self, rows: Sequence[Row], sampling: SamplingParams, tokenizer: Tokenizer, stops: StopStrings) -> None:
+    def __init__(
+        self, rows: Sequence[Row], sampling: SamplingParams, tokenizer: Tokenizer, stops: StopStrings, seed: int
+    ) -> None:
         shape = (sampling.max_tokens, len(rows))
         self._rows, self._sampling, self._tokenizer, self._stops = rows, sampling, tokenizer, stops
         self._token_ids_TR = np.zeros(shape, dtype=np.int64)
@@ -215,6 +219,8 @@ class _Rows:
         self._versions_T = np.zeros(sampling.max_tokens, dtype=np.int64)
         self._row_in_slot = np.arange(len(rows))
         self._stopped_at_R = np.zeros(len(rows), dtype=np.int64)
+        bounds = sampling.pinned_lengths
+        self._pinned_R = None if bounds is None else pinned_lengths(seed, rows, bounds)
         self.length = 0
 
     @property
@@ -246,8 +252,6 @@ class _Rows:
         self._log_probs_TR[self.length, self._row_in_slot] = log_probs
         self._versions_T[self.length] = version
         self.length += 1
-        if self.length <= self._sampling.min_tokens:
-            return None
         finished = self._finished(tokens)
         if not finished.any():
             return None
@@ -255,6 +259,10 @@ class _Rows:
         return finished
 
     def _finished(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        if self._pinned_R is not None:
+            return np.asarray(self._pinned_R[self._row_in_slot] == self.length)
+        if self.length <= self._sampling.min_tokens:
+            return np.zeros(len(tokens), dtype=np.bool_)
         finished = tokens == self._tokenizer.eos_token_id
         if self._stops:
             for slot, token in enumerate(tokens.tolist()):
@@ -290,5 +298,5 @@ class _Rows:
             token_ids,
             self._log_probs_TR[:length, row].copy(),
             decode_text(self._tokenizer, token_ids.tolist()),
-            "stop" if self._stopped_at_R[row] else "length",
+            "stop" if self._stopped_at_R[row] and self._pinned_R is None else "length",
         )

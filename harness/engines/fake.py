@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.engines.requests import check_request
+from harness.engines.streams import pinned_lengths
 from harness.errors import Interrupted
 from harness.protocols import Tokenizer
 from harness.types import Completion, SamplingParams
@@ -75,15 +76,19 @@ class FakeEngine:
 
     def _completion(self, prompt: int, sample: int, sampling: SamplingParams, seed: int) -> Completion:
         key = (seed % 2**64, prompt, sample) if sampling.temperature > 0 else (0, prompt, 0)
-        uniforms_T2 = np.random.default_rng(key).random((sampling.max_tokens, 2))
+        longest, can_end_after = sampling.max_tokens, sampling.min_tokens
+        if sampling.pinned_lengths is not None:
+            (longest,) = pinned_lengths(seed, [(prompt, sample)], sampling.pinned_lengths).tolist()
+            can_end_after = longest
+        uniforms_T2 = np.random.default_rng(key).random((longest, 2))
         token_ids = self._words[(uniforms_T2[:, 0] * len(self._words)).astype(np.int64)]
-        ends = np.flatnonzero(uniforms_T2[sampling.min_tokens :, 1] < _END_PROBABILITY)
+        ends = np.flatnonzero(uniforms_T2[can_end_after:, 1] < _END_PROBABILITY)
         stopped = len(ends) > 0
         if stopped:
-            token_ids = token_ids[: sampling.min_tokens + ends[0] + 1]
+            token_ids = token_ids[: can_end_after + ends[0] + 1]
             token_ids[-1] = self._eos
         log_probs = np.full(len(token_ids), np.log((1 - _END_PROBABILITY) / len(self._words)))
-        log_probs[: sampling.min_tokens] = -np.log(len(self._words))
+        log_probs[:can_end_after] = -np.log(len(self._words))
         if stopped:
             log_probs[-1] = np.log(_END_PROBABILITY)
         return Completion(

@@ -28,6 +28,17 @@ def check_sampling(sampling: SamplingParams, num_samples: int) -> None:
             f"min_tokens is {sampling.min_tokens}, must be from 0 to max_tokens, which is {sampling.max_tokens}",
             "sampling.min_tokens",
         ),
+        (
+            sampling.pinned_lengths is None or 1 <= sampling.pinned_lengths[0] <= sampling.pinned_lengths[1],
+            f"pinned_lengths is {sampling.pinned_lengths}, must be two numbers from 1, the smaller one first",
+            "sampling.pinned_lengths",
+        ),
+        (
+            sampling.pinned_lengths is None or sampling.pinned_lengths[1] <= sampling.max_tokens,
+            f"pinned_lengths is {sampling.pinned_lengths}, must end at most at max_tokens, which is "
+            f"{sampling.max_tokens}",
+            "sampling.pinned_lengths",
+        ),
     )
     for holds, what, key in rules:
         if not holds:

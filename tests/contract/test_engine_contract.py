@@ -18,6 +18,7 @@ from harness.engines.fake import FakeEngine
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
 from harness.engines.paced import PacedEngine, PacedTokenizer
+from harness.engines.streams import pinned_lengths
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, KVCache
@@ -520,3 +521,36 @@ def test_with_transformers_new_weights_wait_until_the_call_has_ended(case):
     assert [completion.versions for completion in flat(sampled)] == [None] * 4
     after = engine.generate(PROMPTS, 1, FORCED, 5)
     assert tokens_of(after) == tokens_of(case.engine(new).generate(PROMPTS, 1, FORCED, 5))
+
+
+PINNED = SamplingParams(max_tokens=24, pinned_lengths=(3, 20), stop=("e",))
+
+
+def test_pinned_lengths_hold_whatever_the_policy_says(case, model):
+    """Neither the end of sequence, here a token that a random model draws often, nor a stop string ends a response."""
+    sampled = case.engine(model, WithEos(5)).generate(PROMPTS, 4, PINNED, 11)
+    expected = pinned_lengths(11, [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)], (3, 20))
+    assert [len(completion.token_ids) for completion in flat(sampled)] == expected.tolist()
+    assert len(set(expected.tolist())) > 5
+    assert all(5 not in completion.token_ids for completion in flat(sampled))
+    assert {completion.finish_reason for completion in flat(sampled)} == {"length"}
+
+
+def test_pinned_lengths_do_not_depend_on_the_batch(case, model):
+    whole = case.engine(model).generate(PROMPTS, 4, PINNED, 11)
+    split = case.engine(model, max_batch=4).generate(PROMPTS, 4, PINNED, 11)
+    lengths = [[len(completion.token_ids) for completion in flat(sampled)] for sampled in (whole, split)]
+    assert lengths[0] == lengths[1]
+
+
+def test_the_fake_engine_pins_lengths_as_the_real_ones_do():
+    sampled = WITHOUT_MODEL["fake"].engine(None).generate(PROMPTS, 4, PINNED, 11)
+    rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
+    assert [len(completion.token_ids) for completion in flat(sampled)] == pinned_lengths(11, rows, (3, 20)).tolist()
+    assert {completion.finish_reason for completion in flat(sampled)} == {"length"}
+
+
+@pytest.mark.parametrize("bounds", [(0, 4), (5, 4), (4, 25)])
+def test_pinned_lengths_out_of_bounds_are_refused(case, model, bounds):
+    with pytest.raises(UserError, match="pinned_lengths"):
+        case.engine(model).generate(PROMPTS, 1, SamplingParams(max_tokens=24, pinned_lengths=bounds), 0)

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.engines.sampling import draw, keep_nucleus, philox, row_uniforms
+from harness.engines.sampling import draw, keep_nucleus
+from harness.engines.streams import philox, pinned_lengths, row_uniforms
 from harness.types import SamplingParams
 
 LARGEST_UNIFORM = 1 - 2.0**-24
@@ -158,3 +159,14 @@ def test_frequencies_follow_the_distribution():
     expected = probabilities * 20_000
     # chi-square, 4 degrees of freedom: mean 4, standard deviation sqrt(8) = 2.8; four of them
     assert float(((tokens.bincount(minlength=5) - expected) ** 2 / expected).sum()) < 4 + 4 * math.sqrt(8)
+
+
+def test_pinned_lengths_are_uniform_over_their_bounds_both_included() -> None:
+    rows = [(prompt, sample) for prompt in range(500) for sample in range(40)]
+    lengths = pinned_lengths(7, rows, (4, 8))
+    counts = np.bincount(lengths, minlength=9)[4:]
+    assert (lengths.min(), lengths.max(), counts.sum()) == (4, 8, 20_000)
+    # 20,000 draws over 5 lengths: 4,000 each, sd sqrt(20000 * 0.2 * 0.8) = 57; six of them
+    assert np.abs(counts - 4_000).max() < 6 * 57
+    assert pinned_lengths(7, rows[40:42], (4, 8)).tolist() == lengths[40:42].tolist()
+    assert pinned_lengths(7, rows[:3], (5, 5)).tolist() == [5, 5, 5]
