@@ -9,17 +9,28 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.loop import Bell
 
 
 class PausableClock:
-    """Nanoseconds of running time: the machine's monotonic clock less the pauses. Starts paused at 0."""
+    """Nanoseconds of running time: the machine's monotonic clock less the pauses. Starts paused at 0.
+
+    Attributes:
+        on_resume, on_pause: called right after the time has begun to run, and right before it stops.
+    """
 
     def __init__(self) -> None:
         self._elapsed_ns = 0
         self._resumed_at_ns: int | None = None
+        self.on_resume: Callable[[], None] = _nothing
+        self.on_pause: Callable[[], None] = _nothing
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the time runs."""
+        return self._resumed_at_ns is not None
 
     def __call__(self) -> int:
         """Running time so far."""
@@ -40,11 +51,17 @@ class PausableClock:
         """Let the time run."""
         if self._resumed_at_ns is None:
             self._resumed_at_ns = time.perf_counter_ns()
+            self.on_resume()
 
     def pause(self) -> None:
         """Stop the time."""
+        if self._resumed_at_ns is not None:
+            self.on_pause()
         self._elapsed_ns = self()
         self._resumed_at_ns = None
+
+
+def _nothing() -> None: ...
 
 
 def alternating_order(arms: int, steps: Sequence[int], seed: int) -> list[tuple[int, int]]:
@@ -65,6 +82,12 @@ def alternating_order(arms: int, steps: Sequence[int], seed: int) -> list[tuple[
         drawn = drawn[::-1] if step % 2 else rng.sample(range(arms), arms)
         order += [(arm, step) for arm in drawn if step < steps[arm]]
     return order
+
+
+def order_in_block(arms: int, block: int, seed: int) -> list[int]:
+    """Return in which order the arms of a block run one after the other: ABBA over blocks, as over steps."""
+    order = alternating_order(arms, [block + 1] * arms, seed)
+    return [arm for arm, number in order if number == block]
 
 
 class Turnstile:

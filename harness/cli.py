@@ -1,4 +1,4 @@
-"""The commands: ``python -m harness run | validate | list | schema | compare``.
+"""The commands: ``python -m harness run | bench | validate | list | schema | compare | report | trace | import``.
 
 Heavy imports happen inside the commands, so that help and refusals come at once.
 Exit codes: 0 fine; 1 the run had to stop; 2 bad input or usage; 130 interrupted.
@@ -7,6 +7,7 @@ Exit codes: 0 fine; 1 the run had to stop; 2 bad input or usage; 130 interrupted
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 RunCommand = Callable[["Scenario", Path, bool], int]
 """Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
+
+ELSEWHERE = {
+    "compare": ("harness.compare.__main__", "compare results (as python -m harness.compare)", "compare results/"),
+    "report": ("harness.report.__main__", "write results as one HTML page", "report results/ -o report.html"),
+    "trace": ("harness.perfetto.__main__", "write a run as a Perfetto trace", "trace results/quickstart"),
+    "import": ("harness.importers.__main__", "read the metric log of another trainer", "import trl LOG -o results/"),
+}
+"""Commands with a command line of their own: module, purpose, example."""
 
 
 def main(argv: Sequence[str] | None = None, run_command: RunCommand | None = None) -> int:
@@ -70,10 +79,9 @@ def check_writable(path: Path) -> None:
 
 
 def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:
-    if arguments[:1] == ["compare"]:
-        from harness.compare.__main__ import main as compare
-
-        return compare(arguments[1:])
+    if arguments[:1] and arguments[0] in ELSEWHERE:
+        code: int = importlib.import_module(ELSEWHERE[arguments[0]][0]).main(arguments[1:])
+        return code
     parser = _parser()
     if not arguments:
         parser.print_help(sys.stderr)
@@ -82,6 +90,8 @@ def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:
     match options.command:
         case "run":
             return _run(options, run_command)
+        case "bench":
+            return _bench(options, run_command)
         case "validate":
             return _validate(options)
         case "list":
@@ -95,6 +105,23 @@ def _run(options: argparse.Namespace, run_command: RunCommand | None) -> int:
     scenario = load_scenario(options.scenario, options.set)
     check_writable(options.out)
     return (run_command or _real_run_command())(scenario, options.out, options.quiet)
+
+
+def _bench(options: argparse.Namespace, run_command: RunCommand | None) -> int:
+    from harness.scenario import load_side_by_side
+
+    settings = {"blocks": options.blocks}
+    if options.stop_at_half_width is not None:
+        settings["stop_at_half_width"] = _share(options.stop_at_half_width)
+    scenario = load_side_by_side(options.scenarios, options.set, settings, options.again)
+    check_writable(options.out)
+    return (run_command or _real_run_command())(scenario, options.out, options.quiet)
+
+
+def _share(text: str) -> float:
+    from harness.compare.gates import read_limit
+
+    return read_limit(text, "--stop-at-half-width")
 
 
 def _real_run_command() -> RunCommand:
@@ -200,10 +227,21 @@ def _parser() -> argparse.ArgumentParser:
         "python -m harness run sync_k --set steps=20 --set model.preset=tiny --out results",
     )
     _scenario_arguments(run)
-    run.add_argument(
-        "--out", type=Path, default=Path("results"), metavar="DIR", help="results folder (default: results)"
+    _output_arguments(run)
+    bench = _command(
+        commands,
+        "bench",
+        "run scenarios as arms in blocks, and come to a verdict",
+        "python -m harness bench sync_k1 sync_k2 --blocks 10 --again --set steps=12",
     )
-    run.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+    bench.add_argument("scenarios", metavar="SCENARIO", nargs="+", help="the baseline, then what is set against it")
+    bench.add_argument("--blocks", type=int, default=10, metavar="N", help="blocks, at most (default: 10)")
+    bench.add_argument("--again", action="store_true", help="run the baseline twice in each block: the noise floor")
+    bench.add_argument(
+        "--stop-at-half-width", metavar="SHARE", help="stop once all intervals of step time are within it, such as 1%%"
+    )
+    _set_argument(bench)
+    _output_arguments(bench)
     validate = _command(
         commands,
         "validate",
@@ -214,9 +252,8 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
     _command(commands, "list", "show the scenarios there are", "python -m harness list")
     _command(commands, "schema", "print the JSON schema for editors", "python -m harness schema > scenario.schema.json")
-    _command(
-        commands, "compare", "compare results (as python -m harness.compare)", "python -m harness compare results/"
-    )
+    for name, (_, purpose, arguments) in ELSEWHERE.items():
+        _command(commands, name, purpose, f"python -m harness {arguments}")
     return parser
 
 
@@ -235,6 +272,17 @@ def _command(
 
 def _scenario_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
+    _set_argument(parser)
+
+
+def _output_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("results"), metavar="DIR", help="results folder (default: results)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+
+
+def _set_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",

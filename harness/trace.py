@@ -8,10 +8,12 @@ simulated run records virtual time.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
@@ -135,6 +137,27 @@ class _SynchronizedSpan:
             self._synchronize()
         finally:
             self._span.__exit__(kind, error, trace)
+
+
+class DelayedTracer:
+    """Makes the spans of some stages longer: an injected slow-down, to see whether a comparison finds it.
+
+    Args:
+        tracer: records the spans.
+        delays: seconds by stage, spent at the end of each span of it.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self, tracer: Tracer, delays: Mapping[Stage, float], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._tracer = tracer
+        self._waits = {stage: partial(sleep, seconds) for stage, seconds in delays.items() if seconds > 0}
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        """Open a span; see ``Tracer``."""
+        span, wait = self._tracer.span(lane, stage, step, version), self._waits.get(stage)
+        return span if wait is None else _SynchronizedSpan(span, wait)
 
 
 class _RecordedSpan:

@@ -30,6 +30,7 @@ from harness.scenario.sections import (
     PresetModelSettings,
     SamplingSettings,
 )
+from harness.scenario.side_by_side import load_side_by_side
 from harness.scenario.transport_sections import InProcessTransportSettings, TransportSweepSettings
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "find_scenario",
     "json_schema",
     "load_scenario",
+    "load_side_by_side",
     "no_gpu_error",
     "resolved_yaml",
     "scenario_files",

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.scenario.check import check_variant
-from harness.scenario.problems import Path, Problem, as_user_error
+from harness.scenario.problems import Path, Problem, as_user_error, dotted
 from harness.scenario.schema import Scenario
 from harness.scenario.tree import Tree, paths_in, tree_of_key
 
 MAX_VARIANTS = 10_000
-_FIXED_KEYS = ("name", "arms", "sweep", "extends")
+FEWEST_BLOCKS = 10
+"""Blocks before which no campaign stops early: those of ``harness.stats.enough``."""
+_FIXED_KEYS = ("name", "arms", "sweep", "extends", "blocks", "interleaving", "stop_at_half_width")
 _RESERVED_ARMS = ("pictures",)
 _MAX_NAME = 100
 Arms = Mapping[str, Mapping[str, Any]]
@@ -30,7 +32,7 @@ class Variant:
 
     ``point`` holds the values of the sweep's axes by dotted key. ``name`` is the run's folder below the campaign, empty
     where the scenario has neither arms nor sweep. ``scenario`` has the changes in it, and no arms or sweep.
-    ``position`` is its place among the scenario's runs.
+    ``position`` is its place among the scenario's runs, ``block`` the number of its block; None where there is one.
     """
 
     arm: str | None
@@ -38,10 +40,16 @@ class Variant:
     name: str
     scenario: Scenario
     position: int = 0
+    block: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called beside the others of its block."""
+        return _label(self.arm, self.point) or self.scenario.name
 
 
 def expand(scenario: Scenario) -> list[Variant]:
-    """Return the runs of a scenario: every arm at every point of the sweep, the arms of one point side by side.
+    """Return the runs of a scenario, block by block: every arm at every point, the arms of one point side by side.
 
     Raises:
         UserError: a variant breaks a rule or sets something unknown; the message names the arm and the point.
@@ -60,7 +68,7 @@ def try_expand(scenario: Scenario, origins: dict[Path, str]) -> tuple[list[Varia
     the settings that both types have.
     """
     tree, arms, sweep = Tree(scenario.model_dump(mode="json"), origins), scenario.arms, scenario.sweep
-    problems = [problem.located(origins) for problem in _axis_problems(arms, sweep)]
+    problems = [problem.located(origins) for problem in (*_axis_problems(arms, sweep), *_block_problems(scenario))]
     if problems:
         return [], problems
     base = tree.without("arms", "sweep")
@@ -76,11 +84,50 @@ def try_expand(scenario: Scenario, origins: dict[Path, str]) -> tuple[list[Varia
         if resolved is not None:
             variants.append(Variant(arm, point, label, resolved, len(variants)))
     count = _count(arms, sweep)
-    return _with_folder_names(variants), [_in_variants(problem, labels, count) for problem, labels in found.items()]
+    problems = [_in_variants(problem, labels, count) for problem, labels in found.items()]
+    return _with_folder_names(_in_blocks(variants, scenario.blocks)), problems
+
+
+def _in_blocks(variants: list[Variant], blocks: int) -> list[Variant]:
+    """Repeat the runs in each block, with a seed of its own: everything in one block shares prompts and draws."""
+    if blocks == 1:
+        return variants
+    repeated: list[Variant] = []
+    for block in range(blocks):
+        for variant in variants:
+            seeded = variant.scenario.model_copy(update={"seed": variant.scenario.seed + block})
+            name = ",".join(filter(None, (variant.name, f"block={block:0{len(str(blocks - 1))}d}")))
+            repeated.append(replace(variant, name=name, scenario=seeded, position=len(repeated), block=block))
+    return repeated
 
 
 def _count(arms: Arms, sweep: Sweep) -> int:
     return math.prod(map(len, sweep.values())) * max(1, len(arms))
+
+
+def _block_problems(scenario: Scenario) -> Iterator[Problem]:
+    """Blocks set the seed; nothing else may. Stopping early needs blocks enough, and something to compare."""
+    blocks, width = scenario.blocks, scenario.stop_at_half_width
+    if blocks > 1 and scenario.transport_sweep is not None:
+        what = f"blocks is {blocks} with a transport_sweep, whose transports take turns in each of its own repeats"
+        yield Problem(what, "leave blocks out, and set transport_sweep.repeats", (("blocks",),))
+    if blocks > 1:
+        setters: list[Path] = [("sweep", "seed")] if "seed" in scenario.sweep else []
+        setters += [("arms", arm, "seed") for arm, changes in scenario.arms.items() if "seed" in changes]
+        for path in setters:
+            what = f"blocks is {blocks}, and `seed` is set by `{dotted(path[:-1])}`: each block has a seed of its own"
+            yield Problem(what, "leave the seed out there, or set blocks to 1", (path,))
+        if scenario.seed + blocks > 2**32:
+            what = f"seed {scenario.seed} and {blocks} blocks go beyond the largest seed, {2**32 - 1}"
+            yield Problem(what, "take a smaller seed", (("seed",),))
+    runs = blocks * _count(scenario.arms, scenario.sweep)
+    if runs > MAX_VARIANTS >= _count(scenario.arms, scenario.sweep):
+        what = f"blocks, arms and sweep make {runs} runs, must be at most {MAX_VARIANTS}"
+        yield Problem(what, f"set blocks to at most {MAX_VARIANTS * blocks // runs}", (("blocks",),))
+    if width is not None and (blocks < FEWEST_BLOCKS or _count(scenario.arms, scenario.sweep) < 2):
+        what = f"stop_at_half_width is {width:g} with blocks {blocks} and {_count(scenario.arms, scenario.sweep)} runs"
+        fix = f"set blocks to {FEWEST_BLOCKS} or more (the most that may be made), and name two arms to compare"
+        yield Problem(what, fix, (("stop_at_half_width",),))
 
 
 def _points(sweep: Sweep) -> Iterator[dict[str, Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import harness
 from harness.errors import UserError
@@ -13,7 +14,7 @@ from harness.scenario.check import parse_scenario
 from harness.scenario.parse import parse_document, parse_yaml
 from harness.scenario.problems import as_user_error, nearest
 from harness.scenario.schema import Scenario
-from harness.scenario.tree import Tree, tree_of_key
+from harness.scenario.tree import Tree, paths_in, tree_of_key
 
 _SUFFIXES = (".yaml", ".yml")
 _OWN_KEYS = ("name", "description")
@@ -35,6 +36,19 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
     for override in overrides:
         tree = tree.overlaid(_override_tree(override))
     return _checked(tree, _display(path))
+
+
+def check_data(data: Mapping[str, Any], subject: str) -> Scenario:
+    """Check a scenario that was put together from others, each of its arms and each point of its sweep.
+
+    Args:
+        data: plain values.
+        subject: what to call it in messages.
+
+    Raises:
+        UserError: it says something wrong; one error names every problem.
+    """
+    return _checked(Tree(dict(data), dict.fromkeys(paths_in(data), subject)), subject)
 
 
 def scenario_folders() -> tuple[Path, ...]:

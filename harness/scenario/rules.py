@@ -109,6 +109,31 @@ def token_bounds(scenario: Scenario) -> Problem | None:
     return Problem(what, fix, dotted_paths("sampling.min_tokens", "sampling.max_tokens"))
 
 
+def pinned_lengths_fit(scenario: Scenario) -> Problem | None:
+    """Pinned lengths are a range of tokens that fits into a response, of an engine that samples."""
+    pinned, most = scenario.sampling.pinned_lengths, scenario.sampling.max_tokens
+    if pinned is None:
+        return None
+    shown = f"sampling.pinned_lengths is {list(pinned)}"
+    if scenario.engine.type == "paced":
+        what = f"{shown} with engine.type paced, whose responses all have one length"
+        return Problem(what, "leave it out", dotted_paths("sampling.pinned_lengths", "engine.type"))
+    if pinned[0] <= pinned[1] <= most:
+        return None
+    what = f"{shown}, must rise and end at most at sampling.max_tokens {most}"
+    fix = f"write for example pinned_lengths: [{min(4, most)}, {most}]"
+    return Problem(what, fix, dotted_paths("sampling.pinned_lengths", "sampling.max_tokens"))
+
+
+def arms_that_take_steps(scenario: Scenario) -> Problem | None:
+    """Arms take turns by step only where nothing of them goes on in the background."""
+    if scenario.interleaving != "step" or scenario.max_lag == 0:
+        return None
+    what = f"interleaving is step with max_lag {scenario.max_lag}: lagged parts work on while another arm has its turn"
+    fix = "set interleaving to run, or max_lag to 0"
+    return Problem(what, fix, dotted_paths("interleaving", "max_lag"))
+
+
 def whole_distribution(scenario: Scenario) -> Problem | None:
     """Ratios and KL compare log-probs of one kind, and the Learner's are always of the whole distribution."""
     top_p, lag, monitor = scenario.sampling.top_p, scenario.max_lag, scenario.loss.kl.monitor
@@ -184,6 +209,8 @@ RULES: tuple[Rule, ...] = (
     on_policy_loss,
     colocated_parts_take_turns,
     token_bounds,
+    pinned_lengths_fit,
+    arms_that_take_steps,
     whole_distribution,
     enough_validation_prompts,
     examples_are_evaluated,

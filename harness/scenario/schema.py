@@ -19,10 +19,12 @@ from harness.scenario.sections import (
     FaultSettings,
     FolderModelSettings,
     FolderName,
+    FromList,
     JsonlTaskSettings,
     KeywordsTaskSettings,
     LossSettings,
     NativeEngineSettings,
+    NonEmptyText,
     OptimizerSettings,
     PacedEngineSettings,
     PacedModelSettings,
@@ -129,6 +131,19 @@ class Scenario(Section):
     """The comparison prints the seconds until this validation reward was reached."""
     save_policy: bool = True
     """Save the trained policy as a Hugging Face folder."""
+    blocks: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Blocks: in each one every arm is built anew and runs once, with seed, seed + 1 and so on; 6 allow a verdict."""
+    stop_at_half_width: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Make no more blocks once the intervals of all step-time ratios are within this (0.01: 1%) of their middle."""
+    interleaving: Literal["auto", "step", "run"] = "auto"
+    """How arms take turns: by training step, or run after run; `auto` takes steps where all arms have max_lag 0."""
+    profile: NonEmptyText = "light"
+    """Probes beside the stage spans: a profile in profiles/ (off, light, full, nsight, pyspy), or a YAML file."""
+    trackers: Annotated[tuple[Literal["jsonl", "tensorboard", "wandb", "mlflow"], ...], FromList] = (
+        "jsonl",
+        "tensorboard",
+    )
+    """Where each step's metrics go beside the results."""
     arms: Annotated[dict[FolderName, dict[str, Any]], EmptyIfNull] = Field(default_factory=dict)
     """Variants compared in one run: for each name, the dotted keys it changes."""
     sweep: Annotated[dict[str, AxisValues], EmptyIfNull] = Field(default_factory=dict)

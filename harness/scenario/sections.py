@@ -19,6 +19,10 @@ Positive = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+DelayedStage = Literal[
+    "generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update",
+    "weight_publish", "weight_transfer", "weight_load", "weight_verify", "evaluate", "checkpoint",
+]  # fmt: skip
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+=,-]*$"
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 FORMS = {
@@ -183,10 +187,14 @@ class SamplingSettings(Section):
     """A response is cut after this many tokens."""
     stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()
     """Strings that end a response; they stay part of it."""
+    pinned_lengths: Annotated[tuple[AtLeast1, AtLeast1] | None, FromList] = None
+    """[shortest, longest]: lengths are drawn from the seed and nothing ends a response early: arms do equal work."""
 
     def to_params(self) -> SamplingParams:
         """Return these settings in the form that engines take."""
-        return SamplingParams(self.temperature, self.top_p, self.min_tokens, self.max_tokens, self.stop)
+        return SamplingParams(
+            self.temperature, self.top_p, self.min_tokens, self.max_tokens, self.stop, self.pinned_lengths
+        )
 
 
 class KlSettings(Section):
@@ -341,5 +349,7 @@ class FaultSettings(Section):
 
     max_replacements: AtLeast0 = 10
     """How many dead Generators and Scorers are replaced; the next one ends the run."""
+    delays: Annotated[dict[DelayedStage, NotNegative], EmptyIfNull] = Field(default_factory=dict)
+    """Seconds by which each span of a stage is made longer, by stage: to see whether a comparison finds it."""
     stall_after_s: Positive = 600.0
     """Seconds that one stage may take, or that may pass without any ending; then the run says who waits and stops."""

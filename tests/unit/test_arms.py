@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harness.arms import PausableClock, Turnstile, alternating_order
+from harness.arms import PausableClock, Turnstile, alternating_order, order_in_block
 
 
 def test_each_round_gives_every_arm_one_step_and_the_next_runs_it_backwards() -> None:
@@ -86,3 +86,10 @@ def test_the_others_go_on_when_an_arm_drops_out() -> None:
 
     asyncio.run(main())
     assert story == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
+
+
+def test_arms_of_consecutive_blocks_run_in_mirrored_order() -> None:
+    orders = [order_in_block(3, block, seed=4) for block in range(6)]
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    assert [orders[1], orders[3], orders[5]] == [order[::-1] for order in (orders[0], orders[2], orders[4])]
+    assert order_in_block(1, 5, seed=4) == [0]

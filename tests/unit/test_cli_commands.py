@@ -42,6 +42,25 @@ def test_run_hands_on_the_scenario_with_its_overrides(folder):
     assert not (folder / "there").exists()  # the run makes it
 
 
+def test_bench_makes_arms_of_scenarios_and_blocks_of_both(folder):
+    (folder / "scenarios" / "plain.yaml").write_text("steps: 10\n")
+    (folder / "scenarios" / "other.yaml").write_text("steps: 10\ngroup_size: 4\n")
+    run = RecordingRun()
+    arguments = ["bench", "plain", "other", "--blocks", "12", "--again", "--stop-at-half-width", "1%"]
+    assert main([*arguments, "--set", "steps=3", "--out", "there"], run) == 0
+    ((scenario, out, quiet),) = run.calls
+    assert (scenario.blocks, scenario.stop_at_half_width, scenario.steps) == (12, 0.01, 3)
+    assert list(scenario.arms) == ["plain", "other", "again"]
+    assert (out, quiet) == (Path("there"), False)
+
+
+def test_bench_of_one_scenario_keeps_its_arms(folder):
+    run = RecordingRun()
+    assert main(["bench", "mine"], run) == 0
+    ((scenario, _, _),) = run.calls
+    assert (scenario.name, list(scenario.arms), scenario.blocks) == ("mine", ["one", "two"], 10)
+
+
 def test_run_writes_to_results_and_shows_progress_unless_told_otherwise():
     run = RecordingRun()
     main(["run", "scenarios/mine.yaml"], run)
@@ -89,9 +108,11 @@ def test_an_unexpected_error_says_that_it_is_a_bug(capsys):
             ["run", "mine", "--set", "arms.two.loss.type=no_baseline"],
             ["error: in `two`: loss.type no_baseline is for on-policy data only", "epochs_per_batch 2"],
         ),
+        (["bench", "mine", "--stop-at-half-width", "x"], ["'x' is no share above 0% and below 100%"]),
+        (["bench", "mine", "--blocks", "0"], ["`blocks` is 0, must be at least 1"]),
         (["run"], ["the following arguments are required: SCENARIO"]),
         (["run", "mine", "--otu", "x"], ["unrecognized arguments: --otu x"]),
-        (["rnu", "mine"], ["invalid choice: 'rnu' (choose from 'run', 'validate', 'list', 'schema', 'compare')"]),
+        (["rnu", "mine"], ["invalid choice: 'rnu' (choose from 'run', 'bench', 'validate', 'list', 'schema', 'compare',"]),
         ([], ["usage: python -m harness", "run a scenario and compare its arms"]),
     ],
 )
@@ -150,7 +171,7 @@ def test_schema_prints_json(capsys):
     assert schema["properties"]["group_size"]["default"] == 8
 
 
-@pytest.mark.parametrize("command", ["run", "validate", "list", "schema"])
+@pytest.mark.parametrize("command", ["run", "bench", "validate", "list", "schema"])
 def test_the_help_of_each_command_has_an_example(capsys, command):
     assert main([command, "--help"]) == 0
     assert f"example:\n  python -m harness {command}" in capsys.readouterr().out

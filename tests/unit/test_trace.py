@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from harness.trace import NullTracer, OpenSpan, RecordingTracer, Span, Stage, SynchronizedTracer
+from harness.trace import DelayedTracer, NullTracer, OpenSpan, RecordingTracer, Span, Stage, SynchronizedTracer
 
 
 def ticking() -> RecordingTracer:
@@ -79,3 +79,28 @@ def test_a_synchronized_span_ends_after_the_device_has_finished() -> None:
     with SynchronizedTracer(inner, wait_for_the_device).span("learner", Stage.UPDATE, 1, 1):
         now[0] += 2  # the launch
     assert inner.drain() == [Span("learner", Stage.UPDATE, 0, 9, 1, 1)]
+
+
+def test_a_delayed_stage_is_longer_by_the_delay_and_others_are_not() -> None:
+    now = [0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += round(seconds * 1e9)
+
+    recorder = RecordingTracer(lambda: now[0])
+    tracer = DelayedTracer(recorder, {Stage.UPDATE: 0.25, Stage.SCORE: 0.0}, sleep)
+    for stage in (Stage.GENERATE, Stage.UPDATE, Stage.SCORE):
+        with tracer.span("learner", stage, 3):
+            now[0] += 1_000_000_000
+    lengths = {span.stage: span.end_ns - span.start_ns for span in recorder.drain()}
+    second = 1_000_000_000
+    assert lengths == {Stage.GENERATE: second, Stage.UPDATE: second + 250_000_000, Stage.SCORE: second}
+
+
+def test_a_delayed_span_that_fails_is_recorded_all_the_same() -> None:
+    recorder, slept = RecordingTracer(lambda: 0), []
+    tracer = DelayedTracer(recorder, {Stage.UPDATE: 0.25}, slept.append)
+    with pytest.raises(ValueError, match="broken"), tracer.span("learner", Stage.UPDATE):
+        raise ValueError("broken")
+    assert slept == [0.25]
+    assert [span.stage for span in recorder.drain()] == [Stage.UPDATE]
