@@ -62,11 +62,13 @@ class Campaign:
 
     Attributes:
         folder: the folder; None until then.
+        sentinel: speed of the machine before the block that runs next; see ``harness.sentinel``. None without blocks.
     """
 
     def __init__(self, out: Path, scenario_name: str) -> None:
         self._out, self._scenario_name = out, scenario_name
         self._name: str | None = None
+        self.sentinel: dict[str, float] | None = None
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
     @property
@@ -84,6 +86,7 @@ class Campaign:
         parts: Parts,
         interleaving: str | None,
         on_row: Callable[[Row, float], None],
+        profiled: frozenset[int] = frozenset(),
     ) -> Books:
         """Make a run's folder with its manifest and resolved scenario.
 
@@ -92,7 +95,7 @@ class Campaign:
         """
         startup_s = tracer.clock_ns() / 1e9
         folder = self.open_folder(variant, startup_s, interleaving, parts.threads, parts.num_parameters)
-        return Books(folder, RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row))
+        return Books(folder, RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row, profiled))
 
     def open_folder(
         self,
@@ -120,6 +123,9 @@ class Campaign:
                 startup_s=round(startup_s, 6),
                 seed=variant.scenario.seed,
                 interleaving=interleaving,
+                block=variant.block,
+                sentinel=self.sentinel,
+                profile=variant.scenario.profile,
                 versions=dict(self._versions),
                 machine=self._machine,
                 threads=threads,

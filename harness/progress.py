@@ -20,10 +20,19 @@ class RunProgress:
         arms: the arms' names.
         steps: training steps of each arm.
         quiet: show nothing.
+        passing: one of many blocks: its bars go away at its end, and its evaluations print no lines.
     """
 
-    def __init__(self, console: Console, arms: Sequence[str], steps: Sequence[int], quiet: bool = False) -> None:
-        self._console, self._arms, self._quiet = console, list(arms), quiet
+    def __init__(
+        self,
+        console: Console,
+        arms: Sequence[str],
+        steps: Sequence[int],
+        quiet: bool = False,
+        passing: bool = False,
+    ) -> None:
+        self._console, self._arms = console, list(arms)
+        self._says_lines = not (console.is_terminal or quiet or passing)
         self._live = console.is_terminal and not quiet
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -33,6 +42,7 @@ class RunProgress:
             TimeElapsedColumn(),
             console=console,
             disable=not self._live,
+            transient=passing,
         )
         self._tasks = [
             self._bar.add_task(arm, total=total, facts="starting") for arm, total in zip(arms, steps, strict=True)
@@ -61,7 +71,7 @@ class RunProgress:
         else:
             reward, length = _mean(row, "validation/reward"), _mean(row, "validation/response_length")
             facts["validation"] = f"validation {reward:.2f} at {length:.1f} tokens"
-            if not self._live and not self._quiet:
+            if self._says_lines:
                 line = f"{self._arms[arm]}: step {row['step']}, {row['elapsed_s']:.1f} s, {facts['validation']}"
                 self._console.print(line, highlight=False, markup=False)
         shown = [facts[key] for key in ("validation", "reward", "seconds") if key in facts]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from harness.intervals import Interval, clip, total
 from harness.loop import Ledger, StepFacts
@@ -20,11 +20,13 @@ from harness.results import (
     step_row,
     tail_row,
 )
+from harness.results.counters import CounterRow
 from harness.trace import RecordingTracer, Span, Stage
 from harness.types import Metric, Metrics, Purpose, ScoredBatch, WeightTicket, combine_metrics
 
 Row = dict[str, Any]
 NO_VERSION = -1
+WARMUP_FLOOR = 2  # steps that are warm-up in any run; what else is shows only at the end, and is told in the outcome
 SYNC_STAGES = {
     "publish": Stage.WEIGHT_PUBLISH,
     "transfer": Stage.WEIGHT_TRANSFER,
@@ -32,6 +34,32 @@ SYNC_STAGES = {
     "verify": Stage.WEIGHT_VERIFY,
 }
 LEDGER_COLUMNS = ("generated", "failed", "dropped", "trained", "trained_again", "unused")
+
+
+class Probes(Protocol):
+    """What a recorder asks of the probes beside a run."""
+
+    def drain(self) -> list[CounterRow]:
+        """Return the counters that have come in since the last call."""
+
+    def drain_notes(self) -> list[str]:
+        """Return what went wrong since the last call, in words."""
+
+    def step_metrics(self) -> Metrics:
+        """Return the probes' own figures since the last call."""
+
+
+class NoProbes:
+    """The probes of a run that has none."""
+
+    def drain(self) -> list[CounterRow]:
+        return []
+
+    def drain_notes(self) -> list[str]:
+        return []
+
+    def step_metrics(self) -> Metrics:
+        return {}
 
 
 class RunRecorder:
@@ -44,6 +72,8 @@ class RunRecorder:
         tracer: whose spans are drained at each row.
         synchronous: whether evaluation and training take turns; only then is evaluation taken out of a step's seconds.
         on_row: called with each step or evaluation row and, for a step, its seconds without evaluation.
+        profiled: training steps in which a profiler runs.
+        probes: what runs beside the run; None where nothing does.
 
     Attributes:
         on_step_done: called last when a training step is complete: passes the turn to the next arm.
@@ -55,9 +85,13 @@ class RunRecorder:
         tracer: RecordingTracer,
         synchronous: bool = True,
         on_row: Callable[[Row, float], None] = lambda row, train_s: None,
+        profiled: frozenset[int] = frozenset(),
+        probes: Probes | None = None,
     ) -> None:
         self.folder, self._tracer, self._synchronous = folder, tracer, synchronous
-        self._on_row = on_row
+        self._on_row, self._profiled = on_row, profiled
+        self.probes: Probes = probes or NoProbes()
+        self._plain_seconds: dict[int, float] = {}  # of steps without evaluation and profiler
         self.on_step_done: Callable[[int], None] = lambda step: None
         self._loop_start_ns = self._row_start_ns = 0
         self._lanes: tuple[str, ...] = ()
@@ -99,6 +133,10 @@ class RunRecorder:
         train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
         metrics = step_metrics(facts, train_s) | sync_metrics(facts.ticket, spans)
         metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
+        metrics |= self._drain_probes()
+        profiled = facts.step in self._profiled
+        if not profiled and not evaluation_s(spans):
+            self._plain_seconds[facts.step] = wall_s
         row = step_row(
             step=facts.step,
             version=facts.result.version,
@@ -110,6 +148,8 @@ class RunRecorder:
             versions={lane: version for lane, version in self._versions.items() if version != NO_VERSION},
             version_changes=self._drain_changes(),
             lags=trained_lags(facts),
+            warmup=facts.step < WARMUP_FLOOR,
+            profiled=profiled,
         )
         self.folder.append_step(row)
         self.folder.flush()
@@ -130,6 +170,13 @@ class RunRecorder:
         self.evaluations.append((version, scored.metrics))
         self._on_row(row, 0.0)
 
+    def _drain_probes(self) -> Metrics:
+        """Write the counters that have come in; return what the probes cost, and what GPUs took for stages."""
+        self.folder.append_counters(self.probes.drain())
+        for note in self.probes.drain_notes():
+            self.folder.log(note)
+        return dict(self.probes.step_metrics())
+
     def _log_failure(self, scored: ScoredBatch) -> None:
         if scored.failure is not None:
             what = f"{scored.item.purpose} batch {scored.item.step}, shard {scored.item.shard}"
@@ -142,6 +189,7 @@ class RunRecorder:
     def loop_ends(self) -> None:
         """Write what ended after the last step, so that the totals of the run are conserved."""
         spans, wall_s, elapsed_s = self._close_row(self._tracer.clock_ns())
+        self._drain_probes()
         lanes, changes = lane_seconds(spans), self._drain_changes()
         self.folder.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lanes, version_changes=changes))
         self.folder.flush()
@@ -159,6 +207,7 @@ class RunRecorder:
             for version, metrics in evaluations:
                 values = {key: metric.value for key, metric in metrics.items()}
                 figures[f"{name}_evaluation"] = {"version": version} | values
+        figures["warmup"] = warmup_figures(self._plain_seconds)
         if self._ledger is not None:
             figures["ledger"] = {column: asdict(getattr(self._ledger, column)) for column in LEDGER_COLUMNS}
         return figures | {"replaced": dict(self._replaced)}
@@ -205,6 +254,22 @@ class RunRecorder:
             "replay/evicted_unused": Metric(evicted_unused, "sum"),
             "trained_tokens": Metric(count(facts.groups).tokens, "sum"),
         }
+
+
+def warmup_figures(seconds: Mapping[int, float]) -> dict[str, Any]:
+    """Return how many of a run's first steps are warm-up, and whether its step times settled.
+
+    Args:
+        seconds: of the steps without evaluation and profiler, by their number in rising order.
+    """
+    from harness.stats import steady_from
+
+    times = list(seconds.values())
+    if not times or min(times) <= 0:  # simulated steps may take no time at all
+        return {"steps": WARMUP_FLOOR, "steady": True}
+    found = steady_from(times)
+    warm = list(seconds)[: found.steps]
+    return {"steps": max(WARMUP_FLOOR, warm[-1] + 1 if warm else 0), "steady": found.steady}
 
 
 def evaluation_s(spans: list[Span]) -> float:

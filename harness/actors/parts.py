@@ -15,11 +15,14 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 
 from harness.actors.processes import PartProcess, ProcessFacts, ProcessSetup, Reply, boot_id
 from harness.errors import HarnessError, PartReplaced, RunStopped
+from harness.probes.cuda_events import DeviceTime
 from harness.trace import RecordingTracer, Span, Stage, Tracer
 
 CLOCK_READINGS = 5
 CLOSE_S = 3.0
 """Seconds that workers may take to give back what they hold."""
+WRITING_S = 120.0
+"""Seconds in which a profiler writes its file."""
 PULSE_S = 5.0
 """Seconds in which an idle actor answers."""
 
@@ -100,6 +103,7 @@ class ActorPart:
 
     Attributes:
         rewire: called when a new actor stands on this lane, to connect it with the others.
+        device_times: that came with replies; whoever reads them takes them out.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class ActorPart:
         self._replacing = asyncio.Lock()
         self.handle, self._building = blueprint.launch()
         self.facts: ProcessFacts | None = None
+        self.device_times: list[DeviceTime] = []
         self._offset_ns = 0
 
     def wait_until_built(self) -> None:
@@ -173,6 +178,7 @@ class ActorPart:
             except RayError as error:  # an object is gone with the actor that owned it
                 raise RunStopped(f"{self.lane} could not {method}: {_first_line(error)}") from None
         self.tracer.record_elsewhere(self._on_our_clock(span) for span in reply.spans)
+        self.device_times += reply.device_times
         return reply.value, others
 
     def _on_our_clock(self, span: Span) -> Span:
@@ -218,6 +224,16 @@ class ActorPart:
                 return await asyncio.to_thread(self._finish_building)
             except DEATHS as error:
                 reason = f"while it started: {cause_of_death(error)}"
+
+
+def end_windows(parts: Sequence[ActorPart]) -> None:
+    """Have the profilers in these actors stop and write what they have.
+
+    Raises:
+        RunStopped: one could not, or takes more than ``WRITING_S``.
+    """
+    with ends_the_run("a profiler could not write what it recorded"):
+        ray.get([part.handle.end_windows.remote() for part in parts], timeout=WRITING_S)
 
 
 def close_parts(parts: Sequence[ActorPart]) -> None:

@@ -17,7 +17,9 @@ import ray
 import torch
 
 from harness.errors import UserError
-from harness.trace import RecordingTracer, Span, Stage, SynchronizedTracer, Tracer
+from harness.instruments import Instruments
+from harness.probes.cuda_events import DeviceTime
+from harness.trace import RecordingTracer, Span, Stage, Tracer
 from harness.types import GroupData, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 
@@ -33,6 +35,7 @@ class ProcessSetup:
         working_folder, import_path: those of the driver, which makes this value, so that files and modules that the
             scenario names are found.
         cuda: whether the worker computes on a GPU.
+        instruments: probes, and delays that the scenario asks for.
     """
 
     lane: str
@@ -41,6 +44,7 @@ class ProcessSetup:
     working_folder: Path = field(default_factory=Path.cwd)
     import_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(path) for path in sys.path))
     cuda: bool = False
+    instruments: Instruments = field(default_factory=Instruments)
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,11 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call returned, and the spans it recorded on the machine's monotonic clock."""
+    """What a call returned, the spans it recorded on the machine's monotonic clock, and device times that came in."""
 
     value: Any
     spans: list[Span]
+    device_times: list[DeviceTime] = field(default_factory=list)
 
 
 class PartProcess:
@@ -70,9 +75,7 @@ class PartProcess:
         sys.path[:] = [*setup.import_path, *(path for path in sys.path if path not in setup.import_path)]
         torch.set_num_threads(setup.threads)
         self._recorder = RecordingTracer(time.perf_counter_ns)
-        self._tracer: Tracer = self._recorder
-        if setup.cuda:
-            self._tracer = SynchronizedTracer(self._recorder, torch.cuda.synchronize)
+        self._instrumented = setup.instruments.for_process(self._recorder, (setup.lane,), setup.cuda)
         self._worker: Any = None
 
     def build(self, make: Callable[[Tracer], Any]) -> ProcessFacts:
@@ -82,8 +85,8 @@ class PartProcess:
             UserError: the driver's working folder is not on this machine, or ``make`` raises it.
         """
         self._enter_working_folder()
-        self._worker = make(self._tracer)
-        for note in getattr(self._worker, "notes", ()):
+        self._worker = make(self._instrumented.tracer)
+        for note in (*self._instrumented.notes, *getattr(self._worker, "notes", ())):
             print(note, flush=True)
         return ProcessFacts(os.getpid(), boot_id(), ray.get_runtime_context().get_node_id())
 
@@ -102,6 +105,10 @@ class PartProcess:
         """This machine's monotonic clock."""
         return time.perf_counter_ns()
 
+    def end_windows(self) -> None:
+        """Stop the profilers that still run, and have them write what they have."""
+        self._instrumented.end_windows()
+
     def close(self) -> None:
         """Give back what the worker holds outside of its process."""
         if self._worker is not None:
@@ -113,7 +120,7 @@ class PartProcess:
         self._recorder.finished.append(span)
 
     def _reply(self, value: Any) -> Reply:
-        return Reply(value, self._recorder.drain())
+        return Reply(value, self._recorder.drain(), self._instrumented.drain_device_times())
 
 
 class GeneratorProcess(PartProcess):

@@ -19,6 +19,7 @@ import ray
 from ray._private.services import canonicalize_bootstrap_address
 
 from harness.errors import UserError
+from harness.probes.nsight import SESSION_CONFIG
 
 PROBE_S = 5.0
 """Seconds that a cluster may take to accept a connection."""
@@ -35,12 +36,16 @@ class RaySession:
         address: ``local``, ``auto`` or HOST:PORT.
         cpus: logical CPUs of a local Ray; arms that take turns reserve theirs side by side.
         gpus: logical GPUs of a local Ray; None lets Ray look.
+        for_nsight: whether nsys will have to outlive actors, to write its reports.
 
     Raises:
         UserError: there is no cluster at the address.
     """
 
-    def __init__(self, address: str = "local", cpus: int | None = None, gpus: int | None = None) -> None:
+    def __init__(
+        self, address: str = "local", cpus: int | None = None, gpus: int | None = None, for_nsight: bool = False
+    ) -> None:
+        self._for_nsight = for_nsight
         if address != "local":
             _look_for_cluster(address)
         self.address, self.folder = address, Path(tempfile.mkdtemp(prefix="grpo-"))
@@ -60,7 +65,8 @@ class RaySession:
         if not self.is_local:
             return {"address": self.address, **quiet}
         own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray"), "_node_ip_address": "127.0.0.1"}
-        fair = {"_system_config": {"worker_niceness": 0}}  # Ray's own 15 would let any other program go first
+        system = {"worker_niceness": 0}  # Ray's own 15 would let any other program go first
+        fair = {"_system_config": system | (SESSION_CONFIG if self._for_nsight else {})}
         return {"address": "local", "num_cpus": cpus, "num_gpus": gpus, **own, **fair, **quiet}
 
     @property

@@ -9,7 +9,7 @@ workshop      builds the parts of a command's runs, with Ray where it is needed
 """
 
 from harness.build.options import Build, StopSignal, loop_plan, resolve_device, threads_of, trainer_options
-from harness.build.parts import Parts, build_in_process_parts, build_simulated_parts
+from harness.build.parts import Parts, all_lanes, build_in_process_parts, build_simulated_parts
 from harness.build.table import BUILDERS, Policy
 from harness.build.workshop import Workshop
 
@@ -20,6 +20,7 @@ __all__ = [
     "Policy",
     "StopSignal",
     "Workshop",
+    "all_lanes",
     "build_in_process_parts",
     "build_simulated_parts",
     "loop_plan",

@@ -11,15 +11,19 @@ from typing import Any
 
 from harness.actors.environment import process_environment
 from harness.actors.logs import ProcessLogs
-from harness.actors.parts import ActorPart, Blueprint, Replacements, close_parts, ends_the_run
+from harness.actors.parts import ActorPart, Blueprint, Replacements, close_parts, end_windows, ends_the_run
 from harness.actors.placement import Ask, Placement
 from harness.actors.processes import GeneratorProcess, LearnerProcess, PartProcess, ProcessSetup, ScorerProcess
 from harness.actors.session import RaySession
 from harness.actors.shells import RemoteGenerator, RemoteLearner, RemoteScorer
 from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task, never
 from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
-from harness.build.parts import Parts, lanes_of
+from harness.build.parts import Parts, instruments_of, keep_traces, lanes_of
 from harness.errors import HarnessError
+from harness.probes.cuda_events import DeviceTime
+from harness.probes.nsight import new_tag, nsight_runtime_env
+from harness.probes.nsight_reports import report_folders, wait_for_reports
+from harness.probes.windows import lanes_in
 from harness.scenario import PartSettings, Scenario
 from harness.trace import RecordingTracer, Tracer
 from harness.transports.catalogue import TransportKind, transport_kind
@@ -67,7 +71,9 @@ def build_actor_parts(
         crew.save_to,
         crew.processes,
         crew.logs.new_lines,
-        [crew.close, placement.close],
+        crew.drain_device_times,
+        crew.keep_profiles,
+        [crew.close, placement.close, crew.instruments.remove_drafts],
     )
     try:
         crew.wait_until_ready()
@@ -99,7 +105,9 @@ class _Crew:
         placement: Placement,
     ) -> None:
         self._scenario, self._kind, self._placement = scenario, kind, placement
+        self._session, self._tag = session, new_tag()
         self.logs = ProcessLogs(session.folder if session.is_local else None)
+        self.instruments = instruments_of(scenario, session.folder if session.is_local else None)
         self.learner_shell: Any = None
         replacements = Replacements(scenario.faults.max_replacements)
         options, rooms = transport_options(scenario, session), scenario.placement
@@ -162,15 +170,56 @@ class _Crew:
         threads = threads_of(scenario, settings)
         sharing = len(asks_of(scenario)) if scenario.placement.colocated else 1
         options = self._placement.options(lane, sharing)
-        options["runtime_env"] = {"env_vars": process_environment(threads, scenario.placement.interface)}
+        options["runtime_env"] = self._runtime_env(lane, settings, threads)
         setup = ProcessSetup(
             lane,
             threads,
             self.logs.file_for(lane),
             cuda=settings.gpus > 0 and resolve_device(scenario, settings) == "cuda",
+            instruments=self.instruments,
         )
         groups = {"weights": 1} if process is GeneratorProcess else {}
         return Blueprint(process, options, groups, self._kind.tensor_transport is not None, setup, make)
+
+    def _runtime_env(self, lane: str, settings: PartSettings, threads: int) -> dict[str, Any]:
+        variables = process_environment(threads, self._scenario.placement.interface)
+        if lane not in self._under_nsight():
+            return {"env_vars": variables}
+        window = self.instruments.profile.nsight
+        assert window is not None
+        cuda = settings.gpus > 0 and resolve_device(self._scenario, settings) == "cuda"
+        nsight = nsight_runtime_env(window, lane, self._tag, cuda, ucx=self._kind.name == "nixl")
+        return {"nsight": nsight["nsight"], "env_vars": variables | nsight["env_vars"]}
+
+    def _under_nsight(self) -> tuple[str, ...]:
+        window = self.instruments.profile.nsight
+        return () if window is None else lanes_in(window, self.instruments.lanes)
+
+    def drain_device_times(self) -> list[DeviceTime]:
+        """Return what came in with the replies of all actors."""
+        found = [time for part in self.all for time in part.device_times]
+        for part in self.all:
+            part.device_times.clear()
+        return found
+
+    def keep_profiles(self, folder: Path) -> None:
+        """Have the profilers write what they have, and move it; actors under nsys end, since it writes then.
+
+        Raises:
+            RunStopped: something that was to be recorded is missing.
+        """
+        profile = self.instruments.profile
+        if profile.torch_profiler is not None or profile.nsight is not None:
+            end_windows(self.all)
+        keep_traces(self.instruments, [(part.lane,) for part in self.all], folder)
+        if profile.nsight is None:
+            return
+        profiled = {part.lane: part for part in self.all if part.lane in self._under_nsight()}
+        processes = {lane: pid for lane, pid in self.processes().items() if lane in profiled}
+        for part in profiled.values():
+            part.handle.__ray_terminate__.remote()
+        reports = partial(report_folders, self._session.folder / "ray")
+        wait_for_reports(reports, self._tag, processes, profile.nsight.report_timeout_s, folder)
 
     def _group(self) -> None:
         with ends_the_run(f"Learner and Generators could not be connected by {self._kind.name}"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,15 @@ import torch
 from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
 from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessScorer
+from harness.instruments import Instruments
 from harness.loop import LoopPlan
+from harness.probes.cuda_events import DeviceTime
+from harness.probes.load import load_profile
+from harness.probes.torch_window import collect_traces, process_name
+from harness.probes.windows import lanes_in
 from harness.protocols import Generator, Learner, Scorer
 from harness.scenario import Scenario
-from harness.trace import RecordingTracer, SynchronizedTracer, Tracer
+from harness.trace import RecordingTracer
 from harness.transports.in_process import InProcessTransport
 from harness.workers import check_prompts_fit
 
@@ -30,6 +36,8 @@ class Parts:
         save_to: tells the Learner where to save the policy; without it nothing is saved.
         processes: process ids by lane, of the parts that have a process of their own on this machine.
         drain_log: returns lines that the parts have printed since the last call.
+        drain_device_times: returns what GPUs took for stages, as far as it came in since the last call.
+        keep_profiles: after the loop: moves what profilers recorded into a folder. Parts may have ended by then.
         on_close: called in turn by ``close``.
     """
 
@@ -42,6 +50,8 @@ class Parts:
     save_to: Callable[[Path], None] = lambda folder: None
     processes: Callable[[], Mapping[str, int]] = dict
     drain_log: Callable[[], list[str]] = list
+    drain_device_times: Callable[[], list[DeviceTime]] = list
+    keep_profiles: Callable[[Path], None] = lambda folder: None
     on_close: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -64,7 +74,10 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
         Interrupted: ``should_stop`` said so.
     """
     device = resolve_device(scenario, scenario.placement.learner)
-    tracer: Tracer = SynchronizedTracer(recorder, torch.cuda.synchronize) if device == "cuda" else recorder
+    lanes = all_lanes(scenario)
+    instruments = instruments_of(scenario)
+    instrumented = instruments.for_process(recorder, lanes, cuda=device == "cuda")
+    tracer = instrumented.tracer
     threads = threads_of(scenario, scenario.placement.learner)
     torch.set_num_threads(threads)
     task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
@@ -80,6 +93,10 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
     def save_to(folder: Path) -> None:
         learner.policy_folder = folder
 
+    def keep_profiles(folder: Path) -> None:
+        instrumented.end_windows()
+        keep_traces(instruments, [lanes], folder)
+
     return Parts(
         (InProcessGenerator(generator, sampling, loading),),
         (InProcessScorer(scorer, scoring),),
@@ -88,8 +105,45 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
         policy.num_parameters,
         threads,
         save_to,
-        on_close=[*(_ending(executor) for executor in executors), scorer.close],
+        drain_log=_once(instrumented.notes),
+        drain_device_times=instrumented.drain_device_times,
+        keep_profiles=keep_profiles,
+        on_close=[*(_ending(executor) for executor in executors), scorer.close, instruments.remove_drafts],
     )
+
+
+def instruments_of(scenario: Scenario, drafts_in: Path | None = None) -> Instruments:
+    """Return what surrounds the spans of a run's parts.
+
+    Args:
+        scenario: names the probe profile and the delays.
+        drafts_in: where traces are written until the run's folder takes them; None: among the temporary files.
+
+    Raises:
+        UserError: there is no such profile.
+    """
+    profile = load_profile(scenario.profile)
+    drafts = None if profile.torch_profiler is None else Path(tempfile.mkdtemp(prefix="traces-", dir=drafts_in))
+    return Instruments(
+        profile, {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}, all_lanes(scenario), drafts
+    )
+
+
+def keep_traces(instruments: Instruments, processes: Sequence[Sequence[str]], folder: Path) -> None:
+    """Move the traces of torch.profiler, one for each process, into a folder.
+
+    Args:
+        processes: the lanes of each process.
+
+    Raises:
+        RunStopped: one is missing.
+    """
+    window = instruments.profile.torch_profiler
+    if window is None or instruments.drafts is None:
+        return
+    chosen = lanes_in(window, instruments.lanes)
+    profiled = [[lane for lane in lanes if lane in chosen] for lanes in processes]
+    collect_traces([process_name(lanes) for lanes in profiled if lanes], instruments.drafts, folder)
 
 
 def build_simulated_parts(scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> Parts:
@@ -110,9 +164,24 @@ def lanes_of(kind: str, scenario: Scenario) -> list[str]:
     return numbered_lanes(kind, count)
 
 
+def all_lanes(scenario: Scenario) -> tuple[str, ...]:
+    """Return the names of all lanes of a run."""
+    return (*lanes_of("generator", scenario), *lanes_of("scorer", scenario), "learner")
+
+
 def numbered_lanes(kind: str, count: int) -> list[str]:
     """Return the lane names of so many equal parts."""
     return [kind] if count == 1 else [f"{kind}{index}" for index in range(count)]
+
+
+def _once(notes: list[str]) -> Callable[[], list[str]]:
+    """Return what hands out the notes at its first call."""
+
+    def drain() -> list[str]:
+        handed_out, notes[:] = notes[:], []
+        return handed_out
+
+    return drain
 
 
 def _one_thread(torch_threads: int) -> ThreadPoolExecutor:

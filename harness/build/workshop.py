@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from harness.build.options import StopSignal
 from harness.build.parts import Parts, build_in_process_parts
 from harness.errors import UserError
+from harness.probes.load import load_profile
 from harness.provenance import usable_cores
 from harness.scenario import Scenario
 from harness.trace import RecordingTracer
@@ -58,7 +59,10 @@ class Workshop:
             from harness.actors.session import RaySession
 
             side_by_side = [sum(_cpus(each) for each in group) for group in [*self._together, [scenario]]]
-            self._session = RaySession(address, cpus=max(usable_cores(), math.ceil(max(side_by_side))))
+            cpus = max(usable_cores(), math.ceil(max(side_by_side)))
+            profiles = {each.profile for group in [*self._together, [scenario]] for each in group}
+            for_nsight = any(load_profile(name).nsight is not None for name in profiles)
+            self._session = RaySession(address, cpus, for_nsight=for_nsight)
         return self._session
 
     def __enter__(self) -> Workshop:

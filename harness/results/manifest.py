@@ -29,6 +29,9 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "seed": _WHOLE,
     "interleaving": _TEXT + _NONE,
     "position": _WHOLE + _NONE,
+    "block": _WHOLE + _NONE,
+    "sentinel": (dict, *_NONE),
+    "profile": _TEXT + _NONE,
     "versions": (dict,),
     "machine": (dict,),
     "threads": _WHOLE + _NONE,
@@ -53,6 +56,9 @@ class Manifest:
         interleaving: how the arms of the campaign took turns: by ``step``, by ``run``, or None for a single run.
         position: of the run among the campaign's, in the order of the scenario. Arms may run in another order, and are
             shown in this one. None in runs of before it was written.
+        block: number of the block, in which every arm runs once; None where the scenario asks for no blocks.
+        sentinel: seconds of a fixed piece of work right before the block; see ``harness.sentinel``.
+        profile: name of the probe profile.
         machine: see ``harness.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
@@ -72,6 +78,9 @@ class Manifest:
     seed: int = 0
     interleaving: str | None = None
     position: int | None = None
+    block: int | None = None
+    sentinel: dict[str, float] | None = None
+    profile: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     threads: int | None = None

@@ -58,6 +58,8 @@ class StepRow:
         versions: the policy version that each lane held at the end of the row; a lane without weights is missing.
         version_changes: since the previous row.
         lags: how many of the rollouts trained on were how many versions behind; a rollout's oldest token counts.
+        warmup: the run was not in its steady state yet: kept, and left out of statistics.
+        profiled: a profiler ran in this step: never part of statistics.
     """
 
     step: int
@@ -71,6 +73,8 @@ class StepRow:
     versions: Mapping[str, int] = field(default_factory=dict)
     version_changes: tuple[VersionChange, ...] = ()
     lags: Mapping[int, int] = field(default_factory=dict)
+    warmup: bool = False
+    profiled: bool = False
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric, or None if the step has none of that name."""
@@ -126,13 +130,16 @@ def step_row(
     versions: Mapping[str, int] | None = None,
     version_changes: Iterable[VersionChange] = (),
     lags: Mapping[int, int] | None = None,
+    warmup: bool = False,
+    profiled: bool = False,
 ) -> dict[str, Any]:
-    """Return the JSON row of a training step; see ``StepRow``."""
+    """Return the JSON row of a training step; see ``StepRow``. Flags are written where they are true."""
     head: dict[str, Any] = {"kind": "step", "step": step, "version": version, "wall_s": round(wall_s, 9)}
     rest: dict[str, Any] = {"elapsed_s": round(elapsed_s, 9), "optimizer_steps": optimizer_steps}
     held: dict[str, Any] = {"versions": dict(versions or {}), "version_changes": _stored_changes(version_changes)}
     trained = {"lags": {str(lag): rollouts for lag, rollouts in sorted((lags or {}).items())}}
-    return head | rest | _stage_fields(lanes) | held | trained | {"metrics": store_metrics(metrics)}
+    flags = {name: True for name, is_set in (("warmup", warmup), ("profiled", profiled)) if is_set}
+    return head | rest | flags | _stage_fields(lanes) | held | trained | {"metrics": store_metrics(metrics)}
 
 
 def evaluation_row(*, version: int, step: int, elapsed_s: float, metrics: Metrics) -> dict[str, Any]:

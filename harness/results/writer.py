@@ -20,6 +20,7 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.results.anonymous import Scrubber, safe_name
+from harness.results.counters import COUNTERS, CounterRow, counters_header
 from harness.results.manifest import Manifest
 from harness.results.rows import SCHEMA_VERSIONS, with_nulls
 from harness.trace import Span, Stage
@@ -27,7 +28,7 @@ from harness.types import ExampleRollout, Purpose
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl"
-POLICY, PICTURES = "policy", "pictures"
+POLICY, PICTURES, PROFILES = "policy", "pictures", "profiles"
 
 
 def campaign_name(root: Path, scenario: str, now: datetime) -> str:
@@ -144,6 +145,22 @@ class RunFolder:
             row |= {"response": item.response, "ground_truth": item.ground_truth, "reward": item.reward}
             row |= {"num_tokens": item.num_tokens, "finish_reason": item.finish_reason}
             self._files[ROLLOUTS].append(_json_line(row))
+
+    def append_counters(self, rows: Iterable[CounterRow]) -> None:
+        """Add counters; the first ones make the file, since a run without probes has none.
+
+        Raises:
+            UserError: the file cannot be made.
+        """
+        lines = [_json_line(row.to_json()) for row in rows]
+        if lines and COUNTERS not in self._files:
+            try:
+                self._files[COUNTERS] = _AppendOnly(self.folder / COUNTERS)
+            except OSError as error:
+                raise self._cannot_write(error) from error
+            self._files[COUNTERS].append(_json_line(counters_header()))
+        if lines:
+            self._files[COUNTERS].append("".join(lines))
 
     def log(self, text: str) -> None:
         """Add a line with the time to ``log.txt``, without names and absolute paths."""

@@ -1,0 +1,120 @@
+"""What runs beside one run: the sampler of counters, py-spy, and what these cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from harness.arms import PausableClock
+from harness.probes.cuda_events import DeviceTime
+from harness.probes.profile import ProbeProfile
+from harness.probes.pyspy import PySpyRecorder
+from harness.probes.session import ProbeSession
+from harness.results.counters import CounterRow
+from harness.types import Metric, Metrics
+
+
+class ArmProbes:
+    """The probes of one run. They rest while another arm has its turn.
+
+    Args:
+        profile: which there are.
+        clock: the run's; starts and stops the sampler.
+        processes: returns the process ids by lane, of the parts with a process of their own.
+        device_times: returns what GPUs took for stages since the last call.
+        folder: where the files of py-spy go.
+    """
+
+    def __init__(
+        self,
+        profile: ProbeProfile,
+        clock: PausableClock,
+        processes: Callable[[], Mapping[str, int]],
+        device_times: Callable[[], Sequence[DeviceTime]],
+        folder: Path,
+    ) -> None:
+        self._clock, self._processes, self._device_times = clock, processes, device_times
+        self._session = ProbeSession(profile, clock.at)
+        self._pyspy = None if profile.pyspy is None else PySpyRecorder(profile.pyspy, processes, folder)
+        self._watched: dict[str, int] = {}
+        self._kept: list[CounterRow] = []
+        self._next_step, self._charged_s = 0, 0.0
+        self._notes_told = 0
+
+    def start(self) -> None:
+        """Begin with the run's loop; from now on the clock says when to rest."""
+        self._clock.on_resume, self._clock.on_pause = self._go, self._rest
+        self._watch()
+        if self._clock.is_running:
+            self._go()
+
+    def before_next_step(self) -> None:
+        """The next training step begins, unless another arm has its turn first."""
+        if self._pyspy is not None and self._clock.is_running:
+            self._pyspy.on_step_starts(self._next_step)
+
+    def after_step(self, step: int) -> None:
+        """A training step is complete.
+
+        Raises:
+            RunStopped: py-spy recorded nothing.
+        """
+        self._next_step = step + 1
+        if self._pyspy is not None:
+            self._pyspy.on_step(step)
+        self._watch()
+
+    def drain(self) -> list[CounterRow]:
+        """See ``recorder.Probes``."""
+        rows, self._kept = self._kept + self._session.drain(), []
+        return rows
+
+    def drain_notes(self) -> list[str]:
+        """See ``recorder.Probes``."""
+        new = self._session.notes[self._notes_told :]
+        self._notes_told = len(self._session.notes)
+        return new
+
+    def step_metrics(self) -> Metrics:
+        """Return the CPU seconds of sampling, and device seconds by stage, since the last call."""
+        metrics: dict[str, Metric] = {}
+        for time in self._device_times():
+            name = f"timing_device_s/{time.stage.value}"
+            seconds = Metric(time.device_s, "sum")
+            metrics[name] = metrics[name].combine(seconds) if name in metrics else seconds
+        spent_s = self._session.own_cpu_s
+        if spent_s > 0:
+            metrics["probe/cpu_s"] = Metric(spent_s - self._charged_s, "sum")
+        self._charged_s = spent_s
+        return metrics
+
+    def close(self) -> None:
+        """End the probes; counters that came in last can still be drained.
+
+        Raises:
+            RunStopped: py-spy recorded nothing.
+        """
+        self._clock.on_resume = self._clock.on_pause = _nothing
+        try:
+            if self._pyspy is not None:
+                self._pyspy.close()
+        finally:
+            self._session.close()
+
+    def _go(self) -> None:
+        self._session.go()
+        self.before_next_step()
+
+    def _rest(self) -> None:
+        self._kept += self._session.drain()  # while the clock still knows these times
+        self._session.hold()
+
+    def _watch(self) -> None:
+        """Tell the sampler of the processes: a part that died has another one."""
+        processes = dict(self._processes())
+        if processes != self._watched:
+            self._watched = processes
+            self._session.watch(processes)
+
+
+def _nothing() -> None: ...

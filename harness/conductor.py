@@ -1,0 +1,296 @@
+"""Runs the arms of one point: builds their parts, lets them take turns, and closes the books however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rich.console import Console
+
+from harness.arm_probes import ArmProbes
+from harness.arms import PausableClock, Turnstile, alternating_order, order_in_block
+from harness.books import Books, Campaign
+from harness.build import Build, Parts
+from harness.errors import HarnessError, RunStopped, UserError
+from harness.loop import FullSpeed, Pace, first_error, run_loop
+from harness.probes.load import load_profile
+from harness.probes.profile import ProbeProfile
+from harness.progress import RunProgress
+from harness.results.writer import POLICY, PROFILES
+from harness.scenario import Variant
+from harness.trace import RecordingTracer
+from harness.trackers.streams import Streams, open_streams
+from harness.watchdog import stack_dumps, watch
+
+Row = dict[str, Any]
+Listener = Callable[[Row, float], None]
+
+
+@dataclass
+class Arm:
+    """One run on its way: its clock, and in turn its parts and its books."""
+
+    variant: Variant
+    clock: PausableClock
+    tracer: RecordingTracer
+    parts: Parts | None = None
+    books: Books | None = None
+    listeners: list[Listener] = field(default_factory=list)
+    streams: Streams = field(default_factory=lambda: Streams({}, lambda sentence: None))
+
+    @cached_property
+    def profile(self) -> ProbeProfile:
+        """The probes that the scenario names."""
+        return load_profile(self.variant.scenario.profile)
+
+    @property
+    def steps(self) -> int:
+        """Training steps to make."""
+        return self.variant.scenario.steps
+
+    @property
+    def label(self) -> str:
+        """Name to show."""
+        return self.variant.name or self.variant.scenario.name
+
+    def hear(self, row: Row, train_s: float) -> None:
+        """Pass a row on to all listeners."""
+        for listener in self.listeners:
+            listener(row, train_s)
+
+    @property
+    def is_one_of_many(self) -> bool:
+        """Whether the run is part of a block."""
+        return self.variant.block is not None
+
+
+class Conductor:
+    """Runs the points of a scenario one after the other, and the arms of a point in turns.
+
+    Args:
+        campaign: makes the folders.
+        build: makes the parts of one run.
+        console: where progress is shown.
+        quiet: show none.
+    """
+
+    def __init__(self, campaign: Campaign, build: Build, console: Console, quiet: bool) -> None:
+        self._campaign, self._build, self._console, self._quiet = campaign, build, console, quiet
+        self._stop = threading.Event()
+        self.failures: list[tuple[str, HarnessError]] = []
+
+    def run_point(self, variants: Sequence[Variant], listeners: Sequence[Listener] | None = None) -> None:
+        """Run the arms of one point; what fails is remembered in ``failures``.
+
+        Args:
+            variants: the arms.
+            listeners: for each arm, what hears of its rows beside the progress; None: nobody.
+
+        Raises:
+            KeyboardInterrupt, Interrupted: the user asked to stop.
+        """
+        interleaving = interleaving_of(variants)
+        arms = [self._new_arm(variant) for variant in variants]
+        for arm, listener in zip(arms, listeners or (), strict=False):
+            arm.listeners.append(listener)
+        try:
+            if interleaving == "step":
+                self._run_in_turns(arms)
+            else:
+                self._run_one_by_one(arms, interleaving)
+        except BaseException as error:
+            self._stop.set()
+            for arm in arms:
+                if arm.books is not None:
+                    arm.books.close_after(error)
+            raise
+        finally:
+            for arm in arms:
+                self._end(arm)
+
+    def say(self, line: str) -> None:
+        """Print a line beside the progress."""
+        if not self._quiet:
+            self._console.print(line, markup=False, highlight=False)
+
+    def _new_arm(self, variant: Variant) -> Arm:
+        clock = PausableClock()
+        return Arm(variant, clock, RecordingTracer(clock, clock.at))
+
+    def _prepare(self, arm: Arm) -> bool:
+        """Build an arm's parts; return whether that went well."""
+        arm.clock.resume()
+        try:
+            arm.parts = self._build(arm.variant.scenario, arm.tracer, self._stop.is_set)
+        except (UserError, RunStopped) as error:
+            self.failures.append((arm.label, error))
+            return False
+        finally:
+            arm.clock.pause()
+        return True
+
+    def _open_books(self, arms: Sequence[Arm], interleaving: str | None, progress: RunProgress) -> bool:
+        """Make the arms' folders; return whether that went well."""
+        for number, arm in enumerate(arms):
+            arm.listeners.append(progress.listener(number))
+            try:
+                arm.books = self._open_one(arm, interleaving)
+            except UserError as error:
+                self.failures.append((arm.label, error))
+                return False
+        return True
+
+    def _open_one(self, arm: Arm, interleaving: str | None) -> Books:
+        scenario = arm.variant.scenario
+        profiled = arm.profile.touched_steps(scenario.max_lag)
+        books = self._campaign.open_books(arm.variant, arm.tracer, _parts(arm), interleaving, arm.hear, profiled)
+        arm.streams = open_streams(scenario.trackers, books.folder.folder, arm.label, note=books.folder.log)
+        arm.listeners.append(lambda row, train_s: arm.streams.on_row(row))
+        return books
+
+    def _progress(self, arms: Sequence[Arm]) -> RunProgress:
+        passing = all(arm.is_one_of_many for arm in arms)
+        labels, steps = [arm.label for arm in arms], [arm.steps for arm in arms]
+        return RunProgress(self._console, labels, steps, self._quiet, passing)
+
+    def _end(self, arm: Arm) -> None:
+        """End an arm's parts."""
+        if arm.parts is not None:
+            arm.parts.close()
+            arm.parts = None
+
+    def _run_in_turns(self, arms: Sequence[Arm]) -> None:
+        """Run all arms at once, one training step each in turn. One that cannot start ends the point: arms compare."""
+        if not all(self._prepare(arm) for arm in arms):
+            return
+        with self._progress(arms) as progress:
+            if self._open_books(arms, "step", progress):
+                asyncio.run(self._alternate(arms, _turnstile(arms)))
+
+    def _run_one_by_one(self, arms: Sequence[Arm], interleaving: str | None) -> None:
+        """Run one arm after the other, in an order drawn from the seed; each has the machine to itself."""
+        block = arms[0].variant.block or 0
+        for number in order_in_block(len(arms), block, arms[0].variant.scenario.seed - block):
+            arm = arms[number]
+            if self._prepare(arm):
+                with self._progress([arm]) as progress:
+                    if self._open_books([arm], interleaving, progress):
+                        arm.clock.resume()
+                        asyncio.run(self._run_arm(arm, FullSpeed()))
+                        arm.clock.pause()
+            self._end(arm)
+
+    async def _alternate(self, arms: Sequence[Arm], turnstile: Turnstile) -> None:
+        """Let the arms take turns; one that fails drops out."""
+
+        async def take_turns(number: int, arm: Arm) -> None:
+            pace = turnstile.lane(number)
+            books = _books(arm)
+            # The turn of the last step is passed on only when the run is saved, so that saving costs nobody else time.
+            books.recorder.on_step_done = lambda step: pace.finished(step) if step < arm.steps - 1 else None
+            await pace.admit(0)
+            if await self._run_arm(arm, pace):
+                pace.finished(arm.steps - 1)
+            else:
+                turnstile.drop(number)
+
+        turnstile.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number, arm in enumerate(arms):
+                    tasks.create_task(take_turns(number, arm))
+        except BaseExceptionGroup as group:
+            error = first_error(group)
+            raise error from error.__cause__
+
+    async def _run_arm(self, arm: Arm, pace: Pace) -> bool:
+        """Run one arm to its end and close its books; return whether it got there."""
+        books, parts, profiles = _books(arm), _parts(arm), _books(arm).folder.folder / PROFILES
+        probes = ArmProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_times, profiles)
+        _hand_to_recorder(probes, books)
+        parts.save_to(books.folder.folder / POLICY)
+        probes.start()
+        books.recorder.loop_starts(parts.lanes)
+        watcher = asyncio.ensure_future(self._watch(arm))
+        loop = asyncio.ensure_future(
+            run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, books.recorder, pace)
+        )
+        try:
+            await asyncio.wait((loop, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if watcher.done():
+                await watcher
+            await loop
+            await asyncio.to_thread(parts.keep_profiles, profiles)
+            probes.close()
+            books.log_lines(parts.drain_log())
+            books.complete()
+            return True
+        except (UserError, RunStopped) as error:
+            self.failures.append((arm.label, error))
+            books.log_lines(parts.drain_log())
+            books.close_after(error)
+            return False
+        finally:
+            watcher.cancel()
+            loop.cancel()
+            arm.streams.close()
+            with suppress(RunStopped):  # what py-spy lacks is no news after an error
+                probes.close()
+
+    async def _watch(self, arm: Arm) -> None:
+        """Stop the arm when nothing moves; see ``harness.watchdog``."""
+        books, parts = _books(arm), _parts(arm)
+
+        def say(report: str) -> None:
+            books.log_lines(report.splitlines())
+            self._console.print(report, markup=False, highlight=False)
+
+        await watch(
+            arm.tracer,
+            arm.variant.scenario.faults.stall_after_s,
+            lambda: stack_dumps(parts.processes()),
+            say,
+        )
+
+
+def _hand_to_recorder(probes: ArmProbes, books: Books) -> None:
+    """Have the recorder write what the probes see, and the probes hear of each step, before the turn is passed on."""
+    books.recorder.probes = probes
+    pass_on = books.recorder.on_step_done
+
+    def step_done(step: int) -> None:
+        probes.after_step(step)
+        pass_on(step)
+        probes.before_next_step()
+
+    books.recorder.on_step_done = step_done
+
+
+def _parts(arm: Arm) -> Parts:
+    assert arm.parts is not None
+    return arm.parts
+
+
+def _books(arm: Arm) -> Books:
+    assert arm.books is not None
+    return arm.books
+
+
+def interleaving_of(variants: Sequence[Variant]) -> str | None:
+    """How the arms take turns: as asked for, else by ``step`` where all are synchronous; None for a single arm."""
+    if len(variants) == 1:
+        return None
+    asked = variants[0].scenario.interleaving
+    if asked != "auto":
+        return asked
+    return "step" if all(variant.scenario.max_lag == 0 for variant in variants) else "run"
+
+
+def _turnstile(arms: Sequence[Arm]) -> Turnstile:
+    order = alternating_order(len(arms), [arm.steps for arm in arms], arms[0].variant.scenario.seed)
+    return Turnstile(order, [arm.clock for arm in arms])
