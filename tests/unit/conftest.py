@@ -77,6 +77,8 @@ class RunPlan:
     started_at: str = "2026-11-20T11:15:00.000Z"
     interleaving: str | None = "step"
     position: int | None = None
+    block: int | None = None
+    sentinel: dict[str, float] | None = None
     machine: dict[str, Any] = field(default_factory=lambda: dict(MACHINE))
     versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
     settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
@@ -85,7 +87,9 @@ class RunPlan:
     def variant_name(self) -> str | None:
         """Folder name below the campaign's."""
         parts = [self.arm] if self.arm else []
-        return ",".join([*parts, *(f"{key}={value}" for key, value in self.point.items())]) or None
+        parts += [f"{key}={value}" for key, value in self.point.items()]
+        parts += [] if self.block is None else [f"block={self.block}"]
+        return ",".join(parts) or None
 
 
 class _Clock:
@@ -139,6 +143,8 @@ def _manifest(plan: RunPlan) -> Manifest:
         startup_s=plan.startup_s,
         interleaving=plan.interleaving,
         position=plan.position,
+        block=plan.block,
+        sentinel=plan.sentinel,
         machine=plan.machine,
         versions=plan.versions,
         threads=2,

@@ -1,0 +1,80 @@
+"""A regression gate: verdicts to an exit code that a CI job can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.compare.verdicts import Judgement
+from harness.errors import UserError
+from harness.stats import FEWEST_BLOCKS, Verdict
+
+FINE, WORSE, NOT_COMPARABLE, INCONCLUSIVE = 0, 1, 3, 4
+_GRAVEST_FIRST = (WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE)
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """The exit code, and a sentence for each arm that says how it came to that."""
+
+    code: int
+    sentences: tuple[str, ...]
+
+
+def gate(judgements: Sequence[Judgement], limit: float) -> GateResult:
+    """Judge whether any arm's step time is worse than the baseline's by ``limit`` or more.
+
+    An arm passes if its whole 95% interval lies below 1 + limit. It is worse if it is different and at least that much
+    slower. It is not comparable where the verdict says so, or where the baseline differs from itself (A/A). Anything
+    else, too few blocks among them, is inconclusive. The gravest of all arms counts: worse, not comparable,
+    inconclusive, fine.
+
+    Args:
+        judgements: made with ``limit`` as their threshold.
+        limit: relative, such as 0.05.
+    """
+    found = [_judge(judgement, limit) for judgement in judgements]
+    if not found:
+        return GateResult(INCONCLUSIVE, ("gate: there is nothing to set against the baseline.",))
+    code = next(code for code in _GRAVEST_FIRST if code in {item[0] for item in found})
+    return GateResult(code, tuple(sentence for _, sentence in found))
+
+
+def read_limit(text: str, where: str = "--fail-on") -> float:
+    """Read ``5%`` or ``0.05``, given for the option ``where``.
+
+    Raises:
+        UserError: it is neither, or not above 0 and below 100%.
+    """
+    digits = text.strip().removesuffix("%")
+    try:
+        value = float(digits) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < 1:
+        raise UserError(f"{text!r} is no share above 0% and below 100%", where, f"write for example {where} 5%")
+    return value
+
+
+def _judge(judgement: Judgement, limit: float) -> tuple[int, str]:
+    step, floor = judgement.step, judgement.noise_floor
+    against = f"gate: {judgement.other} against {judgement.base}"
+    if step.verdict is Verdict.NOT_COMPARABLE:
+        return NOT_COMPARABLE, f"{against}: not comparable: {step.reason}."
+    if floor is not None and floor.verdict is Verdict.DIFFERENT:
+        return (
+            NOT_COMPARABLE,
+            f"{against}: not comparable: the baseline is {_change(floor.ratio)} from itself.",
+        )
+    if step.low is None or step.high is None or step.blocks < FEWEST_BLOCKS:
+        return INCONCLUSIVE, f"{against}: inconclusive: {step.reason}."
+    interval = f"{_change(step.ratio)}, 95% interval {_change(step.low)} to {_change(step.high)}"
+    if step.verdict is Verdict.DIFFERENT and step.ratio is not None and step.ratio >= 1 + limit:
+        return WORSE, f"{against}: worse: {interval}; the limit is {_change(1 + limit)}."
+    if step.high < 1 + limit:
+        return FINE, f"{against}: fine: {interval}; the limit is {_change(1 + limit)}."
+    return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {_change(1 + limit)}."
+
+
+def _change(ratio: float | None) -> str:
+    return "unknown" if ratio is None else f"{100 * (ratio - 1):+.1f}%"

@@ -1,0 +1,94 @@
+"""Verdicts as tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare import numbers
+from harness.compare.tables import Table
+from harness.compare.verdicts import Judgement
+from harness.stats import STEP, Effect, Verdict
+
+_HEADER = ("time", "blocks", "ratio", "95% interval", "p", "p, Holm", "smallest effect", "verdict")
+
+
+def verdict_tables(judgements: Sequence[Judgement]) -> list[Table]:
+    """Return a table for each arm that has two blocks or more: step time first, then its stages."""
+    return [_table(judgement) for judgement in judgements if judgement.step.blocks > 1]
+
+
+def verdict_sentences(judgements: Sequence[Judgement]) -> list[str]:
+    """Return for each arm with two blocks or more what is different, and by how much."""
+    said = []
+    for judgement in judgements:
+        if judgement.step.blocks > 1:
+            said.append(_sentence(judgement))
+            said += [caution if caution.endswith(".") else f"{caution}." for caution in judgement.cautions]
+    return said
+
+
+def _table(judgement: Judgement) -> Table:
+    step = judgement.step
+    how = {True: "the arms took turns by step", False: "the arms ran one after the other", None: "not interleaved"}
+    notes = [
+        f"Ratios are {judgement.other} over {judgement.base}, over {step.blocks} blocks ({how[judgement.alternated]}), "
+        "warm-up steps left out. The smallest effect is the change that so many blocks show in 80% of cases.",
+        f"Different: the interval leaves out 1 and the change is {_percent(step.threshold)} or more "
+        f"({_percent(judgement.stages[0].threshold)} for a stage, corrected for {len(judgement.stages)} stages)."
+        if judgement.stages
+        else f"Different: the interval leaves out 1 and the change is {_percent(step.threshold)} or more.",
+    ]
+    if judgement.noise_floor is not None:
+        notes.append(f"Noise floor (the baseline against itself): {_interval_words(judgement.noise_floor)}.")
+    rows = [_row(effect) for effect in (step, *judgement.stages)]
+    return Table(f"Verdict: {judgement.other} against {judgement.base}", _HEADER, tuple(rows), tuple(notes))
+
+
+def _row(effect: Effect) -> tuple[str, ...]:
+    name = "whole step" if effect.name == STEP else effect.name
+    return (
+        name,
+        str(effect.blocks),
+        _ratio(effect.ratio),
+        numbers.NOTHING if effect.low is None else f"{_ratio(effect.low)} to {_ratio(effect.high)}",
+        _p(effect.p),
+        _p(effect.p_adjusted) if effect.name != STEP else numbers.NOTHING,
+        numbers.NOTHING if effect.minimum_effect is None else _percent(effect.minimum_effect),
+        effect.verdict.value,
+    )
+
+
+def _sentence(judgement: Judgement) -> str:
+    step = judgement.step
+    text = f"{judgement.other} against {judgement.base}, step time: {step.verdict.value}, {_interval_words(step)}"
+    if step.reason:
+        text += f" ({step.reason})"
+    stages = [effect for effect in judgement.stages if effect.verdict is Verdict.DIFFERENT]
+    if stages:
+        found = ", ".join(f"{effect.name} ({_signed(effect.ratio)})" for effect in stages)
+        text += f". Different stages: {found}"
+    return text + "."
+
+
+def _interval_words(effect: Effect) -> str:
+    if effect.ratio is None:
+        return "no figures"
+    if effect.low is None or effect.high is None:
+        return f"{_signed(effect.ratio)} in one block"
+    return f"{_signed(effect.ratio)}, 95% interval {_signed(effect.low)} to {_signed(effect.high)}"
+
+
+def _signed(ratio: float | None) -> str:
+    return numbers.NOTHING if ratio is None else f"{100 * (ratio - 1):+.1f}%"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def _ratio(value: float | None) -> str:
+    return numbers.NOTHING if value is None else f"{value:.3f}"
+
+
+def _p(value: float | None) -> str:
+    return numbers.NOTHING if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,273 @@
+"""Verdicts on a campaign: every variant against the baseline, in step time and in each stage.
+
+The unit of replication is the block, in which every arm ran once on the same prompts and seed, under the same weather.
+Steps are sub-samples of a block, so there is never a verdict from one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.compare.campaigns import Campaign, Variant
+from harness.compare.figures import RunFigures
+from harness.compare.groups import differences
+from harness.compare.series import UNFLAGGED_WARMUP, StepSeries
+from harness.errors import UserError
+from harness.stats import (
+    STAGE_THRESHOLD,
+    STEP,
+    STEP_THRESHOLD,
+    Drift,
+    Effect,
+    PairedBlock,
+    Verdict,
+    judge_apart,
+    judge_stages,
+    judge_step,
+    sentinel_drift,
+)
+from harness.trace import Stage
+
+OFTEN = 0.5  # a stage that runs in a smaller share of the steps, such as a checkpoint, is not compared
+UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison may be about
+_SETTINGS_OF_A_RUN = ("name", "description", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width", "seed")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One variant against the baseline.
+
+    Attributes:
+        base, other: the variants' names; of a stored baseline with its campaign.
+        step: the primary endpoint.
+        stages: every stage that both ran in most steps, corrected for their number.
+        alternated: whether the arms took turns by step; None where the two were not interleaved at all.
+        noise_floor: the baseline against an arm of the same settings, where the campaign has one (A/A).
+        cautions: what to mind with the figures.
+    """
+
+    base: str
+    other: str
+    step: Effect
+    stages: tuple[Effect, ...]
+    alternated: bool | None
+    noise_floor: Effect | None = None
+    cautions: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> list[Effect]:
+        """The step and the stages that are different."""
+        return [effect for effect in (self.step, *self.stages) if effect.verdict is Verdict.DIFFERENT]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the others are set against: a variant of a campaign."""
+
+    campaign: Campaign
+    variant: Variant
+
+
+def judgements(
+    campaign: Campaign,
+    baseline: str | None = None,
+    threshold: float = STEP_THRESHOLD,
+    allowed: Sequence[str] = (),
+) -> list[Judgement]:
+    """Set every variant of a campaign against one of them.
+
+    Args:
+        campaign: its variants; blocks are paired by (seed, block).
+        baseline: the variant's name; None takes the first one.
+        threshold: the relative change of the step time that counts in practice.
+        allowed: differences of the environment that do not stand in the way of a verdict: ``machine``, ``versions``,
+            ``threads``, ``commit``.
+
+    Raises:
+        UserError: the campaign has no such variant.
+    """
+    base = variant_named(campaign, baseline)
+    if len(campaign.variants) < 2:
+        return []
+    floor = _noise_floor(campaign, base, threshold)
+    drift = campaign_drift(campaign)
+    judge = _judge(campaign, base, threshold, allowed, drift)
+    return [
+        _with_floor(judge(other), floor if floor is not None and other.name != floor[0] else None)
+        for other in campaign.variants
+        if other is not base
+    ]
+
+
+def judge_against(baseline: Baseline, campaign: Campaign, threshold: float, allowed: Sequence[str]) -> list[Judgement]:
+    """Set the variants of a campaign against a stored baseline, which ran in another command.
+
+    A variant is set against the baseline's of the same name if there is one, else against the named one. The blocks of
+    the two were not interleaved, so drift of the machine shows as a difference: intervals are Welch's, and a machine
+    whose sentinel says that it has changed gives no verdict.
+    """
+    found = []
+    for other in campaign.variants:
+        same = next((variant for variant in baseline.campaign.variants if variant.name == other.name), baseline.variant)
+        reasons = _environment_reasons(same.runs, other.runs, allowed)
+        drift = sentinel_drift(_sentinels([*same.runs, *other.runs]))
+        if drift is not None and drift.unstable and drift.sentence:
+            reasons.append(f"the two did not take turns, and the {drift.sentence}")
+        seconds = [_apart(_kept_runs(variant.runs), STEP) for variant in (same, other)]
+        step = judge_apart(seconds[0], seconds[1], threshold, not_comparable=reasons)
+        name = f"{same.name} of {baseline.campaign.scenario}/{baseline.campaign.name}"
+        cautions = ("The baseline ran in another command: drift of the machine shows as a difference.",)
+        found.append(Judgement(name, other.name, step, (), None, cautions=cautions))
+    return found
+
+
+def variant_named(campaign: Campaign, name: str | None) -> Variant:
+    """Return a variant by its name; None is the first one.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name is None:
+        return campaign.variants[0]
+    for variant in campaign.variants:
+        if variant.name == name:
+            return variant
+    names = ", ".join(variant.name for variant in campaign.variants)
+    raise UserError(f"{campaign.scenario}/{campaign.name} has no arm called {name!r}", "--baseline", f"it has {names}")
+
+
+def campaign_drift(campaign: Campaign) -> Drift | None:
+    """Return how the speed of the machine went over the campaign's blocks; None where it was not measured."""
+    return sentinel_drift(_sentinels(campaign.runs))
+
+
+def paired_blocks(base: Variant, other: Variant, alternated: bool) -> dict[str, list[PairedBlock]]:
+    """Return the blocks of two variants, for the step and for each stage that both ran in most steps."""
+    pairs = _pairs(base, other)
+    names = [STEP, *(stage.value for stage in _common_stages(pairs))]
+    found: dict[str, list[PairedBlock]] = {}
+    for name in names:
+        blocks = [
+            PairedBlock.from_steps(_seconds(before, name), _seconds(after, name), alternated) for before, after in pairs
+        ]
+        found[name] = [block for block in blocks if block is not None]
+    return found
+
+
+def _judge(
+    campaign: Campaign, base: Variant, threshold: float, allowed: Sequence[str], drift: Drift | None
+) -> Callable[[Variant], Judgement]:
+    def judge(other: Variant) -> Judgement:
+        reasons = _environment_reasons(base.runs, other.runs, allowed)
+        cautions: list[str] = []
+        if drift is not None and drift.sentence:
+            (reasons if drift.refuses_gate else cautions).append(drift.sentence)
+        alternated = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
+        blocks = paired_blocks(base, other, alternated and _same_points(base, other))
+        step = judge_step(blocks.pop(STEP), threshold, not_comparable=reasons)
+        stages = judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
+        return Judgement(base.name, other.name, step, stages, alternated, cautions=tuple(cautions))
+
+    return judge
+
+
+def _with_floor(judgement: Judgement, floor: tuple[str, Effect] | None) -> Judgement:
+    if floor is None:
+        return judgement
+    return Judgement(
+        judgement.base, judgement.other, judgement.step, judgement.stages, judgement.alternated, floor[1],
+        judgement.cautions,
+    )  # fmt: skip
+
+
+def _noise_floor(campaign: Campaign, base: Variant, threshold: float) -> tuple[str, Effect] | None:
+    """Return the name and the effect of the first arm that has the baseline's own settings."""
+    twin = next((variant for variant in campaign.variants if variant is not base and is_same(base, variant)), None)
+    if twin is None:
+        return None
+    return twin.name, _judge(campaign, base, threshold, (), None)(twin).step
+
+
+def is_same(one: Variant, other: Variant) -> bool:
+    """Whether two variants have the same settings, all of them known."""
+    mine, theirs = _settings(one.runs[0]), _settings(other.runs[0])
+    return bool(mine) and mine == theirs
+
+
+def _settings(run: RunFigures) -> dict[str, object]:
+    return {key: value for key, value in run.settings.items() if key not in _SETTINGS_OF_A_RUN}
+
+
+def _environment_reasons(
+    before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]
+) -> list[str]:
+    """Say which parts of machine and software differ between the two, beyond what is allowed."""
+    unlike: dict[str, None] = {}
+    for run in after:
+        unlike |= dict.fromkeys(differences(before[0].manifest, run.manifest))
+    kept = [name for name in unlike if name not in (*allowed, *UNLIKE_IS_MEANT)]
+    return [f"they differ in {' and '.join(kept)}"] if kept else []
+
+
+def _same_points(one: Variant, other: Variant) -> bool:
+    """Whether the two are arms of one point, which took turns; the points of a sweep ran one after the other."""
+    points = [
+        {key: value for key, value in variant.runs[0].manifest.point.items() if key != "seed"}
+        for variant in (one, other)
+    ]
+    return points[0] == points[1]
+
+
+def _kept_runs(runs: Sequence[RunFigures]) -> list[StepSeries]:
+    found = (run.series.measured(UNFLAGGED_WARMUP) for run in runs if run.series is not None)
+    return [series for series in found if series.steps]
+
+
+def _pairs(base: Variant, other: Variant) -> list[tuple[StepSeries, StepSeries]]:
+    """Return the measured steps of the runs that share a block, in the order of the blocks."""
+    before, after = ({_key(run): run for run in variant.runs} for variant in (base, other))
+    pairs = []
+    for key in sorted(key for key in before if key in after):
+        mine, theirs = before[key].series, after[key].series
+        if mine is not None and theirs is not None:
+            pairs.append((mine.measured(UNFLAGGED_WARMUP), theirs.measured(UNFLAGGED_WARMUP)))
+    return pairs
+
+
+def _key(run: RunFigures) -> tuple[int, int]:
+    block = run.manifest.block
+    return (-1 if block is None else block), run.manifest.seed
+
+
+def _common_stages(pairs: Sequence[tuple[StepSeries, StepSeries]]) -> list[Stage]:
+    """Return the stages that ran in most steps of both, in the order of ``Stage``.
+
+    Waits are left out: they follow from what other lanes do, and would only cost the stages power.
+    """
+
+    def often(side: int, stage: Stage) -> bool:
+        times = [second for pair in pairs for second in pair[side].stages_s.get(stage, ())]
+        steps = sum(len(pair[side].steps) for pair in pairs)
+        return steps > 0 and sum(second > 0 for second in times) > OFTEN * steps
+
+    return [stage for stage in Stage if not stage.is_wait and often(0, stage) and often(1, stage)]
+
+
+def _seconds(series: StepSeries, name: str) -> Mapping[int, float]:
+    times = series.wall_s if name == STEP else series.stages_s[Stage(name)]
+    return dict(zip(series.steps, times, strict=True))
+
+
+def _apart(runs: Sequence[StepSeries], name: str) -> list[list[float]]:
+    return [list(_seconds(series, name).values()) for series in runs]
+
+
+def _sentinels(runs: Sequence[RunFigures]) -> dict[str, list[float]]:
+    """Return the sentinel's seconds by kind of work, once for each block, in the order in which the blocks ran."""
+    by_block: dict[tuple[str, int | None], dict[str, float]] = {}
+    for run in sorted(runs, key=lambda run: run.manifest.started_at):
+        if run.manifest.sentinel:
+            by_block.setdefault((run.manifest.campaign, run.manifest.block), run.manifest.sentinel)
+    kinds = dict.fromkeys(kind for seconds in by_block.values() for kind in seconds)
+    return {kind: [seconds[kind] for seconds in by_block.values() if kind in seconds] for kind in kinds}
