@@ -29,7 +29,7 @@ RunCommand = Callable[["Scenario", Path, bool], int]
 ELSEWHERE = {
     "compare": ("harness.compare.__main__", "compare results (as python -m harness.compare)", "compare results/"),
     "report": ("harness.report.__main__", "write results as one HTML page", "report results/ -o report.html"),
-    "trace": ("harness.perfetto.__main__", "write a run as a Perfetto trace", "trace results/quickstart"),
+    "trace": ("harness.perfetto.__main__", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
     "import": ("harness.importers.__main__", "read the metric log of another trainer", "import trl LOG -o results/"),
 }
 """Commands with a command line of their own: module, purpose, example."""

@@ -1,0 +1,60 @@
+"""The command ``python -m harness.perfetto RUN_OR_CAMPAIGN [-o trace.pftrace]``. Exit codes: 0 fine; 2 bad input."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.errors import UserError
+from harness.report.plain import plain
+
+EXAMPLE = """example:
+  python -m harness.perfetto results/reference/inflight -o inflight.pftrace
+
+Open the file at https://ui.perfetto.dev (Open trace file). It is read in the browser and not uploaded."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write a trace of a run or a campaign; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        _write(options.folder, options.output)
+    except UserError as error:
+        print("\n".join(plain(line) for line in f"error: {error}".splitlines()), file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.perfetto",
+        description="Write a run, or all runs of a campaign side by side, as a Perfetto trace.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="RUN_OR_CAMPAIGN", type=Path, help="folder of a run or of a campaign")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="default: trace.pftrace in that folder")
+    return parser
+
+
+def _write(folder: Path, output: Path | None) -> None:
+    from harness.perfetto.export import write_trace
+
+    written = write_trace(folder, output)
+    for item in written.left_out:
+        print(plain(f"warning: left out {str(item.folder)!r}: {item.error.what}"), file=sys.stderr)
+    print(plain(f"trace: {written.path}"))
+    counts = f"{written.slices:,} slices, {written.arrows:,} arrows, {written.samples:,} counter values"
+    per_steps = f", {written.num_bytes / written.steps / 1e4:.2f} MB per 100 steps" if written.steps else ""
+    runs = "1 run" if len(written.runs) == 1 else f"{len(written.runs)} runs"
+    print(f"{runs}, {written.steps:,} training steps, {counts}; {written.num_bytes / 1e6:.2f} MB{per_steps}")
+    print("open it at https://ui.perfetto.dev (Open trace file); it is read in the browser and not uploaded")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

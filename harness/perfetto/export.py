@@ -1,0 +1,162 @@
+"""Runs to one trace file: which runs, what of each, and a file that is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from harness.compare.campaigns import label_runs
+from harness.compare.lanes import loop_window
+from harness.errors import UserError
+from harness.perfetto.deaths import read_deaths
+from harness.perfetto.events import Track
+from harness.perfetto.lanes import lane_tracks, version_tracks
+from harness.perfetto.packets import Process, TraceWriter
+from harness.perfetto.resources import resource_tracks
+from harness.perfetto.steps import metric_tracks, step_windows, steps_track
+from harness.results import DamagedRun, Run, find_runs
+from harness.results.counters import read_counters
+from harness.results.writer import LOG
+from harness.trace import Span
+
+ENDINGS = (".pftrace", ".perfetto-trace")
+DEFAULT_NAME = "trace.pftrace"
+
+
+@dataclass(frozen=True)
+class WrittenTrace:
+    """What a trace file holds.
+
+    Attributes:
+        runs: their names in the trace, in order.
+        arrows: chains of spans joined by arrows.
+        left_out: runs that could not be read.
+    """
+
+    path: Path
+    num_bytes: int
+    runs: tuple[str, ...]
+    steps: int
+    slices: int
+    instants: int
+    samples: int
+    arrows: int
+    left_out: tuple[DamagedRun, ...]
+
+
+def write_trace(folder: Path, path: Path | None = None) -> WrittenTrace:
+    """Write the runs of a run's or a campaign's folder as one Perfetto trace; every run starts at time 0.
+
+    Args:
+        path: of the file; by default ``trace.pftrace`` in the folder. A trace that is there is replaced.
+
+    Raises:
+        UserError: there is nothing to show, more than one campaign, or the file cannot be written.
+    """
+    path = folder / DEFAULT_NAME if path is None else path
+    if not path.name.endswith(ENDINGS):
+        what = f"the trace would be {path.name!r}; its name must end in {' or '.join(ENDINGS)}"
+        raise UserError(what, where=str(path), fix=f"-o {path.with_suffix('').name}{ENDINGS[0]}")
+    runs, damaged = _runs(folder)
+    names = run_names(runs)
+    with _whole_file(path) as stream:
+        writer = TraceWriter(stream)
+        for name, run in names:
+            writer.write(Process(name, _labels(run), run_tracks(run)))
+    return WrittenTrace(
+        path=path,
+        num_bytes=path.stat().st_size,
+        runs=tuple(name for name, _ in names),
+        steps=sum(len(run.steps) for run in runs),
+        slices=writer.slices,
+        instants=writer.instants,
+        samples=writer.samples,
+        arrows=writer.arrows,
+        left_out=tuple(damaged),
+    )
+
+
+def run_names(runs: Sequence[Run]) -> list[tuple[str, Run]]:
+    """Return each run with a name of its own, in the order in which comparisons show them."""
+    manifests = [run.manifest for run in runs]
+    seeds = {manifest.seed for manifest in manifests}
+    named = []
+    for label, index in label_runs(manifests):
+        block, seed = manifests[index].block, manifests[index].seed
+        one_of = [f"block {block}"] if block is not None else [f"seed {seed}"] if len(seeds) > 1 else []
+        named.append((", ".join([label, *one_of]), runs[index]))
+    return named
+
+
+def run_tracks(run: Run) -> list[Track]:
+    """Return what a run's folder holds as tracks: steps, lanes, versions held, metrics, counters.
+
+    Raises:
+        UserError: a file is damaged, or a span ends before it begins.
+    """
+    spans = run.spans()
+    _check(spans, run.folder)
+    loop_ns = loop_window(spans, None)[0] if spans else round((run.manifest.startup_s or 0.0) * 1e9)
+    windows = step_windows(run.steps, loop_ns)
+    steps = steps_track(run.steps, windows, run.evaluations, run.tail, loop_ns)
+    deaths, stay_whole = read_deaths(run.folder / LOG), run.setting("lag_control") != "drop"
+    lanes = lane_tracks(spans, windows, run.version_changes, deaths, loop_ns, stay_whole)
+    groups = [
+        Track("policy versions", children=version_tracks(run.version_changes, loop_ns)),
+        Track("metrics of the steps", children=metric_tracks(run.steps, windows)),
+    ]
+    return [steps, *lanes, *(group for group in groups if group.children), *resource_tracks(read_counters(run.folder))]
+
+
+def _runs(folder: Path) -> tuple[list[Run], list[DamagedRun]]:
+    """Return the runs of one campaign that have something to show, and those that cannot be read."""
+    runs, damaged = find_runs(folder)
+    if not runs:
+        raise damaged[0].error
+    campaigns = sorted({(run.manifest.scenario, run.manifest.campaign) for run in runs})
+    if len(campaigns) > 1:
+        newest = max(runs, key=lambda run: run.manifest.started_at)
+        has_siblings = newest.manifest.arm is not None or newest.manifest.point
+        fix = f"python -m harness.perfetto {newest.folder.parent if has_siblings else newest.folder}"
+        raise UserError(f"{str(folder)!r} holds {len(campaigns)} campaigns; a trace shows one", str(folder), fix)
+    shown = [run for run in runs if run.steps or run.spans()]
+    if not shown:
+        what = f"the runs in {str(folder)!r} have neither spans nor training steps: there is nothing to show over time"
+        raise UserError(what, where=str(folder), fix="name a campaign that trained")
+    return shown, damaged
+
+
+def _labels(run: Run) -> list[str]:
+    """Return what the trace says of a run beside its name."""
+    manifest = run.manifest
+    labels = [f"{manifest.scenario} {manifest.campaign}", run.status, f"seed {manifest.seed}"]
+    return labels + [f"{lane} died {times} times" for lane, times in sorted(run.replaced.items())]
+
+
+def _check(spans: Sequence[Span], folder: Path) -> None:
+    for span in spans:
+        if not 0 <= span.start_ns <= span.end_ns:
+            what = f"a span {span.stage.value!r} of {span.lane!r} goes from {span.start_ns} to {span.end_ns} ns"
+            bound = "it must begin at 0 or later and not end before that"
+            raise UserError(f"{what}; {bound}", where=str(folder / "spans.jsonl"), fix="leave this run out")
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Write to a draft beside ``path`` that takes its place at the end; nothing stays of it if anything fails."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as stream:
+            yield stream
+        os.replace(draft, path)
+    except OSError as error:
+        what = f"cannot write {str(path)!r}: {error.strerror}"
+        raise UserError(what, where=str(path), fix="name another file with -o") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
