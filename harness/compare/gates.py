@@ -25,8 +25,8 @@ def gate(judgements: Sequence[Judgement], limit: float) -> GateResult:
     """Judge whether any arm's step time is worse than the baseline's by ``limit`` or more.
 
     An arm passes if its whole 95% interval lies below 1 + limit. It is worse if it is different and at least that much
-    slower. It is not comparable where the verdict says so, or where the baseline differs from itself (A/A). Anything
-    else, too few blocks among them, is inconclusive. The gravest of all arms counts: worse, not comparable,
+    slower. It is not comparable where the verdict says so, where the machine's speed went astray, or where the
+    baseline differs from itself (A/A). Anything else, too few blocks among them, is inconclusive. The gravest of all arms counts: worse, not comparable,
     inconclusive, fine.
 
     Args:
@@ -61,6 +61,8 @@ def _judge(judgement: Judgement, limit: float) -> tuple[int, str]:
     against = f"gate: {judgement.other} against {judgement.base}"
     if step.verdict is Verdict.NOT_COMPARABLE:
         return NOT_COMPARABLE, f"{against}: not comparable: {step.reason}."
+    if judgement.too_unstable is not None:
+        return NOT_COMPARABLE, f"{against}: not comparable: {judgement.too_unstable}."
     if floor is not None and floor.verdict is Verdict.DIFFERENT:
         return (
             NOT_COMPARABLE,

@@ -7,7 +7,7 @@ Steps are sub-samples of a block, so there is never a verdict from one block.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.figures import RunFigures
@@ -45,6 +45,7 @@ class Judgement:
         alternated: whether the arms took turns by step; None where the two were not interleaved at all.
         noise_floor: the baseline against an arm of the same settings, where the campaign has one (A/A).
         cautions: what to mind with the figures.
+        too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
     """
 
     base: str
@@ -54,6 +55,7 @@ class Judgement:
     alternated: bool | None
     noise_floor: Effect | None = None
     cautions: tuple[str, ...] = ()
+    too_unstable: str | None = None
 
     @property
     def found(self) -> list[Effect]:
@@ -160,25 +162,19 @@ def _judge(
 ) -> Callable[[Variant], Judgement]:
     def judge(other: Variant) -> Judgement:
         reasons = _environment_reasons(base.runs, other.runs, allowed)
-        cautions: list[str] = []
-        if drift is not None and drift.sentence:
-            (reasons if drift.refuses_gate else cautions).append(drift.sentence)
+        cautions = (drift.sentence,) if drift is not None and drift.sentence else ()
+        too_unstable = drift.sentence if drift is not None and drift.refuses_gate else None
         alternated = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
         blocks = paired_blocks(base, other, alternated and _same_points(base, other))
         step = judge_step(blocks.pop(STEP), threshold, not_comparable=reasons)
         stages = judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
-        return Judgement(base.name, other.name, step, stages, alternated, cautions=tuple(cautions))
+        return Judgement(base.name, other.name, step, stages, alternated, None, cautions, too_unstable)
 
     return judge
 
 
 def _with_floor(judgement: Judgement, floor: tuple[str, Effect] | None) -> Judgement:
-    if floor is None:
-        return judgement
-    return Judgement(
-        judgement.base, judgement.other, judgement.step, judgement.stages, judgement.alternated, floor[1],
-        judgement.cautions,
-    )  # fmt: skip
+    return judgement if floor is None else replace(judgement, noise_floor=floor[1])
 
 
 def _noise_floor(campaign: Campaign, base: Variant, threshold: float) -> tuple[str, Effect] | None:
