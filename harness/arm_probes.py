@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from harness.arms import PausableClock
 from harness.probes.cuda_events import DeviceTime
@@ -12,6 +13,29 @@ from harness.probes.pyspy import PySpyRecorder
 from harness.probes.session import ProbeSession
 from harness.results.counters import CounterRow
 from harness.types import Metric, Metrics
+
+LAST_SAMPLES_S = 2.0
+"""Seconds to wait at the end for the last samples of other machines."""
+
+
+class Elsewhere(Protocol):
+    """The samplers on other machines of a cluster; see ``harness.actors.samplers``."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What went wrong, in words."""
+
+    def watch(self) -> None:
+        """Tell each machine which processes are the run's."""
+
+    def order(self, order: str) -> None:
+        """Pass ``go`` or ``hold`` on."""
+
+    def drain(self, clock_at: Callable[[int], int], wait_s: float = 0.0) -> list[CounterRow]:
+        """Return the rows that have come by now."""
+
+    def close(self) -> None:
+        """End the samplers."""
 
 
 class ArmProbes:
@@ -23,6 +47,7 @@ class ArmProbes:
         processes: returns the process ids by lane, of the parts with a process of their own.
         device_times: returns what GPUs took for stages since the last call.
         folder: where the files of py-spy go.
+        elsewhere: the samplers on other machines; None where there are none.
     """
 
     def __init__(
@@ -32,14 +57,16 @@ class ArmProbes:
         processes: Callable[[], Mapping[str, int]],
         device_times: Callable[[], Sequence[DeviceTime]],
         folder: Path,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        self._elsewhere = elsewhere
         self._clock, self._processes, self._device_times = clock, processes, device_times
         self._session = ProbeSession(profile, clock.at)
         self._pyspy = None if profile.pyspy is None else PySpyRecorder(profile.pyspy, processes, folder)
         self._watched: dict[str, int] = {}
         self._kept: list[CounterRow] = []
         self._next_step, self._charged_s = 0, 0.0
-        self._notes_told = 0
+        self._told: set[str] = set()
 
     def start(self) -> None:
         """Begin with the run's loop; from now on the clock says when to rest."""
@@ -67,12 +94,16 @@ class ArmProbes:
     def drain(self) -> list[CounterRow]:
         """See ``recorder.Probes``."""
         rows, self._kept = self._kept + self._session.drain(), []
+        if self._elsewhere is not None:
+            rows += self._elsewhere.drain(self._clock.at)
         return rows
 
     def drain_notes(self) -> list[str]:
         """See ``recorder.Probes``."""
-        new = self._session.notes[self._notes_told :]
-        self._notes_told = len(self._session.notes)
+        sources = (self._session, self._elsewhere, self._pyspy)
+        notes = [note for source in sources if source is not None for note in source.notes]
+        new = [note for note in notes if note not in self._told]
+        self._told.update(new)
         return new
 
     def step_metrics(self) -> Metrics:
@@ -100,14 +131,24 @@ class ArmProbes:
                 self._pyspy.close()
         finally:
             self._session.close()
+            if self._elsewhere is not None:
+                self._kept += self._elsewhere.drain(self._clock.at, LAST_SAMPLES_S)
+                self._elsewhere.close()
+                self._elsewhere = None
 
     def _go(self) -> None:
+        self._order_elsewhere("go")
         self._session.go()
         self.before_next_step()
 
     def _rest(self) -> None:
         self._kept += self._session.drain()  # while the clock still knows these times
         self._session.hold()
+        self._order_elsewhere("hold")
+
+    def _order_elsewhere(self, order: str) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.order(order)
 
     def _watch(self) -> None:
         """Tell the sampler of the processes: a part that died has another one."""
@@ -115,6 +156,8 @@ class ArmProbes:
         if processes != self._watched:
             self._watched = processes
             self._session.watch(processes)
+            if self._elsewhere is not None:
+                self._elsewhere.watch()
 
 
 def _nothing() -> None: ...

@@ -211,7 +211,8 @@ class Conductor:
     async def _run_arm(self, arm: Arm, pace: Pace) -> bool:
         """Run one arm to its end and close its books; return whether it got there."""
         books, parts, profiles = _books(arm), _parts(arm), _books(arm).folder.folder / PROFILES
-        probes = ArmProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_times, profiles)
+        elsewhere = parts.sample_elsewhere(arm.profile.sampler_hz)
+        probes = ArmProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_times, profiles, elsewhere)
         _hand_to_recorder(probes, books)
         parts.save_to(books.folder.folder / POLICY)
         probes.start()
@@ -225,8 +226,9 @@ class Conductor:
             if watcher.done():
                 await watcher
             await loop
+            watcher.cancel()  # what follows has bounds of its own
             await asyncio.to_thread(parts.keep_profiles, profiles)
-            probes.close()
+            await asyncio.to_thread(probes.close)
             books.log_lines(parts.drain_log())
             books.complete()
             return True

@@ -105,8 +105,11 @@ class InstrumentedTracer:
         self.tracer = window
 
     def drain_device_times(self) -> list[DeviceTime]:
-        """Return the device times that are known since the last call."""
-        return [] if self.device_times is None else self.device_times.drain()
+        """Return the device times of the spans that have ended since the last call.
+
+        Spans end when the device is done (see ``SynchronizedTracer``), so all of them are known.
+        """
+        return [] if self.device_times is None else self.device_times.drain(final=True)
 
     def end_windows(self) -> None:
         """Stop the profilers that still run, and have them write what they have."""

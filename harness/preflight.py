@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 
 from harness.build import all_lanes
+from harness.conductor import interleaving_of
+from harness.errors import UserError
 from harness.probes.load import load_profile
 from harness.probes.nsight import check_nsight
 from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
-from harness.scenario import Scenario
+from harness.scenario import Variant
 from harness.trackers.streams import check_trackers
 
 
-def check_before_start(scenarios: Sequence[Scenario]) -> None:
+def check_before_start(points: Sequence[Sequence[Variant]]) -> None:
     """Refuse runs whose probes or trackers would fail later, or record nothing.
+
+    Args:
+        points: the arms of each point.
 
     Raises:
         UserError: an unknown profile, a window outside of the run, a profiler or tracker that cannot work here.
     """
+    scenarios = [variant.scenario for variants in points for variant in variants]
     for scenario in scenarios:
         check_trackers(scenario.trackers)
         profile = load_profile(scenario.profile)
@@ -29,10 +34,26 @@ def check_before_start(scenarios: Sequence[Scenario]) -> None:
             placement = scenario.placement
             gpus = placement.generator.gpus > 0 or placement.learner.gpus > 0
             check_nsight(profile.nsight, scenario.uses_ray, placement.address == "local", _command(), gpus)
+    for variants in points:
+        _refuse_a_view_of_other_arms(variants)
     if any(load_profile(scenario.profile).pyspy is not None for scenario in scenarios):
         check_pyspy()
 
 
+def _refuse_a_view_of_other_arms(variants: Sequence[Variant]) -> None:
+    """In one process, torch.profiler and py-spy would record, and slow down, whichever arm has its turn."""
+    if interleaving_of(variants) != "step":
+        return
+    for variant in variants:
+        profile = load_profile(variant.scenario.profile)
+        if not variant.scenario.uses_ray and (profile.torch_profiler or profile.pyspy):
+            raise UserError(
+                f"profile {profile.name} looks at the whole process, in which arms take turns by step",
+                f"arm {variant.label}",
+                "set interleaving to run, or take a transport other than in_process",
+            )
+
+
 def _command() -> list[str]:
     """What was typed, as it can be typed again."""
-    return ["python", "-m", "harness", *map(shlex.quote, sys.argv[1:])]
+    return ["python", "-m", "harness", *sys.argv[1:]]

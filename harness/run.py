@@ -56,11 +56,10 @@ def run_command(
         RunStopped: a run had to stop; its folder says why.
         Interrupted: Ctrl-C or SIGTERM; the folders say so.
     """
-    variants = expand(scenario)
+    points = list(_points(expand(scenario)))
     if scenario.transport_sweep is None:
-        check_before_start([variant.scenario for variant in variants if not variant.block])
+        check_before_start([variants for variants in points if not variants[0].block])
     campaign = Campaign(out, scenario.name)
-    points = list(_points(variants))
     with _signals_as_interrupts(), Workshop([_together(variants) for variants in points]) as workshop:
         console = Console(stderr=True)
         conductor = Conductor(campaign, build or workshop, console, quiet)

@@ -13,7 +13,15 @@ from harness.actors.environment import process_environment
 from harness.actors.logs import ProcessLogs
 from harness.actors.parts import ActorPart, Blueprint, Replacements, close_parts, end_windows, ends_the_run
 from harness.actors.placement import Ask, Placement
-from harness.actors.processes import GeneratorProcess, LearnerProcess, PartProcess, ProcessSetup, ScorerProcess
+from harness.actors.processes import (
+    GeneratorProcess,
+    LearnerProcess,
+    PartProcess,
+    ProcessSetup,
+    ScorerProcess,
+    boot_id,
+)
+from harness.actors.samplers import OtherMachines
 from harness.actors.session import RaySession
 from harness.actors.shells import RemoteGenerator, RemoteLearner, RemoteScorer
 from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task, never
@@ -73,6 +81,7 @@ def build_actor_parts(
         crew.logs.new_lines,
         crew.drain_device_times,
         crew.keep_profiles,
+        crew.sample_elsewhere,
         [crew.close, placement.close, crew.instruments.remove_drafts],
     )
     try:
@@ -150,8 +159,10 @@ class _Crew:
             self._group()
 
     def processes(self) -> dict[str, int]:
-        """Process ids by lane."""
-        return {part.lane: part.facts.pid for part in self.all if part.facts is not None}
+        """Process ids by lane, of the parts on this machine."""
+        here = boot_id()
+        facts = {part.lane: part.facts for part in self.all if part.facts is not None}
+        return {lane: fact.pid for lane, fact in facts.items() if fact.boot_id == here}
 
     def save_to(self, folder: Path) -> None:
         """Have the Learner save the policy there."""
@@ -202,6 +213,10 @@ class _Crew:
             part.device_times.clear()
         return found
 
+    def sample_elsewhere(self, hz: float) -> OtherMachines:
+        """Start a sampler on each other machine that a part works on."""
+        return OtherMachines(self.all, hz)
+
     def keep_profiles(self, folder: Path) -> None:
         """Have the profilers write what they have, and move it; actors under nsys end, since it writes then.
 
@@ -217,6 +232,7 @@ class _Crew:
         profiled = {part.lane: part for part in self.all if part.lane in self._under_nsight()}
         processes = {lane: pid for lane, pid in self.processes().items() if lane in profiled}
         for part in profiled.values():
+            part.handle.close.remote()  # gives back what the transport holds
             part.handle.__ray_terminate__.remote()
         reports = partial(report_folders, self._session.folder / "ray")
         wait_for_reports(reports, self._tag, processes, profile.nsight.report_timeout_s, folder)

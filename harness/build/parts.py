@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from harness.arm_probes import Elsewhere
 from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
 from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessScorer
@@ -37,6 +38,7 @@ class Parts:
         processes: process ids by lane, of the parts that have a process of their own on this machine.
         drain_log: returns lines that the parts have printed since the last call.
         drain_device_times: returns what GPUs took for stages, as far as it came in since the last call.
+        sample_elsewhere: starts samplers, at so many samples a second, on the other machines that parts work on.
         keep_profiles: after the loop: moves what profilers recorded into a folder. Parts may have ended by then.
         on_close: called in turn by ``close``.
     """
@@ -52,6 +54,7 @@ class Parts:
     drain_log: Callable[[], list[str]] = list
     drain_device_times: Callable[[], list[DeviceTime]] = list
     keep_profiles: Callable[[Path], None] = lambda folder: None
+    sample_elsewhere: Callable[[float], Elsewhere | None] = lambda hz: None
     on_close: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -185,7 +188,7 @@ def _once(notes: list[str]) -> Callable[[], list[str]]:
 
 
 def _one_thread(torch_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(torch_threads,))
+    return ThreadPoolExecutor(1, "parts", initializer=torch.set_num_threads, initargs=(torch_threads,))
 
 
 def _ending(executor: ThreadPoolExecutor) -> Callable[[], None]:

@@ -1,10 +1,46 @@
-"""NVIDIA GPUs as their driver's management library (NVML) sees them. The only file that imports it."""
+"""NVIDIA GPUs as their driver's management library (NVML) sees them. The only file that imports it.
+
+Reference: https://docs.nvidia.com/deploy/nvml-api/ (each call's errors and units).
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
+from harness.probes import reading as why
+from harness.probes.reading import Reading, Unknown
+from harness.results.counters import GPU_COUNTERS
+
 _GIB = 2**30
+_PROCESSES_EVERY_NS = 1_000_000_000
+_SLOWED = {
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+"""Bits of the clocks event reasons that hold the clock down. Not among them: idle, and clocks that somebody set."""
+_REASONS = {
+    2: why.NOT_SUPPORTED,  # invalid argument: how calls for whole devices answer for a slice of one
+    3: why.NOT_SUPPORTED,
+    4: why.NO_PERMISSION,
+    6: why.NOT_FOUND,
+    9: why.NO_DRIVER,
+    10: why.TIMEOUT,
+    12: why.NO_DRIVER,
+    13: why.VERSION_MISMATCH,  # the driver's library is older than the call
+    15: why.LOST,
+    16: why.RESET_REQUIRED,
+    18: why.VERSION_MISMATCH,
+    28: why.NOT_FOUND,
+}
 
 
 def list_gpus() -> tuple[list[dict[str, Any]] | None, str | None]:
@@ -32,4 +68,214 @@ def _gpu(pynvml: Any, handle: Any) -> dict[str, Any]:
         memory = round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / _GIB)
     except pynvml.NVMLError:  # a slice of a GPU without permission, or memory shared with the host
         memory = None
-    return {"name": name.decode() if isinstance(name, bytes) else name, "memory_gib": memory}
+    return {"name": _text(name), "memory_gib": memory}
+
+
+def load_nvml() -> Any:
+    """Return the module ``pynvml``.
+
+    Raises:
+        Unknown: it is not installed.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise Unknown(why.NOT_INSTALLED) from None
+    return pynvml
+
+
+class GpuProbe:
+    """Reads the GPUs that this process's environment lets a run use; see ``harness.results.counters.GPU_COUNTERS``.
+
+    Args:
+        nvml: the module ``pynvml``, or one with the same functions.
+        visible: CUDA_VISIBLE_DEVICES; None where it is not set. NVML itself does not heed it.
+        proc: the folder that tells whose process a pid is.
+
+    Raises:
+        Unknown: there is no driver, or no access to it; the reason is its argument.
+    """
+
+    def __init__(self, nvml: Any, visible: str | None = None, proc: Path = Path("/proc")) -> None:
+        self._nvml = nvml
+        self._call(nvml.nvmlInit)
+        try:
+            self._devices = [_Device(nvml, handle, self._call, proc) for handle in self._visible(visible)]
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let the driver go; closing twice does no harm."""
+        nvml, self._devices = self._nvml, []
+        try:
+            nvml.nvmlShutdown()
+        except nvml.NVMLError:  # shut down already
+            return
+
+    def read(self, now_ns: int, own_pids: Collection[int]) -> list[Reading]:
+        """Read every GPU, in CUDA's order.
+
+        Args:
+            now_ns: of a monotonic clock. Lists of processes, which cost the most, are read once a second.
+            own_pids: of the run; their descendants are the run's too.
+        """
+        return [device.read(f"gpu{place}", now_ns, own_pids) for place, device in enumerate(self._devices)]
+
+    def _visible(self, visible: str | None) -> list[Any]:
+        """Return handles in CUDA's order. As in CUDA, the first entry that names no device ends the list.
+
+        A number is taken as NVML's, which counts along the PCI bus; CUDA does so too where all GPUs are alike, or
+        CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        """
+        every = [self._handle(index) for index in range(self._call(self._nvml.nvmlDeviceGetCount))]
+        if visible is None:
+            return every
+        chosen: list[Any] = []
+        for entry in (part.strip() for part in visible.split(",")):
+            handle = self._named(entry, every)
+            if handle is None:
+                break
+            chosen.append(handle)
+        return chosen
+
+    def _handle(self, index: int) -> Any:
+        """Return the handle, or the error where the device does not answer."""
+        try:
+            return self._call(self._nvml.nvmlDeviceGetHandleByIndex, index)
+        except Unknown as error:
+            return error
+
+    def _named(self, entry: str, every: list[Any]) -> Any:
+        nvml = self._nvml
+        if entry.isdecimal():
+            return every[int(entry)] if int(entry) < len(every) else None
+        try:
+            if entry.startswith("MIG-"):
+                return self._call(nvml.nvmlDeviceGetHandleByUUID, entry)
+            reached = [handle for handle in every if not isinstance(handle, Unknown)]
+            uuids = {_text(self._call(nvml.nvmlDeviceGetUUID, handle)): handle for handle in reached}
+        except Unknown:
+            return None
+        found = [handle for uuid, handle in uuids.items() if entry and uuid.startswith(entry)]
+        return found[0] if len(found) == 1 else None
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call NVML.
+
+        Raises:
+            Unknown: with the code for NVML's error.
+        """
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            code = getattr(error, "value", None)
+            raise Unknown(_REASONS.get(code, f"nvml_error_{code}") if code is not None else why.UNREADABLE) from None
+
+
+class _Device:
+    """One GPU, or one slice of it; an error in place of the handle is the answer to everything."""
+
+    def __init__(self, nvml: Any, handle: Any, call: Callable[..., Any], proc: Path) -> None:
+        self._nvml, self._handle, self._call, self._proc = nvml, handle, call, proc
+        self._reasons_seen: set[str] = set()
+        self._processes_read_ns: int | None = None
+
+    def read(self, source: str, now_ns: int, own_pids: Collection[int]) -> Reading:
+        """Read every counter; each may fail alone."""
+        nvml, reading = self._nvml, Reading(source)
+        if isinstance(self._handle, Unknown):
+            reading.lacks(GPU_COUNTERS, self._handle.reason)
+            return reading
+        ask = self._ask
+        reading.take(("utilisation",), lambda: (ask(nvml.nvmlDeviceGetUtilizationRates).gpu / 100,))
+        reading.take(("memory_used_bytes",), lambda: (ask(nvml.nvmlDeviceGetMemoryInfo).used,))
+        reading.take(("sm_clock_mhz",), lambda: (ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),))
+        temperature = nvml.nvmlDeviceGetTemperature
+        reading.take(("temperature_c",), lambda: (ask(temperature, nvml.NVML_TEMPERATURE_GPU),))
+        reading.take(("power_w",), lambda: (ask(nvml.nvmlDeviceGetPowerUsage) / 1000,))
+        reading.take(("energy_j",), lambda: (ask(nvml.nvmlDeviceGetTotalEnergyConsumption) / 1000,))
+        self._read_throttling(reading)
+        if self._processes_read_ns is None or now_ns - self._processes_read_ns >= _PROCESSES_EVERY_NS:
+            self._processes_read_ns = now_ns
+            self._read_processes(reading, own_pids)
+        return reading
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._call(function, self._handle, *arguments)
+
+    def _read_throttling(self, reading: Reading) -> None:
+        reading.take(("throttled",), lambda: (self._slowed_by(),))
+        if reading.values["throttled"] is None:
+            return
+        for name in sorted(self._reasons_seen):
+            reading.values[f"throttle/{name}"] = float(name in self._active)
+
+    def _slowed_by(self) -> int:
+        mask = self._reason_mask()
+        self._active = {name for bit, name in _SLOWED.items() if mask & bit}
+        self._reasons_seen |= self._active
+        return len(self._active)
+
+    def _reason_mask(self) -> int:
+        try:
+            return int(self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons))
+        except Unknown as error:
+            if error.reason != why.VERSION_MISMATCH:
+                raise
+        return int(self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons))  # its name in older drivers
+
+    def _read_processes(self, reading: Reading, own_pids: Collection[int]) -> None:
+        memory: dict[int, int | None] = {}
+        try:
+            for process in self._list_processes():
+                memory[process.pid] = process.usedGpuMemory
+        except Unknown as error:
+            reading.lacks(("processes", "other_processes", "other_memory_bytes"), error.reason)
+            return
+        reading.values["processes"] = len(memory)
+        if not all((self._proc / str(pid)).is_dir() for pid in memory):
+            reading.lacks(("other_processes", "other_memory_bytes"), why.OTHER_NAMESPACE)
+            return
+        others = [pid for pid in memory if not descends(pid, own_pids, self._proc)]
+        reading.values["other_processes"] = len(others)
+        known = [used for pid in others if (used := memory[pid]) is not None]
+        if len(known) == len(others):
+            reading.values["other_memory_bytes"] = sum(known)
+        else:
+            reading.lacks(("other_memory_bytes",), why.NOT_SUPPORTED)
+
+    def _list_processes(self) -> Iterable[Any]:
+        yield from self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses)
+        try:
+            yield from self._ask(self._nvml.nvmlDeviceGetGraphicsRunningProcesses)
+        except Unknown:  # a device without graphics
+            return
+
+
+def descends(pid: int, ancestors: Collection[int], proc: Path) -> bool:
+    """Whether a process is one of these, or a child of a child of one of them."""
+    for _ in range(64):
+        if pid in ancestors:
+            return True
+        try:
+            stat = (proc / str(pid) / "stat").read_bytes()
+            pid = int(stat[stat.rindex(b")") + 2 :].split()[1])
+        except (OSError, ValueError, LookupError):
+            return False
+        if pid <= 1:
+            return pid in ancestors
+    return False
+
+
+def open_gpu_probe() -> GpuProbe:
+    """Return a probe of the GPUs that this process may use.
+
+    Raises:
+        Unknown: there is none; the reason is its argument.
+    """
+    return GpuProbe(load_nvml(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name

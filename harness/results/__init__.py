@@ -6,7 +6,7 @@
 from harness.results.anonymous import Scrubber
 from harness.results.ledger import LedgerFigures, Rollouts
 from harness.results.manifest import STATUSES, Manifest
-from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run
+from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
 from harness.results.rows import (
     EvaluationRow,
     RolloutRow,
@@ -42,6 +42,7 @@ __all__ = [
     "lane_kind",
     "lane_seconds",
     "load_run",
+    "read_manifest",
     "step_row",
     "tail_row",
 ]

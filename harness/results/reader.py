@@ -10,8 +10,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from harness.errors import UserError
 from harness.results.jsonl import read_rows
 from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
-from harness.results.parse import ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS
+from harness.results.parse import ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS, spans_at_once
 from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, VersionChange, restore_non_finite
 from harness.results.syncs import SyncRow
 from harness.results.writer import MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
@@ -48,7 +49,7 @@ class Run:
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
-        return read_rows(self.folder / SPANS, "harness.spans", SPAN_MAKERS)
+        return read_rows(self.folder / SPANS, "harness.spans", SPAN_MAKERS, spans_at_once)
 
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
@@ -105,7 +106,7 @@ def load_run(folder: Path) -> Run:
     Raises:
         UserError: a file is missing, damaged (named with its line) or of an unknown schema version.
     """
-    manifest = _read_manifest(folder / MANIFEST)
+    manifest = read_manifest(folder)
     if not (folder / STEPS).is_file():
         raise UserError(f"the run {str(folder)!r} has no {STEPS}", where=str(folder / STEPS))
     status = manifest.status
@@ -122,6 +123,27 @@ def load_run(folder: Path) -> Run:
         tail=tails[-1] if tails else None,
         syncs=tuple(row for row in rows if isinstance(row, SyncRow)),
     )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read what a run folder says of its run.
+
+    Raises:
+        UserError: it is missing, damaged or of an unknown schema version.
+    """
+    path = folder / MANIFEST
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"the run {str(path.parent)!r} has no {MANIFEST}", where=str(path)) from None
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
+    try:
+        return Manifest.from_json(restore_non_finite(data) if isinstance(data, dict) else data, str(path))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{str(path)!r} is damaged: {error!r}", where=str(path)) from error
 
 
 def find_run_folders(path: Path) -> list[Path]:
@@ -175,29 +197,38 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"the run {str(path.parent)!r} has no {MANIFEST}", where=str(path)) from None
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
-        raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
-    try:
-        return Manifest.from_json(restore_non_finite(data) if isinstance(data, dict) else data, str(path))
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{str(path)!r} is damaged: {error!r}", where=str(path)) from error
-
-
 def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return _parse_settings(text)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {str(path)!r}: {error}", where=str(path)) from error
+
+
+def _parse_settings(text: str) -> dict[str, Any]:
+    """Parse a resolved scenario. Runs that differ in their seed alone share the work, which is most of a short run's.
+
+    Raises:
+        ValueError: it is no YAML.
+    """
+    found = _SEED.search(text)
+    if found is None:
+        return _parse_yaml(text)
+    return _parse_yaml(_SEED.sub("seed: 0", text, count=1)) | {"seed": int(found[1])}
+
+
+_SEED = re.compile(r"^seed: (0|[1-9][0-9]*)$", re.MULTILINE)
+
+
+@lru_cache(maxsize=16)
+def _parse_yaml(text: str) -> dict[str, Any]:
     import yaml  # only where a scenario value is asked for
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        data = yaml.load(path.read_bytes(), Loader=loader)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {str(path)!r}: {error}", where=str(path)) from error
+        data = yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
     return data if isinstance(data, dict) else {}

@@ -18,7 +18,13 @@ from typing import Any, Literal, NamedTuple, cast
 from harness.trace import Span
 from harness.types import Metric, Metrics
 
-SCHEMA_VERSIONS = {"harness.manifest": 1, "harness.spans": 1, "harness.steps": 1, "harness.rollouts": 1}
+SCHEMA_VERSIONS = {
+    "harness.manifest": 1,
+    "harness.spans": 1,
+    "harness.steps": 1,
+    "harness.rollouts": 1,
+    "harness.counters": 1,
+}
 _REDUCTIONS: tuple[Literal["mean", "sum", "max", "min"], ...] = ("mean", "sum", "max", "min")
 _ESCAPES = str.maketrans({"~": "~0", "/": "~1"})
 

@@ -25,6 +25,7 @@ from harness.errors import RunStopped, UserError
 from harness.loop import SilentObserver, StepFacts, run_loop
 from harness.provenance import usable_cores
 from harness.results import Run, find_runs
+from harness.results.counters import read_counters, sources
 from harness.run import run_command
 from harness.scenario import Scenario, load_scenario
 from harness.trace import RecordingTracer, Stage
@@ -427,6 +428,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
+from harness.actors.samplers import OtherMachines
 from harness.build import Workshop
 from harness.run import run_command
 from harness.scenario import load_scenario
@@ -443,6 +445,10 @@ def build(scenario, tracer, should_stop):
     parts = workshop(scenario, tracer, should_stop)
     for part in (*parts.generators, *parts.scorers, parts.learner):
         nodes[part.lane] = part.part.facts.node_id
+    actors = [part.part for part in (*parts.generators, *parts.scorers, parts.learner)]
+    # both nodes are this machine; the Generator's stands for another one
+    there = lambda facts: facts.node_id == nodes["generator"]
+    parts.sample_elsewhere = lambda hz: OtherMachines(actors, hz, there)
     return parts
 
 
@@ -479,4 +485,10 @@ def test_parts_on_two_nodes_of_a_cluster(material: Path, traces: Traces, tmp_pat
     assert [row.version for row in finished.steps] == [1, 2, 3, 4]
     assert versions_of(finished, "learner") == [0, 1, 2, 3, 4]
     assert_accounts_close(finished)
+    counters = read_counters(finished.folder)
+    there = {source for source in sources(counters) if source.startswith("node1/")}
+    lanes = [lane for lane in nodes if nodes[lane] == nodes["generator"]]
+    assert there >= {"node1/sampler", "node1/host", *(f"node1/{lane}" for lane in lanes)}
+    times = [row.at_ns for row in counters if row.source == "node1/host"]
+    assert times == sorted(times)
     wait_until(lambda: not traces.processes(), "the cluster's processes ended", 10)

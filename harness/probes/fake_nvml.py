@@ -1,0 +1,172 @@
+"""A scripted stand-in for the module ``pynvml``: the calls that ``harness.probes.nvml`` makes, without a GPU.
+
+Each call of a device answers from a script: a list of values and errors, one for each call; the last one stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, NOT_FOUND = 3, 4, 15, 6
+DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH = 9, 12, 13, 18
+INVALID_ARGUMENT = 2
+
+
+class NVMLError(Exception):
+    """NVML's error; ``value`` is its code."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+class Process(NamedTuple):
+    """A process with a context on the device."""
+
+    pid: int
+    usedGpuMemory: int | None
+
+
+class Memory(NamedTuple):
+    """Device memory in bytes."""
+
+    total: int
+    used: int
+
+
+class Rates(NamedTuple):
+    """Utilisation in percent."""
+
+    gpu: int
+    memory: int
+
+
+DEFAULTS: dict[str, Any] = {
+    "utilisation": 50,
+    "memory": Memory(80 * 2**30, 10 * 2**30),
+    "clock": 1980,
+    "temperature": 40,
+    "power": 250_000,
+    "energy": 1_000_000,
+    "reasons": 0,
+    "compute": (),
+    "graphics": (),
+}
+"""What a call answers without a script: percent, bytes, MHz, degrees, mW, mJ, bits, processes."""
+
+
+@dataclass
+class FakeDevice:
+    """A GPU.
+
+    Attributes:
+        script: by the names of ``DEFAULTS``: values and ``NVMLError`` in the order of the calls.
+        unreachable: raised where its handle is asked for.
+    """
+
+    uuid: str = "GPU-00000000"
+    name: str = "Fake GPU"
+    script: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    unreachable: Exception | None = None
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def answer(self, name: str) -> Any:
+        """Return, or raise, the next entry of the script."""
+        entries = self.script.get(name, (DEFAULTS[name],))
+        entry = entries[min(self.calls.get(name, 0), len(entries) - 1)]
+        self.calls[name] = self.calls.get(name, 0) + 1
+        if isinstance(entry, Exception):
+            raise entry
+        return entry
+
+
+class FakeNvml:
+    """The module.
+
+    Args:
+        devices: in NVML's order, which is that of the PCI bus.
+        init, count: raised by ``nvmlInit`` and ``nvmlDeviceGetCount``.
+        slices: MIG slices, by UUID.
+
+    Attributes:
+        opened: how often it was initialised and not shut down.
+    """
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    def __init__(
+        self,
+        devices: Sequence[FakeDevice] = (),
+        init: Exception | None = None,
+        count: Exception | None = None,
+        slices: Sequence[FakeDevice] = (),
+    ) -> None:
+        self._devices, self._slices = devices, slices
+        self._init, self._count = init, count
+        self.opened = 0
+
+    def nvmlInit(self) -> None:
+        if self._init is not None:
+            raise self._init
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        if not self.opened:
+            raise NVMLError(1)
+        self.opened -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        if self._count is not None:
+            raise self._count
+        return len(self._devices)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeDevice:
+        device = self._devices[index]
+        if device.unreachable is not None:
+            raise device.unreachable
+        return device
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeDevice:
+        for device in (*self._devices, *self._slices):
+            if device.uuid == uuid:
+                return device
+        raise NVMLError(NOT_FOUND)
+
+    def nvmlDeviceGetUUID(self, device: FakeDevice) -> str:
+        return device.uuid
+
+    def nvmlDeviceGetUtilizationRates(self, device: FakeDevice) -> Rates:
+        return Rates(device.answer("utilisation"), 0)
+
+    def nvmlDeviceGetMemoryInfo(self, device: FakeDevice) -> Memory:
+        memory: Memory = device.answer("memory")
+        return memory
+
+    def nvmlDeviceGetClockInfo(self, device: FakeDevice, clock: int) -> int:
+        return int(device.answer("clock"))
+
+    def nvmlDeviceGetTemperature(self, device: FakeDevice, sensor: int) -> int:
+        return int(device.answer("temperature"))
+
+    def nvmlDeviceGetPowerUsage(self, device: FakeDevice) -> int:
+        return int(device.answer("power"))
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: FakeDevice) -> int:
+        return int(device.answer("energy"))
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: FakeDevice) -> int:
+        return int(device.answer("reasons"))
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: FakeDevice) -> int:
+        return int(device.answer("reasons"))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: FakeDevice) -> Sequence[Process]:
+        processes: Sequence[Process] = device.answer("compute")
+        return processes
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, device: FakeDevice) -> Sequence[Process]:
+        processes: Sequence[Process] = device.answer("graphics")
+        return processes

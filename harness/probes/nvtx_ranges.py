@@ -1,0 +1,101 @@
+"""Stages as NVTX ranges, for a tool that listens: Nsight Systems, or Nsight Compute with ``--nvtx``.
+
+Domain ``grpo``; categories ``stage/<stage>`` and ``wait/<wait>``; the name is the stage's, the payload the training
+step. Names are registered once and attributes used again: a name made for each range costs its making even where no
+tool listens, and registered names are kept for ever. Ranges are started and ended, not pushed and popped, since a
+stage may cross an await or end in another thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Protocol
+
+from harness.trace import SpanContext, Stage, Tracer
+
+DOMAIN = "grpo"
+
+
+class Domain(Protocol):
+    """The part of ``nvtx.Domain`` that is used here."""
+
+    def get_event_attributes(self, message: str, *, category: str) -> Any:
+        """Return attributes that can be used again; None where no tool listens."""
+
+    def start_range(self, attributes: Any, *, payload: int) -> int:
+        """Start a range; return its number."""
+
+    def end_range(self, range_id: int) -> None:
+        """End a range, in any thread."""
+
+
+def open_domain(name: str = DOMAIN) -> tuple[Domain | None, str | None]:
+    """Return the NVTX domain, or None and why ranges would be lost.
+
+    NVTX decides at the first call in a process whether a tool listens; one cannot be attached later.
+    """
+    try:
+        import nvtx
+    except ImportError:
+        return None, "the package nvtx is not installed"
+    if not nvtx.enabled():
+        return None, "NVTX_DISABLE is set"
+    domain = nvtx.get_domain(name)
+    if not isinstance(domain, nvtx.Domain):  # a stand-in of theirs that does nothing
+        return None, "no tool listens for NVTX ranges in this process"
+    return domain, None
+
+
+def category(stage: Stage) -> str:
+    """Return the category of a stage's ranges: ``stage/update``, ``wait/batch``."""
+    return stage.value.replace("wait_for_", "wait/", 1) if stage.is_wait else f"stage/{stage.value}"
+
+
+class NvtxTracer:
+    """Marks each span of another tracer as an NVTX range, which encloses it.
+
+    Args:
+        tracer: records the spans.
+        domain: where the ranges go.
+    """
+
+    def __init__(self, tracer: Tracer, domain: Domain) -> None:
+        self._tracer, self._domain = tracer, domain
+        self._of_thread = threading.local()  # the payload is written into the attributes before each range
+        self._attributes(Stage.STARTUP)  # so that no stage pays for registering the names
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        """Open a span; see ``Tracer``."""
+        return _NvtxSpan(self._tracer.span(lane, stage, step, version), self._domain, self._attributes(stage), step)
+
+    def _attributes(self, stage: Stage) -> Any:
+        known: dict[Stage, Any] | None = getattr(self._of_thread, "attributes", None)
+        if known is None:
+            known = self._of_thread.attributes = {
+                stage: self._domain.get_event_attributes(stage.value, category=category(stage)) for stage in Stage
+            }
+        return known[stage]
+
+
+class _NvtxSpan:
+    __slots__ = ("_attributes", "_domain", "_range", "_span", "_step")
+
+    def __init__(self, span: SpanContext, domain: Domain, attributes: Any, step: int) -> None:
+        self._span, self._domain, self._attributes, self._step = span, domain, attributes, step
+
+    def __enter__(self) -> None:
+        self._range = self._domain.start_range(self._attributes, payload=self._step)
+        try:
+            self._span.__enter__()
+        except BaseException:
+            self._domain.end_range(self._range)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._span.__exit__(kind, error, trace)
+        finally:
+            self._domain.end_range(self._range)

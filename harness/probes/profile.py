@@ -1,0 +1,99 @@
+"""Probe profiles: which probes a run has. YAML files in ``profiles/``, named by a scenario's ``profile``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Lane = Annotated[str, Field(min_length=1)]
+StepNumber = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Window(_Section):
+    """Which lanes are profiled in which training steps. Steps inside it never enter statistics."""
+
+    lanes: Annotated[list[Lane], Field(min_length=1)] = ["learner"]
+    """Lanes by name; a kind such as `generator` means all of its lanes."""
+    first_step: StepNumber = 3
+    """First training step that is profiled."""
+    steps: Annotated[int, Field(ge=1, le=50)] = 2
+    """How many steps in a row."""
+
+    @property
+    def numbers(self) -> range:
+        """The profiled training steps."""
+        return range(self.first_step, self.first_step + self.steps)
+
+    def touched(self, max_lag: int = 0) -> range:
+        """The training steps whose times a profiler has part in.
+
+        A lane that is ahead by the lag begins the window while earlier steps are trained, and the profiler is stopped,
+        and writes its file, when the step after the window begins.
+
+        Args:
+            max_lag: of the run, in versions.
+        """
+        return range(max(self.first_step - max_lag, 0), self.numbers.stop + 1)
+
+
+class PySpyWindow(Window):
+    """Flame graphs by py-spy, one file for each lane's process."""
+
+    rate_hz: Annotated[int, Field(ge=1, le=1000)] = 100
+    """Samples a second."""
+    format: Literal["speedscope", "flamegraph", "raw"] = "speedscope"
+    """File format."""
+    nonblocking: bool = False
+    """Do not pause the process for each sample: less disturbance, but stacks that may be torn."""
+
+
+class TorchWindow(Window):
+    """A trace by torch.profiler for each lane's process."""
+
+
+class NsightWindow(Window):
+    """Nsight Systems around the chosen actors."""
+
+    options: dict[str, str] = Field(default_factory=dict)
+    """Options of `nsys profile` that are added to, or replace, the usual ones; names without dashes in front."""
+    report_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds to wait at the end for each report to be complete."""
+
+
+class ProbeProfile(_Section):
+    """Which probes a run has."""
+
+    name: str = "unnamed"
+    """The file's name."""
+    description: str = ""
+    """What it measures and what that costs."""
+    nvtx: bool = False
+    """Mark every stage as an NVTX range."""
+    sampler_hz: Annotated[float, Field(ge=0, le=20)] = 0.0
+    """Samples a second of host and GPU counters; 0 takes none."""
+    device_time: bool = False
+    """Measure each stage's device time by CUDA events, beside the host time."""
+    torch_profiler: TorchWindow | None = None
+    """Trace a few steps with torch.profiler."""
+    pyspy: PySpyWindow | None = None
+    """Sample the Python stacks of a few steps with py-spy."""
+    nsight: NsightWindow | None = None
+    """Trace a few steps with Nsight Systems."""
+
+    @property
+    def profiled_steps(self) -> frozenset[int]:
+        """Training steps whose times are those of a profiled run, and count in no statistics."""
+        windows = [window for window in (self.torch_profiler, self.pyspy, self.nsight) if window is not None]
+        return frozenset(step for window in windows for step in window.numbers)
+
+    def touched_steps(self, max_lag: int = 0) -> frozenset[int]:
+        """Return the training steps whose times a profiler has part in; see ``Window.touched``."""
+        windows = [window for window in (self.torch_profiler, self.pyspy, self.nsight) if window is not None]
+        return frozenset(step for window in windows for step in window.touched(max_lag))

@@ -1,0 +1,246 @@
+"""Flame graphs of a few training steps by py-spy, which reads the processes from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import RunStopped, UserError
+from harness.probes.profile import PySpyWindow
+from harness.probes.whole_files import move_whole
+from harness.probes.windows import lanes_in
+from harness.results.anonymous import Scrubber
+
+ATTACH_S = 30.0
+"""Seconds that py-spy may take until it samples, and later until it has written its file."""
+POLL_S = 0.02
+DRIVER = "driver"
+"""Names the file of a run whose parts all work in this process."""
+SUFFIXES = {"speedscope": ".speedscope.json", "flamegraph": ".svg", "raw": ".txt"}
+_SAMPLES = re.compile(r"Samples: (\d+)")
+_OWN_COMMAND = re.compile(r"[^<>]*py-spy record [^<>]*")
+PTRACE_FIX = "allow it with `sysctl kernel.yama.ptrace_scope=0` as root (in a container: --cap-add SYS_PTRACE)"
+
+
+def pyspy_program() -> Path:
+    """Return where this environment has py-spy, if it has it."""
+    return Path(sys.executable).parent / "py-spy"
+
+
+def check_pyspy(program: Path | None = None) -> None:
+    """See whether py-spy is there and may look into processes, by letting it look into this one.
+
+    Args:
+        program: py-spy; None takes that of this environment.
+
+    Raises:
+        UserError: it is not there, or may not.
+    """
+    program = program or pyspy_program()
+    try:
+        command = [str(program), "dump", "--pid", str(os.getpid())]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ATTACH_S)
+    except FileNotFoundError:
+        raise UserError(
+            "there is no py-spy in this environment", "pyspy of the probe profile", "make install"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"py-spy could not read this process within {ATTACH_S:g} s", "pyspy of the probe profile", PTRACE_FIX
+        ) from None
+    if done.returncode != 0:
+        raise UserError(
+            f"py-spy cannot read other processes here: {_reason(done.stderr)}", "pyspy of the probe profile", PTRACE_FIX
+        )
+
+
+@dataclass
+class _Recording:
+    """One py-spy at work.
+
+    Attributes:
+        name: names the file.
+        process: py-spy.
+        draft: what it writes.
+        words: what it says.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    draft: Path
+    words: Path
+
+    def said(self) -> str:
+        return self.words.read_text(errors="replace")
+
+    def samples_now(self) -> bool:
+        return "Sampling process" in self.said()
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+class PySpyRecorder:
+    """Runs one ``py-spy record`` on each chosen lane's process, from the start of the window to its end.
+
+    Args:
+        window: which lanes and steps, and how.
+        processes: returns the process ids by lane, of the parts with a process of their own; empty if there are none.
+        folder: where the files go; made if need be.
+        program: py-spy; None takes that of this environment.
+        scrubber: takes paths and names out of the files; None takes that of this process.
+
+    Attributes:
+        files: what was recorded.
+        notes: processes that did nothing in the window, in words.
+    """
+
+    def __init__(
+        self,
+        window: PySpyWindow,
+        processes: Callable[[], Mapping[str, int]],
+        folder: Path,
+        program: Path | None = None,
+        scrubber: Scrubber | None = None,
+    ) -> None:
+        self._window, self._processes, self._folder = window, processes, folder
+        self._program, self._scrubber = program or pyspy_program(), scrubber or Scrubber.of_this_process()
+        self._drafts: tempfile.TemporaryDirectory[str] | None = None
+        self._recordings: list[_Recording] = []
+        self._over = False
+        self.files: list[Path] = []
+        self.notes: list[str] = []
+
+    def on_step_starts(self, step: int) -> None:
+        """A training step begins: if the window does too, return when every py-spy samples.
+
+        Raises:
+            RunStopped: one does not.
+        """
+        if step in self._window.numbers and self._drafts is None and not self._over:
+            self._start()
+
+    def on_step(self, step: int) -> None:
+        """A training step is complete: if the window is too, stop and keep the files.
+
+        Raises:
+            RunStopped: see ``close``.
+        """
+        if step >= self._window.numbers[-1]:
+            self.close()
+
+    def close(self) -> list[Path]:
+        """Stop whatever runs; return the files of the window.
+
+        Raises:
+            RunStopped: a file is missing, or not one of them holds a sample.
+        """
+        self._over = True
+        recordings, self._recordings = self._recordings, []
+        failures = []
+        try:
+            for recording in recordings:
+                recording.process.send_signal(signal.SIGINT)  # it writes its file then
+            for recording in recordings:
+                failures += self._keep(recording)
+        finally:
+            self._end(recordings)
+        if recordings and not self.files:
+            failures += self.notes
+        if failures:
+            raise RunStopped(f"py-spy recorded nothing: {'; '.join(failures)}")
+        return self.files
+
+    def _end(self, recordings: Iterable[_Recording]) -> None:
+        for recording in recordings:
+            recording.process.kill()
+            recording.process.wait()
+        if self._drafts is not None:
+            self._drafts.cleanup()
+            self._drafts = None
+
+    def _start(self) -> None:
+        self._drafts = tempfile.TemporaryDirectory(prefix="py-spy-")
+        targets = self._targets()
+        try:
+            for name, pid in targets.items():
+                self._recordings.append(self._record(name, pid, Path(self._drafts.name)))
+            for recording in self._recordings:
+                self._wait_until_it_samples(recording)
+        except BaseException:
+            recordings, self._recordings, self._over = self._recordings, [], True
+            self._end(recordings)
+            raise
+
+    def _targets(self) -> dict[str, int]:
+        """Process ids by the name of their file: lanes that share a process share the file."""
+        processes = self._processes()
+        if not processes:
+            return {DRIVER: os.getpid()}
+        lanes: dict[int, list[str]] = {}
+        for lane in lanes_in(self._window, processes):
+            lanes.setdefault(processes[lane], []).append(lane)
+        return {"+".join(names): pid for pid, names in lanes.items()}
+
+    def _record(self, name: str, pid: int, folder: Path) -> _Recording:
+        draft, words = folder / f"{name}.draft", folder / f"{name}.words"
+        options = ["--rate", str(self._window.rate_hz), "--format", self._window.format, "--threads"]
+        options += ["--nonblocking"] if self._window.nonblocking else []
+        command = [str(self._program), "record", "--pid", str(pid), "--output", str(draft), *options]
+        with open(words, "wb") as out:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        return _Recording(name, process, draft, words)
+
+    def _wait_until_it_samples(self, recording: _Recording) -> None:
+        """A process that has just ended may have been sampled all the same, so what py-spy says counts."""
+        _wait(lambda: recording.samples_now() or recording.ended(), ATTACH_S)
+        if not recording.samples_now():
+            raise RunStopped(f"py-spy does not sample {recording.name}: {_reason(recording.said())}")
+
+    def _keep(self, recording: _Recording) -> list[str]:
+        """Move the file into the folder without paths and names; return why that failed, if it did."""
+        if not _wait(recording.ended, ATTACH_S):
+            return [f"{recording.name}: no file within {ATTACH_S:g} s"]
+        said = recording.said()
+        samples = _SAMPLES.search(said)
+        if not samples or not recording.draft.is_file():
+            return [f"{recording.name}: {_reason(said)}"]
+        if int(samples[1]) == 0:  # idle threads are left out
+            self.notes.append(f"{recording.name}: not one sample, so it was idle or the window too short for the rate")
+            return []
+        file = self._folder / f"{recording.name}{SUFFIXES[self._window.format]}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        clean = recording.draft.with_suffix(".clean")
+        clean.write_text(self._scrubbed(recording.draft.read_text(encoding="utf-8", errors="replace")))
+        move_whole(clean, file)
+        self.files.append(file)
+        return []
+
+    def _scrubbed(self, text: str) -> str:
+        return self._scrubber.text(_OWN_COMMAND.sub("py-spy", text))
+
+
+def _wait(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Return whether the condition held within the limit."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return condition()
+        time.sleep(POLL_S)
+    return True
+
+
+def _reason(said: str) -> str:
+    """Return the line that says why py-spy failed."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("py-spy>")]
+    if any("ermission" in line or "not permitted" in line for line in lines):
+        return f"no permission; {PTRACE_FIX}"
+    return lines[0] if lines else "it gave no reason"

@@ -1,0 +1,70 @@
+"""What the cheap probes cost. The bound of the project: the probes' CPU time is at most 1% of the step time."""
+
+import os
+import time
+
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from harness.probes.fake_nvml import FakeDevice, FakeNvml
+from harness.probes.fake_nvtx import FakeDomain
+from harness.probes.host import HostProbe, ProcessProbe
+from harness.probes.nvml import GpuProbe
+from harness.probes.nvtx_ranges import NvtxTracer
+from harness.probes.profile import ProbeProfile
+from harness.probes.sampler import Sampling
+from harness.probes.session import ProbeSession
+from harness.trace import NullTracer, Stage
+
+SPANS = 1000
+LANES = {"learner": os.getpid(), "generator": os.getppid(), "scorer": 1}
+
+
+def test_1000_spans_marked_as_ranges(benchmark: BenchmarkFixture) -> None:
+    """On the recording domain: the wrapper's own cost and more. With no tool listening there is no wrapper at all."""
+    domain = FakeDomain()
+    tracer = NvtxTracer(NullTracer(), domain)
+
+    def mark() -> int:
+        domain.events.clear()
+        for step in range(SPANS):
+            with tracer.span("learner", Stage.UPDATE, step):
+                pass
+        return len(domain.events)
+
+    benchmark.extra_info["spans"] = SPANS
+    assert benchmark(mark) == 2 * SPANS
+
+
+def test_reading_the_machine(benchmark: BenchmarkFixture) -> None:
+    assert benchmark(HostProbe().read).source == "host"
+
+
+def test_reading_four_processes(benchmark: BenchmarkFixture) -> None:
+    probe = ProcessProbe(driver=os.getpid())
+    probe.watch(LANES)
+    benchmark.extra_info["processes"] = len(probe.read())
+    benchmark(probe.read)
+
+
+def test_one_whole_sample(benchmark: BenchmarkFixture) -> None:
+    """With one GPU, whose calls answer at once: those of a driver come on top."""
+    sampling = Sampling(os.getpid(), open_gpus=lambda: GpuProbe(FakeNvml([FakeDevice()])))
+    sampling.watch(LANES)
+    assert benchmark(sampling.sample)["rows"]
+
+
+def test_one_step_of_a_sampled_run_in_the_driver(benchmark: BenchmarkFixture) -> None:
+    """What a training step pays in the measured process: begin and end of its turn, and taking the rows."""
+    session = ProbeSession(ProbeProfile(sampler_hz=5.0), lambda at_ns: at_ns)
+    session.watch(LANES)
+
+    def step() -> None:
+        session.go()
+        session.drain()
+        session.hold()
+
+    started_s = time.perf_counter()
+    benchmark.pedantic(step, setup=lambda: time.sleep(0.02), rounds=100)
+    session.close()
+    benchmark.extra_info["cpu_share"] = session.own_cpu_s / (time.perf_counter() - started_s)
+    assert session.notes == []

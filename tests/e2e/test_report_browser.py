@@ -1,0 +1,216 @@
+"""The report in headless Chromium: it shows itself on every screen, obeys nothing, and can be used by keyboard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.report.html.browser import Browser, find_chromium
+from harness.report.html.make import make_report
+from harness.report.html.screenshots import main
+from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, step_row, tail_row
+from harness.trace import Span, Stage
+from harness.types import ExampleRollout, Metric, Purpose
+
+EVIL = '<script>document.title="owned";window.owned=1</script><img src=x onerror="window.owned=1;document.title=1">'
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_chromium() is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"
+    ),
+]
+
+
+def _write_arm(root: Path, arm: str) -> None:
+    """Write a run of three steps of 1 s: generate 0.4 s, update 0.6 s; every text of it is an attack."""
+    run = RunFolder.create(root, "attack", "20261121-120000", arm, scrubber=Scrubber("/h", "/c", "host", "user"))
+    run.write_scenario("steps: 3\ndescription: '</title>" + EVIL.replace("'", "") + "'\n")
+    manifest = Manifest(
+        scenario=EVIL, campaign="20261121-120000", started_at="2026-11-21T12:00:00.000Z", arm=f"{arm} {EVIL}",
+        machine={"cpu": EVIL}, versions={"python": EVIL}, commit="abc",
+    )  # fmt: skip
+    run.write_manifest(manifest)
+    for step in range(3):
+        at = step * 1_000_000_000
+        spans = [
+            Span("generator", Stage.GENERATE, at, at + 400_000_000, step, step),
+            Span("learner", Stage.WAIT_FOR_BATCH, at, at + 400_000_000, step, step),
+            Span("learner", Stage.UPDATE, at + 400_000_000, at + 1_000_000_000, step, step),
+        ]
+        lanes = {"generator": {"generate": 0.4}, "learner": {"wait_for_batch": 0.4, "update": 0.6}}
+        metrics = {"grad_norm": Metric(1.0 + step)}
+        reward = {"validation/reward": Metric(0.2 + 0.1 * step, count=8)}
+        run.append_spans(spans)
+        run.append_step(evaluation_row(version=step, step=step, elapsed_s=float(step), metrics=reward))
+        times = {"wall_s": 1.0, "elapsed_s": step + 1.0}
+        run.append_step(step_row(step=step, version=step + 1, optimizer_steps=1, lanes=lanes, metrics=metrics, **times))
+    run.append_step(tail_row(wall_s=0.0, elapsed_s=3.0, lanes={}))
+    texts = [ExampleRollout(f"Say {EVIL}", f"</pre>{EVIL}", EVIL, float(v > 0), 5, "stop", v) for v in (0, 2)]
+    run.append_rollouts(Purpose.EVALUATE, texts)
+    run.finish("completed", None, {})
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a campaign of two arms whose every text is an attack."""
+    root = tmp_path_factory.mktemp("results")
+    for arm in ("sync", "lag"):
+        _write_arm(root, arm)
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    assert make_report([root], out) == []
+    return out
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for all tests."""
+    executable = find_chromium()
+    assert executable is not None
+    with Browser(executable, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def _requests(browser: Browser) -> list[str]:
+    sent = [event for event in browser.events if event.get("method") == "Network.requestWillBeSent"]
+    return [event["params"]["request"]["url"] for event in sent]
+
+
+def _complaints(browser: Browser) -> list[object]:
+    return [event for event in browser.events if event.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown")]
+
+
+def test_an_injected_script_does_nothing(browser: Browser, page: Path) -> None:
+    browser.screen(1280)
+    browser.open(page)
+    assert browser.value("window.owned") is None
+    assert browser.value("document.title").startswith("Report: <script>document.title=")  # shown as text
+    assert browser.value("document.querySelectorAll('script, img').length") == 0
+    assert EVIL in browser.value("document.querySelector('pre').textContent")
+    assert EVIL in browser.value("document.querySelector('h1').textContent")
+    assert _requests(browser) == [page.resolve().as_uri()]  # nothing else was asked for
+    assert _complaints(browser) == []
+
+
+def test_the_policy_stops_what_would_get_past_the_escaping(browser: Browser, page: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    styled = "<p id=styled style='color: rgb(1, 2, 3)'>x</p>"
+    broken.write_text(page.read_text().replace("</main>", f"{EVIL}{styled}</main>"))
+    browser.open(broken)
+    assert browser.value("document.querySelectorAll('main script, main img').length") == 2
+    assert browser.value("window.owned") is None
+    assert browser.value("document.title").startswith("Report: ")
+    assert browser.value("getComputedStyle(document.getElementById('styled')).color") != "rgb(1, 2, 3)"
+    failed = [event["params"] for event in browser.events if event.get("method") == "Network.loadingFailed"]
+    assert len(_requests(browser)) - 1 == len(failed)  # all but the page itself
+    assert {item.get("blockedReason") for item in failed} == {"csp"}
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280, 1920])
+def test_the_page_never_scrolls_sideways(browser: Browser, page: Path, width: int) -> None:
+    browser.screen(width)
+    browser.open(page)
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    assert browser.value("document.querySelector('.bar rect').getBoundingClientRect().width") > 1
+
+
+def test_the_style_sheet_is_in_force_and_follows_the_readers_colours(browser: Browser, page: Path) -> None:
+    colours = []
+    for dark in (False, True):
+        browser.screen(1280, dark=dark)
+        browser.open(page)
+        colours.append(browser.value("getComputedStyle(document.body).backgroundColor"))
+    assert colours == ["rgb(250, 250, 248)", "rgb(19, 22, 25)"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_has_enough_contrast(browser: Browser, page: Path, dark: bool) -> None:
+    browser.screen(1280, dark=dark)
+    browser.open(page)
+    found = browser.value(_CONTRASTS)
+    assert len(found) > 50
+    # WCAG 2.2, success criterion 1.4.3: at least 4.5 for text below 24 px
+    assert [item for item in found if item["ratio"] < 4.5] == []
+
+
+def test_the_keyboard_reaches_the_content_and_every_table(browser: Browser, page: Path) -> None:
+    browser.screen(390)
+    browser.open(page)
+    browser.press("Tab", 9)
+    assert browser.value("document.activeElement.className") == "skip"
+    assert browser.value("document.activeElement.getBoundingClientRect().left") >= 0
+    names = "Array.from(document.querySelectorAll('.scroll')).every(box => box.tabIndex === 0 && box.ariaLabel)"
+    assert browser.value(names) is True
+    labels = "Array.from(document.querySelectorAll('[role=img]')).every(item => item.ariaLabel.length > 10)"
+    assert browser.value(labels) is True
+    links = "Array.from(document.querySelectorAll('nav a')).every(a => document.querySelector(a.getAttribute('href')))"
+    assert browser.value(links) is True
+
+
+def test_no_text_of_a_chart_overlaps_another(browser: Browser, page: Path) -> None:
+    for width in (320, 1280):
+        browser.screen(width)
+        browser.open(page)
+        assert browser.value(_OVERLAPS) == []
+    browser.value("document.querySelectorAll('.tick-text')[1].setAttribute('x', '0%')")
+    assert browser.value(_OVERLAPS) == [["0.0", "0.5"]]  # it would be seen: steps 0 to 2 have ticks of a half
+
+
+def test_pictures_and_a_printout(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(page), "-o", str(tmp_path), "--height", "700"]) == 0
+    names = ["report_light.png", "report_dark.png", "report_narrow.png", "report.pdf"]
+    assert capsys.readouterr().out.splitlines() == [f"picture: {tmp_path / name}" for name in names]
+    sizes = [(tmp_path / name).read_bytes()[16:24] for name in names[:3]]
+    assert [(int.from_bytes(size[:4], "big"), int.from_bytes(size[4:], "big")) for size in sizes] == [
+        (1280, 700),
+        (1280, 700),
+        (390, 700),
+    ]
+    printed = (tmp_path / "report.pdf").read_bytes()
+    assert printed.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= 2
+    assert main([str(tmp_path / "nowhere.html"), "-o", str(tmp_path)]) == 2
+    assert "is no file" in capsys.readouterr().err
+
+
+_CONTRASTS = """(() => {
+  const parse = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = item => {
+    for (; item; item = item.parentElement) {
+      const found = parse(getComputedStyle(item).backgroundColor);
+      if (found.length < 4 || found[3] === 1) return found;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const item of document.querySelectorAll('p,li,a,h1,h2,h3,td,th,summary,strong,span,text,.name,.value,pre')) {
+    if (!item.textContent.trim() || !item.checkVisibility()) continue;
+    const style = getComputedStyle(item);
+    const ink = parse(item instanceof SVGElement ? style.fill : style.color);
+    const [a, b] = [light(ink), light(ground(item))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    found.push({tag: item.tagName, text: item.textContent.slice(0, 30), ratio});
+  }
+  return found;
+})()"""
+"""Contrast of every text with the nearest opaque background: https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio."""
+
+_OVERLAPS = """(() => {
+  const found = [];
+  for (const chart of document.querySelectorAll('figure')) {
+    const texts = Array.from(chart.querySelectorAll('svg text')).filter(item => item.checkVisibility())
+      .map(item => ({text: item.textContent, box: item.getBoundingClientRect()}));
+    texts.forEach((one, i) => texts.slice(i + 1).forEach(other => {
+      const wide = Math.min(one.box.right, other.box.right) - Math.max(one.box.left, other.box.left);
+      const high = Math.min(one.box.bottom, other.box.bottom) - Math.max(one.box.top, other.box.top);
+      if (wide > 1 && high > 3) found.push([one.text, other.text]);
+    }));
+  }
+  return found;
+})()"""
+"""Pairs of chart texts whose boxes share more than a sliver."""
