@@ -31,6 +31,7 @@ from harness.trace import Stage
 
 OFTEN = 0.5  # a stage that runs in a smaller share of the steps, such as a checkpoint, is not compared
 UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison may be about
+SET_BY_ARMS = ("threads",)  # within a campaign, what the arms' own settings decide
 _SETTINGS_OF_A_RUN = ("name", "description", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width", "seed")
 
 
@@ -119,8 +120,7 @@ def judge_against(baseline: Baseline, campaign: Campaign, threshold: float, allo
         seconds = [_apart(_kept_runs(variant.runs), STEP) for variant in (same, other)]
         step = judge_apart(seconds[0], seconds[1], threshold, not_comparable=reasons)
         name = f"{same.name} of {baseline.campaign.scenario}/{baseline.campaign.name}"
-        cautions = ("The baseline ran in another command: drift of the machine shows as a difference.",)
-        found.append(Judgement(name, other.name, step, (), None, cautions=cautions))
+        found.append(Judgement(name, other.name, step, (), None))
     return found
 
 
@@ -161,7 +161,7 @@ def _judge(
     campaign: Campaign, base: Variant, threshold: float, allowed: Sequence[str], drift: Drift | None
 ) -> Callable[[Variant], Judgement]:
     def judge(other: Variant) -> Judgement:
-        reasons = _environment_reasons(base.runs, other.runs, allowed)
+        reasons = _environment_reasons(base.runs, other.runs, (*allowed, *SET_BY_ARMS))
         cautions = (drift.sentence,) if drift is not None and drift.sentence else ()
         too_unstable = drift.sentence if drift is not None and drift.refuses_gate else None
         alternated = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}

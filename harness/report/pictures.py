@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from harness.report.style import picture_style, save
 from harness.report.sweep import draw_sweep
 from harness.report.sync import draw_sync
 from harness.report.timeline import draw_timeline
-from harness.results import find_runs
+from harness.results import Run, find_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,13 +71,22 @@ def load_curves(campaign_folder: Path) -> Curves:
     runs, damaged = find_runs(campaign_folder)
     if not runs:
         raise damaged[0].error
+    return curves_of(campaign_folder, runs)
+
+
+def curves_of(folder: Path, runs: Sequence[Run]) -> Curves:
+    """Arrange the runs of one campaign, at least one, by variant.
+
+    Raises:
+        UserError: a run's spans or its scenario are damaged.
+    """
     by_name: dict[str, list[int]] = {}
     for name, index in label_runs([run.manifest for run in runs]):
         by_name.setdefault(name, []).append(index)
     figures = [run_figures(run) for run in runs]
     variants = tuple(Variant(name, tuple(figures[index] for index in members)) for name, members in by_name.items())
     manifest = runs[0].manifest
-    campaign = Campaign(campaign_folder, manifest.scenario, manifest.campaign, manifest.started_at, variants)
+    campaign = Campaign(folder, manifest.scenario, manifest.campaign, manifest.started_at, variants)
     return Curves(campaign, {name: [runs[index] for index in members] for name, members in by_name.items()})
 
 

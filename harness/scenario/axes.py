@@ -95,7 +95,8 @@ def _in_blocks(variants: list[Variant], blocks: int) -> list[Variant]:
     repeated: list[Variant] = []
     for block in range(blocks):
         for variant in variants:
-            seeded = variant.scenario.model_copy(update={"seed": variant.scenario.seed + block})
+            own = {"seed": variant.scenario.seed + block, "blocks": 1, "stop_at_half_width": None}
+            seeded = variant.scenario.model_copy(update=own)
             name = ",".join(filter(None, (variant.name, f"block={block:0{len(str(blocks - 1))}d}")))
             repeated.append(replace(variant, name=name, scenario=seeded, position=len(repeated), block=block))
     return repeated

@@ -23,6 +23,7 @@ def test_every_arm_runs_once_in_each_block_and_shares_its_seed(tmp_path: Path) -
     assert [run.name for run in runs[:3]] == ["a,block=0", "b,block=0", "a,block=1"]
     assert [run.label for run in runs[:2]] == ["a", "b"]
     assert [run.position for run in runs] == [0, 1, 2, 3, 4, 5]
+    assert {run.scenario.blocks for run in runs} == {1}  # each of them can be repeated on its own
     assert [run.scenario.group_size for run in runs[:2]] == [8, 4]
 
 

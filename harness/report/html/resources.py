@@ -1,0 +1,128 @@
+"""What the runs used beside time: cores and memory of each process, GPUs, energy, and what stood in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from harness.compare import numbers
+from harness.compare.energy import energy_account
+from harness.compare.resources import GpuFigures, contention, gpu_figures, process_figures, sampling_cpu_s
+from harness.compare.tables import Table
+from harness.report.html.learning import thinned
+from harness.report.html.markup import Markup, element
+from harness.report.html.material import Counted, Material
+from harness.report.html.parts import bullets, details, figure, note, section, table, variant_legend
+from harness.report.html.plot import Chart, Line, draw_chart
+from harness.results.counters import sources, stretches
+
+MOST_VARIANTS = 6  # with curves
+_GIB = 2**30
+
+
+def resources_section(material: Material, anchor: str) -> Markup | None:
+    """Return the section; None where no run has counters. Of several seeds, the first that has some is shown."""
+    counted = material.counted
+    if not counted:
+        return None
+    said = [f"{item.name}: {text}" for item in counted for text in contention(item.rows, item.window)]
+    return section(
+        anchor, "Resources", _processes(counted), _curves(counted), *_gpus(counted), _energy(counted),
+        bullets(said, "plain-list"),
+    )  # fmt: skip
+
+
+def _processes(counted: Sequence[Counted]) -> Markup:
+    rows = []
+    for item in counted:
+        for process in process_figures(item.rows, item.window):
+            memory = None if process.peak_rss_bytes is None else process.peak_rss_bytes / _GIB
+            threads = numbers.NOTHING if process.peak_threads is None else numbers.count(process.peak_threads)
+            cells = (process.cpu_s, process.cores, memory)
+            rows.append((item.name, process.source, *(_cell(value) for value in cells), threads))
+        sampler = sampling_cpu_s(item.rows, item.window)
+        share = None if sampler is None else sampler * 1e9 / max(1, item.window[1] - item.window[0])
+        own = f"{_cell(sampler)} ({numbers.percent(share)} of a core)" if share is not None else numbers.NOTHING
+        rows.append((item.name, "the sampler itself", own, *(numbers.NOTHING,) * 3))
+    header = ("variant", "process", "CPU, s", "cores, mean", "peak memory, GiB", "peak threads")
+    notes = ("From samples taken during the loop; what came and went between two of them is not seen.",)
+    return table(Table("Processes", header, tuple(rows), notes, words=2))
+
+
+def _cell(value: float | None) -> str:
+    return numbers.NOTHING if value is None else numbers.number(value)
+
+
+def _curves(counted: Sequence[Counted]) -> Markup | None:
+    """Return the cores that each process kept busy over the seconds of the loop, a panel for each variant."""
+    shown = counted[:MOST_VARIANTS]
+    names = list(dict.fromkeys(source for item in shown for source in _busy_sources(item)))
+    charts = []
+    for item in shown:
+        drawn = [
+            Line(names.index(source), points) for source in _busy_sources(item) if (points := _cores(item, source))
+        ]
+        says = f"Cores that each process of {item.name} kept busy, from sample to sample."
+        charts.append(Chart(item.name, "seconds of the loop", "cores", drawn, says, from_zero=True))
+    if not any(chart.lines for chart in charts):
+        return None
+    panels = element("div", [draw_chart(chart) for chart in charts], class_="panels")
+    sentence = "CPU time of each process over the time between two samples; of the first run of each variant."
+    return figure("Cores kept busy.", sentence, panels, legend=variant_legend(names))
+
+
+def _busy_sources(item: Counted) -> list[str]:
+    return [
+        source for source in sources(item.rows) if any("cpu_s" in r.values for r in item.rows if r.source == source)
+    ]
+
+
+def _cores(item: Counted, source: str) -> list[tuple[float, float]]:
+    """Return (seconds of the loop, cores) in the middle of each pair of samples inside the loop."""
+    low, high = item.window
+    points = [
+        ((before[0] + after[0]) / 2, (after[1] - before[1]) / (after[0] - before[0]) * 1e9)
+        for stretch in stretches(item.rows, source, "cpu_s")
+        for before, after in pairwise(stretch)
+        if before[0] >= low and after[0] <= high and after[0] > before[0]
+    ]
+    return [(x, y) for x, y, _, _ in thinned([((at_ns - low) / 1e9, cores, cores, cores) for at_ns, cores in points])]
+
+
+def _gpus(counted: Sequence[Counted]) -> list[Markup]:
+    """Return what each GPU did, or why nothing is known of one."""
+    rows, reasons = [], dict[str, list[str]]()
+    for item in counted:
+        gpus, reason = gpu_figures(item.rows, item.window)
+        rows += [(item.name, *_gpu_cells(gpu)) for gpu in gpus]
+        if reason is not None:
+            reasons.setdefault(reason, []).append(item.name)
+    shown = [note(f"No GPU figures of {', '.join(names)}: {reason}.") for reason, names in reasons.items()]
+    header = ("variant", "GPU", "utilisation, mean", "peak memory, GiB", "power, W", "energy, J", "clock held down")
+    return [table(Table("GPUs", header, tuple(rows), words=2)), *shown] if rows else shown
+
+
+def _gpu_cells(gpu: GpuFigures) -> tuple[str, ...]:
+    memory = None if gpu.peak_memory_bytes is None else gpu.peak_memory_bytes / _GIB
+    shares = (gpu.mean_utilisation, gpu.throttled_share)
+    used, held = (numbers.NOTHING if value is None else numbers.percent(value) for value in shares)
+    return gpu.source, used, _cell(memory), _cell(gpu.mean_power_w), _cell(gpu.energy_j), held
+
+
+def _energy(counted: Sequence[Counted]) -> Markup | None:
+    """Return where each GPU's energy went by stage, where its counter tells."""
+    rows = []
+    for item in counted:
+        for source in [name for name in sources(item.rows) if name.startswith("gpu") and name != "gpu"]:
+            account, _ = energy_account(item.rows, item.spans, source, item.window)
+            if account is None:
+                continue
+            for stage, part in account.stages.items():
+                joules = part.reason or "" if part.joules is None else numbers.number(part.joules)
+                rows.append((item.name, source, stage.value, joules, numbers.number(part.seconds)))
+            rows.append((item.name, source, "stages that cannot be told apart", numbers.number(account.untold_j), ""))
+            rows.append((item.name, source, "no stage under way", numbers.number(account.rest_j), ""))
+    if not rows:
+        return None
+    header = ("variant", "GPU", "stage", "energy, J", "seconds")
+    return details("Show the energy by stage", table(Table("Energy by stage", header, tuple(rows), words=3)))

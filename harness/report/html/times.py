@@ -1,0 +1,205 @@
+"""Where the time goes: spent and exposed seconds of a step side by side, and the account of each lane."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from harness.compare import numbers
+from harness.compare.campaigns import Variant
+from harness.compare.figures import RunFigures
+from harness.compare.lanes import in_pipeline_order
+from harness.compare.pairs import CONFIDENCE, FEWEST_SEEDS, t_quantile
+from harness.compare.tables import Table, lane_table, stage_table
+from harness.report.html.bars import Bar, Segment, draw_bars
+from harness.report.html.headlines import exposed_shares
+from harness.report.html.looks import stage_class
+from harness.report.html.markup import Markup
+from harness.report.html.material import Material
+from harness.report.html.parts import details, figure, section, stage_legend, table
+from harness.report.html.scales import Scale, linear
+from harness.trace import Stage
+
+NOBODY = ("nobody", "nobody's")
+Parts = dict[Stage, float]
+
+
+def times_section(material: Material, anchor: str) -> Markup | None:
+    """Return the section; None where no run finished a step."""
+    variants = [variant for variant in material.campaign.variants if any(run.steps for run in variant.runs)]
+    if not variants:
+        return None
+    return section(anchor, "Where the time goes", _steps(material, variants), _lanes(material))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% t-interval of a mean; the lowest and the highest of two values; None for one."""
+    if len(values) < 2:
+        return None
+    if len(values) < FEWEST_SEEDS:
+        return min(values), max(values)
+    reach = t_quantile(CONFIDENCE, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - reach, fmean(values) + reach
+
+
+def wall_s(variant: Variant) -> list[float]:
+    """Return the mean wall-clock seconds of a training step of each run, evaluation included."""
+    return [run.loop_s / run.steps for run in variant.runs if run.steps]
+
+
+def _steps(material: Material, variants: Sequence[Variant]) -> Markup:
+    rows = [(variant, _spent(variant), *_exposed(material, variant.name)) for variant in variants]
+    ends = [max(sum(spent.values()), *_wall_ends(variant)) for variant, spent, _, _ in rows]
+    axis, bars = linear([0.0, *ends], from_zero=True), list[Bar]()
+    for variant, spent, parts, nobody in rows:
+        bars += _bars(variant, spent, parts, nobody)
+    seen = {stage for _, spent, _, _ in rows for stage in spent}
+    legend = stage_legend(seen, [NOBODY] if material.exposures else [])
+    sentence = _says(material, variants)
+    drawing = draw_bars(bars, axis, "seconds per training step", sentence)
+    tables = [table(_exposed_table(material, variants)), table(stage_table(material.campaign))]
+    return figure(
+        "Time of a training step, spent and exposed.", sentence, drawing, details("Show the figures", *tables),
+        legend=legend,
+    )  # fmt: skip
+
+
+def _wall_ends(variant: Variant) -> list[float]:
+    values = wall_s(variant)
+    return [*values, *(interval(values) or ())]
+
+
+def _bars(variant: Variant, spent: Parts, parts: Parts, nobody: float) -> list[Bar]:
+    values = wall_s(variant)
+    seeds = f" ({len(values)} runs)" if len(values) > 1 else ""
+    total = sum(spent.values())
+    mean, ends = fmean(values), interval(values)
+    wall = f"{numbers.number(mean)} s" + (f" \u00b1 {numbers.number((ends[1] - ends[0]) / 2)}" if ends else "")
+    heading = f"{variant.name}{seeds}"
+    if not parts:
+        return [Bar("spent", _segments(spent), f"{numbers.number(total)} s", heading, ends, mean)]
+    rest = [Segment("nobody", nobody, f"nobody's: {numbers.number(nobody)} s")] if nobody > 0 else []
+    return [
+        Bar("spent", _segments(spent), f"{numbers.number(total)} s", heading),
+        Bar("exposed", [*_segments(parts), *rest], wall, whisker=ends),
+    ]
+
+
+def _segments(parts: Parts) -> list[Segment]:
+    return [
+        Segment(stage_class(stage), seconds, f"{stage.value}: {numbers.number(seconds)} s")
+        for stage, seconds in parts.items()
+        if seconds > 0
+    ]
+
+
+def _says(material: Material, variants: Sequence[Variant]) -> str:
+    several = max(len(variant.runs) for variant in variants)
+    base = (
+        "Means over the loop, evaluation included. Spent: seconds of the stages, added over lanes. Exposed: the same "
+        "clock divided among what the loop had to wait for, so it ends at the wall-clock of a step."
+    )
+    if not any(material.exposures.values()):
+        base = "Means over the loop, evaluation included; the thick mark is the wall-clock. No spans were kept."
+    how = {1: "", 2: " Whiskers: lowest and highest of the two runs."}
+    return base + how.get(several, f" Whiskers: 95% t-interval of the wall-clock over up to {several} runs.")
+
+
+def _spent(variant: Variant) -> Parts:
+    """Return mean seconds per step of each stage, added over lanes."""
+    runs = [run for run in variant.runs if run.steps]
+    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in runs)]
+    return {stage: fmean(_per_step(run, stage) for run in runs) for stage in stages}
+
+
+def _per_step(run: RunFigures, stage: Stage) -> float:
+    return run.stages[stage].total_s / run.steps if stage in run.stages else 0.0
+
+
+def _exposed(material: Material, name: str) -> tuple[Parts, float]:
+    """Return mean exposed seconds per step of each stage, and nobody's."""
+    found = material.exposures.get(name, [])
+    if not found:
+        return {}, 0.0
+    stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in found)]
+    parts = {stage: fmean(part.stages_ns.get(stage, 0) / 1e9 / steps for part, steps in found) for stage in stages}
+    return parts, fmean(part.nobody_ns / 1e9 / steps for part, steps in found)
+
+
+def _exposed_table(material: Material, variants: Sequence[Variant]) -> Table:
+    """Return seconds per step spent and exposed, with the exposed share of the loop and intervals over runs."""
+    stages = [stage for stage in Stage if any(stage in _spent(variant) for variant in variants)]
+    rows = [
+        (stage.value, *(cell for variant in variants for cell in _cells(material, variant, stage))) for stage in stages
+    ]
+    rows.append(("nobody's", *(cell for variant in variants for cell in _nobody_cells(material, variant))))
+    columns = [f"{variant.name}, {what}" for variant in variants for what in ("spent", "exposed", "of the loop")]
+    several = any(len(variant.runs) > 1 for variant in variants)
+    notes = (
+        "Exposed: each instant of the loop belongs to the stage that the Learner is in; while the Learner waits, to "
+        "the stage that it waits for (score, then weight stages, then generate, then evaluate); else to nobody.",
+        *(("In brackets: 95% t-interval over runs; of two runs, the lowest and the highest.",) if several else ()),
+    )
+    return Table("Seconds per training step, spent and exposed", ("stage", *columns), tuple(rows), notes)
+
+
+def _cells(material: Material, variant: Variant, stage: Stage) -> tuple[str, str, str]:
+    spent = [_per_step(run, stage) for run in variant.runs if run.steps]
+    found = material.exposures.get(variant.name, [])
+    mine = [part.stages_ns.get(stage, 0) / 1e9 / steps for part, steps in found]
+    fraction = exposed_shares(material, variant.name).get(stage, 0.0)
+    return _with_interval(spent), _with_interval(mine), numbers.percent(fraction) if found else numbers.NOTHING
+
+
+def _nobody_cells(material: Material, variant: Variant) -> tuple[str, str, str]:
+    found = material.exposures.get(variant.name, [])
+    if not found:
+        return (numbers.NOTHING,) * 3
+    seconds = [part.nobody_ns / 1e9 / steps for part, steps in found]
+    return numbers.NOTHING, _with_interval(seconds), numbers.percent(fmean(p.share(p.nobody_ns) for p, _ in found))
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    if not values:
+        return numbers.NOTHING
+    ends = interval(values)
+    text = numbers.number(fmean(values))
+    return text if ends is None else f"{text} [{numbers.number(ends[0])}, {numbers.number(ends[1])}]"
+
+
+def _lanes(material: Material) -> Markup | None:
+    """Return how the wall-clock of each lane divides into stages, waits and time under no span."""
+    bars, seen = list[Bar](), set[Stage]()
+    for variant in material.campaign.variants:
+        for place, lane in enumerate(in_pipeline_order({lane for run in variant.runs for lane in run.lanes})):
+            segments, stages = _lane(variant, lane)
+            seen |= stages
+            busy = sum(segment.value for segment in segments if segment.class_ not in ("wait", "nobody"))
+            bars.append(Bar(lane, segments, f"{numbers.percent(busy)} busy", None if place else variant.name))
+    if not bars:
+        return None
+    legend = stage_legend(seen, [("nobody", "under no span")])
+    sentence = "How the time of each lane after start-up divides into stages, waiting and time under no span."
+    axis = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
+    scaled = [
+        Bar(bar.name, [Segment(s.class_, 100 * s.value, s.name) for s in bar.segments], bar.value, bar.heading)
+        for bar in bars
+    ]
+    drawing = draw_bars(scaled, axis, "percent of the loop", sentence)
+    return figure(
+        "What each lane did.", sentence, drawing, details("Show the figures", table(lane_table(material.campaign))),
+        legend=legend,
+    )  # fmt: skip
+
+
+def _lane(variant: Variant, lane: str) -> tuple[list[Segment], set[Stage]]:
+    accounts = [run.lanes[lane] for run in variant.runs if lane in run.lanes]
+    stages = [stage for stage in Stage if any(stage in account.stages_ns for account in accounts)]
+    shares = {stage: fmean(item.share(item.stages_ns.get(stage, 0)) for item in accounts) for stage in stages}
+    ordered = sorted(shares, key=lambda stage: stage.is_wait)
+    segments = [Segment(stage_class(s), shares[s], f"{s.value}: {numbers.percent(shares[s])}") for s in ordered]
+    rest = fmean(item.share(item.unattributed_ns) for item in accounts)
+    if rest > 0:
+        segments.append(Segment("nobody", rest, f"under no span: {numbers.percent(rest)}"))
+    return segments, set(stages)

@@ -1,0 +1,123 @@
+"""How old the trained rollouts were, and what became of all that were generated."""
+
+from __future__ import annotations
+
+from harness.compare import numbers
+from harness.compare.campaigns import Variant
+from harness.compare.off_policy import off_policy_findings, off_policy_table
+from harness.compare.tables import Table
+from harness.report.html.bars import Bar, Segment, draw_bars
+from harness.report.html.markup import Markup, element
+from harness.report.html.material import Material
+from harness.report.html.parts import bullets, details, figure, section, table
+from harness.report.html.scales import Scale
+from harness.report.lag import trained_by_lag
+from harness.results import LedgerFigures, Rollouts
+
+PERCENT = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
+COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dropped as too old"), ("failed", "failed"))
+
+
+def waste_section(material: Material, anchor: str) -> Markup | None:
+    """Return the section; None where no rollout lagged and no run got to its end."""
+    found = off_policy_table(material.campaign)
+    said = bullets(off_policy_findings(material.campaign), "plain-list")
+    data = details("Show the figures", table(found)) if found else None
+    return section(anchor, "Lag and waste", _lag(material), _ledger(material), said, data)
+
+
+def _lag(material: Material) -> Markup | None:
+    lags = {name: found for name, runs in material.curves.runs.items() if (found := trained_by_lag(runs))}
+    if max((lag for found in lags.values() for lag in found), default=0) == 0:
+        return None
+    bars, means = list[Bar](), []
+    for name, found in lags.items():
+        mean = sum(lag * count for lag, count in found.items()) / found.total()
+        means.append(f"{name} {numbers.number(mean)}")
+        for place, lag in enumerate(range(max(found) + 1)):
+            part = found[lag] / found.total()
+            segment = Segment("lag-bar", 100 * part, f"{found[lag]} rollouts")
+            bars.append(Bar(_versions(lag), [segment], numbers.percent(part), None if place else name))
+    sentence = f"Policy versions between a training step and a rollout's oldest token; means: {', '.join(means)}."
+    drawing = draw_bars(bars, PERCENT, "percent of the rollouts trained on", sentence)
+    return figure("Lag of the rollouts trained on.", sentence, drawing)
+
+
+def _versions(lag: int) -> str:
+    return "1 version" if lag == 1 else f"{lag} versions"
+
+
+def _ledger(material: Material) -> Markup | None:
+    """Return what became of the generated tokens, with the lengths that tell a bias."""
+    known = [variant for variant in material.campaign.variants if any(_ledgers(variant))]
+    if not known:
+        return None
+    bars = [_bar(variant) for variant in known]
+    rows = tuple(row for variant in known for row in _rows(variant))
+    header = ("variant", "rollouts", "count", "share", "tokens", "mean length", "length over generated")
+    notes = (
+        "Sums over the runs of a variant. Trained again: further uses of replayed rollouts. A length over generated "
+        "other than 1.00 is a bias: dropping or leaving out prefers short or long responses.",
+    )
+    data = details("Show the figures", table(Table("What became of the rollouts", header, rows, notes, words=2)))
+    sentence = f"Trained on, of the generated tokens: {', '.join(_says(variant) for variant in known)}."
+    drawing = draw_bars(bars, PERCENT, "percent of the generated tokens", sentence)
+    items = [element("li", _swatch(f"led-{key}"), name) for key, name in COLUMNS if any(_has(v, key) for v in known)]
+    legend = element("ul", items, class_="legend", aria_label="Legend")
+    return figure("What became of the generated tokens.", sentence, drawing, data, legend=legend)
+
+
+def _swatch(class_: str) -> Markup:
+    box = element("rect", width=14, height=14, rx=2, class_=class_)
+    return element("svg", box, width=14, height=14, class_="swatch", aria_hidden="true")
+
+
+def _ledgers(variant: Variant) -> list[LedgerFigures]:
+    return [run.ledger for run in variant.runs if run.ledger is not None and run.ledger.generated.rollouts]
+
+
+def _sum(variant: Variant, column: str) -> Rollouts:
+    parts: list[Rollouts] = [getattr(ledger, column) for ledger in _ledgers(variant)]
+    return Rollouts(sum(part.rollouts for part in parts), sum(part.tokens for part in parts))
+
+
+def _has(variant: Variant, column: str) -> bool:
+    return _sum(variant, column).rollouts > 0
+
+
+def _bar(variant: Variant) -> Bar:
+    total = _sum(variant, "generated").tokens or 1
+    segments = [
+        Segment(f"led-{key}", 100 * part.tokens / total, f"{name}: {numbers.count(part.tokens)} tokens")
+        for key, name in COLUMNS
+        if (part := _sum(variant, key)).tokens
+    ]
+    return Bar(variant.name, segments, f"{numbers.count(total)} tokens")
+
+
+def _says(variant: Variant) -> str:
+    generated, trained, dropped = (_sum(variant, key) for key in ("generated", "trained", "dropped"))
+    used = numbers.percent(trained.tokens / generated.tokens) if generated.tokens else numbers.NOTHING
+    text = f"{variant.name} {used}"
+    if dropped.mean_length and generated.mean_length:
+        text += f" (dropped rollouts have {dropped.mean_length / generated.mean_length:.2f} times the mean length)"
+    return text
+
+
+def _rows(variant: Variant) -> list[tuple[str, ...]]:
+    generated = _sum(variant, "generated")
+    rows = list[tuple[str, ...]]()
+    names = (("generated", "generated"), *COLUMNS, ("trained_again", "trained again"))
+    for key, name in names:
+        part = _sum(variant, key)
+        if part.rollouts or key in ("generated", "trained"):
+            bias = (
+                f"{part.mean_length / generated.mean_length:.2f}"
+                if part.mean_length and generated.mean_length
+                else numbers.NOTHING
+            )
+            length = numbers.NOTHING if part.mean_length is None else numbers.number(part.mean_length)
+            portion = numbers.percent(part.rollouts / generated.rollouts) if generated.rollouts else numbers.NOTHING
+            cells = (numbers.count(part.rollouts), portion, numbers.count(part.tokens), length, bias)
+            rows.append((variant.name, name, *cells))
+    return rows
