@@ -1,4 +1,4 @@
-"""The command ``python -m harness.compare PATH... [--plots DIR]``.
+"""The command ``python -m harness.compare PATH... [--plots DIR]``; a PATH may also be a JSON file of pytest-benchmark.
 
 An entry point: it may use the report, which stands above this package. Exit codes: 0 fine, also where single runs are
 damaged (they are named); 2 bad input.
@@ -17,10 +17,17 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from harness.compare.campaigns import Campaign, gather
+from harness.compare.benchmarks import (
+    benchmark_cautions,
+    benchmark_json,
+    benchmark_table,
+    is_benchmark_file,
+    read_benchmark_files,
+)
+from harness.compare.campaigns import Campaign, gather, gather_newest
+from harness.compare.reading import usable_cores
 from harness.errors import UserError
 from harness.report.plain import plain
-from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
 
 WIDTH_WITHOUT_TERMINAL = 120
@@ -42,7 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m harness.compare", description="Compare runs from their folders.")
-    parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="results folder, campaign or run folder")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        type=Path,
+        help="results folder, campaign or run folder; or JSON files of pytest-benchmark",
+    )
     parser.add_argument("--all", action="store_true", help="show every campaign in detail, not the newest only")
     parser.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
     parser.add_argument("--plots", metavar="DIR", type=Path, help="write pictures of the detailed campaigns there")
@@ -50,9 +63,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compare(options: argparse.Namespace, errors: Console) -> None:
+    if any(map(is_benchmark_file, options.paths)):
+        _compare_benchmarks(options)
+        return
     everything = options.all or len(options.paths) > 1 or options.format == "json"
-    campaigns, damaged = gather(options.paths, brief=not everything)
-    detailed = campaigns if everything else _newest_in_full(campaigns, damaged)
+    if everything:
+        campaigns, damaged = gather(options.paths, processes=usable_cores())
+        detailed = campaigns
+    else:
+        campaigns, newest, damaged = gather_newest(options.paths, processes=usable_cores())
+        detailed = [newest]
     for item in damaged:
         message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
@@ -72,17 +92,26 @@ def _compare(options: argparse.Namespace, errors: Console) -> None:
         _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
 
 
-def _newest_in_full(campaigns: list[Campaign], damaged: list[DamagedRun]) -> list[Campaign]:
-    """Read the newest campaign again, spans and all; runs that turn out to be damaged join the others."""
-    for campaign in reversed(campaigns):
-        try:
-            full, bad = gather([campaign.folder])
-        except UserError as error:
-            damaged.append(DamagedRun(campaign.folder, error))
-        else:
-            damaged += [item for item in bad if item.folder not in {known.folder for known in damaged}]
-            return full
-    raise damaged[-1].error
+def _compare_benchmarks(options: argparse.Namespace) -> None:
+    if not all(map(is_benchmark_file, options.paths)):
+        odd = next(path for path in options.paths if not is_benchmark_file(path))
+        raise UserError(
+            f"{str(odd)!r} is no JSON file, and benchmarks are compared with benchmarks only",
+            where=str(odd),
+            fix="name JSON files of pytest-benchmark, or folders of runs, not both",
+        )
+    if options.plots is not None or options.format == "md":
+        option = "--plots" if options.plots is not None else "--format md"
+        raise UserError(f"{option} is for runs, not for benchmarks", where=option, fix="leave it out")
+    files = read_benchmark_files(options.paths)
+    if options.format == "json":
+        print(json.dumps(benchmark_json(files), indent=2, allow_nan=False))
+        return
+    from harness.report.text import print_list, print_table
+
+    output = _Output()
+    print_table(output, benchmark_table(files))
+    print_list(output, "Mind", benchmark_cautions(files))
 
 
 class _Output(Console):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.compare.figures import RunFigures, run_figures
+from harness.compare.figures import RunFigures
+from harness.compare.reading import read_figures
 from harness.errors import UserError
-from harness.results import DamagedRun, Manifest, find_run_folders, load_run
+from harness.results import DamagedRun, Manifest, find_run_folders, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +63,78 @@ class Campaign:
         return [run for variant in self.variants for run in variant.runs]
 
 
-def gather(paths: Iterable[Path], brief: bool = False) -> tuple[list[Campaign], list[DamagedRun]]:
+def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tuple[list[Campaign], list[DamagedRun]]:
     """Read the runs at or below the paths into campaigns, oldest first; the runs that cannot be read come second.
 
     Args:
         brief: compute what an overview needs only; see ``run_figures``.
+        processes: see ``read_figures``.
 
     Raises:
         UserError: a path does not exist or holds no run, or every run is damaged.
     """
-    folders = {folder.resolve(): folder for path in paths for folder in find_run_folders(path)}
+    folders = _run_folders(paths)
+    return _campaigns(folders, read_figures(folders, [brief] * len(folders), processes))
+
+
+def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Campaign], Campaign, list[DamagedRun]]:
+    """Read all runs for an overview, and those of the newest campaign in full; each once.
+
+    Returns:
+        the campaigns, oldest first; the newest one of which a run can be read in full; the runs that cannot be read.
+
+    Raises:
+        UserError: a path does not exist or holds no run, or none can be read in full.
+    """
+    folders = _run_folders(paths)
+    newest, members = _newest_campaign(folders)
+    read = read_figures(folders, [folder not in members for folder in folders], processes)
+    campaigns, damaged = _campaigns(folders, read)
+    full = next((campaign for campaign in campaigns if campaign.folder == newest), None)
+    return campaigns, full or _newest_in_full(campaigns, damaged), damaged
+
+
+def _newest_in_full(campaigns: Sequence[Campaign], damaged: list[DamagedRun]) -> Campaign:
+    """Read the newest campaign again in full; runs that turn out to be damaged join the others."""
+    for campaign in reversed(campaigns):
+        try:
+            (full,), bad = gather([campaign.folder])
+        except UserError as error:
+            damaged.append(DamagedRun(campaign.folder, error))
+        else:
+            damaged += bad
+            return full
+    raise damaged[-1].error
+
+
+def _run_folders(paths: Iterable[Path]) -> list[Path]:
+    """Return the run folders at or below the paths, each once."""
+    return list({folder.resolve(): folder for path in paths for folder in find_run_folders(path)}.values())
+
+
+def _newest_campaign(folders: Iterable[Path]) -> tuple[Path | None, set[Path]]:
+    """Return the folder of the campaign that started last and its run folders, by their manifests alone."""
+    found: dict[Path, list[tuple[str, Path]]] = {}
+    for folder in folders:
+        with suppress(UserError):  # reading the run in full will say so
+            manifest = read_manifest(folder)
+            found.setdefault(_campaign_folder(folder, manifest), []).append((manifest.started_at, folder))
+    if not found:
+        return None, set()
+    newest = max(found, key=lambda home: (min(found[home])[0], str(home)))
+    return newest, {folder for _, folder in found[newest]}
+
+
+def _campaigns(
+    folders: Iterable[Path], read: Iterable[RunFigures | DamagedRun]
+) -> tuple[list[Campaign], list[DamagedRun]]:
     found: dict[Path, list[RunFigures]] = {}
     damaged: list[DamagedRun] = []
-    for folder in folders.values():
-        try:
-            figures = run_figures(load_run(folder), brief)
-        except UserError as error:
-            damaged.append(DamagedRun(folder, error))
+    for folder, item in zip(folders, read, strict=True):
+        if isinstance(item, DamagedRun):
+            damaged.append(item)
         else:
-            found.setdefault(_campaign_folder(folder, figures), []).append(figures)
+            found.setdefault(_campaign_folder(folder, item.manifest), []).append(item)
     if not found:
         raise _all_damaged(damaged)
     campaigns = [_campaign(folder, runs) for folder, runs in found.items()]
@@ -95,19 +150,22 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
     points = [(manifest.arm, manifest.point) for manifest in manifests]
     labels = variant_labels(points, manifests[0].scenario)
     positions, started = _earliest(labels, manifests, _position), _earliest(labels, manifests, _start)
+    names = {label: _natural(label) for label in positions}
 
     def place(index: int) -> tuple[Any, ...]:
-        label = labels[index]
-        return positions[label], started[label], _natural(label), manifests[index].seed
+        label, manifest = labels[index], manifests[index]
+        block = -1 if manifest.block is None else manifest.block
+        return positions[label], started[label], names[label], manifest.seed, block
 
     return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
 
 
 def _earliest(labels: Sequence[str], manifests: Sequence[Manifest], read: Callable[[Manifest], Any]) -> dict[str, Any]:
-    return {
-        label: min(read(manifest) for manifest, name in zip(manifests, labels, strict=True) if name == label)
-        for label in labels
-    }
+    found: dict[str, Any] = {}
+    for label, manifest in zip(labels, manifests, strict=True):
+        value = read(manifest)
+        found[label] = min(found.get(label, value), value)
+    return found
 
 
 def _position(manifest: Manifest) -> float:
@@ -135,8 +193,8 @@ def variant_labels(points: Sequence[tuple[str | None, dict[str, Any]]], otherwis
     return labels
 
 
-def _campaign_folder(folder: Path, run: RunFigures) -> Path:
-    is_variant = run.manifest.arm is not None or bool(run.manifest.point)
+def _campaign_folder(folder: Path, manifest: Manifest) -> Path:
+    is_variant = manifest.arm is not None or manifest.block is not None or bool(manifest.point)
     return folder.parent if is_variant else folder
 
 

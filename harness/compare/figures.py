@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from itertools import compress
 from statistics import fmean, median
+from typing import Any
 
 from harness.compare.evaluations import Evaluated, evaluations, seconds_to_reward
 from harness.compare.growth import Growth, growth, kl_against_reward, metric_series
 from harness.compare.lanes import LaneAccount, account_spans, loop_window
+from harness.compare.metric_columns import metric_columns, metric_value
 from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
+from harness.compare.series import StepSeries, is_measured, stage_columns, step_series
 from harness.compare.sync import SyncFigures, sync_figures
 from harness.results import LedgerFigures, Run, StepRow, lane_kind
 from harness.results.manifest import Manifest
@@ -19,7 +22,8 @@ from harness.results.syncs import SyncRow
 from harness.trace import Span, Stage
 from harness.types import Metric
 
-_WAITS = frozenset(stage.value for stage in Stage if stage.is_wait)
+WAITS = frozenset(stage for stage in Stage if stage.is_wait)
+StageColumns = Mapping[Stage, Sequence[float]]
 KL_NAMES = ("kl/reference_k3", "kl/reference_k1")  # the first that a run has is described
 
 
@@ -28,8 +32,9 @@ class StageFigures:
     """One stage of one run.
 
     Attributes:
-        median_s: median seconds over the training steps in which it ran, added over lanes; None if it ran in no step.
-        steps: in how many training steps it ran.
+        median_s: median seconds over the measured training steps in which it ran, added over lanes; None if it ran in
+            none. Warm-up steps and those with a profiler are not measured, unless the run has no others.
+        steps: in how many measured training steps it ran.
         total_s: seconds in the whole loop, also after the last step.
         share: ``total_s`` over the loop's seconds. Shares of lanes that run at once add up to more than 1.
     """
@@ -62,13 +67,16 @@ class RunFigures:
 
     Attributes:
         steps, planned_steps: training steps made and asked for (None if unknown).
+        warmup_steps, profiled_steps: those left out for either; a step that is both counts as profiled.
+        settings: the resolved scenario as plain values, for reading only; empty where it was not saved.
+        series: the step times that verdicts rest on; None where ``brief``, and in a run without steps.
         stages: stages and waits by name.
-        all_stages: the stages without the waits, added up; its median is over ``steps_without_evaluation``.
+        all_stages: the stages without the waits, added up; its median is over measured steps without evaluation.
         whole_step: wall-clock between two step rows; its median likewise.
         loop_s: seconds of the loop, without start-up.
         reward_target: the scenario's; ``seconds_to_target`` is None where it was not reached.
         grad_norm_peak: the highest gradient norm and its step; ``grad_norm`` is the median.
-        throughput: median over steps of the generated tokens per second.
+        throughput: median over measured steps of the generated tokens per second.
         max_lag, lag_control, replay_capacity: the scenario's; None if unknown.
         ledger: what became of the rollouts; None in a run that did not get to its end.
         overlap: what lanes did side by side; None without spans.
@@ -112,6 +120,15 @@ class RunFigures:
     metrics: dict[str, Metric] = field(default_factory=dict)
     last_metrics: dict[str, Metric] = field(default_factory=dict)
     non_finite: dict[str, int] = field(default_factory=dict)
+    warmup_steps: int = 0
+    profiled_steps: int = 0
+    series: StepSeries | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def measured_steps(self) -> int:
+        """The steps that medians are taken over: neither warm-up nor profiled; all where each was one of these."""
+        return self.steps - self.warmup_steps - self.profiled_steps or self.steps
 
     @property
     def step_s(self) -> float | None:
@@ -149,10 +166,10 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
     """
     evaluated = evaluations(run)
     target = _as_float(run.setting("reward_target"))
-    columns = {} if brief else _columns(run.steps)
-    loop_s = loop_seconds(run)
-    plain_rows = steps_without_evaluation(run)
-    busy = [seconds for stage, seconds in stage_totals(run).items() if not stage.is_wait]
+    columns = {} if brief else metric_columns(run.steps)
+    loop_s, walls = loop_seconds(run), [row.wall_s for row in run.steps]
+    stages = stage_columns(run.steps)
+    measured, plain = _measured(run.steps, stages)
     spans = [] if brief else run.spans()
     window = loop_window(spans, run.tail.elapsed_s if run.tail else None) if spans else (0, 0)
     return RunFigures(
@@ -161,9 +178,9 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
         steps=len(run.steps),
         planned_steps=_as_int(run.setting("steps")),
         loop_s=loop_s,
-        stages={} if brief else stage_figures(run),
-        all_stages=_figures_of([_busy_s(row.stages_s) for row in plain_rows], sum(busy), loop_s),
-        whole_step=_figures_of([row.wall_s for row in plain_rows], sum(row.wall_s for row in run.steps), loop_s),
+        stages={} if brief else _stage_figures(run, stages, measured, loop_s),
+        all_stages=_all_stages(run, stages, plain, loop_s),
+        whole_step=_figures_of(compress(walls, plain), sum(walls), loop_s),
         lanes=account_spans(spans, window),
         first=evaluated[0] if evaluated else None,
         best=max(evaluated, key=lambda item: item.reward, default=None),
@@ -171,7 +188,7 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
         reward_target=target,
         seconds_to_target=None if target is None else seconds_to_reward(run, target),
         optimizer_steps=sum(row.optimizer_steps for row in run.steps),
-        throughput=_median(_values(run.steps, "perf/throughput_total")),
+        throughput=_median(_values(compress(run.steps, measured), "perf/throughput_total")),
         grad_norm=_median(_values(run.steps, "grad_norm")),
         grad_norm_peak=_peak(run, "grad_norm"),
         kl=None if brief else kl_figures(run),
@@ -184,16 +201,30 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
         timed_syncs=run.syncs,
-        metrics={name: metric for name, column in columns.items() if (metric := _combined(column))},
-        last_metrics={name: column[-1] for name, column in columns.items()},
-        non_finite={name: bad for name, column in columns.items() if (bad := _count_non_finite(column))},
+        metrics={name: column.combined for name, column in columns.items() if column.combined is not None},
+        last_metrics={name: column.last for name, column in columns.items()},
+        non_finite={name: column.non_finite for name, column in columns.items() if column.non_finite},
+        warmup_steps=sum(row.warmup and not row.profiled for row in run.steps),
+        profiled_steps=sum(row.profiled for row in run.steps),
+        series=None if brief else step_series(run.steps, stages),
+        settings=run.settings,
     )
 
 
-def steps_without_evaluation(run: Run) -> list[StepRow]:
-    """Return the training steps in whose time no evaluation ended; all of them where each had one."""
-    without = [row for row in run.steps if not row.stages_s.get(Stage.EVALUATE.value)]
-    return without or list(run.steps)
+def _measured(rows: Sequence[StepRow], stages: StageColumns) -> tuple[list[bool], list[bool]]:
+    """Return for each step whether it is in the medians, and whether it is in those of the whole step too.
+
+    Warm-up and profiled steps are in none, unless all steps are such; of the others, those with an evaluation are not
+    in the second, unless each has one.
+    """
+    measured = [is_measured(row) for row in rows]
+    if not any(measured):
+        measured = [True] * len(rows)
+    evaluated = stages.get(Stage.EVALUATE)
+    if evaluated is None:
+        return measured, measured
+    plain = [is_in and not seconds for is_in, seconds in zip(measured, evaluated, strict=True)]
+    return measured, plain if any(plain) else measured
 
 
 def stage_totals(run: Run) -> dict[Stage, float]:
@@ -201,30 +232,38 @@ def stage_totals(run: Run) -> dict[Stage, float]:
 
     They come from the step rows and the tail, and equal the sum of the spans that ended after start-up.
     """
-    totals: dict[str, float] = {}
-    windows = [row.stages_s for row in run.steps] + ([run.tail.stages_s] if run.tail else [])
-    for stages_s in windows:
-        for stage, seconds in stages_s.items():
-            totals[stage] = totals.get(stage, 0.0) + seconds
-    return {stage: totals[stage.value] for stage in Stage if stage.value in totals}
+    return _totals(run, stage_columns(run.steps))
 
 
-def stage_figures(run: Run) -> dict[Stage, StageFigures]:
-    """Return the figures of each stage and wait that ran, in the order of ``Stage``."""
-    loop_s = loop_seconds(run)
+def _totals(run: Run, stages: StageColumns) -> dict[Stage, float]:
+    last = run.tail.stages_s if run.tail else {}
     return {
-        stage: _figures_of([row.stages_s.get(stage.value, 0.0) for row in run.steps], total_s, loop_s)
-        for stage, total_s in stage_totals(run).items()
+        stage: sum(stages.get(stage, ())) + last.get(stage.value, 0.0)
+        for stage in Stage
+        if stage in stages or stage.value in last
     }
 
 
-def _figures_of(step_times: list[float], total_s: float, loop_s: float) -> StageFigures:
+def _stage_figures(
+    run: Run, stages: StageColumns, measured: Sequence[bool], loop_s: float
+) -> dict[Stage, StageFigures]:
+    """Return the figures of each stage and wait that ran, in the order of ``Stage``."""
+    return {
+        stage: _figures_of(compress(stages.get(stage, ()), measured), total_s, loop_s)
+        for stage, total_s in _totals(run, stages).items()
+    }
+
+
+def _all_stages(run: Run, stages: StageColumns, plain: Sequence[bool], loop_s: float) -> StageFigures:
+    """Return the figures of the stages without the waits, added up."""
+    busy = [compress(seconds, plain) for stage, seconds in stages.items() if stage not in WAITS]
+    total_s = sum(seconds for stage, seconds in _totals(run, stages).items() if stage not in WAITS)
+    return _figures_of(map(sum, zip(*busy, strict=True)), total_s, loop_s)
+
+
+def _figures_of(step_times: Iterable[float], total_s: float, loop_s: float) -> StageFigures:
     times = [seconds for seconds in step_times if seconds > 0.0]
     return StageFigures(_median(times), len(times), total_s, total_s / loop_s if loop_s else 0.0)
-
-
-def _busy_s(stages_s: dict[str, float]) -> float:
-    return sum(seconds for stage, seconds in stages_s.items() if stage not in _WAITS)
 
 
 def loop_seconds(run: Run) -> float:
@@ -251,32 +290,13 @@ def _held_back(run: Run, spans: Sequence[Span]) -> HeldBack | None:
 
 
 def _peak(run: Run, name: str) -> tuple[float, int] | None:
-    steps, values = metric_series(run, name)
-    return max(zip(values, steps, strict=True), default=None)
+    found = ((metric_value(row.metrics, name), row.step) for row in run.steps)
+    return max(((value, step) for value, step in found if value is not None and math.isfinite(value)), default=None)
 
 
 def _values(rows: Iterable[StepRow], name: str) -> list[float]:
-    found = (_finite(row.metric(name)) for row in rows)
-    return [value for value in found if value is not None]
-
-
-def _columns(rows: Iterable[StepRow]) -> dict[str, list[Metric]]:
-    columns: dict[str, list[Metric]] = {}
-    for row in rows:
-        for name in row.metrics:
-            metric = row.metric(name)
-            if metric is not None:
-                columns.setdefault(name, []).append(metric)
-    return columns
-
-
-def _combined(column: list[Metric]) -> Metric | None:
-    finite = [metric for metric in column if math.isfinite(metric.value)]
-    return reduce(Metric.combine, finite) if finite else None
-
-
-def _count_non_finite(column: list[Metric]) -> int:
-    return sum(not math.isfinite(metric.value) for metric in column)
+    found = (metric_value(row.metrics, name) for row in rows)
+    return [value for value in found if value is not None and math.isfinite(value)]
 
 
 def _median(values: Iterable[float]) -> float | None:

@@ -9,6 +9,7 @@ from harness.compare import numbers
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.evaluations import Evaluated
 from harness.compare.figures import RunFigures
+from harness.compare.groups import groups, legend, letters_of
 from harness.compare.tables import Table, seed_note
 
 KL_NAMES = {
@@ -102,9 +103,21 @@ def line_rows(lines: Sequence[Line], variants: Sequence[Variant]) -> tuple[tuple
 
 
 def overview_table(campaigns: Sequence[Campaign]) -> Table:
-    """Return one line for each campaign; ranges run over all its runs."""
-    header = ("scenario", "campaign", "runs", "status", "steps", "s per step", "last reward", "length")
-    return Table("Campaigns, oldest first", header, tuple(map(_overview_row, campaigns)), words=2)
+    """Return one line for each campaign; ranges run over all its runs.
+
+    Where not all were made on one kind of machine with the same versions and threads, a letter says which group each
+    belongs to, and the notes say what sets the groups apart.
+    """
+    found = groups(campaigns)
+    header: tuple[str, ...] = ("scenario", "campaign", "runs", "status", "steps", "s per step", "last reward", "length")
+    rows = [_overview_row(campaign) for campaign in campaigns]
+    if len(found) > 1:
+        header = (*header[:2], "in", *header[2:])
+        rows = [
+            (*row[:2], letters_of(campaign, found), *row[2:]) for row, campaign in zip(rows, campaigns, strict=True)
+        ]
+    words = 2 if len(found) < 2 else 3
+    return Table("Campaigns, oldest first", header, tuple(rows), legend(found), words)
 
 
 def statuses(runs: Sequence[RunFigures]) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.compare.metric_columns import metric_value
 from harness.results import Run, StepRow
 
 PARTS = ("publish", "transfer", "load", "verify")
@@ -41,7 +42,7 @@ class SyncFigures:
 
 def sync_figures(run: Run) -> SyncFigures | None:
     """Return the figures of a run's syncs; None where no step after the first one moved any bytes."""
-    rows = [row for row in run.steps[1:] if row.metric("sync/bytes")]
+    rows = [row for row in run.steps[1:] if _value(row, "sync/bytes") is not None]
     if not rows:
         return None
     seconds = {part: tuple(_values(rows, f"sync/{part}_s")) for part in PARTS}
@@ -61,9 +62,17 @@ def _whole_number(value: object) -> int | None:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Return a percentile, interpolated linearly between the two nearest values."""
+    return percentiles(values, percent)[0]
+
+
+def percentiles(values: Sequence[float], *percents: float) -> list[float]:
+    """Return several percentiles, each interpolated linearly between the two nearest values."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
+    places = [(len(ordered) - 1) * percent / 100 for percent in percents]
+    return [_between(ordered, math.floor(place), place) for place in places]
+
+
+def _between(ordered: Sequence[float], low: int, place: float) -> float:
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
@@ -81,5 +90,4 @@ def _values(rows: Iterable[StepRow], name: str) -> list[float]:
 
 
 def _value(row: StepRow, name: str) -> float | None:
-    metric = row.metric(name)
-    return None if metric is None else metric.value
+    return metric_value(row.metrics, name)

@@ -41,7 +41,7 @@ def stage_table(campaign: Campaign) -> Table:
     rows = [_stage_row(stage.value, campaign, partial(_stage_of, stage)) for stage in stages]
     rows.append(_stage_row("all stages", campaign, lambda run: run.all_stages))
     rows.append(_stage_row("whole step", campaign, lambda run: run.whole_step))
-    notes = [f"Medians over {step_counts(campaign.variants)}, the first included; {_evaluation_note(campaign)}."]
+    notes = [f"Medians over {_step_note(campaign)}; {_evaluation_note(campaign)}."]
     if any(run.all_stages.share > 1.005 for run in campaign.runs):
         notes.append("Lanes ran at the same time, so their stages add up to more than the loop.")
     return Table(
@@ -79,21 +79,37 @@ def columns_apart(table: Table, per_part: int) -> list[Table]:
     return [*parts[:-1], Table(table.title, parts[-1].header, parts[-1].rows, table.notes)]
 
 
-def step_counts(variants: Sequence[Variant]) -> str:
-    """Say how many training steps the runs made: ``60 steps`` or ``23 to 60 steps``."""
-    counts = sorted({run.steps for variant in variants for run in variant.runs})
-    return f"{counts[0]} steps" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} steps"
-
-
 def seed_note(variants: Sequence[Variant]) -> tuple[str, ...]:
     """Explain the brackets where a variant has several runs."""
     most = max(len(variant.runs) for variant in variants)
     return (f"Mean [lowest, highest] over {most} runs that differ in the seed.",) if most > 1 else ()
 
 
+def _step_note(campaign: Campaign) -> str:
+    """Say how many training steps the medians are over, and how many were left out of them and why."""
+    runs = campaign.runs
+    measured = _range([run.measured_steps for run in runs], "step")
+    if not any(run.steps > run.measured_steps for run in runs):
+        unmeasured = any(run.warmup_steps or run.profiled_steps for run in runs)
+        return f"{measured}, {'all of them warm-up or profiled' if unmeasured else 'the first included'}"
+    left_out = {
+        "warm-up": [run.warmup_steps for run in runs],
+        "profiled": [run.profiled_steps for run in runs],
+    }
+    said = [_range(counts, f"{why} step") for why, counts in left_out.items() if any(counts)]
+    return f"{measured} of each run, {' and '.join(said)} left out"
+
+
+def _range(counts: Sequence[int], noun: str) -> str:
+    """Write ``1 step``, ``60 steps`` or ``23 to 60 steps``."""
+    low, high = min(counts), max(counts)
+    number = f"{low}" if low == high else f"{low} to {high}"
+    return f"{number} {noun}" if high == 1 else f"{number} {noun}s"
+
+
 def _evaluation_note(campaign: Campaign) -> str:
     runs = [run for run in campaign.runs if run.steps]
-    if any(run.whole_step.steps < run.steps for run in runs):
+    if any(run.whole_step.steps < run.measured_steps for run in runs):
         return "those of all stages and the whole step leave out steps with an evaluation"
     if any(Stage.EVALUATE in run.stages and run.stages[Stage.EVALUATE].steps for run in runs):
         return "every step had an evaluation, which is part of its time"
@@ -105,7 +121,7 @@ def _stage_of(stage: Stage, run: RunFigures) -> StageFigures | None:
 
 
 def _stage_row(name: str, campaign: Campaign, get: Callable[[RunFigures], StageFigures | None]) -> tuple[str, ...]:
-    found = [(figures, run.steps) for run in campaign.runs if (figures := get(run)) is not None]
+    found = [(figures, run.measured_steps) for run in campaign.runs if (figures := get(run)) is not None]
     return (name + _when(found), *(_stage_cell(variant, get) for variant in campaign.variants))
 
 

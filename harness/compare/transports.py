@@ -7,7 +7,7 @@ from statistics import median
 
 from harness.compare import numbers
 from harness.compare.campaigns import Campaign, Variant
-from harness.compare.sync import PARTS, SyncFigures, percentile
+from harness.compare.sync import PARTS, SyncFigures, percentiles
 from harness.compare.tables import Table
 
 OBJECT_STORES = {
@@ -102,5 +102,5 @@ def _bandwidth(syncs: list[SyncFigures]) -> str:
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return numbers.NOTHING
-    middle, low, high = (numbers.number(percentile(values, percent)) for percent in (50, 10, 90))
+    middle, low, high = map(numbers.number, percentiles(values, 50, 10, 90))
     return f"{middle} [{low}, {high}]"

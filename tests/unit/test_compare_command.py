@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.compare.__main__ import main
-from harness.results import RunFolder
+from harness.compare.reading import FEWEST_FOR_PROCESSES, read_figures
+from harness.results import DamagedRun, RunFolder, find_run_folders
 
 Make = Callable[..., RunFolder]
 REWARDS = {0: (0.25, 12.0), 4: (0.55, 18.0)}
@@ -145,6 +146,46 @@ def test_where_the_newest_campaign_has_damaged_spans_the_next_one_is_shown(
     assert output.err.startswith(f"warning: left out '{newest}': ")
     assert "the header of harness.spans is missing" in output.err
     assert "\nsync_k / 20261120-111500" in output.out
+
+
+def test_damage_in_the_newest_campaign_takes_out_the_run_and_not_the_campaign(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = results / "sync_k" / "20261120-111500" / "k1"
+    (bad / "spans.jsonl").write_text("{}\n")
+    assert main([str(results)]) == 0
+    output = capsys.readouterr()
+    assert output.err.count("warning: left out") == 1
+    assert f"warning: left out '{bad}': " in output.err
+    lines = [" ".join(line.split()) for line in output.out.splitlines()]
+    assert "update 0.500 33.3%" in lines
+    assert "sync_k 20261120-111500 1 completed 4 1.00 0.550 18.0" in lines
+
+
+def test_a_run_folder_is_shown_without_its_siblings(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(results / "sync_k" / "20261120-111500" / "k2")]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "stage k2" in lines
+
+
+def test_reading_in_several_processes_gives_the_same_figures(
+    make_run: Make, make_lagged_run: Make, tmp_path: Path
+) -> None:
+    make_run(evaluations=REWARDS)
+    make_lagged_run()
+    damaged = make_run(arm="bad").folder
+    (damaged / "steps.jsonl").unlink()
+    folders = find_run_folders(tmp_path / "results")
+    many = [folder for _ in range(FEWEST_FOR_PROCESSES // len(folders) + 1) for folder in folders]
+    briefs = [place % 2 == 0 for place in range(len(many))]
+    one, several = (read_figures(many, briefs, processes) for processes in (1, 2))
+    assert [str(item.error) for item in several if isinstance(item, DamagedRun)] == [
+        str(item.error) for item in one if isinstance(item, DamagedRun)
+    ]
+    assert len(one) == len(several) == len(many)
+    assert [item for item in one if not isinstance(item, DamagedRun)] == [
+        item for item in several if not isinstance(item, DamagedRun)
+    ]
 
 
 def test_bad_input_is_one_clear_error(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from harness.compare import run_figures, seconds_to_reward, stage_totals
 from harness.compare.growth import correlation, growth
-from harness.results import RunFolder, load_run, tail_row
+from harness.compare.series import UNFLAGGED_WARMUP
+from harness.errors import UserError
+from harness.results import Run, RunFolder, load_run, step_row, tail_row
 from harness.trace import Stage
 from harness.types import Metric, Metrics
 
@@ -113,6 +115,103 @@ def test_spans_cut_from_a_lane_do_not_change_the_totals(make_run: Make) -> None:
     before = stage_totals(load_run(folder))
     (folder / "spans.jsonl").unlink()
     assert stage_totals(load_run(folder)) == before  # they come from steps.jsonl
+
+
+SECONDS = (9.0, 4.0, 1.0, 8.0, 3.0, 2.0, 1.5)  # of the steps that follow
+
+
+def _write_flagged(make_run: Make, warmup: tuple[int, ...], profiled: tuple[int, ...]) -> Run:
+    """Write seven steps, of which number 4 has an evaluation."""
+    run, elapsed_s = make_run(steps=0, status="running"), 0.0
+    for step, seconds in enumerate(SECONDS):
+        elapsed_s += seconds
+        lanes = {"learner": {"update": seconds / 2}} | ({"generator": {"evaluate": 1.0}} if step == 4 else {})
+        row = {"step": step, "version": step + 1, "wall_s": seconds, "elapsed_s": elapsed_s, "lanes": lanes}
+        flags = {"warmup": step in warmup, "profiled": step in profiled}
+        metrics = {"perf/throughput_total": Metric(10.0 / seconds)}
+        run.append_step(step_row(**row, **flags, optimizer_steps=1, metrics=metrics))
+    run.flush()
+    return load_run(run.folder)
+
+
+def test_warm_up_and_profiled_steps_are_in_no_median_and_in_every_total(make_run: Make) -> None:
+    figures = run_figures(_write_flagged(make_run, warmup=(0, 1), profiled=(1, 3)))
+    assert (figures.steps, figures.warmup_steps, figures.profiled_steps, figures.measured_steps) == (7, 1, 2, 4)
+    # steps 2, 5 and 6 are left: 1, 2 and 1.5 s; step 4 has an evaluation
+    assert (figures.whole_step.median_s, figures.whole_step.steps, figures.whole_step.total_s) == (1.5, 3, 28.5)
+    update = figures.stages[Stage.UPDATE]  # with step 4: 0.5, 1.5, 1.0 and 0.75 s
+    assert (update.median_s, update.steps, update.total_s) == (0.875, 4, 14.25)
+    assert figures.throughput == pytest.approx((10 / 1.5 + 10 / 2.0) / 2, abs=1e-12)  # of 10, 10/3, 5 and 20/3
+    assert figures.optimizer_steps == 7
+
+
+def test_the_series_holds_every_step_without_an_evaluation(make_run: Make) -> None:
+    series = run_figures(_write_flagged(make_run, warmup=(0, 1), profiled=(1, 3))).series
+    assert series is not None
+    assert (series.steps, series.wall_s) == ((0, 1, 2, 3, 5, 6), (9.0, 4.0, 1.0, 8.0, 2.0, 1.5))
+    assert series.stages_s == {Stage.UPDATE: (4.5, 2.0, 0.5, 4.0, 1.0, 0.75)}
+    assert series.warmup == (True, True, False, False, False, False)
+    assert series.profiled == (False, True, False, True, False, False)
+    assert (series.flagged, series.evaluated) == (True, 1)
+    for measured in (series.measured(), series.measured(unflagged_warmup=6)):  # the recorder's flags have the word
+        assert (measured.steps, measured.wall_s) == ((2, 5, 6), (1.0, 2.0, 1.5))
+        assert measured.stages_s == {Stage.UPDATE: (0.5, 1.0, 0.75)}
+
+
+def test_without_flags_the_first_steps_are_warm_up_for_those_who_ask(make_run: Make) -> None:
+    series = run_figures(_write_flagged(make_run, warmup=(), profiled=(5,))).series
+    assert series is not None
+    assert not series.flagged
+    assert series.measured().steps == (0, 1, 2, 3, 6)
+    assert series.measured(UNFLAGGED_WARMUP).steps == (2, 3, 6)
+
+
+def test_where_every_step_is_warm_up_all_of_them_count(make_run: Make) -> None:
+    figures = run_figures(_write_flagged(make_run, warmup=tuple(range(7)), profiled=()))
+    assert (figures.measured_steps, figures.whole_step.steps) == (7, 6)
+    assert figures.series is not None
+    assert figures.series.measured().steps == ()
+
+
+def test_a_stage_that_ran_in_evaluated_steps_only_is_not_in_the_series(make_run: Make) -> None:
+    run = make_run(steps=4, evaluations=EVALUATIONS)
+    figures = run_figures(load_run(run.folder))
+    assert figures.series is not None
+    assert figures.series.steps == (2,)  # evaluations ended in steps 0, 1 and 3
+    assert Stage.EVALUATE not in figures.series.stages_s
+    assert run_figures(load_run(run.folder), brief=True).series is None
+    assert run_figures(load_run(make_run(arm="none", steps=0, status="failed").folder)).series is None
+
+
+def test_metrics_of_every_reduction_are_combined_over_the_steps_that_have_them(make_run: Make) -> None:
+    def metrics(step: int) -> Metrics:
+        found = {
+            "mean": Metric(float(step), count=step + 1),
+            "sum": Metric(2.0, "sum", 5),
+            "max": Metric(math.inf if step == 1 else 10.0 - step, "max", 3),
+            "min": Metric(10.0 - step, "min", 3),
+            "never": Metric(math.nan),
+        }
+        return found | ({"late": Metric(7.0, count=2)} if step == 3 else {})
+
+    figures = run_figures(load_run(make_run(metrics=metrics).folder))
+    # (0 * 1 + 1 * 2 + 2 * 3 + 3 * 4) / 10 = 2; without the infinite one the highest is the first
+    assert figures.metrics == {
+        "mean": Metric(2.0, "mean", 10),
+        "sum": Metric(8.0, "sum", 20),
+        "max": Metric(10.0, "max", 9),
+        "min": Metric(7.0, "min", 12),
+        "late": Metric(7.0, "mean", 2),
+    }
+    assert figures.last_metrics["max"] == Metric(7.0, "max", 3)
+    assert figures.non_finite == {"max": 1, "never": 4}
+    assert (figures.at_end("late"), figures.at_end("never"), figures.mean("never")) == (7.0, None, None)
+
+
+def test_a_metric_that_changes_its_reduction_is_an_error(make_run: Make) -> None:
+    run = load_run(make_run(metrics=lambda step: {"tokens": Metric(1.0, "sum" if step else "mean")}).folder)
+    with pytest.raises(UserError, match="the metric 'tokens' changes its reduction within the run"):
+        run_figures(run)
 
 
 STEPS = list(range(40))

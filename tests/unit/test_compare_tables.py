@@ -14,7 +14,7 @@ from harness.compare.cautions import cautions, origin, unlike
 from harness.compare.outcome import outcome_table, overview_table
 from harness.compare.sentences import findings
 from harness.compare.tables import Table, columns_apart, lane_table, stage_table
-from harness.results import RunFolder
+from harness.results import RunFolder, step_row
 from harness.trace import Stage
 from harness.types import Metric, Metrics
 
@@ -91,6 +91,51 @@ def test_the_stage_table(two_arms: Campaign) -> None:
     assert table.notes == (
         "Medians over 4 steps, the first included; those of all stages and the whole step leave out steps with an "
         "evaluation.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        (("", "", "", ""), "Medians over 4 steps, the first included; no step had an evaluation."),
+        (("w", "w", "", ""), "Medians over 2 steps of each run, 2 warm-up steps left out; no step had an evaluation."),
+        (("w", "", "p", ""), "Medians over 2 steps of each run, 1 warm-up step and 1 profiled step left out; "),
+        (
+            ("", "wp", "p", ""),
+            "Medians over 2 steps of each run, 2 profiled steps left out; no step had an evaluation.",
+        ),
+        (("w", "w", "w", "p"), "Medians over 4 steps, all of them warm-up or profiled; no step had an evaluation."),
+    ],
+)
+def test_the_stage_table_says_which_steps_it_leaves_out(
+    make_run: Make, tmp_path: Path, flags: tuple[str, ...], note: str
+) -> None:
+    run = make_run(steps=0, status="running")
+    for step, flag in enumerate(flags):
+        seconds = {
+            "wall_s": float(step + 1),
+            "elapsed_s": float(10 + step),
+            "lanes": {"learner": {"update": 1.0 + step}},
+        }
+        flagged = {"warmup": "w" in flag, "profiled": "p" in flag}
+        run.append_step(step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, **seconds, **flagged))
+    run.flush()
+    table = stage_table(_only_campaign(tmp_path))
+    assert table.notes[0].startswith(note)
+    # a step that is left out does not make a stage one of some steps only
+    assert [row[0] for row in table.rows] == ["update", "all stages", "whole step"]
+
+
+def test_runs_that_left_out_unlike_numbers_of_steps_are_described_together(make_run: Make, tmp_path: Path) -> None:
+    for arm, warm in (("a", 1), ("b", 3)):
+        run = make_run(arm=arm, steps=0, status="running")
+        for step in range(6):
+            seconds = {"wall_s": 1.0, "elapsed_s": step + 1.0, "lanes": {"learner": {"update": 1.0}}}
+            row = step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, warmup=step < warm, **seconds)
+            run.append_step(row)
+        run.flush()
+    assert stage_table(_only_campaign(tmp_path)).notes[0] == (
+        "Medians over 3 to 5 steps of each run, 1 to 3 warm-up steps left out; no step had an evaluation."
     )
 
 

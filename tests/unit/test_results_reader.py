@@ -206,6 +206,61 @@ def test_damaged_spans_are_named_too(make_run: Make) -> None:
         run.spans()
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            '{"lane":"learner","stage":"update","start_ns":1.0,"end_ns":2,"step":0,"version":0}',
+            "times, step and version",
+        ),
+        (
+            '{"lane":"learner","stage":"update","start_ns":1,"end_ns":true,"step":0,"version":0}',
+            "times, step and version",
+        ),
+        ('{"lane":"learner","stage":"update","start_ns":1,"end_ns":2,"step":0}', "the row lacks 'version'"),
+        ('{"lane":"learner","stage":["update"],"start_ns":1,"end_ns":2,"step":0,"version":0}', "unhashable type"),
+        ('{"lane":"learner"', "not JSON"),
+        ('{"lane":"learner"},{"lane":"learner"}', "not JSON"),
+    ],
+)
+def test_an_odd_span_is_found_among_sound_ones(make_run: Make, line: str, problem: str) -> None:
+    path = make_run(steps=2).folder / "spans.jsonl"
+    _edit_line(path, 6, line)
+    with pytest.raises(UserError) as caught:
+        load_run(path.parent).spans()
+    assert caught.value.what.startswith(f"'{path}' is damaged at line 6: {problem}")
+
+
+def test_spans_with_more_fields_and_rows_of_another_kind_are_read_too(make_run: Make) -> None:
+    path = make_run(steps=1).folder / "spans.jsonl"
+    before = load_run(path.parent).spans()
+    _edit_line(path, 2, '{"kind":"weather","rain":true}')
+    _edit_line(path, 3, path.read_text().splitlines()[2].replace('"version":', '"colour":"red","version":'))
+    assert load_run(path.parent).spans() == before[1:]
+
+
+def test_numbers_that_only_python_writes_are_read_as_ever(make_run: Make) -> None:
+    path = make_run(steps=3, metrics=lambda step: {"loss": Metric(0.5, count=64)}).folder / "steps.jsonl"
+    _edit_line(path, 3, path.read_text().splitlines()[2].replace('"mean":0.5', '"mean":NaN'))
+    _edit_line(path, 4, path.read_text().splitlines()[3].replace('"mean":0.5', '"mean":-Infinity'))
+    losses = [row.metrics["loss"]["mean"] for row in load_run(path.parent).steps]
+    assert (losses[0], losses[2]) == (0.5, -math.inf)
+    assert math.isnan(losses[1])
+
+
+def test_a_kind_that_is_no_text_is_named(make_run: Make) -> None:
+    path = make_run(steps=2).folder / "steps.jsonl"
+    _edit_line(path, 2, '{"kind":["step"]}')
+    with pytest.raises(UserError, match="is damaged at line 2: unhashable type"):
+        load_run(path.parent)
+
+
+def test_runs_that_differ_in_the_seed_alone_have_their_own_settings(make_run: Make) -> None:
+    settings = "steps: 4\nseed: {}\ntask:\n  seed: 9\n"
+    runs = [load_run(make_run(arm=f"a{seed}", steps=1, settings=settings.format(seed)).folder) for seed in (0, 17)]
+    assert [run.settings for run in runs] == [{"steps": 4, "seed": seed, "task": {"seed": 9}} for seed in (0, 17)]
+
+
 def test_rows_of_an_unknown_kind_are_skipped(make_run: Make) -> None:
     path = make_run(steps=2).folder / "steps.jsonl"
     _edit_line(path, 2, '{"kind":"weather","rain":true}')
