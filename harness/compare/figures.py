@@ -154,12 +154,13 @@ class RunFigures:
         return _finite(self.last_metrics.get(name))
 
 
-def run_figures(run: Run, brief: bool = False) -> RunFigures:
+def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFigures:
     """Compute the figures of one run.
 
     Args:
         brief: leave out stages, lanes, syncs, KL and step metrics, and with them most of the work: enough for one line
             of an overview.
+        with_spans: read the spans too, which lanes, overlap and the lag bound's waits are computed from.
 
     Raises:
         UserError: the spans or the scenario of the run are damaged.
@@ -170,7 +171,7 @@ def run_figures(run: Run, brief: bool = False) -> RunFigures:
     loop_s, walls = loop_seconds(run), [row.wall_s for row in run.steps]
     stages = stage_columns(run.steps)
     measured, plain = _measured(run.steps, stages)
-    spans = [] if brief else run.spans()
+    spans = run.spans() if with_spans and not brief else []
     window = loop_window(spans, run.tail.elapsed_s if run.tail else None) if spans else (0, 0)
     return RunFigures(
         manifest=run.manifest,

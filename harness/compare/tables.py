@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign, Spread, Variant
+from harness.compare.campaigns import MOST_WITH_SPANS, Campaign, Spread, Variant
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.lanes import in_pipeline_order
 from harness.trace import Stage
@@ -63,9 +63,16 @@ def lane_table(campaign: Campaign) -> Table:
         title="Lanes: wall-clock after start-up in seconds, and its shares",
         header=("variant", "lane", "seconds", "in stages", "waiting", "unattributed"),
         rows=tuple(rows),
-        notes=seed_note(campaign.variants) if rows else ("No spans were kept with these runs.",),
+        notes=_lane_notes(campaign) if rows else ("No spans were kept with these runs.",),
         words=2,
     )
+
+
+def _lane_notes(campaign: Campaign) -> tuple[str, ...]:
+    runs, known = len(campaign.runs), sum(bool(run.lanes) for run in campaign.runs)
+    if known == runs or runs <= MOST_WITH_SPANS:
+        return seed_note(campaign.variants)
+    return (f"Mean [lowest, highest] over the {known} of {runs} runs whose spans were read; --all reads them all.",)
 
 
 def columns_apart(table: Table, per_part: int) -> list[Table]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.compare.__main__ import main
-from harness.compare.reading import FEWEST_FOR_PROCESSES, read_figures
+from harness.compare.campaigns import MOST_WITH_SPANS, gather_newest
+from harness.compare.reading import FEWEST_FOR_PROCESSES, Detail, read_figures
 from harness.results import DamagedRun, RunFolder, find_run_folders
 
 Make = Callable[..., RunFolder]
@@ -168,6 +169,23 @@ def test_a_run_folder_is_shown_without_its_siblings(results: Path, capsys: pytes
     assert "stage k2" in lines
 
 
+def test_of_a_very_large_campaign_evenly_spaced_runs_have_their_spans_read(
+    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for block in range(MOST_WITH_SPANS // 2 + 1):
+        for arm in ("a", "b"):
+            make_run(arm=arm, block=block, seed=block, steps=1).close()
+    campaigns, newest, damaged = gather_newest([tmp_path / "results"])
+    assert (len(campaigns), len(newest.runs), damaged) == (1, MOST_WITH_SPANS + 2, [])
+    read = [sum(bool(run.lanes) for run in variant.runs) for variant in newest.variants]
+    assert sum(read) == MOST_WITH_SPANS // 2 + 1  # every second of 202
+    assert max(read) - min(read) <= 1
+    assert all(run.series is not None for run in newest.runs)
+    assert main([str(tmp_path / "results")]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "over the 101 of 202 runs whose spans were read; --all reads them all." in output
+
+
 def test_reading_in_several_processes_gives_the_same_figures(
     make_run: Make, make_lagged_run: Make, tmp_path: Path
 ) -> None:
@@ -177,8 +195,8 @@ def test_reading_in_several_processes_gives_the_same_figures(
     (damaged / "steps.jsonl").unlink()
     folders = find_run_folders(tmp_path / "results")
     many = [folder for _ in range(FEWEST_FOR_PROCESSES // len(folders) + 1) for folder in folders]
-    briefs = [place % 2 == 0 for place in range(len(many))]
-    one, several = (read_figures(many, briefs, processes) for processes in (1, 2))
+    details = [tuple(Detail)[place % 3] for place in range(len(many))]
+    one, several = (read_figures(many, details, processes) for processes in (1, 2))
     assert [str(item.error) for item in several if isinstance(item, DamagedRun)] == [
         str(item.error) for item in one if isinstance(item, DamagedRun)
     ]

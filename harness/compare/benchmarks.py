@@ -1,0 +1,267 @@
+"""The JSON of pytest-benchmark: medians side by side, with their spread and a ratio for each benchmark of one name.
+
+Figures only, never a verdict: the rounds of one launch share its luck (memory layout, neighbours, clocks), so a file is
+one block, however many rounds stand behind its median.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.compare import numbers
+from harness.compare.tables import Table
+from harness.errors import UserError
+
+SCHEMA, SCHEMA_VERSION = "harness.benchmark_comparison", 1
+SAVE_ONE = "save one with: pytest --benchmark-only --benchmark-json=FILE"
+_MS = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One benchmark of one file; times are seconds of a call.
+
+    Attributes:
+        name: file, test and parameters, as pytest names them; equal names are compared.
+        group: as the benchmark's author named it.
+        q1_s, q3_s: the ends of the middle half of the rounds.
+        threads: of the process; None in files without the harness's facts.
+    """
+
+    name: str
+    group: str
+    median_s: float
+    q1_s: float
+    q3_s: float
+    rounds: int
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkFile:
+    """What one launch of pytest saved.
+
+    Attributes:
+        label: short name, unlike those of the other files.
+        fingerprint, commit, versions: of machine and code; None and empty where the file has no facts of the harness.
+    """
+
+    label: str
+    when: str
+    fingerprint: str | None
+    commit: str | None
+    dirty: bool | None
+    versions: Mapping[str, str]
+    benchmarks: Mapping[str, Benchmark]
+
+
+def is_benchmark_file(path: Path) -> bool:
+    """Whether a path names a JSON file, rather than a folder of runs."""
+    return path.suffix == ".json" and path.is_file()
+
+
+def read_benchmark_files(paths: Sequence[Path]) -> list[BenchmarkFile]:
+    """Read the files, in the order given.
+
+    Raises:
+        UserError: one cannot be read, or is not what pytest-benchmark saves.
+    """
+    labels = _labels(paths)
+    return [_read(path, label) for path, label in zip(paths, labels, strict=True)]
+
+
+def benchmark_table(files: Sequence[BenchmarkFile]) -> Table:
+    """Return a row for each benchmark: its median and middle half in each file, and ratios to the first file."""
+    if len(files) == 1:
+        return _single(files[0])
+    first, *others = files
+    names = list(dict.fromkeys(name for file in files for name in file.benchmarks))
+    columns = [*(f"{file.label}, ms" for file in files), *(f"{file.label} / {first.label}" for file in others)]
+    rows = []
+    for name in names:
+        found = [file.benchmarks.get(name) for file in files]
+        ratios = [_ratio(found[0], other) for other in found[1:]]
+        cells = [_time(item) for item in found]
+        rows.append((_shown(name), *cells, *(numbers.NOTHING if ratio is None else f"{ratio:.2f}" for ratio in ratios)))
+    notes = [_SPREAD]
+    lonely = sum(any(name not in file.benchmarks for file in files) for name in names)
+    if lonely:
+        notes.append(f"{lonely} of {len(names)} benchmarks are not in every file.")
+    return Table(
+        "Benchmarks: milliseconds of a call", ("benchmark", *columns), tuple(rows), tuple(notes), divisible=True
+    )
+
+
+def benchmark_cautions(files: Sequence[BenchmarkFile]) -> list[str]:
+    """Say what keeps the files from being compared plainly, and why there is no verdict."""
+    if len(files) == 1:
+        return []
+    said = []
+    machines = _distinct(file.fingerprint or "unknown" for file in files)
+    if len(machines) > 1:
+        said.append(f"The files come from {len(machines)} kinds of machine ({', '.join(machines)}): do not compare.")
+    for name in sorted({name for file in files for name in file.versions}):
+        versions = _distinct(file.versions.get(name, "none") for file in files)
+        if len(versions) > 1:
+            said.append(f"The versions of {name} differ: {', '.join(versions)}.")
+    commits = _distinct(_commit(file) for file in files)
+    if len(commits) > 1:
+        said.append(f"The commits differ: {', '.join(commits)}.")
+    unlike = _unlike_threads(files)
+    if unlike:
+        said.append(f"The thread counts differ in {', '.join(map(_shown, unlike))}.")
+    return [*said, _NO_VERDICT]
+
+
+def benchmark_json(files: Sequence[BenchmarkFile]) -> dict[str, Any]:
+    """Return the comparison as plain values; ratios are to the first file."""
+    first = files[0]
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "files": [
+            {
+                "label": file.label,
+                "datetime": file.when,
+                "fingerprint": file.fingerprint,
+                "commit": file.commit,
+                "dirty": file.dirty,
+                "benchmarks": {
+                    name: {
+                        "median_s": item.median_s,
+                        "q1_s": item.q1_s,
+                        "q3_s": item.q3_s,
+                        "rounds": item.rounds,
+                        "threads": item.threads,
+                        "ratio": _ratio(first.benchmarks.get(name), item),
+                    }
+                    for name, item in file.benchmarks.items()
+                },
+            }
+            for file in files
+        ],
+        "cautions": benchmark_cautions(files),
+    }
+
+
+_SPREAD = "Median [first quartile, third quartile] over the rounds of one launch."
+_NO_VERDICT = (
+    "Each file is one launch, which is one block, whatever its rounds: figures, not a verdict. That takes at least six "
+    "launches of each side in turns."
+)
+
+
+def _single(file: BenchmarkFile) -> Table:
+    rows = tuple((_shown(name), _time(item), str(item.rounds)) for name, item in file.benchmarks.items())
+    header = ("benchmark", "milliseconds", "rounds")
+    return Table(f"Benchmarks of {file.label}: milliseconds of a call", header, rows, (_SPREAD,))
+
+
+def _shown(name: str) -> str:
+    """Shorten ``tests/benchmarks/test_tracer_benchmark.py::test_spans[10]`` to ``tracer: spans[10]``."""
+    file, found, test = name.partition("::")
+    if not found:
+        return name
+    topic = Path(file).stem.removeprefix("test_").removesuffix("_benchmark")
+    return f"{topic}: {test.removeprefix('test_')}"
+
+
+def _time(item: Benchmark | None) -> str:
+    if item is None:
+        return numbers.NOTHING
+    middle, low, high = (numbers.number(seconds * _MS) for seconds in (item.median_s, item.q1_s, item.q3_s))
+    return f"{middle} [{low}, {high}]"
+
+
+def _ratio(first: Benchmark | None, other: Benchmark | None) -> float | None:
+    if first is None or other is None or first.median_s <= 0:
+        return None
+    return other.median_s / first.median_s
+
+
+def _commit(file: BenchmarkFile) -> str:
+    name = (file.commit or "none")[:7]
+    return f"{name} with uncommitted changes" if file.dirty else name
+
+
+def _unlike_threads(files: Sequence[BenchmarkFile]) -> list[str]:
+    shared = [name for name in files[0].benchmarks if all(name in file.benchmarks for file in files)]
+    return [name for name in shared if len({file.benchmarks[name].threads for file in files}) > 1]
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Name files by their stems, with as many folders as it takes to tell them apart."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        labels = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    raise UserError("a file is named twice", where=str(paths[0]), fix="name each file once")
+
+
+def _read(path: Path, label: str) -> BenchmarkFile:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path), fix=SAVE_ONE) from error
+    if not isinstance(data, dict) or not isinstance(data.get("benchmarks"), list):
+        raise UserError(f"{str(path)!r} holds no benchmarks of pytest-benchmark", where=str(path), fix=SAVE_ONE)
+    if not data["benchmarks"]:
+        raise UserError(f"{str(path)!r} holds no benchmark: none ran to its end", where=str(path), fix=SAVE_ONE)
+    try:
+        return _file(data, label)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{str(path)!r} is damaged: {problem}", where=str(path), fix=SAVE_ONE) from error
+
+
+def _file(data: dict[str, Any], label: str) -> BenchmarkFile:
+    found = [_benchmark(item) for item in data["benchmarks"]]
+    facts: dict[str, Any] = dict(data["benchmarks"][0].get("extra_info", {}).get("harness", {}))
+    commit = facts.get("commit") or dict(data.get("commit_info") or {}).get("id")
+    return BenchmarkFile(
+        label=label,
+        when=str(data.get("datetime", "")),
+        fingerprint=_text_or_none(facts.get("fingerprint")),
+        commit=_text_or_none(commit),
+        dirty=bool(facts["dirty"]) if "dirty" in facts else None,
+        versions={str(name): str(version) for name, version in dict(facts.get("versions", {})).items()},
+        benchmarks={item.name: item for item in found},
+    )
+
+
+def _benchmark(item: dict[str, Any]) -> Benchmark:
+    name, stats = str(item.get("fullname") or item["name"]), item["stats"]
+    facts = item.get("extra_info", {}).get("harness", {})
+    threads, rounds = facts.get("threads"), stats["rounds"]
+    if rounds.__class__ is not int:
+        raise ValueError(f"the rounds of {name!r} are {rounds!r}; they must be a whole number")
+    return Benchmark(
+        name=name,
+        group=str(item.get("group") or ""),
+        median_s=_seconds(stats["median"], name),
+        q1_s=_seconds(stats["q1"], name),
+        q3_s=_seconds(stats["q3"], name),
+        rounds=rounds,
+        threads=threads if threads.__class__ is int else None,
+    )
+
+
+def _seconds(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"a time of {name!r} is {value!r}; it must be a number of seconds, 0 or more")
+    return float(value)
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _distinct(values: Any) -> list[str]:
+    return list(dict.fromkeys(values))

@@ -1,0 +1,54 @@
+"""What every saved benchmark says of itself: machine, versions, code and threads; and what it must not say."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Generator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from harness.provenance import code_state, machine_facts, package_versions
+
+COMMIT_FACTS = ("id", "time", "dirty")
+
+
+def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
+    """Describe the kind of machine. The default would name the host and the folders of whoever ran this."""
+    python = {"python_implementation": platform.python_implementation(), "python_version": platform.python_version()}
+    return {"system": platform.system(), "machine": platform.machine()} | python | machine_facts()
+
+
+def pytest_benchmark_update_commit_info(commit_info: dict[str, Any]) -> None:
+    """Keep the commit; drop the names of the branch and of the folder."""
+    for name in commit_info.keys() - set(COMMIT_FACTS):
+        del commit_info[name]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Add the harness's facts to a benchmark, while the threads are still those that it ran with."""
+    result = yield
+    benchmark = getattr(item, "funcargs", {}).get("benchmark")
+    if benchmark is not None:
+        benchmark.extra_info["harness"] = facts() | {"threads": thread_count()}
+    return result
+
+
+@cache
+def facts() -> dict[str, Any]:
+    """Return what does not change while the benchmarks run."""
+    code = code_state()
+    known = {"fingerprint": machine_facts()["fingerprint"], "versions": package_versions()}
+    return known | {"commit": code.commit, "dirty": code.dirty}
+
+
+def thread_count() -> int | None:
+    """Return torch's threads; where it is not loaded, those that it would have, or None."""
+    if "torch" in sys.modules:
+        return int(sys.modules["torch"].get_num_threads())
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdecimal() else None
