@@ -1,7 +1,7 @@
 """The command ``python -m harness.compare PATH... [--plots DIR]``; a PATH may also be a JSON file of pytest-benchmark.
 
 An entry point: it may use the report, which stands above this package. Exit codes: 0 fine, also where single runs are
-damaged (they are named); 2 bad input.
+damaged (they are named); 2 bad input; and with ``--fail-on`` those of ``harness.compare.gates``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from harness.compare.baselines import save_baseline
 from harness.compare.benchmarks import (
     benchmark_cautions,
     benchmark_json,
@@ -25,10 +26,15 @@ from harness.compare.benchmarks import (
     read_benchmark_files,
 )
 from harness.compare.campaigns import Campaign, gather, gather_newest
+from harness.compare.gates import FINE, GateResult, gate, read_limit
+from harness.compare.groups import DIFFERENCES
+from harness.compare.judging import Judge
 from harness.compare.reading import usable_cores
 from harness.errors import UserError
 from harness.report.plain import plain
+from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
+from harness.stats import STEP_THRESHOLD
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -38,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     errors = Console(stderr=True)
     try:
-        _compare(options, errors)
+        return _compare(options, errors)
     except UserError as error:
         errors.print(Text("\n".join(plain(line) for line in f"error: {error}".splitlines())), soft_wrap=True)
         return 2
@@ -48,7 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m harness.compare", description="Compare runs from their folders.")
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.compare",
+        description="Compare runs from their folders.",
+        epilog="examples:\n  python -m harness.compare results/\n"
+        "  python -m harness.compare results/ --save-baseline main\n"
+        "  python -m harness.compare results/ --baseline main --fail-on 5%\n"
+        "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 inconclusive",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "paths",
         metavar="PATH",
@@ -58,14 +72,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--all", action="store_true", help="show every campaign in detail, not the newest only")
     parser.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="set everything against this arm, or against a baseline saved by that name"
+    )
+    parser.add_argument("--save-baseline", metavar="NAME", help="name the newest campaign's baseline, for later")
+    parser.add_argument("--fail-on", metavar="SHARE", help="exit with 1 if a step takes this much longer, such as 5%%")
+    parser.add_argument(
+        "--allow-difference",
+        action="append",
+        default=[],
+        choices=DIFFERENCES,
+        help="come to a verdict although the runs differ in this; may be repeated",
+    )
     parser.add_argument("--plots", metavar="DIR", type=Path, help="write pictures of the detailed campaigns there")
     return parser
 
 
-def _compare(options: argparse.Namespace, errors: Console) -> None:
+def _compare(options: argparse.Namespace, errors: Console) -> int:
+    """Show what was asked for; return the exit code."""
     if any(map(is_benchmark_file, options.paths)):
         _compare_benchmarks(options)
-        return
+        return FINE
+    limit = None if options.fail_on is None else read_limit(options.fail_on)
     everything = options.all or len(options.paths) > 1 or options.format == "json"
     if everything:
         campaigns, damaged = gather(options.paths, processes=usable_cores())
@@ -76,20 +104,47 @@ def _compare(options: argparse.Namespace, errors: Console) -> None:
     for item in damaged:
         message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
-    if options.format == "json":
+    judge = Judge(options.paths[0], options.baseline, limit or STEP_THRESHOLD, options.allow_difference)
+    result = None if limit is None else gate(judge(detailed[-1]), limit)
+    _show(options.format, campaigns, detailed, damaged, judge, result)
+    if options.plots is not None:
+        _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
+    if options.save_baseline is not None:
+        _save(options, detailed[-1], errors)
+    for sentence in result.sentences if result else ():
+        errors.print(Text(plain(sentence)), soft_wrap=True)
+    return result.code if result else FINE
+
+
+def _show(
+    form: str,
+    campaigns: Sequence[Campaign],
+    detailed: Sequence[Campaign],
+    damaged: Sequence[DamagedRun],
+    judge: Judge,
+    result: GateResult | None,
+) -> None:
+    """Print the comparison in the form that was asked for."""
+    if form == "json":
         from harness.compare.as_json import comparison
 
-        print(json.dumps(comparison(campaigns, damaged), indent=2, allow_nan=False))
-    elif options.format == "md":
+        print(json.dumps(comparison(campaigns, damaged, judge, result), indent=2, allow_nan=False))
+    elif form == "md":
         from harness.report.text import markdown
 
-        print(markdown(campaigns, detailed), end="")
+        print(markdown(campaigns, detailed, judge), end="")
     else:
         from harness.report.text import print_comparison
 
-        print_comparison(_Output(), campaigns, detailed)
-    if options.plots is not None:
-        _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
+        print_comparison(_Output(), campaigns, detailed, judge)
+
+
+def _save(options: argparse.Namespace, campaign: Campaign, errors: Console) -> None:
+    arms = {variant.name for variant in campaign.variants}
+    arm = options.baseline if options.baseline in arms else None
+    before = save_baseline(options.paths[0], options.save_baseline, campaign, arm)
+    said = f"baseline {options.save_baseline!r} is {campaign.scenario}/{campaign.name}"
+    errors.print(Text(plain(said + (f"; it was {before}" if before else ""))), soft_wrap=True)
 
 
 def _compare_benchmarks(options: argparse.Namespace) -> None:

@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.cautions import cautions, unlike
 from harness.compare.figures import RunFigures, StageFigures
+from harness.compare.gates import GateResult
 from harness.compare.lanes import LaneAccount
 from harness.compare.off_policy import LINES as OFF_POLICY_LINES
 from harness.compare.outcome import LINES
 from harness.compare.pairs import paired_difference
 from harness.compare.sentences import findings, last_reward
+from harness.compare.verdicts import Judgement, judgements
 from harness.results import DamagedRun
 from harness.results.rows import with_nulls
 
 SCHEMA, SCHEMA_VERSION = "harness.comparison", 1
 
 
-def comparison(campaigns: Sequence[Campaign], damaged: Sequence[DamagedRun]) -> dict[str, Any]:
-    """Return the whole comparison as plain values: every campaign, oldest first, and the runs that cannot be read."""
-    result = {
+def comparison(
+    campaigns: Sequence[Campaign],
+    damaged: Sequence[DamagedRun],
+    judge: Callable[[Campaign], Sequence[Judgement]] = judgements,
+    result: GateResult | None = None,
+) -> dict[str, Any]:
+    """Return the whole comparison as plain values: every campaign, oldest first, and the runs that cannot be read.
+
+    Args:
+        judge: returns the verdicts on a campaign.
+        result: what the gate says of the newest campaign; None where none was asked for.
+    """
+    whole = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
-        "campaigns": [_campaign(campaign) for campaign in campaigns],
+        "campaigns": [_campaign(campaign, judge(campaign)) for campaign in campaigns],
+        "gate": None if result is None else asdict(result),
         "cautions": unlike([run for campaign in campaigns for run in campaign.runs]),
         "damaged": [{"folder": str(item.folder), "problem": item.error.what} for item in damaged],
     }
-    return with_nulls(result)
+    return with_nulls(whole)
 
 
-def _campaign(campaign: Campaign) -> dict[str, Any]:
+def _campaign(campaign: Campaign, judged: Sequence[Judgement]) -> dict[str, Any]:
     return {
         "scenario": campaign.scenario,
         "campaign": campaign.name,
         "folder": str(campaign.folder),
         "started_at": campaign.started_at,
         "variants": [_variant(campaign.variants[0], variant) for variant in campaign.variants],
+        "verdicts": [asdict(judgement) for judgement in judged],
         "findings": findings(campaign),
         "cautions": cautions(campaign),
     }

@@ -20,7 +20,7 @@ def cautions(campaign: Campaign) -> list[str]:
         *unlike(campaign.runs),
         *_turns(campaign),
         *_polling(campaign),
-        _no_verdict(campaign),
+        *_no_verdict(campaign),
     ]
 
 
@@ -53,6 +53,8 @@ def origin(campaign: Campaign) -> str:
     """Describe machine, versions and code of the first run in one line."""
     manifest = campaign.runs[0].manifest
     machine = manifest.machine
+    if campaign.runs[0].is_imported:
+        return str(machine.get("missing", {}).get("cpu") or "imported from another trainer's log")
     parts = [str(machine.get("cpu") or "unknown CPU")]
     if machine.get("cores"):
         parts.append(_count(int(machine["cores"]), "core"))
@@ -89,6 +91,8 @@ def _turns(campaign: Campaign) -> list[str]:
     if len(campaign.runs) == 1:
         return []
     ways = {run.manifest.interleaving for run in campaign.runs}
+    if ways != {"step"} and any(run.manifest.block is not None for run in campaign.runs):
+        return ["The arms of a block ran one after the other, in mirrored order from block to block."]
     if ways != {"step"}:
         return ["The runs ran one after the other, so drift of the machine shows as a difference between them."]
     if any(run.manifest.point != campaign.runs[0].manifest.point for run in campaign.runs):
@@ -116,16 +120,16 @@ def _polling(campaign: Campaign) -> list[str]:
     return []
 
 
-def _no_verdict(campaign: Campaign) -> str:
+def _no_verdict(campaign: Campaign) -> list[str]:
+    """Say why there is no verdict; where arms share several blocks or seeds, the verdict speaks for itself."""
     most = max(len(variant.runs) for variant in campaign.variants)
-    if most >= FEWEST_SEEDS and len(campaign.variants) > 1:
-        return (
-            f"Up to {most} seeds: intervals are each for one pair of variants and assume normal differences; figures, "
-            "not a verdict."
-        )
-    if most > 1:
-        return f"Up to {most} seeds and no test: figures, not a verdict."
-    return "One block and one seed: figures, not a verdict."
+    if most == 1:
+        return ["One block and one seed: figures, not a verdict."]
+    if len(campaign.variants) == 1:
+        return [f"Up to {most} runs of one variant, and nothing to set it against: figures, not a verdict."]
+    if most >= FEWEST_SEEDS:
+        return ["Intervals of rewards are each for one pair of variants and assume normal differences."]
+    return []
 
 
 def _values(items: Iterable[str]) -> list[str]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.compare.account import Owned, both, owned_intervals, without
+from harness.compare.owned import Owned, both, owned_intervals, without
 from harness.intervals import Interval, merge, total
 from harness.results import lane_kind
 from harness.trace import Span, Stage

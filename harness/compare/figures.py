@@ -136,6 +136,11 @@ class RunFigures:
         return self.whole_step.median_s
 
     @property
+    def is_imported(self) -> bool:
+        """Whether the run was read from another trainer's log, which tells no counts of prompts and optimizer steps."""
+        return "imported" in self.manifest.outcome
+
+    @property
     def behaviour_is_older(self) -> bool:
         """Whether rollouts may come from an older policy than the one that a training step starts with."""
         return bool(self.max_lag or self.replay_capacity)

@@ -26,8 +26,8 @@ def gate(judgements: Sequence[Judgement], limit: float) -> GateResult:
 
     An arm passes if its whole 95% interval lies below 1 + limit. It is worse if it is different and at least that much
     slower. It is not comparable where the verdict says so, where the machine's speed went astray, or where the
-    baseline differs from itself (A/A). Anything else, too few blocks among them, is inconclusive. The gravest of all arms counts: worse, not comparable,
-    inconclusive, fine.
+    baseline differs from itself (A/A). Anything else, too few blocks among them, is inconclusive. The gravest of
+    all arms counts: worse, not comparable, inconclusive, fine.
 
     Args:
         judgements: made with ``limit`` as their threshold.

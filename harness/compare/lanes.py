@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import le
 
+from harness.compare.owned import by_lane, owned_pieces
+from harness.intervals import Interval
 from harness.results import Run
 from harness.trace import Span, Stage
 
@@ -65,16 +66,11 @@ def loop_window(spans: list[Span], loop_s: float | None) -> tuple[int, int]:
 
 def account_spans(spans: Iterable[Span], window: tuple[int, int]) -> dict[str, LaneAccount]:
     """Return the account of each lane with a span inside the window (start, end), in nanoseconds."""
-    start_ns, end_ns = window
-    lanes: dict[str, list[Span]] = {}
-    for span in spans:
-        lane, _, span_start_ns, span_end_ns, _, _ = span
-        if span_start_ns < end_ns and span_end_ns > start_ns:
-            lanes.setdefault(lane, []).append(span)
+    lanes = by_lane(spans, window)
+    wall_ns = window[1] - window[0]
     accounts = {}
     for lane in in_pipeline_order(lanes):
-        owned = _own_time(lanes[lane], start_ns, end_ns)
-        wall_ns = end_ns - start_ns
+        owned = _own_time(lanes[lane], window)
         accounts[lane] = LaneAccount(lane, wall_ns, owned, wall_ns - sum(owned.values()))
     return accounts
 
@@ -89,12 +85,12 @@ def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
     return sorted(lanes, key=place)
 
 
-def _own_time(spans: list[Span], start_ns: int, end_ns: int) -> dict[Stage, int]:
+def _own_time(spans: list[Span], window: Interval) -> dict[Stage, int]:
     """Give each instant of the window to the span that began last among those open then."""
     _, stages, starts, ends, _, _ = zip(*spans, strict=True)
     if all(map(le, ends, starts[1:])):  # one thing at a time: no instant is under two spans
-        return _lengths(zip(stages, starts, ends, strict=True), start_ns, end_ns)
-    return _sweep(spans, start_ns, end_ns)
+        return _lengths(zip(stages, starts, ends, strict=True), *window)
+    return _lengths(owned_pieces(spans, window), *window)
 
 
 def _lengths(spans: Iterable[tuple[Stage, int, int]], low_ns: int, high_ns: int) -> dict[Stage, int]:
@@ -103,28 +99,4 @@ def _lengths(spans: Iterable[tuple[Stage, int, int]], low_ns: int, high_ns: int)
         inside = (end_ns if end_ns < high_ns else high_ns) - (start_ns if start_ns > low_ns else low_ns)
         if inside > 0:
             owned[stage] = owned.get(stage, 0) + inside
-    return owned
-
-
-def _sweep(spans: list[Span], start_ns: int, end_ns: int) -> dict[Stage, int]:
-    owned: dict[Stage, int] = {}
-    open_spans: list[tuple[int, int, Span]] = []  # newest start first
-    now = start_ns
-
-    def spend_until(until: int) -> None:
-        nonlocal now
-        while open_spans and now < until:
-            newest = open_spans[0][2]
-            upto = min(newest.end_ns, until)
-            if upto > now:
-                owned[newest.stage] = owned.get(newest.stage, 0) + upto - now
-                now = upto
-            if newest.end_ns <= now:
-                heapq.heappop(open_spans)
-        now = max(now, until)
-
-    for order, span in enumerate(sorted(spans, key=lambda item: (item.start_ns, -item.end_ns))):
-        spend_until(max(span.start_ns, start_ns))
-        heapq.heappush(open_spans, (-span.start_ns, -order, span))
-    spend_until(end_ns)
     return owned

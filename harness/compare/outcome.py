@@ -76,7 +76,7 @@ LINES = (
     Line("failed_groups", "groups without a reward", numbers.count, lambda run: run.mean("score/failed_groups")),
     Line("replaced", "parts replaced", numbers.count, lambda run: run.replaced or None),
     Line("steps", "training steps", numbers.count, lambda run: run.steps),
-    Line("optimizer_steps", "optimizer steps", numbers.count, lambda run: run.optimizer_steps),
+    Line("optimizer_steps", "optimizer steps", numbers.count, lambda run: run.optimizer_steps or None),
     Line("tokens_per_s", "generated tokens per second, median", numbers.number, lambda run: run.throughput),
     Line("startup_s", "start-up, seconds", numbers.number, lambda run: run.manifest.startup_s),
     Line("loop_s", "loop, seconds", numbers.number, lambda run: run.loop_s),
@@ -135,7 +135,7 @@ def targets(runs: Sequence[RunFigures]) -> list[float]:
 
 def evaluation_note(campaign: Campaign) -> str:
     """Say how many prompts stand behind a validation reward, and what sampling them is worth."""
-    prompts = [run.last.prompts for run in campaign.runs if run.last]
+    prompts = [run.last.prompts for run in campaign.runs if run.last and not run.is_imported]
     if not prompts:
         return ""
     fewest = min(prompts)

@@ -6,7 +6,7 @@ Steps are sub-samples of a block, so there is never a verdict from one block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.compare.campaigns import Campaign, Variant
@@ -90,16 +90,14 @@ def judgements(
     Raises:
         UserError: the campaign has no such variant.
     """
-    base = variant_named(campaign, baseline)
-    if len(campaign.variants) < 2:
-        return []
-    floor = _noise_floor(campaign, base, threshold)
-    drift = campaign_drift(campaign)
-    judge = _judge(campaign, base, threshold, allowed, drift)
+    base, drift = variant_named(campaign, baseline), campaign_drift(campaign)
+    found = {
+        other.name: _judge(base, other, threshold, allowed, drift) for other in campaign.variants if other is not base
+    }
+    twin = next((variant.name for variant in campaign.variants if variant is not base and is_same(base, variant)), None)
     return [
-        _with_floor(judge(other), floor if floor is not None and other.name != floor[0] else None)
-        for other in campaign.variants
-        if other is not base
+        judgement if twin in (None, name) else replace(judgement, noise_floor=found[twin].step)
+        for name, judgement in found.items()
     ]
 
 
@@ -117,7 +115,7 @@ def judge_against(baseline: Baseline, campaign: Campaign, threshold: float, allo
         drift = sentinel_drift(_sentinels([*same.runs, *other.runs]))
         if drift is not None and drift.unstable and drift.sentence:
             reasons.append(f"the two did not take turns, and the {drift.sentence}")
-        seconds = [_apart(_kept_runs(variant.runs), STEP) for variant in (same, other)]
+        seconds = [[series.wall_s for series in _kept_runs(variant.runs)] for variant in (same, other)]
         step = judge_apart(seconds[0], seconds[1], threshold, not_comparable=reasons)
         name = f"{same.name} of {baseline.campaign.scenario}/{baseline.campaign.name}"
         found.append(Judgement(name, other.name, step, (), None))
@@ -150,39 +148,20 @@ def paired_blocks(base: Variant, other: Variant, alternated: bool) -> dict[str, 
     names = [STEP, *(stage.value for stage in _common_stages(pairs))]
     found: dict[str, list[PairedBlock]] = {}
     for name in names:
-        blocks = [
-            PairedBlock.from_steps(_seconds(before, name), _seconds(after, name), alternated) for before, after in pairs
-        ]
+        blocks = [_paired(before, after, name, alternated) for before, after in pairs]
         found[name] = [block for block in blocks if block is not None]
     return found
 
 
-def _judge(
-    campaign: Campaign, base: Variant, threshold: float, allowed: Sequence[str], drift: Drift | None
-) -> Callable[[Variant], Judgement]:
-    def judge(other: Variant) -> Judgement:
-        reasons = _environment_reasons(base.runs, other.runs, (*allowed, *SET_BY_ARMS))
-        cautions = (drift.sentence,) if drift is not None and drift.sentence else ()
-        too_unstable = drift.sentence if drift is not None and drift.refuses_gate else None
-        alternated = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
-        blocks = paired_blocks(base, other, alternated and _same_points(base, other))
-        step = judge_step(blocks.pop(STEP), threshold, not_comparable=reasons)
-        stages = judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
-        return Judgement(base.name, other.name, step, stages, alternated, None, cautions, too_unstable)
-
-    return judge
-
-
-def _with_floor(judgement: Judgement, floor: tuple[str, Effect] | None) -> Judgement:
-    return judgement if floor is None else replace(judgement, noise_floor=floor[1])
-
-
-def _noise_floor(campaign: Campaign, base: Variant, threshold: float) -> tuple[str, Effect] | None:
-    """Return the name and the effect of the first arm that has the baseline's own settings."""
-    twin = next((variant for variant in campaign.variants if variant is not base and is_same(base, variant)), None)
-    if twin is None:
-        return None
-    return twin.name, _judge(campaign, base, threshold, (), None)(twin).step
+def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[str], drift: Drift | None) -> Judgement:
+    reasons = _environment_reasons(base.runs, other.runs, (*allowed, *SET_BY_ARMS))
+    cautions = (drift.sentence,) if drift is not None and drift.sentence else ()
+    too_unstable = drift.sentence if drift is not None and drift.refuses_gate else None
+    alternated = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
+    blocks = paired_blocks(base, other, alternated and _same_points(base, other))
+    step = judge_step(blocks.pop(STEP), threshold, not_comparable=reasons)
+    stages = judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
+    return Judgement(base.name, other.name, step, stages, alternated, None, cautions, too_unstable)
 
 
 def is_same(one: Variant, other: Variant) -> bool:
@@ -250,13 +229,17 @@ def _common_stages(pairs: Sequence[tuple[StepSeries, StepSeries]]) -> list[Stage
     return [stage for stage in Stage if not stage.is_wait and often(0, stage) and often(1, stage)]
 
 
-def _seconds(series: StepSeries, name: str) -> Mapping[int, float]:
-    times = series.wall_s if name == STEP else series.stages_s[Stage(name)]
-    return dict(zip(series.steps, times, strict=True))
+def _paired(before: StepSeries, after: StepSeries, name: str, alternated: bool) -> PairedBlock | None:
+    mine, theirs = _seconds(before, name), _seconds(after, name)
+    if before.steps == after.steps and mine and min(mine) > 0 < min(theirs):
+        return PairedBlock(mine, theirs, alternated)
+    by_step = [dict(zip(series.steps, _seconds(series, name), strict=True)) for series in (before, after)]
+    return PairedBlock.from_steps(by_step[0], by_step[1], alternated)
 
 
-def _apart(runs: Sequence[StepSeries], name: str) -> list[list[float]]:
-    return [list(_seconds(series, name).values()) for series in runs]
+def _seconds(series: StepSeries, name: str) -> tuple[float, ...]:
+    """Return a stage's seconds, one for each step; a run without any of the steps has none of its stages either."""
+    return series.wall_s if name == STEP else series.stages_s.get(Stage(name), (0.0,) * len(series.steps))
 
 
 def _sentinels(runs: Sequence[RunFigures]) -> dict[str, list[float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -11,32 +11,40 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.compare.campaigns import Campaign
-from harness.compare.cautions import cautions, origin, unlike
+from harness.compare.cautions import cautions, origin
 from harness.compare.off_policy import off_policy_table
 from harness.compare.outcome import outcome_table, overview_table
 from harness.compare.sentences import findings
 from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.compare.tables import Table, columns_apart, lane_table, stage_table
 from harness.compare.transports import sync_table
+from harness.compare.verdict_tables import verdict_sentences, verdict_tables
+from harness.compare.verdicts import Judgement, judgements
 from harness.report.plain import plain
 
+Judging = Callable[[Campaign], Sequence[Judgement]]
+"""Returns the verdicts on a campaign."""
 
-def print_comparison(console: Console, campaigns: Sequence[Campaign], detailed: Sequence[Campaign]) -> None:
+
+def print_comparison(
+    console: Console, campaigns: Sequence[Campaign], detailed: Sequence[Campaign], judge: Judging = judgements
+) -> None:
     """Print one line for each campaign (where there are several), then the detailed ones."""
     if len(campaigns) > 1:
         print_table(console, overview_table(campaigns))
-        print_list(console, "Mind", unlike([run for campaign in campaigns for run in campaign.runs]))
     for campaign in detailed:
-        print_campaign(console, campaign)
+        print_campaign(console, campaign, judge)
 
 
-def print_campaign(console: Console, campaign: Campaign) -> None:
-    """Print a campaign's tables and sentences."""
+def print_campaign(console: Console, campaign: Campaign, judge: Judging = judgements) -> None:
+    """Print a campaign's tables, verdicts and sentences."""
+    judged = judge(campaign)
     console.print()
     console.print(Text(plain(f"{campaign.scenario} / {campaign.name}"), style="bold underline"))
     console.print(Text(plain(origin(campaign)), style="dim"))
-    for table in _tables(campaign):
+    for table in (*_tables(campaign), *verdict_tables(judged)):
         print_table(console, table)
+    print_list(console, "Verdicts", verdict_sentences(judged))
     print_list(console, "What the figures say", findings(campaign))
     print_list(console, "Mind", cautions(campaign))
 
@@ -66,13 +74,15 @@ def print_list(console: Console, heading: str, sentences: Sequence[str]) -> None
     console.print(grid)
 
 
-def markdown(campaigns: Sequence[Campaign], detailed: Sequence[Campaign]) -> str:
+def markdown(campaigns: Sequence[Campaign], detailed: Sequence[Campaign], judge: Judging = judgements) -> str:
     """Return the comparison as Markdown."""
     parts = [_markdown_table(overview_table(campaigns))] if len(campaigns) > 1 else []
     for campaign in detailed:
         parts.append(f"## {_cell(f'{campaign.scenario} / {campaign.name}')}\n\n{_cell(origin(campaign))}")
-        parts += [_markdown_table(table) for table in _tables(campaign)]
-        parts.append("\n".join(f"- {_cell(sentence)}" for sentence in [*findings(campaign), *cautions(campaign)]))
+        judged = judge(campaign)
+        parts += [_markdown_table(table) for table in (*_tables(campaign), *verdict_tables(judged))]
+        sentences = [*verdict_sentences(judged), *findings(campaign), *cautions(campaign)]
+        parts.append("\n".join(f"- {_cell(sentence)}" for sentence in sentences))
     return "\n\n".join(parts) + "\n"
 
 

@@ -11,7 +11,8 @@ import fcntl
 import json
 import os
 import re
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def load_run(folder: Path) -> Run:
         folder=folder,
         manifest=manifest,
         status=status,
-        steps=tuple(row for row in rows if isinstance(row, StepRow)),
+        steps=_flagged([row for row in rows if isinstance(row, StepRow)], manifest),
         evaluations=tuple(row for row in rows if isinstance(row, EvaluationRow)),
         tail=tails[-1] if tails else None,
         syncs=tuple(row for row in rows if isinstance(row, SyncRow)),
@@ -144,6 +145,16 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.from_json(restore_non_finite(data) if isinstance(data, dict) else data, str(path))
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{str(path)!r} is damaged: {error!r}", where=str(path)) from error
+
+
+def _flagged(rows: list[StepRow], manifest: Manifest) -> tuple[StepRow, ...]:
+    """Flag as warm-up what showed only at the end of the run to be that, beyond the steps flagged when written."""
+    warmup = manifest.outcome.get("warmup")
+    steps = warmup.get("steps") if isinstance(warmup, dict) else None
+    if not isinstance(steps, int):
+        return tuple(rows)
+    first = bisect_left(rows, steps, key=lambda row: row.step)
+    return (*(replace(row, warmup=True) for row in rows[:first]), *rows[first:])
 
 
 def find_run_folders(path: Path) -> list[Path]:

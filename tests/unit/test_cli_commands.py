@@ -112,7 +112,10 @@ def test_an_unexpected_error_says_that_it_is_a_bug(capsys):
         (["bench", "mine", "--blocks", "0"], ["`blocks` is 0, must be at least 1"]),
         (["run"], ["the following arguments are required: SCENARIO"]),
         (["run", "mine", "--otu", "x"], ["unrecognized arguments: --otu x"]),
-        (["rnu", "mine"], ["invalid choice: 'rnu' (choose from 'run', 'bench', 'validate', 'list', 'schema', 'compare',"]),
+        (
+            ["rnu", "mine"],
+            ["invalid choice: 'rnu' (choose from 'run', 'bench', 'validate', 'list', 'schema', 'compare',"],
+        ),
         ([], ["usage: python -m harness", "run a scenario and compare its arms"]),
     ],
 )

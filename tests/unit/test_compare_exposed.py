@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.compare.account import OverlapBound, both, overlap_bound, owned_intervals, without
 from harness.compare.exposed import PRECEDENCE, Exposure, exposed
 from harness.compare.lanes import account_spans
+from harness.compare.overlap import OverlapBound, overlap_bound
+from harness.compare.owned import both, owned_intervals, without
 from harness.intervals import Interval, clip, total
 from harness.trace import Span, Stage
 

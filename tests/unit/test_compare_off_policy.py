@@ -129,8 +129,7 @@ def test_the_last_rewards_of_paired_seeds_get_an_interval(make_lagged_run: Make,
         "(difference +0.020, 95% interval -0.005 to +0.045, t over n = 3 paired seeds);"
     ) in findings(campaign)[1]
     assert cautions(campaign)[-1] == (
-        "Up to 3 seeds: intervals are each for one pair of variants and assume normal differences; figures, "
-        "not a verdict."
+        "Intervals of rewards are each for one pair of variants and assume normal differences."
     )
 
 

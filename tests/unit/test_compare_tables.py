@@ -217,7 +217,7 @@ def test_seeds_are_shown_as_mean_and_range(three_seeds: Campaign) -> None:
     assert "Mean [lowest, highest] over 3 runs that differ in the seed." in stage_table(three_seeds).notes
     assert cautions(three_seeds) == [
         "The runs ran one after the other, so drift of the machine shows as a difference between them.",
-        "Up to 3 seeds and no test: figures, not a verdict.",
+        "Up to 3 runs of one variant, and nothing to set it against: figures, not a verdict.",
     ]
 
 

@@ -352,3 +352,14 @@ def test_a_damaged_scenario_is_named(make_run: Make) -> None:
     run = load_run(make_run(steps=1, settings="steps: [\n").folder)
     with pytest.raises(UserError, match=r"cannot read .*scenario\.resolved\.yaml"):
         run.setting("steps")
+
+
+def test_warm_up_that_shows_only_at_the_end_is_flagged_when_read(make_run: Make) -> None:
+    path = make_run(steps=6).folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["outcome"]["warmup"] = {"steps": 3, "steady": True}
+    path.write_text(json.dumps(manifest))
+    assert [row.warmup for row in load_run(path.parent).steps] == [True, True, True, False, False, False]
+    manifest["outcome"]["warmup"] = "long"  # from elsewhere: left alone
+    path.write_text(json.dumps(manifest))
+    assert [row.warmup for row in load_run(path.parent).steps] == [False] * 6

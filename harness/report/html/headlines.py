@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import numbers
-from harness.compare.account import OverlapBound, overlap_bound
 from harness.compare.campaigns import Variant
 from harness.compare.figures import RunFigures
+from harness.compare.overlap import OverlapBound, overlap_bound
 from harness.compare.pairs import FEWEST_SEEDS, paired_difference
 from harness.compare.sentences import last_reward
 from harness.compare.sweep_tables import sweep_findings, sweep_points

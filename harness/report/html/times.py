@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 from harness.compare import numbers
 from harness.compare.campaigns import Variant
 from harness.compare.figures import RunFigures
 from harness.compare.lanes import in_pipeline_order
-from harness.compare.pairs import CONFIDENCE, FEWEST_SEEDS, t_quantile
+from harness.compare.pairs import FEWEST_SEEDS
 from harness.compare.tables import Table, lane_table, stage_table
 from harness.report.html.bars import Bar, Segment, draw_bars
 from harness.report.html.headlines import exposed_shares
@@ -19,6 +18,7 @@ from harness.report.html.markup import Markup
 from harness.report.html.material import Material
 from harness.report.html.parts import details, figure, section, stage_legend, table
 from harness.report.html.scales import Scale, linear
+from harness.stats import t_interval
 from harness.trace import Stage
 
 NOBODY = ("nobody", "nobody's")
@@ -39,8 +39,9 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
         return None
     if len(values) < FEWEST_SEEDS:
         return min(values), max(values)
-    reach = t_quantile(CONFIDENCE, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - reach, fmean(values) + reach
+    found = t_interval(values)
+    assert found is not None
+    return found.low, found.high
 
 
 def wall_s(variant: Variant) -> list[float]:

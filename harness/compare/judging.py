@@ -1,0 +1,53 @@
+"""Verdicts as a command asks for them: against which baseline, with which threshold, across which differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.compare.baselines import load_baseline
+from harness.compare.campaigns import Campaign
+from harness.compare.verdicts import Baseline, Judgement, judge_against, judgements
+from harness.stats import STEP_THRESHOLD
+
+
+class Judge:
+    """Comes to verdicts on campaigns, on each of them once.
+
+    Args:
+        results: the results folder, where names of baselines are kept.
+        baseline: an arm's name, or else the name of a stored baseline; None takes each campaign's first arm.
+        threshold: the relative change of the step time that counts.
+        allowed: differences of the environment that do not stand in the way; see ``judgements``.
+    """
+
+    def __init__(
+        self,
+        results: Path,
+        baseline: str | None = None,
+        threshold: float = STEP_THRESHOLD,
+        allowed: Sequence[str] = (),
+    ) -> None:
+        self._results, self._baseline, self._threshold, self._allowed = results, baseline, threshold, allowed
+        self._found: dict[Path, list[Judgement]] = {}
+        self._stored: Baseline | None = None
+
+    def __call__(self, campaign: Campaign) -> list[Judgement]:
+        """Return the verdicts on a campaign.
+
+        Raises:
+            UserError: there is no such baseline, or its runs cannot be read.
+        """
+        if campaign.folder not in self._found:
+            self._found[campaign.folder] = self._judge(campaign)
+        return self._found[campaign.folder]
+
+    def _judge(self, campaign: Campaign) -> list[Judgement]:
+        name = self._baseline
+        if name is None or any(variant.name == name for variant in campaign.variants):
+            return judgements(campaign, name, self._threshold, self._allowed)
+        if self._stored is None:
+            self._stored = load_baseline(self._results, name)
+        if self._stored.campaign.folder.resolve() == campaign.folder.resolve():
+            return judgements(campaign, self._stored.variant.name, self._threshold, self._allowed)
+        return judge_against(self._stored, campaign, self._threshold, self._allowed)
