@@ -50,6 +50,10 @@ class KernelFile:
             os.close(self._descriptor)
         self._descriptor, self._error = None, FileNotFoundError(2, "closed")
 
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
 
 class HostProbe:
     """Reads the machine's counters; see ``harness.results.counters.HOST_COUNTERS``.
