@@ -31,12 +31,11 @@ from harness.compare.groups import DIFFERENCES
 from harness.compare.judging import Judge
 from harness.compare.reading import usable_cores
 from harness.errors import UserError
+from harness.report.console import Output
 from harness.report.plain import plain
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
 from harness.stats import STEP_THRESHOLD
-
-WIDTH_WITHOUT_TERMINAL = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,7 +135,7 @@ def _show(
     else:
         from harness.report.text import print_comparison
 
-        print_comparison(_Output(), campaigns, detailed, judge)
+        print_comparison(Output(), campaigns, detailed, judge)
 
 
 def _save(options: argparse.Namespace, campaign: Campaign, errors: Console) -> None:
@@ -164,21 +163,9 @@ def _compare_benchmarks(options: argparse.Namespace) -> None:
         return
     from harness.report.text import print_list, print_table
 
-    output = _Output()
+    output = Output()
     print_table(output, benchmark_table(files))
     print_list(output, "Mind", benchmark_cautions(files))
-
-
-class _Output(Console):
-    """Standard output, as wide as the terminal."""
-
-    def __init__(self) -> None:
-        has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-        super().__init__(width=None if has_width else WIDTH_WITHOUT_TERMINAL, highlight=False)
-
-    def on_broken_pipe(self) -> None:
-        """Leave it to ``main``."""
-        raise BrokenPipeError
 
 
 def _draw(campaigns: Sequence[Campaign], folder: Path, stream: TextIO) -> None:

@@ -9,7 +9,8 @@ from harness.compare.tables import Table
 from harness.compare.verdicts import Judgement
 from harness.stats import STEP, Effect, Verdict
 
-_HEADER = ("time", "blocks", "ratio", "95% interval", "p", "p, Holm", "smallest effect", "verdict")
+_HEADER = ("time", "ratio", "95% interval", "p", "smallest effect", "verdict")
+_HOW = {True: "the arms took turns by step", False: "the arms ran one after the other", None: "not interleaved"}
 
 
 def verdict_tables(judgements: Sequence[Judgement]) -> list[Table]:
@@ -28,31 +29,28 @@ def verdict_sentences(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def _table(judgement: Judgement) -> Table:
-    step = judgement.step
-    how = {True: "the arms took turns by step", False: "the arms ran one after the other", None: "not interleaved"}
+    step, stages = judgement.step, judgement.stages
+    title = f"Verdict: {judgement.other} against {judgement.base}, {step.blocks} blocks ({_HOW[judgement.alternated]})"
+    needed = f"Different: the interval leaves out 1 and the change is {_percent(step.threshold)} or more"
+    needed += f" ({_percent(stages[0].threshold)} for a stage, with p corrected for {len(stages)})" if stages else ""
     notes = [
-        f"Ratios are {judgement.other} over {judgement.base}, over {step.blocks} blocks ({how[judgement.alternated]}), "
-        "warm-up steps left out. The smallest effect is the change that so many blocks show in 80% of cases.",
-        f"Different: the interval leaves out 1 and the change is {_percent(step.threshold)} or more "
-        f"({_percent(judgement.stages[0].threshold)} for a stage, corrected for {len(judgement.stages)} stages)."
-        if judgement.stages
-        else f"Different: the interval leaves out 1 and the change is {_percent(step.threshold)} or more.",
+        f"Ratios are {judgement.other} over {judgement.base}; warm-up steps are left out. The smallest effect is the "
+        "change that so many blocks show in 80% of cases.",
+        f"{needed}.",
     ]
     if judgement.noise_floor is not None:
         notes.append(f"Noise floor (the baseline against itself): {_interval_words(judgement.noise_floor)}.")
-    rows = [_row(effect) for effect in (step, *judgement.stages)]
-    return Table(f"Verdict: {judgement.other} against {judgement.base}", _HEADER, tuple(rows), tuple(notes))
+    rows = [_row(effect, step.blocks) for effect in (step, *stages)]
+    return Table(title, _HEADER, tuple(rows), tuple(notes))
 
 
-def _row(effect: Effect) -> tuple[str, ...]:
+def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
     name = "whole step" if effect.name == STEP else effect.name
     return (
-        name,
-        str(effect.blocks),
+        name if effect.blocks == blocks else f"{name} ({effect.blocks} blocks)",
         _ratio(effect.ratio),
         numbers.NOTHING if effect.low is None else f"{_ratio(effect.low)} to {_ratio(effect.high)}",
-        _p(effect.p),
-        _p(effect.p_adjusted) if effect.name != STEP else numbers.NOTHING,
+        _p(effect.p_adjusted),
         numbers.NOTHING if effect.minimum_effect is None else _percent(effect.minimum_effect),
         effect.verdict.value,
     )

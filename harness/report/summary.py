@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from harness.compare.campaigns import gather
+from harness.report.console import Output
 from harness.report.plain import plain
 from harness.report.text import print_campaign
 from harness.results import RolloutRow, Run, find_runs
@@ -33,7 +34,7 @@ def print_run_summary(
     Raises:
         UserError: there is no readable run.
     """
-    console = console or Console(highlight=False)
+    console = console or Output()
     campaigns, damaged = gather([campaign_folder])
     for campaign in campaigns:
         print_campaign(console, campaign)

@@ -1,0 +1,61 @@
+"""What surrounds the spans of a process: delays, notes on what cannot be measured, profilers of the chosen lanes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.instruments import Instruments
+from harness.probes.profile import ProbeProfile, TorchWindow
+from harness.trace import RecordingTracer, Span, Stage
+
+LANES = ("generator", "scorer", "learner")
+
+
+def test_without_a_profile_and_delays_the_recorder_is_handed_on_as_it_is() -> None:
+    recorder = RecordingTracer(lambda: 0)
+    made = Instruments(lanes=LANES).for_process(recorder, LANES, cuda=False)
+    assert made.tracer is recorder
+    assert (made.windows, made.notes, made.drain_device_times()) == ([], [], [])
+
+
+def test_delays_are_part_of_their_spans() -> None:
+    clock = iter(range(0, 10_000_000_000, 1))
+    recorder = RecordingTracer(lambda: next(clock))
+    made = Instruments(delays={"update": 0.001, "score": 0.0}, lanes=LANES).for_process(recorder, LANES, cuda=False)
+    for stage in (Stage.UPDATE, Stage.SCORE):
+        with made.tracer.span("learner", stage, 2, 2):
+            pass
+    assert recorder.drain() == [Span("learner", Stage.UPDATE, 0, 1, 2, 2), Span("learner", Stage.SCORE, 2, 3, 2, 2)]
+
+
+def test_what_cannot_be_measured_is_said() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("device times can be measured here")
+    profile = ProbeProfile(device_time=True, nvtx=True)
+    made = Instruments(profile, lanes=LANES).for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
+    assert any(note.startswith("no device times: torch finds no CUDA device") for note in made.notes)
+    assert made.device_times is None
+
+
+def test_a_process_without_a_chosen_lane_has_no_profiler(tmp_path: Path) -> None:
+    profile = ProbeProfile(torch_profiler=TorchWindow(lanes=["learner"], first_step=1, steps=1))
+    instruments = Instruments(profile, lanes=LANES, drafts=tmp_path)
+    recorder = RecordingTracer(lambda: 0)
+    assert instruments.for_process(recorder, ("generator",), cuda=False).tracer is recorder
+    assert len(instruments.for_process(recorder, ("learner",), cuda=False).windows) == 1
+
+
+def test_a_window_that_still_runs_is_ended_with_the_run(tmp_path: Path) -> None:
+    profile = ProbeProfile(torch_profiler=TorchWindow(lanes=["learner"], first_step=1, steps=5))
+    instruments = Instruments(profile, lanes=LANES, drafts=tmp_path)
+    made = instruments.for_process(RecordingTracer(lambda: 0), ("learner",), cuda=False)
+    with made.tracer.span("learner", Stage.UPDATE, 1, 1):
+        pass
+    made.end_windows()
+    assert [path.name.split(".")[0] for path in tmp_path.iterdir()] == ["learner"]
+    instruments.remove_drafts()
+    assert not tmp_path.exists()
