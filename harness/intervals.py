@@ -39,3 +39,32 @@ def shared(groups: Iterable[Iterable[Interval]], at_least: int = 2) -> int:
             length += place - before
         depth, before = depth + change, place
     return length
+
+
+def both(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:
+    """Return the instants in both unions, as disjoint intervals in order."""
+    mine, theirs = merge(first), merge(second)
+    found, left, right = [], 0, 0
+    while left < len(mine) and right < len(theirs):
+        start, end = max(mine[left][0], theirs[right][0]), min(mine[left][1], theirs[right][1])
+        if start < end:
+            found.append((start, end))
+        if mine[left][1] < theirs[right][1]:
+            left += 1
+        else:
+            right += 1
+    return found
+
+
+def without(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:
+    """Return the instants of the first union that are not in the second, as disjoint intervals in order."""
+    mine = merge(first)
+    if not mine:
+        return []
+    window = mine[0][0], mine[-1][1]
+    free, now = [], window[0]
+    for start, end in merge(second):
+        free.append((now, min(start, window[1])))
+        now = max(now, end)
+    free.append((now, window[1]))
+    return both(mine, free)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from harness.intervals import Interval, clip, total
+from harness.intervals import Interval, clip, total, without
 from harness.loop import Ledger, StepFacts
 from harness.loop.ledger import count
 from harness.replay import ReplayStats
@@ -236,9 +236,14 @@ class RunRecorder:
     def _waits(self, ended: Sequence[Span]) -> list[tuple[str, Interval]]:
         """The waits that ended in this row and those that go on, by lane."""
         now_ns = self._row_start_ns  # of the next row
-        waits = [(span.lane, (span.start_ns, span.end_ns)) for span in ended if span.stage.is_wait]
-        still_open = self._tracer.still_open()
-        return waits + [(span.lane, (span.start_ns, now_ns)) for span in still_open if span.stage.is_wait]
+        seen = [(span.lane, span.stage, (span.start_ns, span.end_ns)) for span in ended]
+        seen += [(span.lane, span.stage, (span.start_ns, now_ns)) for span in self._tracer.still_open()]
+        waits = [(lane, time) for lane, stage, time in seen if stage.is_wait and stage is not Stage.WAIT_FOR_CALL]
+        for lane in {lane for lane, _, _ in seen}:
+            calls = [time for other, stage, time in seen if other == lane and stage is Stage.WAIT_FOR_CALL]
+            busy = [time for other, stage, time in seen if other == lane and not stage.is_wait]
+            waits += [(lane, time) for time in without(calls, busy)]
+        return waits
 
     def _replay_metrics(self, facts: StepFacts) -> Metrics:
         if facts.replay is None:

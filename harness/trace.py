@@ -38,6 +38,7 @@ class Stage(StrEnum):
     WAIT_FOR_ROLLOUTS = "wait_for_rollouts"
     WAIT_FOR_WEIGHTS = "wait_for_weights"
     WAIT_FOR_ROOM = "wait_for_room"
+    WAIT_FOR_CALL = "wait_for_call"
 
     @property
     def is_wait(self) -> bool:

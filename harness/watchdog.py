@@ -19,6 +19,7 @@ UNBLOCKED_BY = {
     Stage.WAIT_FOR_ROLLOUTS: "a Generator",
     Stage.WAIT_FOR_WEIGHTS: "the Learner",
     Stage.WAIT_FOR_ROOM: "the Learner",
+    Stage.WAIT_FOR_CALL: "a call on its way",
 }
 """Whom each wait is for."""
 

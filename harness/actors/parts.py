@@ -165,6 +165,7 @@ class ActorPart:
         with self.tracer.underway(self.lane, stage, step, version):
             async with self._replacing:  # until a new actor, if one is on its way, has its worker
                 incarnation, handle = self.incarnation, self.handle
+            called_ns = time.perf_counter_ns()
             try:
                 references = getattr(handle, method).options(num_returns=returns).remote(*arguments)
                 first, *others = [references] if returns == 1 else references
@@ -177,7 +178,8 @@ class ActorPart:
                 raise await self._died(incarnation, cause_of_death(error)) from None
             except RayError as error:  # an object is gone with the actor that owned it
                 raise RunStopped(f"{self.lane} could not {method}: {_first_line(error)}") from None
-        self.tracer.record_elsewhere(self._on_our_clock(span) for span in reply.spans)
+        spans = [self._on_our_clock(span) for span in reply.spans]
+        self.tracer.record_elsewhere([*spans, *calls_under_way(self.lane, spans, called_ns, time.perf_counter_ns())])
         self.device_times += reply.device_times
         return reply.value, others
 
@@ -224,6 +226,25 @@ class ActorPart:
                 return await asyncio.to_thread(self._finish_building)
             except DEATHS as error:
                 reason = f"while it started: {cause_of_death(error)}"
+
+
+def calls_under_way(lane: str, spans: Sequence[Span], called_ns: int, answered_ns: int) -> Iterator[Span]:
+    """Yield the waits at both ends of a call: until the actor began to work, and from then on until we had the reply.
+
+    Arguments and results are unpacked in these times too. They are the lowest kind of span: where another call kept
+    the actor busy meanwhile, that one owns the time (see ``harness.compare.owned``).
+
+    Args:
+        lane: the actor's.
+        spans: what it did for the call, on our clock; without any, the whole call was on its way.
+        called_ns, answered_ns: our monotonic clock at the call and at the reply.
+    """
+    begun_ns = min((span.start_ns for span in spans), default=answered_ns)
+    ended_ns = max((span.end_ns for span in spans), default=answered_ns)
+    step, version = (spans[0].step, spans[0].version) if spans else (-1, -1)
+    for start_ns, end_ns in ((called_ns, begun_ns), (ended_ns, answered_ns)):
+        if start_ns < end_ns:
+            yield Span(lane, Stage.WAIT_FOR_CALL, start_ns, end_ns, step, version)
 
 
 def end_windows(parts: Sequence[ActorPart]) -> None:

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.compare.owned import Owned, both, owned_intervals, without
-from harness.intervals import Interval, merge, total
+from harness.compare.owned import Owned, owned_intervals
+from harness.intervals import Interval, both, merge, total, without
 from harness.results import lane_kind
 from harness.trace import Span, Stage
 

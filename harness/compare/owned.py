@@ -1,4 +1,7 @@
-"""Which instants of a lane belong to which stage: an instant under several spans goes to the one that began last."""
+"""Which instants of a lane belong to which stage: an instant under several spans goes to the one that began last.
+
+A wait for a call to arrive owns only what no other span claims: an actor may be busy with another call meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def by_lane(spans: Iterable[Span], window: Interval) -> dict[str, list[Span]]:
 
 def owned_pieces(spans: Iterable[Span], window: Interval) -> Iterator[tuple[Stage, int, int]]:
     """Yield (stage, start, end) of what each of one lane's spans owns inside the window, in order of time."""
-    open_spans: list[tuple[int, int, Span]] = []  # newest start first
+    open_spans: list[tuple[int, int, Span]] = []  # newest start first, calls under way last
     now = window[0]
 
     def until(limit: int) -> Iterator[tuple[Stage, int, int]]:
@@ -56,34 +59,6 @@ def owned_pieces(spans: Iterable[Span], window: Interval) -> Iterator[tuple[Stag
 
     for order, span in enumerate(sorted(spans, key=lambda item: (item.start_ns, -item.end_ns))):
         yield from until(max(span.start_ns, window[0]))
-        heapq.heappush(open_spans, (-span.start_ns, -order, span))
+        rank = 1 if span.stage is Stage.WAIT_FOR_CALL else -span.start_ns
+        heapq.heappush(open_spans, (rank, -order, span))
     yield from until(window[1])
-
-
-def both(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:
-    """Return the instants in both unions, as disjoint intervals in order."""
-    mine, theirs = merge(first), merge(second)
-    found, left, right = [], 0, 0
-    while left < len(mine) and right < len(theirs):
-        start, end = max(mine[left][0], theirs[right][0]), min(mine[left][1], theirs[right][1])
-        if start < end:
-            found.append((start, end))
-        if mine[left][1] < theirs[right][1]:
-            left += 1
-        else:
-            right += 1
-    return found
-
-
-def without(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:
-    """Return the instants of the first union that are not in the second, as disjoint intervals in order."""
-    mine = merge(first)
-    if not mine:
-        return []
-    window = mine[0][0], mine[-1][1]
-    free, now = [], window[0]
-    for start, end in merge(second):
-        free.append((now, min(start, window[1])))
-        now = max(now, end)
-    free.append((now, window[1]))
-    return both(mine, free)

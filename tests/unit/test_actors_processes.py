@@ -7,10 +7,10 @@ import pytest
 
 from harness.actors.environment import process_environment
 from harness.actors.logs import ProcessLogs
-from harness.actors.parts import clock_offset_ns
+from harness.actors.parts import calls_under_way, clock_offset_ns
 from harness.actors.processes import PartProcess, ProcessSetup
 from harness.errors import UserError
-from harness.trace import Tracer
+from harness.trace import Span, Stage, Tracer
 
 
 def test_lines_of_all_processes_come_once_and_whole(tmp_path: Path) -> None:
@@ -71,3 +71,17 @@ def test_a_machine_without_the_working_folder_is_named(tmp_path: Path) -> None:
         == "generator1 was placed on a machine without the working folder (No such file or directory)"
     )
     assert refused.value.where == str(tmp_path / "project")
+
+
+def test_a_call_waits_at_both_ends_of_the_work_and_not_in_between() -> None:
+    work = [Span("learner", Stage.PREPARE_BATCH, 150, 160, 3, 3), Span("learner", Stage.UPDATE, 162, 200, 3, 3)]
+    assert list(calls_under_way("learner", work, 100, 230)) == [
+        Span("learner", Stage.WAIT_FOR_CALL, 100, 150, 3, 3),
+        Span("learner", Stage.WAIT_FOR_CALL, 200, 230, 3, 3),
+    ]
+
+
+def test_a_call_without_work_is_all_on_its_way_and_tensors_sent_along_are_none() -> None:
+    assert list(calls_under_way("learner", [], 100, 230)) == [Span("learner", Stage.WAIT_FOR_CALL, 100, 230, -1, -1)]
+    arrival = Span("generator", Stage.WEIGHT_TRANSFER, 100, 180, 4, 4)  # begins with the call
+    assert list(calls_under_way("generator", [arrival], 100, 180)) == []

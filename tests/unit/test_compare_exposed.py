@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from harness.compare.exposed import PRECEDENCE, Exposure, exposed
 from harness.compare.lanes import account_spans
 from harness.compare.overlap import OverlapBound, overlap_bound
-from harness.compare.owned import both, owned_intervals, without
-from harness.intervals import Interval, clip, total
+from harness.compare.owned import owned_intervals
+from harness.intervals import Interval, both, clip, total, without
 from harness.trace import Span, Stage
 
 LANES = ("generator0", "generator1", "scorer", "learner", "learner1")

@@ -90,3 +90,22 @@ def test_a_run_without_spans_has_no_account(make_run: Callable[..., RunFolder]) 
 def test_lanes_stand_in_the_order_of_the_work() -> None:
     names = ["learner", "scorer", "generator_1", "generator_0", "driver"]
     assert in_pipeline_order(names) == ["generator_0", "generator_1", "scorer", "learner", "driver"]
+
+
+def test_a_call_on_its_way_owns_only_what_nothing_else_claims() -> None:
+    spans = [
+        Span("generator", Stage.GENERATE, 0, 100, 1, 1),
+        Span("generator", Stage.WAIT_FOR_CALL, 40, 60, 2, 2),  # a load's call arrives while the actor generates
+        Span("generator", Stage.WEIGHT_LOAD, 60, 70, 2, 2),
+        Span("generator", Stage.WAIT_FOR_CALL, 95, 130, 2, 2),
+        Span("generator", Stage.WAIT_FOR_WEIGHTS, 120, 150, 3, 2),
+    ]
+    account = account_spans(spans, (0, 160))["generator"]
+    # generate 0-60 and 70-100, load 60-70, the call 100-120, weights 120-150, nothing 150-160
+    assert account.stages_ns == {
+        Stage.GENERATE: 90,
+        Stage.WEIGHT_LOAD: 10,
+        Stage.WAIT_FOR_CALL: 20,
+        Stage.WAIT_FOR_WEIGHTS: 30,
+    }
+    assert (account.unattributed_ns, account.busy_ns, account.waiting_ns) == (10, 100, 50)

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from harness.loop import Count, Ledger, StepFacts
-from harness.recorder import RunRecorder, idle_ratios, lag_metrics, step_metrics, sync_metrics, trained_lags
+from harness.recorder import (
+    RunRecorder,
+    idle_ratios,
+    lag_metrics,
+    step_metrics,
+    sync_metrics,
+    trained_lags,
+    warmup_figures,
+)
 from harness.replay import ReplayStats, Taken
 from harness.results import Manifest, Run, RunFolder, Scrubber, VersionChange, load_run
 from harness.results.writer import MANIFEST
@@ -334,3 +342,62 @@ def test_current_versions_do_not_depend_on_the_order_of_changes(recorder: RunRec
             recorder.on_version(lane, version)
     recorder.on_step(FACTS)
     assert _read(recorder).steps[0].versions == {"learner": 1, "generator0": 1}
+
+
+def test_a_call_on_its_way_is_idle_time_where_the_lane_does_nothing_else(
+    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
+) -> None:
+    clock.set(20.0)
+    recorder.loop_starts(["generator", "learner"])
+    tracer.finished.extend(
+        [
+            _span("generator", Stage.GENERATE, 20.0, 24.0),
+            _span("generator", Stage.WAIT_FOR_CALL, 23.0, 26.0),  # 1 s of it beside generate
+            _span("learner", Stage.WAIT_FOR_CALL, 20.0, 21.0),
+            _span("learner", Stage.WAIT_FOR_BATCH, 20.5, 23.0),
+        ]
+    )
+    clock.set(30.0)
+    recorder.on_step(FACTS)
+    (row,) = _read(recorder).steps
+    # generator 24 to 26 s, learner 20 to 23 s, of 10 s
+    assert row.metric("idle_ratio/generator") == Metric(0.2)
+    assert row.metric("idle_ratio/learner") == Metric(0.3)
+
+
+def test_the_first_steps_are_flagged_and_a_later_settling_is_told_at_the_end(
+    recorder: RunRecorder, clock: HandClock
+) -> None:
+    clock.set(20.0)
+    recorder.loop_starts(["learner"])
+    end = 20.0
+    for step, seconds in enumerate([10.0, 5.0, 5.0, 5.0, *[1.0] * 16]):
+        end += seconds
+        clock.set(end)
+        recorder.on_step(replace(FACTS, step=step))
+    rows = _read(recorder).steps
+    assert [row.step for row in rows if row.warmup] == [0, 1]
+    assert recorder.outcome()["warmup"] == {"steps": 4, "steady": True}
+
+
+def test_steps_in_which_a_profiler_ran_are_flagged(
+    tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber
+) -> None:
+    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
+        folder.write_manifest(Manifest(scenario="s", campaign="c", started_at="2026-11-21T12:00:00.000Z"))
+        recorder = RunRecorder(folder, tracer, profiled=frozenset({3}))
+        recorder.loop_starts(["learner"])
+        for step in (2, 3, 4):
+            clock.set(step + 1.0)
+            recorder.on_step(replace(FACTS, step=step))
+        rows = _read(recorder).steps
+    assert [(row.step, row.profiled) for row in rows] == [(2, False), (3, True), (4, False)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "warm"),
+    [({}, 2), ({0: 0.0, 1: 0.0}, 2), ({step: 1.0 for step in range(20)}, 2), ({5: 1.0, 6: 1.0}, 7)],
+)
+def test_warm_up_is_the_floor_where_there_is_nothing_to_see(seconds: dict[int, float], warm: int) -> None:
+    """The last one: the first five steps had an evaluation each, so that the first two plain ones are 5 and 6."""
+    assert warmup_figures(seconds) == {"steps": warm, "steady": True}
