@@ -396,7 +396,7 @@ def test_steps_in_which_a_profiler_ran_are_flagged(
 
 @pytest.mark.parametrize(
     ("seconds", "warm"),
-    [({}, 2), ({0: 0.0, 1: 0.0}, 2), ({step: 1.0 for step in range(20)}, 2), ({5: 1.0, 6: 1.0}, 7)],
+    [({}, 2), ({0: 0.0, 1: 0.0}, 2), (dict.fromkeys(range(20), 1.0), 2), ({5: 1.0, 6: 1.0}, 7)],
 )
 def test_warm_up_is_the_floor_where_there_is_nothing_to_see(seconds: dict[int, float], warm: int) -> None:
     """The last one: the first five steps had an evaluation each, so that the first two plain ones are 5 and 6."""
