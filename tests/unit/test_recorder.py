@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from harness.loop import Count, Ledger, StepFacts
-from harness.recorder import (
-    RunRecorder,
+from harness.recorder import RunRecorder
+from harness.replay import ReplayStats, Taken
+from harness.results import Manifest, Run, RunFolder, Scrubber, VersionChange, load_run
+from harness.results.writer import MANIFEST
+from harness.step_metrics import (
     idle_ratios,
     lag_metrics,
     step_metrics,
@@ -20,9 +23,6 @@ from harness.recorder import (
     trained_lags,
     warmup_figures,
 )
-from harness.replay import ReplayStats, Taken
-from harness.results import Manifest, Run, RunFolder, Scrubber, VersionChange, load_run
-from harness.results.writer import MANIFEST
 from harness.trace import RecordingTracer, Span, Stage
 from harness.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 
