@@ -17,17 +17,20 @@ from harness.build import Build, Workshop
 from harness.conductor import Conductor, interleaving_of
 from harness.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.preflight import check_before_start
-from harness.results.writer import PICTURES
+from harness.results.writer import PICTURES, REPORT
 from harness.scenario import Scenario, Variant, expand
 from harness.sentinel import measure_sentinel
 
 
 def show_results(folder: Path) -> None:
-    """Draw the pictures of a campaign and print its tables."""
+    """Draw the pictures of a campaign, write its page, and print its tables."""
+    from harness.report.html.make import make_report
     from harness.report.pictures import make_pictures
     from harness.report.summary import print_run_summary
 
-    print_run_summary(folder, pictures=make_pictures(folder, folder / PICTURES))
+    page = folder / REPORT
+    make_report([folder], page)  # what cannot be read is named by the summary
+    print_run_summary(folder, files=[page, *make_pictures(folder, folder / PICTURES)])
 
 
 def run_command(

@@ -15,21 +15,21 @@ from harness.report.console import Output
 from harness.report.plain import plain
 from harness.report.text import print_campaign
 from harness.results import RolloutRow, Run, find_runs
-from harness.results.writer import PICTURES
+from harness.results.writer import PICTURES, REPORT
 
 EXAMPLES = 2
 LONGEST_TEXT = 400
 
 
 def print_run_summary(
-    campaign_folder: Path, console: Console | None = None, pictures: Sequence[Path] | None = None
+    campaign_folder: Path, console: Console | None = None, files: Sequence[Path] | None = None
 ) -> None:
-    """Print a campaign's tables, sentences, example rollouts and the paths of its pictures.
+    """Print a campaign's tables, sentences, example rollouts, and the paths of its page and pictures.
 
     Args:
         campaign_folder: a campaign's folder, or a run's.
         console: where to print; default: standard output.
-        pictures: their files; default: those in the campaign's ``pictures`` folder.
+        files: page and pictures; default: those in the campaign's folder.
 
     Raises:
         UserError: there is no readable run.
@@ -42,7 +42,7 @@ def print_run_summary(
         console.print(Text(f"left out {plain(str(item.folder))}: {plain(item.error.what)}", style="yellow"))
     runs, _ = find_runs(campaign_folder)
     _print_examples(console, runs)
-    _print_paths(console, campaign_folder, pictures)
+    _print_paths(console, campaign_folder, files)
 
 
 def before_and_after(rollouts: Sequence[RolloutRow], most: int = EXAMPLES) -> list[tuple[RolloutRow, RolloutRow]]:
@@ -82,11 +82,11 @@ def _print_rollout(console: Console, item: RolloutRow) -> None:
     console.print(Padding(text, (0, 1, 0, 3)))
 
 
-def _print_paths(console: Console, campaign_folder: Path, pictures: Sequence[Path] | None) -> None:
-    if pictures is None:
-        pictures = sorted((campaign_folder / PICTURES).glob("*.png"))
+def _print_paths(console: Console, campaign_folder: Path, files: Sequence[Path] | None) -> None:
+    if files is None:
+        files = [*campaign_folder.glob(REPORT), *sorted((campaign_folder / PICTURES).glob("*.png"))]
     console.print(Text("\nFiles", style="bold"))
-    for path in (campaign_folder, *pictures):
+    for path in (campaign_folder, *files):
         console.print(Text(f" {plain(shown_path(path))}"), soft_wrap=True)
 
 

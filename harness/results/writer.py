@@ -28,7 +28,7 @@ from harness.types import ExampleRollout, Purpose
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl"
-POLICY, PICTURES, PROFILES = "policy", "pictures", "profiles"
+POLICY, PICTURES, PROFILES, REPORT = "policy", "pictures", "profiles", "report.html"
 
 
 def campaign_name(root: Path, scenario: str, now: datetime) -> str:
