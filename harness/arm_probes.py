@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.arms import PausableClock
+from harness.errors import RunStopped
 from harness.probes.cuda_events import DeviceTime
 from harness.probes.profile import ProbeProfile
 from harness.probes.pyspy import PySpyRecorder
@@ -67,6 +68,7 @@ class ArmProbes:
         self._kept: list[CounterRow] = []
         self._next_step, self._charged_s = 0, 0.0
         self._told: set[str] = set()
+        self._failure: RunStopped | None = None
 
     def start(self) -> None:
         """Begin with the run's loop; from now on the clock says when to rest."""
@@ -86,6 +88,7 @@ class ArmProbes:
         Raises:
             RunStopped: py-spy recorded nothing.
         """
+        self._raise_failure()
         self._next_step = step + 1
         if self._pyspy is not None:
             self._pyspy.on_step(step)
@@ -127,6 +130,7 @@ class ArmProbes:
         """
         self._clock.on_resume = self._clock.on_pause = _nothing
         try:
+            self._raise_failure()
             if self._pyspy is not None:
                 self._pyspy.close()
         finally:
@@ -139,7 +143,15 @@ class ArmProbes:
     def _go(self) -> None:
         self._order_elsewhere("go")
         self._session.go()
-        self.before_next_step()
+        try:
+            self.before_next_step()
+        except RunStopped as error:  # the turn was passed on by another arm, whose fault it is not
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _rest(self) -> None:
         self._kept += self._session.drain()  # while the clock still knows these times
@@ -156,8 +168,8 @@ class ArmProbes:
         if processes != self._watched:
             self._watched = processes
             self._session.watch(processes)
-            if self._elsewhere is not None:
-                self._elsewhere.watch()
+        if self._elsewhere is not None:
+            self._elsewhere.watch()
 
 
 def _nothing() -> None: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,7 @@ class PausableClock:
     def __init__(self) -> None:
         self._elapsed_ns = 0
         self._resumed_at_ns: int | None = None
+        self._stretches: list[tuple[int, int]] = []  # (monotonic clock, running time) at each resume
         self.on_resume: Callable[[], None] = _nothing
         self.on_pause: Callable[[], None] = _nothing
 
@@ -39,18 +41,21 @@ class PausableClock:
         return self._elapsed_ns + time.perf_counter_ns() - self._resumed_at_ns
 
     def at(self, monotonic_ns: int) -> int:
-        """Running time at a recent reading of the machine's monotonic clock.
-
-        What was read before the time last began to run counts as that moment.
-        """
-        if self._resumed_at_ns is None:
-            return self._elapsed_ns
-        return self._elapsed_ns + max(0, monotonic_ns - self._resumed_at_ns)
+        """Running time at a reading of the machine's monotonic clock. One in a pause counts as the pause's moment."""
+        place = bisect_right(self._stretches, monotonic_ns, key=lambda stretch: stretch[0])
+        if place == 0:
+            return 0
+        resumed_at_ns, elapsed_ns = self._stretches[place - 1]
+        running_ns = elapsed_ns + monotonic_ns - resumed_at_ns
+        if place < len(self._stretches):
+            return min(running_ns, self._stretches[place][1])
+        return running_ns if self._resumed_at_ns is not None else min(running_ns, self._elapsed_ns)
 
     def resume(self) -> None:
         """Let the time run."""
         if self._resumed_at_ns is None:
             self._resumed_at_ns = time.perf_counter_ns()
+            self._stretches.append((self._resumed_at_ns, self._elapsed_ns))
             self.on_resume()
 
     def pause(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.build import Parts
-from harness.errors import Interrupted, UserError
+from harness.errors import Interrupted, RunStopped, UserError
 from harness.provenance import code_state, machine_facts, package_versions
 from harness.recorder import Row, RunRecorder
 from harness.results import Manifest, RunFolder, campaign_name
@@ -16,15 +16,21 @@ from harness.results.anonymous import safe_name
 from harness.results.writer import timestamp, utc_now
 from harness.scenario import Variant, resolved_yaml
 from harness.trace import RecordingTracer
+from harness.trackers.streams import Streams
 
 ATTEMPTS = 100
 
 
 class Books:
-    """One run's folder and recorder, closed exactly once."""
+    """One run's folder, recorder and metric streams, closed exactly once.
+
+    Attributes:
+        streams: metrics for other programs; none until they are opened.
+    """
 
     def __init__(self, folder: RunFolder, recorder: RunRecorder) -> None:
         self.folder, self.recorder = folder, recorder
+        self.streams = Streams({}, folder.log)
         self._closed = False
 
     def log_lines(self, lines: Sequence[str]) -> None:
@@ -33,8 +39,7 @@ class Books:
             self.folder.log(line)
 
     def complete(self) -> None:
-        """The run has made all its steps."""
-        self.recorder.loop_ends()
+        """The run has made all its steps, and its recorder knows."""
         self._close("completed", None)
 
     def close_after(self, error: BaseException) -> None:
@@ -53,7 +58,11 @@ class Books:
 
     def _close(self, status: str, error: str | None) -> None:
         self._closed = True
+        self.streams.close()  # what they have to say goes into the log
+        with suppress(RunStopped):  # what py-spy lacks was said, or is no news after another error
+            self.recorder.probes.close()
         self.recorder.write_spans()
+        self.recorder.drain_probes()
         self.folder.finish(status, error, self.recorder.outcome())
 
 

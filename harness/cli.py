@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace, run_command: RunCommand | None) -> int:
 def _bench(options: argparse.Namespace, run_command: RunCommand | None) -> int:
     from harness.scenario import load_side_by_side
 
-    settings = {"blocks": options.blocks}
+    settings: dict[str, float] = {} if options.blocks is None else {"blocks": options.blocks}
     if options.stop_at_half_width is not None:
         settings["stop_at_half_width"] = _share(options.stop_at_half_width)
     scenario = load_side_by_side(options.scenarios, options.set, settings, options.again)
@@ -235,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
         "python -m harness bench sync_k1 sync_k2 --blocks 10 --again --set steps=12",
     )
     bench.add_argument("scenarios", metavar="SCENARIO", nargs="+", help="the baseline, then what is set against it")
-    bench.add_argument("--blocks", type=int, default=10, metavar="N", help="blocks, at most (default: 10)")
+    bench.add_argument("--blocks", type=int, metavar="N", help="blocks, at most (default: the scenario's, or 10)")
     bench.add_argument("--again", action="store_true", help="run the baseline twice in each block: the noise floor")
     bench.add_argument(
         "--stop-at-half-width", metavar="SHARE", help="stop once all intervals of step time are within it, such as 1%%"

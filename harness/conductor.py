@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,7 +23,7 @@ from harness.progress import RunProgress
 from harness.results.writer import POLICY, PROFILES
 from harness.scenario import Variant
 from harness.trace import RecordingTracer
-from harness.trackers.streams import Streams, open_streams
+from harness.trackers.streams import open_streams
 from harness.watchdog import stack_dumps, watch
 
 Row = dict[str, Any]
@@ -41,7 +40,6 @@ class Arm:
     parts: Parts | None = None
     books: Books | None = None
     listeners: list[Listener] = field(default_factory=list)
-    streams: Streams = field(default_factory=lambda: Streams({}, lambda sentence: None))
 
     @cached_property
     def profile(self) -> ProbeProfile:
@@ -139,19 +137,22 @@ class Conductor:
         for number, arm in enumerate(arms):
             arm.listeners.append(progress.listener(number))
             try:
-                arm.books = self._open_one(arm, interleaving)
+                self._open_one(arm, interleaving)
             except UserError as error:
                 self.failures.append((arm.label, error))
+                for opened in arms:
+                    if opened.books is not None:
+                        opened.books.close_after(error)
                 return False
         return True
 
-    def _open_one(self, arm: Arm, interleaving: str | None) -> Books:
+    def _open_one(self, arm: Arm, interleaving: str | None) -> None:
         scenario = arm.variant.scenario
         profiled = arm.profile.touched_steps(scenario.max_lag)
         books = self._campaign.open_books(arm.variant, arm.tracer, _parts(arm), interleaving, arm.hear, profiled)
-        arm.streams = open_streams(scenario.trackers, books.folder.folder, arm.label, note=books.folder.log)
-        arm.listeners.append(lambda row, train_s: arm.streams.on_row(row))
-        return books
+        arm.books = books
+        books.streams = open_streams(scenario.trackers, books.folder.folder, arm.label, note=books.folder.log)
+        arm.listeners.append(lambda row, train_s: books.streams.on_row(row))
 
     def _progress(self, arms: Sequence[Arm]) -> RunProgress:
         passing = all(arm.is_one_of_many for arm in arms)
@@ -211,24 +212,25 @@ class Conductor:
     async def _run_arm(self, arm: Arm, pace: Pace) -> bool:
         """Run one arm to its end and close its books; return whether it got there."""
         books, parts, profiles = _books(arm), _parts(arm), _books(arm).folder.folder / PROFILES
-        elsewhere = parts.sample_elsewhere(arm.profile.sampler_hz)
-        probes = ArmProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_times, profiles, elsewhere)
-        _hand_to_recorder(probes, books)
-        parts.save_to(books.folder.folder / POLICY)
-        probes.start()
-        books.recorder.loop_starts(parts.lanes)
-        watcher = asyncio.ensure_future(self._watch(arm))
-        loop = asyncio.ensure_future(
-            run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, books.recorder, pace)
-        )
+        tasks: list[asyncio.Future[None]] = []
         try:
-            await asyncio.wait((loop, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if watcher.done():
-                await watcher
-            await loop
-            watcher.cancel()  # what follows has bounds of its own
+            elsewhere = parts.sample_elsewhere(arm.profile.sampler_hz)
+            probes = ArmProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_times, profiles, elsewhere)
+            _hand_to_recorder(probes, books)
+            parts.save_to(books.folder.folder / POLICY)
+            probes.start()
+            books.recorder.loop_starts(parts.lanes)
+            loop = run_loop(
+                parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, books.recorder, pace
+            )
+            tasks += [asyncio.ensure_future(loop), asyncio.ensure_future(self._watch(arm))]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+            tasks.pop().cancel()  # the watchdog: what follows has bounds of its own
+            books.recorder.loop_ends()
             await asyncio.to_thread(parts.keep_profiles, profiles)
-            await asyncio.to_thread(probes.close)
+            probes.close()
             books.log_lines(parts.drain_log())
             books.complete()
             return True
@@ -238,11 +240,8 @@ class Conductor:
             books.close_after(error)
             return False
         finally:
-            watcher.cancel()
-            loop.cancel()
-            arm.streams.close()
-            with suppress(RunStopped):  # what py-spy lacks is no news after an error
-                probes.close()
+            for task in tasks:
+                task.cancel()
 
     async def _watch(self, arm: Arm) -> None:
         """Stop the arm when nothing moves; see ``harness.watchdog``."""

@@ -41,10 +41,10 @@ class Instruments:
             cuda: whether they compute on a GPU; a span then ends when the GPU is done.
         """
         made = InstrumentedTracer(recorder)
+        if any(self.delays.values()):  # innermost: a delay comes on top of what the device still has to do
+            made.tracer = DelayedTracer(made.tracer, {Stage(name): seconds for name, seconds in self.delays.items()})
         if cuda:
             made.tracer = SynchronizedTracer(made.tracer, _synchronize())
-        if any(self.delays.values()):
-            made.tracer = DelayedTracer(made.tracer, {Stage(name): seconds for name, seconds in self.delays.items()})
         self._add_probes(made, cuda)
         self._add_windows(made, lanes, cuda)
         return made

@@ -20,11 +20,13 @@ def check_before_start(points: Sequence[Sequence[Variant]]) -> None:
     """Refuse runs whose probes or trackers would fail later, or record nothing.
 
     Args:
-        points: the arms of each point.
+        points: the arms of each point, block by block.
 
     Raises:
         UserError: an unknown profile, a window outside of the run, a profiler or tracker that cannot work here.
     """
+    runs = sum(map(len, points))
+    points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
     scenarios = [variant.scenario for variants in points for variant in variants]
     for scenario in scenarios:
         check_trackers(scenario.trackers)
@@ -34,6 +36,9 @@ def check_before_start(points: Sequence[Sequence[Variant]]) -> None:
             placement = scenario.placement
             gpus = placement.generator.gpus > 0 or placement.learner.gpus > 0
             check_nsight(profile.nsight, scenario.uses_ray, placement.address == "local", _command(), gpus)
+            if not scenario.uses_ray and runs > 1:
+                what = f"nsys captures one range of a process, and this command makes {runs} runs in it"
+                raise UserError(what, f"profile: {profile.name}", "profile one run, or take Ray actors")
     for variants in points:
         _refuse_a_view_of_other_arms(variants)
     if any(load_profile(scenario.profile).pyspy is not None for scenario in scenarios):

@@ -49,6 +49,9 @@ class Probes(Protocol):
     def step_metrics(self) -> Metrics:
         """Return the probes' own figures since the last call."""
 
+    def close(self) -> None:
+        """End the probes; what came in last can still be drained. Closing twice does no harm."""
+
 
 class NoProbes:
     """The probes of a run that has none."""
@@ -61,6 +64,8 @@ class NoProbes:
 
     def step_metrics(self) -> Metrics:
         return {}
+
+    def close(self) -> None: ...
 
 
 class RunRecorder:
@@ -134,7 +139,7 @@ class RunRecorder:
         train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
         metrics = step_metrics(facts, train_s) | sync_metrics(facts.ticket, spans)
         metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
-        metrics |= self._drain_probes()
+        metrics |= self.drain_probes()
         profiled = facts.step in self._profiled
         if not profiled and not evaluation_s(spans):
             self._plain_seconds[facts.step] = wall_s
@@ -171,7 +176,7 @@ class RunRecorder:
         self.evaluations.append((version, scored.metrics))
         self._on_row(row, 0.0)
 
-    def _drain_probes(self) -> Metrics:
+    def drain_probes(self) -> Metrics:
         """Write the counters that have come in; return what the probes cost, and what GPUs took for stages."""
         self.folder.append_counters(self.probes.drain())
         for note in self.probes.drain_notes():
@@ -190,7 +195,7 @@ class RunRecorder:
     def loop_ends(self) -> None:
         """Write what ended after the last step, so that the totals of the run are conserved."""
         spans, wall_s, elapsed_s = self._close_row(self._tracer.clock_ns())
-        self._drain_probes()
+        self.drain_probes()
         lanes, changes = lane_seconds(spans), self._drain_changes()
         self.folder.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lanes, version_changes=changes))
         self.folder.flush()

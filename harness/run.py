@@ -61,9 +61,12 @@ def run_command(
     """
     points = list(_points(expand(scenario)))
     if scenario.transport_sweep is None:
-        check_before_start([variants for variants in points if not variants[0].block])
+        check_before_start(points)
     campaign = Campaign(out, scenario.name)
-    with _signals_as_interrupts(), Workshop([_together(variants) for variants in points]) as workshop:
+    with (
+        _signals_as_interrupts(),
+        Workshop([group for variants in points for group in _together(variants)]) as workshop,
+    ):
         console = Console(stderr=True)
         conductor = Conductor(campaign, build or workshop, console, quiet)
         try:
@@ -78,7 +81,10 @@ def run_command(
             kept = f"what was measured so far is in {campaign.folder}"
             raise Interrupted(kept if campaign.folder else "nothing had been measured yet") from None
     if campaign.folder is not None:
-        show(campaign.folder)
+        try:
+            show(campaign.folder)
+        except UserError as error:
+            conductor.failures.append(("showing the results", error))
     _raise_first(conductor.failures, campaign.folder)
     return 0
 
@@ -100,7 +106,7 @@ def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, campaign: C
     watch = BlockWatch(labels, len(blocks), scenario.stop_at_half_width, alternated)
     for block, members in enumerate(blocks):
         campaign.sentinel = measure_sentinel()
-        for variants in members:
+        for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
             conductor.run_point(variants, [watch.listener(block, variant.label) for variant in variants])
         conductor.say(watch.line(block))
         if watch.is_enough or any(isinstance(error, UserError) for _, error in conductor.failures):
@@ -122,10 +128,10 @@ def _sweep_transports(
     return failures
 
 
-def _together(variants: Sequence[Variant]) -> list[Scenario]:
-    """The scenarios whose parts stand side by side."""
+def _together(variants: Sequence[Variant]) -> list[list[Scenario]]:
+    """The scenarios whose parts stand side by side, group by group."""
     scenarios = [variant.scenario for variant in variants]
-    return scenarios if interleaving_of(variants) == "step" else scenarios[:1]
+    return [scenarios] if interleaving_of(variants) == "step" else [[scenario] for scenario in scenarios]
 
 
 def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | None) -> None:

@@ -74,8 +74,12 @@ class OtherMachines:
         nodes = dict.fromkeys(
             part.facts.node_id for part in self._parts if part.facts is not None and elsewhere(part.facts)
         )
-        chosen = enumerate(nodes if hz > 0 else (), start=1)
-        self._stations = {node_id: _Station(node_id, f"node{number}", hz) for number, node_id in chosen}
+        self._stations: dict[str, _Station] = {}
+        for number, node_id in enumerate(nodes if hz > 0 else (), start=1):
+            try:
+                self._stations[node_id] = _Station(node_id, f"node{number}", hz)
+            except RayError as error:
+                self.notes.append(f"no counters of node{number}: {type(error).__name__}")
         self.watch()
 
     def watch(self) -> None:
@@ -103,6 +107,8 @@ class OtherMachines:
         for node_id, station in list(self._stations.items()):
             try:
                 rows += self._rows_of(station, clock_at, wait_s)
+                if wait_s > 0:  # what was sampled after it was asked last
+                    rows += self._rows_of(station, clock_at, wait_s)
             except RayError as error:
                 self.notes.append(f"no more counters of {station.name}: {type(error).__name__}")
                 del self._stations[node_id]

@@ -27,7 +27,7 @@ from harness.actors.shells import RemoteGenerator, RemoteLearner, RemoteScorer
 from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task, never
 from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
 from harness.build.parts import Parts, instruments_of, keep_traces, lanes_of
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UserError
 from harness.probes.cuda_events import DeviceTime
 from harness.probes.nsight import new_tag, nsight_runtime_env
 from harness.probes.nsight_reports import report_folders, wait_for_reports
@@ -86,6 +86,7 @@ def build_actor_parts(
     )
     try:
         crew.wait_until_ready()
+        crew.check_profilers()
     except BaseException:
         parts.close()
         raise
@@ -236,6 +237,23 @@ class _Crew:
             part.handle.__ray_terminate__.remote()
         reports = partial(report_folders, self._session.folder / "ray")
         wait_for_reports(reports, self._tag, processes, profile.nsight.report_timeout_s, folder)
+
+    def check_profilers(self) -> None:
+        """Refuse profilers for parts on other machines: they are started from here, and write here.
+
+        Raises:
+            UserError: with the lanes.
+        """
+        profile, near = self.instruments.profile, self.processes()
+        for window in (profile.torch_profiler, profile.pyspy):
+            chosen = () if window is None else lanes_in(window, self.instruments.lanes)
+            far = [lane for lane in chosen if lane not in near]
+            if far:
+                raise UserError(
+                    f"{', '.join(far)} would be profiled on another machine than this one",
+                    f"profile: {profile.name}",
+                    "profile on one machine (placement.address: local), or name other lanes in the profile",
+                )
 
     def _group(self) -> None:
         with ends_the_run(f"Learner and Generators could not be connected by {self._kind.name}"):

@@ -77,14 +77,13 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
         Interrupted: ``should_stop`` said so.
     """
     device = resolve_device(scenario, scenario.placement.learner)
-    lanes = all_lanes(scenario)
-    instruments = instruments_of(scenario)
-    instrumented = instruments.for_process(recorder, lanes, cuda=device == "cuda")
-    tracer = instrumented.tracer
     threads = threads_of(scenario, scenario.placement.learner)
     torch.set_num_threads(threads)
     task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
     check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, policy.context)
+    lanes, instruments = all_lanes(scenario), instruments_of(scenario)
+    instrumented = instruments.for_process(recorder, lanes, cuda=device == "cuda")
+    tracer = instrumented.tracer
     colocated = scenario.placement.colocated
     transport = InProcessTransport(snapshot=not colocated)
     generator = make_generator(scenario, "generator", transport, task, policy, tracer, should_stop)

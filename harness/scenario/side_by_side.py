@@ -10,6 +10,8 @@ from harness.scenario.load import check_data, load_scenario
 from harness.scenario.schema import Scenario
 
 AGAIN = "again"
+USUAL_BLOCKS = 10
+"""Enough for a verdict on a stage, too."""
 _OF_THE_CAMPAIGN = (
     "name", "description", "seed", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width",
 )  # fmt: skip
@@ -23,7 +25,7 @@ def load_side_by_side(
     Args:
         names: names or files; the same one twice compares it with itself.
         overrides: ``key=value``, laid over each of them.
-        settings: of the campaign, such as ``blocks``.
+        settings: of the campaign, such as ``blocks``; a first scenario without blocks makes ``USUAL_BLOCKS``.
         again: add the first one once more as the arm ``again``: what it differs by is the noise floor.
 
     Raises:
@@ -32,12 +34,17 @@ def load_side_by_side(
     scenarios = [load_scenario(name, overrides) for name in names]
     base = scenarios[0]
     data = base.model_dump(mode="json") | dict(settings or {})
+    if data["blocks"] == 1 and "blocks" not in (settings or {}):
+        data["blocks"] = USUAL_BLOCKS
     if len(scenarios) > 1:
         _refuse_variants(scenarios)
         arms = _arm_names([scenario.name for scenario in scenarios])
         data["name"] = "-vs-".join(dict.fromkeys(scenario.name for scenario in scenarios))[:100]
         data["description"] = f"{' against '.join(arms)}."
         data["arms"] = {arm: _changes(base, scenario) for arm, scenario in zip(arms, scenarios, strict=True)}
+    if again and AGAIN in data["arms"]:
+        what = f"{data['name']} has an arm called {AGAIN!r} already"
+        raise UserError(what, f"scenario {data['name']}", "leave --again out")
     if again:
         first = next(iter(data["arms"]), base.name)
         data["arms"] = (data["arms"] or {first: {}}) | {AGAIN: data["arms"].get(first, {})}

@@ -117,5 +117,5 @@ def test_other_machines_hear_what_this_one_does(tmp_path: Path) -> None:
     assert [row.source for row in beside.drain()] == ["node1/host"]
     assert (beside.drain_notes(), beside.drain_notes()) == (["node2 is gone"], [])
     beside.close()
-    assert elsewhere.story == ["go", "hold", "go", "drain", "last drain", "close"]
+    assert elsewhere.story == ["watch", "go", "hold", "go", "drain", "last drain", "close"]
     assert [row.source for row in beside.drain()] == ["node1/host"]  # what came in last

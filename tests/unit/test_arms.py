@@ -1,6 +1,7 @@
 """Arms alternate step by step in a seeded ABBA order, and only the arm whose turn it is uses time."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -93,3 +94,21 @@ def test_arms_of_consecutive_blocks_run_in_mirrored_order() -> None:
     assert all(sorted(order) == [0, 1, 2] for order in orders)
     assert [orders[1], orders[3], orders[5]] == [order[::-1] for order in (orders[0], orders[2], orders[4])]
     assert order_in_block(1, 5, seed=4) == [0]
+
+
+def test_a_reading_of_the_machines_clock_keeps_its_place_after_later_turns() -> None:
+    clock = PausableClock()
+    before = time.perf_counter_ns()
+    clock.resume()
+    first = time.perf_counter_ns()
+    clock.pause()
+    in_between, first_turn = time.perf_counter_ns(), clock()
+    clock.resume()
+    second = time.perf_counter_ns()
+    clock.pause()
+    assert clock.at(before) == 0
+    assert 0 <= clock.at(first) <= first_turn
+    assert clock.at(in_between) == first_turn
+    assert first_turn <= clock.at(second) <= clock()
+    assert clock.at(second) - clock.at(first) < second - first or second - first == 0
+    assert clock.at(time.perf_counter_ns()) == clock()

@@ -97,6 +97,17 @@ def test_the_baseline_again_is_an_arm_of_its_own(tmp_path: Path) -> None:
     scenario = load_side_by_side([str(one), str(other)], again=True)
     assert list(scenario.arms) == ["one", "other", "again"]
     assert scenario.arms["again"] == scenario.arms["one"] == {}
+    arms = written(tmp_path, "arms: {a: {}, again: {}}\n", "arms")
+    with pytest.raises(UserError, match="has an arm called 'again' already"):
+        load_side_by_side([str(arms)], again=True)
+
+
+def test_blocks_are_the_scenarios_own_or_else_ten(tmp_path: Path) -> None:
+    plain, blocks = written(tmp_path, "steps: 5\n", "plain"), written(tmp_path, "blocks: 12\n", "blocks")
+    assert load_side_by_side([str(plain)]).blocks == 10
+    assert load_side_by_side([str(plain)], ["blocks=30"]).blocks == 30
+    assert load_side_by_side([str(blocks)]).blocks == 12
+    assert load_side_by_side([str(blocks)], settings={"blocks": 3}).blocks == 3
 
 
 def test_a_scenario_with_arms_is_benched_alone(tmp_path: Path) -> None:
@@ -109,5 +120,5 @@ def test_a_scenario_with_arms_is_benched_alone(tmp_path: Path) -> None:
 
 def test_overrides_are_laid_over_every_scenario(tmp_path: Path) -> None:
     one, other = written(tmp_path, "steps: 5\n", "one"), written(tmp_path, "steps: 6\n", "other")
-    runs = expand(load_side_by_side([str(one), str(other)], ["steps=2"]))
+    runs = expand(load_side_by_side([str(one), str(other)], ["steps=2"], {"blocks": 1}))
     assert [run.scenario.steps for run in runs] == [2, 2]
