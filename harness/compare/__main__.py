@@ -103,9 +103,13 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     for item in damaged:
         message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
-    judge = Judge(options.paths[0], options.baseline, limit or STEP_THRESHOLD, options.allow_difference)
+    arms = {variant.name for campaign in campaigns for variant in campaign.variants}
+    judge = Judge(options.paths[0], options.baseline, limit or STEP_THRESHOLD, options.allow_difference, arms)
     result = None if limit is None else gate(judge(detailed[-1]), limit)
-    _show(options.format, campaigns, detailed, damaged, judge, result)
+    try:
+        _show(options.format, campaigns, detailed, damaged, judge, result)
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if options.plots is not None:
         _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
     if options.save_baseline is not None:
@@ -154,9 +158,17 @@ def _compare_benchmarks(options: argparse.Namespace) -> None:
             where=str(odd),
             fix="name JSON files of pytest-benchmark, or folders of runs, not both",
         )
-    if options.plots is not None or options.format == "md":
-        option = "--plots" if options.plots is not None else "--format md"
-        raise UserError(f"{option} is for runs, not for benchmarks", where=option, fix="leave it out")
+    for_runs = {
+        "--plots": options.plots,
+        "--format md": options.format == "md" or None,
+        "--fail-on": options.fail_on,
+        "--baseline": options.baseline,
+        "--save-baseline": options.save_baseline,
+        "--allow-difference": options.allow_difference or None,
+    }
+    for option, value in for_runs.items():
+        if value is not None:
+            raise UserError(f"{option} is for runs, not for benchmarks", where=option, fix="leave it out")
     files = read_benchmark_files(options.paths)
     if options.format == "json":
         print(json.dumps(benchmark_json(files), indent=2, allow_nan=False))

@@ -136,6 +136,17 @@ class RunFigures:
         return self.whole_step.median_s
 
     @property
+    def is_completed(self) -> bool:
+        """Whether the run got to its end."""
+        return self.status == "completed"
+
+    @property
+    def row_steps(self) -> int:
+        """Training steps that a row stands for: more than one only in some logs of other trainers."""
+        about = self.manifest.outcome.get("imported")
+        return int(about.get("steps_per_row") or 1) if isinstance(about, dict) else 1
+
+    @property
     def is_imported(self) -> bool:
         """Whether the run was read from another trainer's log, which tells no counts of prompts and optimizer steps."""
         return "imported" in self.manifest.outcome

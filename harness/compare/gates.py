@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.compare import numbers
 from harness.compare.verdicts import Judgement
 from harness.errors import UserError
 from harness.stats import FEWEST_BLOCKS, Verdict
@@ -26,15 +27,15 @@ def gate(judgements: Sequence[Judgement], limit: float) -> GateResult:
 
     An arm passes if its whole 95% interval lies below 1 + limit. It is worse if it is different and at least that much
     slower. It is not comparable where the verdict says so, where the machine's speed went astray, or where the
-    baseline differs from itself (A/A). Anything else, too few blocks among them, is inconclusive. The gravest of
-    all arms counts: worse, not comparable, inconclusive, fine.
+    baseline differs from itself (A/A). Anything else is inconclusive: too few blocks, or runs that did not finish.
+    The gravest of all arms counts: worse, not comparable, inconclusive, fine.
 
     Args:
         judgements: made with ``limit`` as their threshold.
         limit: relative, such as 0.05.
     """
     found = [_judge(judgement, limit) for judgement in judgements]
-    if not found:
+    if not found or all(judgement.is_noise_floor for judgement in judgements):
         return GateResult(INCONCLUSIVE, ("gate: there is nothing to set against the baseline.",))
     code = next(code for code in _GRAVEST_FIRST if code in {item[0] for item in found})
     return GateResult(code, tuple(sentence for _, sentence in found))
@@ -59,6 +60,10 @@ def read_limit(text: str, where: str = "--fail-on") -> float:
 def _judge(judgement: Judgement, limit: float) -> tuple[int, str]:
     step, floor = judgement.step, judgement.noise_floor
     against = f"gate: {judgement.other} against {judgement.base}"
+    if judgement.is_noise_floor:
+        differs = step.verdict is Verdict.DIFFERENT
+        said = f"{against}: the same settings, {numbers.change(step.ratio)}, {step.verdict.value}."
+        return (NOT_COMPARABLE if differs else FINE), said
     if step.verdict is Verdict.NOT_COMPARABLE:
         return NOT_COMPARABLE, f"{against}: not comparable: {step.reason}."
     if judgement.too_unstable is not None:
@@ -66,17 +71,15 @@ def _judge(judgement: Judgement, limit: float) -> tuple[int, str]:
     if floor is not None and floor.verdict is Verdict.DIFFERENT:
         return (
             NOT_COMPARABLE,
-            f"{against}: not comparable: the baseline is {_change(floor.ratio)} from itself.",
+            f"{against}: not comparable: the baseline is {numbers.change(floor.ratio)} from itself.",
         )
     if step.low is None or step.high is None or step.blocks < FEWEST_BLOCKS:
         return INCONCLUSIVE, f"{against}: inconclusive: {step.reason}."
-    interval = f"{_change(step.ratio)}, 95% interval {_change(step.low)} to {_change(step.high)}"
+    interval = f"{numbers.change(step.ratio)}, 95% interval {numbers.change(step.low)} to {numbers.change(step.high)}"
     if step.verdict is Verdict.DIFFERENT and step.ratio is not None and step.ratio >= 1 + limit:
-        return WORSE, f"{against}: worse: {interval}; the limit is {_change(1 + limit)}."
+        return WORSE, f"{against}: worse: {interval}; the limit is {numbers.change(1 + limit)}."
+    if judgement.unfinished:
+        return INCONCLUSIVE, f"{against}: inconclusive: {judgement.unfinished} runs did not finish ({interval})."
     if step.high < 1 + limit:
-        return FINE, f"{against}: fine: {interval}; the limit is {_change(1 + limit)}."
-    return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {_change(1 + limit)}."
-
-
-def _change(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"{100 * (ratio - 1):+.1f}%"
+        return FINE, f"{against}: fine: {interval}; the limit is {numbers.change(1 + limit)}."
+    return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {numbers.change(1 + limit)}."

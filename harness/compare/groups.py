@@ -64,7 +64,7 @@ def environment(manifest: Manifest) -> Environment:
         facts.append(f"{machine['memory_gib']} GiB")
     return Environment(
         machine=str(machine.get("fingerprint") or UNKNOWN),
-        versions=tuple(sorted((name, str(version or NOT_INSTALLED)) for name, version in manifest.versions.items())),
+        versions=tuple(sorted((name, str(version)) for name, version in manifest.versions.items() if version)),
         threads=manifest.threads,
         facts=", ".join([*facts, *_gpu_names(machine.get("gpus"))]),
     )

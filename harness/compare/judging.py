@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from harness.compare.baselines import load_baseline
@@ -19,6 +19,7 @@ class Judge:
         baseline: an arm's name, or else the name of a stored baseline; None takes each campaign's first arm.
         threshold: the relative change of the step time that counts.
         allowed: differences of the environment that do not stand in the way; see ``judgements``.
+        arms: names of all arms there are; a campaign without the arm that ``baseline`` names takes its first one.
     """
 
     def __init__(
@@ -27,8 +28,10 @@ class Judge:
         baseline: str | None = None,
         threshold: float = STEP_THRESHOLD,
         allowed: Sequence[str] = (),
+        arms: Collection[str] = (),
     ) -> None:
         self._results, self._baseline, self._threshold, self._allowed = results, baseline, threshold, allowed
+        self._arms = arms
         self._found: dict[Path, list[Judgement]] = {}
         self._stored: Baseline | None = None
 
@@ -46,6 +49,8 @@ class Judge:
         name = self._baseline
         if name is None or any(variant.name == name for variant in campaign.variants):
             return judgements(campaign, name, self._threshold, self._allowed)
+        if name in self._arms:
+            return judgements(campaign, None, self._threshold, self._allowed)
         if self._stored is None:
             self._stored = load_baseline(self._results, name)
         if self._stored.campaign.folder.resolve() == campaign.folder.resolve():

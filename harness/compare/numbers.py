@@ -49,3 +49,8 @@ def spread(value: Spread | None, form: Format, nothing: str = NOTHING) -> str:
     if value.known < value.runs:
         text += f" ({value.known} of {value.runs})"
     return text
+
+
+def change(ratio: float | None) -> str:
+    """Write a ratio as a signed change: 1.05 is ``+5.0%``; None is unknown."""
+    return "unknown" if ratio is None else f"{100 * (ratio - 1):+.1f}%"

@@ -24,11 +24,13 @@ class Difference:
 
 
 def paired_difference(base: Variant, other: Variant, read: Callable[[RunFigures], float | None]) -> Difference | None:
-    """Return ``other`` minus ``base`` over the seeds that both have; None for fewer than ``FEWEST_SEEDS``.
+    """Return ``other`` minus ``base`` over the seeds that both finished; None for fewer than ``FEWEST_SEEDS``.
 
     The interval is Student's for paired samples; see ``harness.stats.t_interval``.
     """
-    before, after = ({run.manifest.seed: read(run) for run in variant.runs} for variant in (base, other))
+    before, after = (
+        {run.manifest.seed: read(run) for run in variant.runs if run.is_completed} for variant in (base, other)
+    )
     pairs = [(before[seed], after[seed]) for seed in before if seed in after]
     differences = [mine - theirs for theirs, mine in pairs if theirs is not None and mine is not None]
     if len(differences) < FEWEST_SEEDS:

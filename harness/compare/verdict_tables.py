@@ -24,6 +24,8 @@ def verdict_sentences(judgements: Sequence[Judgement]) -> list[str]:
     for judgement in judgements:
         if judgement.step.blocks > 1:
             said.append(_sentence(judgement))
+            if judgement.unfinished:
+                said.append(f"{judgement.unfinished} runs of {judgement.base} and {judgement.other} did not finish.")
             said += [caution if caution.endswith(".") else f"{caution}." for caution in judgement.cautions]
     return said
 
@@ -35,7 +37,7 @@ def _table(judgement: Judgement) -> Table:
     needed += f" ({_percent(stages[0].threshold)} for a stage, with p corrected for {len(stages)})" if stages else ""
     notes = [
         f"Ratios are {judgement.other} over {judgement.base}; warm-up steps are left out. The smallest effect is the "
-        "change that so many blocks show in 80% of cases.",
+        "change that so many blocks show in 80% of cases, before any correction.",
         f"{needed}.",
     ]
     if judgement.noise_floor is not None:
@@ -63,7 +65,7 @@ def _sentence(judgement: Judgement) -> str:
         text += f" ({step.reason})"
     stages = [effect for effect in judgement.stages if effect.verdict is Verdict.DIFFERENT]
     if stages:
-        found = ", ".join(f"{effect.name} ({_signed(effect.ratio)})" for effect in stages)
+        found = ", ".join(f"{effect.name} ({numbers.change(effect.ratio)})" for effect in stages)
         text += f". Different stages: {found}"
     return text + "."
 
@@ -72,12 +74,8 @@ def _interval_words(effect: Effect) -> str:
     if effect.ratio is None:
         return "no figures"
     if effect.low is None or effect.high is None:
-        return f"{_signed(effect.ratio)} in one block"
-    return f"{_signed(effect.ratio)}, 95% interval {_signed(effect.low)} to {_signed(effect.high)}"
-
-
-def _signed(ratio: float | None) -> str:
-    return numbers.NOTHING if ratio is None else f"{100 * (ratio - 1):+.1f}%"
+        return f"{numbers.change(effect.ratio)} in one block"
+    return f"{numbers.change(effect.ratio)}, 95% interval {numbers.change(effect.low)} to {numbers.change(effect.high)}"
 
 
 def _percent(share: float) -> str:

@@ -47,6 +47,8 @@ class Judgement:
         noise_floor: the baseline against an arm of the same settings, where the campaign has one (A/A).
         cautions: what to mind with the figures.
         too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
+        is_noise_floor: whether this is the baseline against an arm of its own settings.
+        unfinished: runs of the two that did not get to their end, and count only where step is set against step.
     """
 
     base: str
@@ -57,6 +59,8 @@ class Judgement:
     noise_floor: Effect | None = None
     cautions: tuple[str, ...] = ()
     too_unstable: str | None = None
+    is_noise_floor: bool = False
+    unfinished: int = 0
 
     @property
     def found(self) -> list[Effect]:
@@ -95,8 +99,10 @@ def judgements(
         other.name: _judge(base, other, threshold, allowed, drift) for other in campaign.variants if other is not base
     }
     twin = next((variant.name for variant in campaign.variants if variant is not base and is_same(base, variant)), None)
+    if twin is None:
+        return list(found.values())
     return [
-        judgement if twin in (None, name) else replace(judgement, noise_floor=found[twin].step)
+        replace(judgement, is_noise_floor=True) if name == twin else replace(judgement, noise_floor=found[twin].step)
         for name, judgement in found.items()
     ]
 
@@ -111,15 +117,23 @@ def judge_against(baseline: Baseline, campaign: Campaign, threshold: float, allo
     found = []
     for other in campaign.variants:
         same = next((variant for variant in baseline.campaign.variants if variant.name == other.name), baseline.variant)
-        reasons = _environment_reasons(same.runs, other.runs, allowed)
-        drift = sentinel_drift(_sentinels([*same.runs, *other.runs]))
-        if drift is not None and drift.unstable and drift.sentence:
-            reasons.append(f"the two did not take turns, and the {drift.sentence}")
-        seconds = [[series.wall_s for series in _kept_runs(variant.runs)] for variant in (same, other)]
-        step = judge_apart(seconds[0], seconds[1], threshold, not_comparable=reasons)
+        reasons = []
+        if campaign.scenario != baseline.campaign.scenario:
+            reasons.append(f"they are runs of the scenarios {baseline.campaign.scenario} and {campaign.scenario}")
+        reasons += _environment_reasons(same.runs, other.runs, allowed)
         name = f"{same.name} of {baseline.campaign.scenario}/{baseline.campaign.name}"
-        found.append(Judgement(name, other.name, step, (), None))
+        found.append(replace(_judge_apart(same, other, threshold, reasons), base=name))
     return found
+
+
+def _judge_apart(base: Variant, other: Variant, threshold: float, reasons: Sequence[str]) -> Judgement:
+    """Judge two variants that did not take turns: their blocks are two groups, and not pairs."""
+    drift, reasons = sentinel_drift(_sentinels([*base.runs, *other.runs])), list(reasons)
+    if drift is not None and drift.unstable and drift.sentence:
+        reasons.append(f"the two did not take turns, and the {drift.sentence}")
+    before, after = (_whole_runs(variant.runs) for variant in (base, other))
+    step = judge_apart(before, after, threshold, not_comparable=reasons)
+    return Judgement(base.name, other.name, step, (), None, unfinished=_unfinished(base, other))
 
 
 def variant_named(campaign: Campaign, name: str | None) -> Variant:
@@ -143,8 +157,11 @@ def campaign_drift(campaign: Campaign) -> Drift | None:
 
 
 def paired_blocks(base: Variant, other: Variant, alternated: bool) -> dict[str, list[PairedBlock]]:
-    """Return the blocks of two variants, for the step and for each stage that both ran in most steps."""
-    pairs = _pairs(base, other)
+    """Return the blocks of two variants, for the step and for each stage that both ran in most steps.
+
+    A run that was cut short counts where its steps are neighbours of the other's, and not as a whole.
+    """
+    pairs = _pairs(base, other, with_unfinished=alternated)
     names = [STEP, *(stage.value for stage in _common_stages(pairs))]
     found: dict[str, list[PairedBlock]] = {}
     for name in names:
@@ -155,22 +172,30 @@ def paired_blocks(base: Variant, other: Variant, alternated: bool) -> dict[str, 
 
 def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[str], drift: Drift | None) -> Judgement:
     reasons = _environment_reasons(base.runs, other.runs, (*allowed, *SET_BY_ARMS))
+    in_blocks = base.runs[0].manifest.block is not None
+    if not in_blocks and not _same_points(base, other):  # the points of a sweep, one after the other
+        return _judge_apart(base, other, threshold, reasons)
     cautions = (drift.sentence,) if drift is not None and drift.sentence else ()
     too_unstable = drift.sentence if drift is not None and drift.refuses_gate else None
-    alternated = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
-    blocks = paired_blocks(base, other, alternated and _same_points(base, other))
+    by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
+    alternated = by_step and _same_points(base, other)
+    blocks = paired_blocks(base, other, alternated)
     step = judge_step(blocks.pop(STEP), threshold, not_comparable=reasons)
     stages = judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
-    return Judgement(base.name, other.name, step, stages, alternated, None, cautions, too_unstable)
+    unfinished = _unfinished(base, other)
+    return Judgement(
+        base.name, other.name, step, stages, alternated, None, cautions, too_unstable, unfinished=unfinished
+    )
 
 
 def is_same(one: Variant, other: Variant) -> bool:
     """Whether two variants have the same settings, all of them known."""
-    mine, theirs = _settings(one.runs[0]), _settings(other.runs[0])
+    mine, theirs = settings_of(one.runs[0]), settings_of(other.runs[0])
     return bool(mine) and mine == theirs
 
 
-def _settings(run: RunFigures) -> dict[str, object]:
+def settings_of(run: RunFigures) -> dict[str, object]:
+    """Return what a run's arm decides of its settings; empty where they were not saved."""
     return {key: value for key, value in run.settings.items() if key not in _SETTINGS_OF_A_RUN}
 
 
@@ -194,16 +219,24 @@ def _same_points(one: Variant, other: Variant) -> bool:
     return points[0] == points[1]
 
 
-def _kept_runs(runs: Sequence[RunFigures]) -> list[StepSeries]:
-    found = (run.series.measured(UNFLAGGED_WARMUP) for run in runs if run.series is not None)
-    return [series for series in found if series.steps]
+def _whole_runs(runs: Sequence[RunFigures]) -> list[list[float]]:
+    """Return the measured step seconds of the runs that got to their end; a time of 0 is an unknown one."""
+    whole = [run.series.measured(UNFLAGGED_WARMUP) for run in runs if run.series is not None and run.is_completed]
+    times = [[seconds for seconds in series.wall_s if seconds > 0] for series in whole]
+    return [seconds for seconds in times if seconds]
 
 
-def _pairs(base: Variant, other: Variant) -> list[tuple[StepSeries, StepSeries]]:
+def _unfinished(base: Variant, other: Variant) -> int:
+    return sum(not run.is_completed for run in (*base.runs, *other.runs))
+
+
+def _pairs(base: Variant, other: Variant, with_unfinished: bool) -> list[tuple[StepSeries, StepSeries]]:
     """Return the measured steps of the runs that share a block, in the order of the blocks."""
     before, after = ({_key(run): run for run in variant.runs} for variant in (base, other))
     pairs = []
     for key in sorted(key for key in before if key in after):
+        if not with_unfinished and not (before[key].is_completed and after[key].is_completed):
+            continue
         mine, theirs = before[key].series, after[key].series
         if mine is not None and theirs is not None:
             pairs.append((mine.measured(UNFLAGGED_WARMUP), theirs.measured(UNFLAGGED_WARMUP)))

@@ -69,14 +69,16 @@ def rollout_chains(spans: Sequence[Span], batches_stay_whole: bool) -> list[Chai
 def weight_chains(spans: Sequence[Span]) -> list[Chain]:
     """Return a chain for each policy version and each Generator that took it; to its publish where nobody did."""
     updates = {spans[places[0]].step + 1: places[0] for places in _by_step(spans, Stage.UPDATE).values()}
-    arrivals = _arrivals(spans)
+    takers: dict[int, dict[str, Chain]] = {}
+    for (lane, version), places in _arrivals(spans).items():
+        takers.setdefault(version, {})[lane] = places
     first_uses = _first_uses(spans)
     chains: list[Chain] = []
     for place in _in_order(spans, (Stage.WEIGHT_PUBLISH,)):
         version = spans[place].version
         start = [updates[version], place] if version in updates else [place]
-        takers = {lane: places for (lane, taken), places in arrivals.items() if taken == version}
-        ends = [[*places, *first_uses.get((lane, version), ())] for lane, places in sorted(takers.items())]
+        taken = sorted(takers.get(version, {}).items())
+        ends = [[*places, *first_uses.get((lane, version), ())] for lane, places in taken]
         chains += [start + end for end in ends] or [start]
     return _forward(spans, chains)
 

@@ -70,7 +70,7 @@ GPU_COUNTERS = {
     "other_processes": Counter("", "of these, not the run's"),
     "other_memory_bytes": Counter("bytes", "device memory of processes that are not the run's"),
 }
-"""Beside these, ``throttled/<reason>`` is 1 while that reason holds the clock down, and 0 after it has been seen."""
+"""Beside these, ``throttle/<reason>`` is 1 while that reason holds the clock down, and 0 after it has been seen."""
 
 
 _REASONS = {

@@ -279,7 +279,8 @@ def blocks_of(make_run: Make, factor: float, count: int = 10) -> None:
     for block in range(count):
         for arm, times in (("old", 1.0), ("new", factor * (1 + 0.001 * (-1) ** block))):
             stages = (("generator", Stage.GENERATE, 0.5 * times), ("learner", Stage.UPDATE, 0.5 * times))
-            make_run(scenario="bench", arm=arm, block=block, seed=block, steps=6, stages=stages, position=block)
+            plan = {"scenario": "bench", "arm": arm, "block": block, "seed": block, "steps": 6, "position": block}
+            make_run(**plan, stages=stages, settings=f"steps: 6\ngroup_size: {8 if arm == 'old' else 4}\n")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The gate: which verdicts end a CI job with which code."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit
@@ -58,6 +60,23 @@ def test_a_baseline_that_differs_from_itself_compares_with_nothing() -> None:
     assert result.code == NOT_COMPARABLE
     assert result.sentences == ("gate: b against a: not comparable: the baseline is +7.0% from itself.",)
     assert gate([judged(SLOWER, effect(1.0, 0.99, 1.01, Verdict.EQUIVALENT))], 0.05).code == WORSE
+
+
+def test_the_noise_floor_is_no_arm_that_could_be_worse() -> None:
+    again = replace(judged(SLOWER, name="again"), is_noise_floor=True)
+    floor = SLOWER  # the baseline against itself: 8% apart
+    result = gate([judged(SLIGHTLY, floor), again], 0.05)
+    assert result.code == NOT_COMPARABLE
+    quiet = replace(judged(SLIGHTLY, name="again"), is_noise_floor=True)
+    assert gate([judged(FASTER, SLIGHTLY), quiet], 0.05).code == FINE
+    assert gate([quiet], 0.05).code == INCONCLUSIVE  # there was nothing else
+
+
+def test_an_arm_with_runs_that_did_not_finish_cannot_pass() -> None:
+    result = gate([replace(judged(FASTER), unfinished=3)], 0.05)
+    assert result.code == INCONCLUSIVE
+    assert "3 runs did not finish" in result.sentences[0]
+    assert gate([replace(judged(SLOWER), unfinished=3)], 0.05).code == WORSE
 
 
 def test_nothing_to_compare_is_inconclusive() -> None:

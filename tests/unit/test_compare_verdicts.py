@@ -198,6 +198,43 @@ def test_a_named_baseline_is_found_again_and_compared_without_pairing(make_run: 
     assert save_baseline(results, "main", new) == "sync_k/20261119-000000, a"
 
 
+def test_points_of_a_sweep_that_ran_one_after_the_other_are_no_pairs(make_run: Make, tmp_path: Path) -> None:
+    for seed in range(8):
+        for k, seconds in ((1, 0.5), (2, 1.0)):
+            stages = ((*GENERATE, 0.5), (*UPDATE, seconds + 0.001 * seed))
+            point = {"epochs_per_batch": k, "seed": seed}
+            make_run(point=point, seed=seed, steps=6, stages=stages, settings=f"steps: 6\nepochs_per_batch: {k}\n")
+    (found,) = judgements(campaign_of(tmp_path))
+    assert (found.alternated, found.stages) == (None, ())
+    assert found.step.ratio == pytest.approx(1.5035 / 1.0035, rel=1e-4)
+    assert "measured apart" in (found.step.reason or "")
+
+
+def test_runs_that_did_not_finish_count_step_against_step_and_never_as_a_whole(make_run: Make, tmp_path: Path) -> None:
+    for interleaving, blocks in (("step", 10), ("run", 9)):
+        for block, factor in enumerate(SLOWER):
+            common = {"interleaving": interleaving, "scenario": interleaving}
+            run(make_run, "a", block, 0.5, **common)
+            failed = {"status": "failed", "error": "NaN"} if block == 3 else {}
+            run(make_run, "b", block, 0.5 * factor, **common, **failed)
+        (campaign,), _ = gather([tmp_path / "results" / interleaving])
+        (found,) = judgements(campaign)
+        assert (found.step.blocks, found.unfinished) == (blocks, 1)
+        assert "1 runs of a and b did not finish." in verdict_sentences([found])
+
+
+def test_a_baseline_of_another_scenario_is_not_comparable(make_run: Make, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    for block in range(8):
+        run(make_run, "a", block, 0.5, scenario="old")
+        run(make_run, "a", block, 1.0, scenario="new")
+    old, new = sorted(gather([results])[0], key=lambda campaign: campaign.scenario != "old")
+    save_baseline(results, "main", old)
+    (found,) = judge_against(load_baseline(results, "main"), new, 0.03, ())
+    assert found.step.verdict is Verdict.NOT_COMPARABLE
+    assert (found.step.reason or "").startswith("they are runs of the scenarios old and new; ")
+
+
 def test_baselines_that_are_not_there_or_damaged_are_said_so(make_run: Make, tmp_path: Path) -> None:
     results = tmp_path / "results"
     run(make_run, "a", 0, 0.5)

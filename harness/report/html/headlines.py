@@ -12,12 +12,14 @@ from harness.compare.overlap import OverlapBound, overlap_bound
 from harness.compare.pairs import FEWEST_SEEDS, paired_difference
 from harness.compare.sentences import last_reward
 from harness.compare.sweep_tables import sweep_findings, sweep_points
-from harness.compare.verdicts import Judgement
+from harness.compare.verdicts import Judgement, settings_of
 from harness.report.html.material import Material
 from harness.trace import Stage
 
 GOES_WITH = 0.5  # correlation from which KL is said to go with the reward
 WORTH_GAINING = 1.05
+LAG_SETTINGS = ("max_lag", "lag_control", "replay", "placement")
+"""What may differ where lag is what two variants differ in; lagged parts need cores of their own."""
 _SHAPES = {
     "linear": "growing about linearly",
     "exponential": "growing faster and faster",
@@ -63,14 +65,23 @@ def exposed_shares(material: Material, name: str) -> dict[Stage, float]:
 def _dominates(material: Material) -> str:
     """Name the largest exposed stage of each variant, variants of the same stage together."""
     largest: dict[Stage, list[str]] = {}
+    nobodys: list[str] = []
     for name in material.names:
         shares = exposed_shares(material, name)
         if shares:
             stage = max(shares, key=lambda item: shares[item])
+            if (idle := nobodys_share(material, name)) > shares[stage]:
+                nobodys.append(f"{_percent(idle)} in {name}")
             loop = "" if stage in largest else " of the loop"
             largest.setdefault(stage, []).append(f"{_percent(shares[stage])}{loop} in {name}")
     parts = [f"{stage.value} ({', '.join(shares)})" for stage, shares in largest.items()]
-    return f"What the loop waits for most, its exposed time: {'; '.join(parts)}." if parts else ""
+    rest = f" Still more of the loop is nobody's: {', '.join(nobodys)}." if nobodys else ""
+    return f"What the loop waits for most, its exposed time: {'; '.join(parts)}.{rest}" if parts else ""
+
+
+def nobodys_share(material: Material, name: str) -> float:
+    """Return the share of the loop that no stage owns, as a mean over the variant's runs; there must be one."""
+    return fmean(part.share(part.nobody_ns) for part, _ in material.exposures[name])
 
 
 def _overlap(material: Material) -> str:
@@ -102,14 +113,25 @@ def _bound(name: str, bounds: Sequence[OverlapBound], position: int) -> str:
 
 
 def _lag(material: Material) -> str:
-    """Set the last reward of each variant that trains on older rollouts against the first that does not."""
+    """Set the last reward of each variant that trains on older rollouts against the one that differs in that alone."""
     variants = material.campaign.variants
-    base = next((item for item in variants if not any(run.behaviour_is_older for run in item.runs)), None)
-    if base is None:
-        return ""
-    others = [item for item in variants if any(run.behaviour_is_older for run in item.runs)]
-    parts = [text for other in others if (text := _lagged(base, other))]
-    return f"Older rollouts, last validation reward against {base.name}: {'; '.join(parts)}." if parts else ""
+    fresh = [item for item in variants if not any(run.behaviour_is_older for run in item.runs)]
+    parts: dict[str, list[str]] = {}
+    for other in variants:
+        base = None if other in fresh else next((item for item in fresh if _differs_in_lag_alone(item, other)), None)
+        if base is not None and (text := _lagged(base, other)):
+            parts.setdefault(base.name, []).append(text)
+    said = [f"against {name}: {'; '.join(texts)}" for name, texts in parts.items()]
+    return f"Older rollouts, last validation reward {', and '.join(said)}." if said else ""
+
+
+def _differs_in_lag_alone(base: Variant, other: Variant) -> bool:
+    """Whether two variants have the same settings but for lag, replay, and what these need in order to run."""
+    mine, theirs = (
+        {key: value for key, value in settings_of(variant.runs[0]).items() if key not in LAG_SETTINGS}
+        for variant in (base, other)
+    )
+    return mine == theirs
 
 
 def _lagged(base: Variant, other: Variant) -> str:

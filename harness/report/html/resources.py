@@ -14,7 +14,7 @@ from harness.report.html.markup import Markup, element
 from harness.report.html.material import Counted, Material
 from harness.report.html.parts import bullets, details, figure, note, section, table, variant_legend
 from harness.report.html.plot import Chart, Line, draw_chart
-from harness.results.counters import sources, stretches
+from harness.results.counters import explain, sources, stretches
 
 MOST_VARIANTS = 6  # with curves
 _GIB = 2**30
@@ -97,7 +97,7 @@ def _gpus(counted: Sequence[Counted]) -> list[Markup]:
         rows += [(item.name, *_gpu_cells(gpu)) for gpu in gpus]
         if reason is not None:
             reasons.setdefault(reason, []).append(item.name)
-    shown = [note(f"No GPU figures of {', '.join(names)}: {reason}.") for reason, names in reasons.items()]
+    shown = [note(f"No GPU figures of {', '.join(names)}: {explain(reason)}.") for reason, names in reasons.items()]
     header = ("variant", "GPU", "utilisation, mean", "peak memory, GiB", "power, W", "energy, J", "clock held down")
     return [table(Table("GPUs", header, tuple(rows), words=2)), *shown] if rows else shown
 
@@ -113,7 +113,8 @@ def _energy(counted: Sequence[Counted]) -> Markup | None:
     """Return where each GPU's energy went by stage, where its counter tells."""
     rows = []
     for item in counted:
-        for source in [name for name in sources(item.rows) if name.startswith("gpu") and name != "gpu"]:
+        gpus = [gpu.source for gpu in gpu_figures(item.rows, item.window)[0]]
+        for source in gpus if len(gpus) == 1 else ():  # of several, it is not known which lane works on which
             account, _ = energy_account(item.rows, item.spans, source, item.window)
             if account is None:
                 continue

@@ -46,7 +46,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def wall_s(variant: Variant) -> list[float]:
     """Return the mean wall-clock seconds of a training step of each run, evaluation included."""
-    return [run.loop_s / run.steps for run in variant.runs if run.steps]
+    return [run.loop_s / (run.steps * run.row_steps) for run in variant.runs if run.steps]
 
 
 def _steps(material: Material, variants: Sequence[Variant]) -> Markup:
