@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from harness.compare.campaigns import Campaign, gather
 from harness.compare.verdicts import Baseline, variant_named
 from harness.errors import UserError
+from harness.whole_files import whole_file
 
 FILE = "baselines.json"
 SCHEMA, SCHEMA_VERSION = "harness.baselines", 1
@@ -76,10 +76,8 @@ def _is_entry(value: object) -> bool:
 
 def _write(path: Path, entries: dict[str, dict[str, str]]) -> None:
     data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "baselines": dict(sorted(entries.items()))}
-    draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, path)
+        with whole_file(path) as stream:
+            stream.write((json.dumps(data, indent=2) + "\n").encode())
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}", str(path)) from error

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +21,7 @@ from harness.results import DamagedRun, Run, find_runs
 from harness.results.counters import read_counters
 from harness.results.writer import LOG
 from harness.trace import Span
+from harness.whole_files import whole_file
 
 ENDINGS = (".pftrace", ".perfetto-trace")
 DEFAULT_NAME = "trace.pftrace"
@@ -63,7 +63,7 @@ def write_trace(folder: Path, path: Path | None = None) -> WrittenTrace:
         raise UserError(what, where=str(path), fix=f"-o {path.with_suffix('').name}{ENDINGS[0]}")
     runs, damaged = _runs(folder)
     names = run_names(runs)
-    with _whole_file(path) as stream:
+    with _written_to(path) as stream:
         writer = TraceWriter(stream)
         for name, run in names:
             writer.write(Process(name, _labels(run), run_tracks(run)))
@@ -146,17 +146,16 @@ def _check(spans: Sequence[Span], folder: Path) -> None:
 
 
 @contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Write to a draft beside ``path`` that takes its place at the end; nothing stays of it if anything fails."""
-    draft = path.with_name(f".{path.name}.draft")
+def _written_to(path: Path) -> Iterator[BinaryIO]:
+    """Write to a file that appears whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as stream:
+        with whole_file(path) as stream:
             yield stream
-        os.replace(draft, path)
     except OSError as error:
         what = f"cannot write {str(path)!r}: {error.strerror}"
         raise UserError(what, where=str(path), fix="name another file with -o") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from harness.errors import RunStopped
-from harness.probes.whole_files import move_whole
+from harness.whole_files import move_whole
 
 SUFFIX = ".nsys-rep"
 STABLE_S = 2.0

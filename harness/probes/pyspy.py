@@ -15,9 +15,9 @@ from pathlib import Path
 
 from harness.errors import RunStopped, UserError
 from harness.probes.profile import PySpyWindow
-from harness.probes.whole_files import move_whole
 from harness.probes.windows import lanes_in
 from harness.results.anonymous import Scrubber
+from harness.whole_files import move_whole
 
 ATTACH_S = 30.0
 """Seconds that py-spy may take until it samples, and later until it has written its file."""

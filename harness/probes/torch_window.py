@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import RunStopped
 from harness.probes.profile import TorchWindow
-from harness.probes.whole_files import move_whole
 from harness.probes.windows import WindowTracer
 from harness.results.anonymous import Scrubber
 from harness.trace import Stage, Tracer
+from harness.whole_files import move_whole
 
 if TYPE_CHECKING:
     from torch.profiler import profile

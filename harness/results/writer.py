@@ -24,6 +24,7 @@ from harness.results.counters import COUNTERS, CounterRow, counters_header
 from harness.results.manifest import Manifest
 from harness.results.rows import SCHEMA_VERSIONS, with_nulls
 from harness.trace import Span, Stage
+from harness.whole_files import whole_file
 from harness.types import ExampleRollout, Purpose
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
@@ -211,13 +212,10 @@ class RunFolder:
         self.close()
 
     def _replace(self, name: str, text: str) -> None:
-        draft = self.folder / f".{name}.draft"
         try:
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, self.folder / name)
+            with whole_file(self.folder / name) as stream:
+                stream.write(text.encode(errors="backslashreplace"))
         except OSError as error:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
             raise self._cannot_write(error) from error
 
     def _cannot_write(self, error: OSError) -> UserError:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from harness.compare.campaigns import Campaign, gather
@@ -13,6 +11,7 @@ from harness.errors import UserError
 from harness.report.html.chapter import Chapter, report
 from harness.report.html.material import read_material
 from harness.results import DamagedRun, find_run_folders
+from harness.whole_files import whole_file
 
 
 def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> list[str]:
@@ -81,14 +80,10 @@ def _check_target(out: Path) -> None:
 
 
 def _write(out: Path, page: str) -> None:
-    """Write the file as a whole: to a draft beside it, which then takes its place."""
-    draft = out.with_name(f".{out.name}.{os.getpid()}.draft")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(page, encoding="utf-8")
-        os.replace(draft, out)
+        with whole_file(out) as stream:
+            stream.write(page.encode())
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
         what = f"cannot write the report to {str(out)!r}: {error.strerror or error}"
         raise UserError(what, where=str(out), fix="name another file with -o FILE") from error
