@@ -229,3 +229,68 @@ def test_the_catalogue_of_transports_has_every_type_of_the_schema() -> None:
         if name.endswith("TransportSettings") and "type" in section["properties"]
     }
     assert types == {"in_process", *TRANSPORTS}
+
+
+BLOCKS = """
+seed: 3
+steps: 4
+blocks: 3
+profile: "off"
+trackers: []
+evaluation: {every: 4, prompts: 8}
+arms:
+  k1: {epochs_per_batch: 1}
+  k4: {epochs_per_batch: 4}
+"""
+
+
+def test_each_block_runs_every_arm_once_on_a_seed_of_its_own(tmp_path: Path) -> None:
+    story: list[tuple[int, int]] = []
+    build = failing_at(99, RuntimeError(), story)
+    run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+    runs = runs_by_name(tmp_path / "out")
+    assert sorted(runs) == [f"{arm},block={block}" for arm in ("k1", "k4") for block in range(3)]
+    facts = {name: (run.manifest.block, run.manifest.seed, run.manifest.profile) for name, run in runs.items()}
+    assert facts == {f"{arm},block={block}": (block, 3 + block, "off") for arm in ("k1", "k4") for block in range(3)}
+    blocks = [story[start : start + 8] for start in range(0, 24, 8)]  # two arms of four steps each, in turns
+    assert [sorted(block) for block in blocks] == [[(k, step) for k in (1, 4) for step in range(4)]] * 3
+    sentinels = [runs[f"k1,block={block}"].manifest.sentinel for block in range(3)]
+    assert sentinels == [runs[f"k4,block={block}"].manifest.sentinel for block in range(3)]
+    assert [sorted(sentinel or {}) for sentinel in sentinels] == [["copy", "numpy", "python"]] * 3
+    assert len({str(sentinel) for sentinel in sentinels}) == 3  # measured before each
+    assert {row.warmup for run in runs.values() for row in run.steps if row.step < 2} == {True}
+
+
+def test_an_arm_that_stops_in_one_block_runs_again_in_the_next(tmp_path: Path) -> None:
+    build = failing_at(2, RunStopped("the loss is nan"), [])
+    with pytest.raises(RunStopped, match=r"k4,block=0 stopped \(and 2 more\): the loss is nan"):
+        run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+    statuses = {name: run.manifest.status for name, run in runs_by_name(tmp_path / "out").items()}
+    assert statuses == {f"{arm},block={b}": s for arm, s in (("k1", "completed"), ("k4", "failed")) for b in range(3)}
+
+
+def test_bad_input_ends_the_blocks(tmp_path: Path) -> None:
+    build = failing_at(1, UserError("the reward function raised", "mine:reward", "mend it"), [])
+    with pytest.raises(UserError, match="k4,block=0 failed: the reward function raised"):
+        run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+    assert sorted(runs_by_name(tmp_path / "out")) == ["k1,block=0", "k4,block=0"]
+
+
+def test_a_run_leaves_its_metrics_for_other_programs(tmp_path: Path) -> None:
+    text = 'steps: 3\nprofile: "off"\nevaluation: {every: 3, prompts: 4}\n'
+    run_command(scenario(tmp_path, text), tmp_path / "out", True, build_simulated_parts, unseen)
+    (run,) = runs_by_name(tmp_path / "out").values()
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 3 + 2  # three steps, and validation before the first and after the last
+    (events,) = (run.folder / "tensorboard").iterdir()
+    assert events.stat().st_size > 0
+    assert not (run.folder / "counters.jsonl").exists()
+
+
+def test_a_report_that_cannot_be_made_does_not_hide_what_failed_before(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        raise UserError("the disk is full", str(folder))
+
+    build = failing_at(2, RunStopped("the loss is nan"), [])
+    with pytest.raises(RunStopped, match=r"k4 stopped \(and 1 more\): the loss is nan"):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, build, full)
