@@ -20,9 +20,14 @@ def test_nothing_is_seen_before_the_end(tmp_path: Path) -> None:
 def test_a_failure_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text("before")
-    with pytest.raises(ValueError, match="broken"), whole_file(path) as stream:
-        stream.write(b"half")
-        raise ValueError("broken")
+
+    def write_half() -> None:
+        with whole_file(path) as stream:
+            stream.write(b"half")
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        write_half()
     assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("page.html", "before")]
 
 
