@@ -9,32 +9,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-import harness
 from harness.errors import UserError
 from harness.probes.profile import ProbeProfile
+from harness.scenario.check import BOUNDS, EXPECTED
+from harness.scenario.named_files import NamedFiles, display, read_text
 from harness.scenario.parse import parse_document, parse_yaml
 from harness.scenario.problems import Path as KeyPath
 from harness.scenario.problems import Problem, as_user_error, dotted, nearest, shown
 
-_SUFFIXES = (".yaml", ".yml")
-_BOUNDS = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "below"),
-    "less_than_equal": ("le", "at most"),
-}
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "a mapping of `key: value` lines",
-    "model_type": "a mapping of `key: value` lines",
-    "model_attributes_type": "a mapping of `key: value` lines",
-}
+PROFILES = NamedFiles("probe profile", "profiles")
 
 
 def load_profile(path_or_name: str | Path) -> ProbeProfile:
@@ -46,8 +29,8 @@ def load_profile(path_or_name: str | Path) -> ProbeProfile:
     Raises:
         UserError: the file is missing or not YAML, or says something wrong; one error names every problem.
     """
-    path = find_profile(path_or_name)
-    text, subject = _read(path), _display(path)
+    path = PROFILES.find(path_or_name)
+    text, subject = read_text(path), display(path)
     if not isinstance(parse_yaml(text, subject), dict):
         raise UserError("a probe profile is a mapping of `key: value` lines", subject, "write `sampler_hz: 5`")
     tree = parse_document(text, subject)
@@ -60,49 +43,6 @@ def load_profile(path_or_name: str | Path) -> ProbeProfile:
     if problems:
         raise as_user_error([problem.located(tree.origins) for problem in problems], subject)
     return profile
-
-
-def profile_folders() -> tuple[Path, ...]:
-    """Return the folders in which names are looked up: the current one's, then the project's own."""
-    here, own = Path("profiles"), Path(harness.__file__).resolve().parents[1] / "profiles"
-    return (here,) if here.resolve() == own else (here, own)
-
-
-def profile_files() -> list[Path]:
-    """Return every profile file by name; the current folder's hide the project's own of the same name."""
-    by_name: dict[str, Path] = {}
-    for folder in profile_folders():
-        for path in sorted(folder.glob("*")):
-            if path.suffix in _SUFFIXES:
-                by_name.setdefault(path.stem, path)
-    return [by_name[name] for name in sorted(by_name)]
-
-
-def find_profile(path_or_name: str | Path) -> Path:
-    """Return the file for a path or a name.
-
-    Raises:
-        UserError: there is none; the message lists the nearest names.
-    """
-    path = Path(path_or_name)
-    if path.suffix in _SUFFIXES or len(path.parts) > 1:
-        if path.is_file():
-            return path
-        folder = "no such folder" if not path.parent.is_dir() else "no such file"
-        raise _not_found(f"no probe profile {path} ({folder})", path.stem, _display(path.parent))
-    for file in profile_files():
-        if file.stem == str(path_or_name):
-            return file
-    folders = " and ".join(_display(folder) for folder in profile_folders())
-    raise _not_found(f"no probe profile called {str(path_or_name)!r}", str(path_or_name), folders)
-
-
-def _not_found(what: str, name: str, where: str) -> UserError:
-    names = [file.stem for file in profile_files()]
-    close = nearest(name, names, 3)
-    return UserError(
-        what, where, f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names) or 'none'}"
-    )
 
 
 def _broken_rules(profile: ProbeProfile) -> list[Problem]:
@@ -121,10 +61,10 @@ def _as_problem(details: ErrorDetails) -> Problem:
         return _unknown_key(path)
     if kind == "literal_error":
         return _not_a_choice(path, value)
-    if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
+    if kind in BOUNDS:
+        name, words = BOUNDS[kind]
         return Problem(f"`{key}` is {shown(value)}, must be {words} {context[name]}", _meaning(path), (path,))
-    expected = _EXPECTED.get(kind)
+    expected = EXPECTED.get(kind)
     if kind in ("too_short", "string_too_short"):
         return Problem(f"`{key}` must not be empty", _meaning(path), (path,))
     if expected is None:
@@ -172,18 +112,3 @@ def _section(path: KeyPath) -> type[BaseModel]:
         kinds = (field.annotation, *get_args(field.annotation)) if field else ()
         owner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), owner)
     return owner
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        what = f"the file is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})"
-        raise UserError(what, _display(path), "save it as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"cannot read the file: {error.strerror}", _display(path), "check its permissions") from None
-
-
-def _display(path: Path) -> str:
-    resolved = path.resolve()
-    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)

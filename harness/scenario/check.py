@@ -15,7 +15,7 @@ from harness.scenario.schema import Scenario
 from harness.scenario.sections import FORMS
 from harness.scenario.tree import Tree
 
-_EXPECTED = {
+EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -28,7 +28,7 @@ _EXPECTED = {
     "model_type": "a mapping of `key: value` lines",
     "model_attributes_type": "a mapping of `key: value` lines",
 }
-_BOUNDS = {
+BOUNDS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
     "less_than": ("lt", "below"),
@@ -76,11 +76,11 @@ def _as_problem(details: ErrorDetails) -> Problem:
         return _not_a_choice((*path, "type"), context["tag"], choices)
     if kind == "literal_error":
         return _not_a_choice(path, value, [str(choice) for choice in _choices(owners, path)])
-    if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
+    if kind in BOUNDS:
+        name, words = BOUNDS[kind]
         return Problem(f"`{key}` is {shown(value)}, must be {words} {context[name]}", _meaning(owners, path), (path,))
-    if kind in _EXPECTED:
-        return _wrong_type(path, owners, value, _EXPECTED[kind])
+    if kind in EXPECTED:
+        return _wrong_type(path, owners, value, EXPECTED[kind])
     return Problem(
         f"`{key}` is {shown(value)}: {_other(kind, details['msg'], context)}", _meaning(owners, path), (path,)
     )

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import harness
 from harness.errors import UserError
 from harness.scenario.axes import try_expand
 from harness.scenario.check import parse_scenario
+from harness.scenario.named_files import SUFFIXES, NamedFiles, display, read_text
 from harness.scenario.parse import parse_document, parse_yaml
-from harness.scenario.problems import as_user_error, nearest
+from harness.scenario.problems import as_user_error
 from harness.scenario.schema import Scenario
 from harness.scenario.tree import Tree, paths_in, tree_of_key
 
-_SUFFIXES = (".yaml", ".yml")
+SCENARIOS = NamedFiles("scenario", "scenarios", "(`python -m harness list` shows them all)")
 _OWN_KEYS = ("name", "description")
 
 
@@ -35,7 +35,7 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
     tree = Tree({"name": _name_of(path), **tree.data}, tree.origins, tree.problems)
     for override in overrides:
         tree = tree.overlaid(_override_tree(override))
-    return _checked(tree, _display(path))
+    return _checked(tree, display(path))
 
 
 def check_data(data: Mapping[str, Any], subject: str) -> Scenario:
@@ -52,20 +52,13 @@ def check_data(data: Mapping[str, Any], subject: str) -> Scenario:
 
 
 def scenario_folders() -> tuple[Path, ...]:
-    """Return the folders in which names are looked up: the current one's, then the project's own."""
-    own = Path(harness.__file__).resolve().parents[1] / "scenarios"
-    here = Path("scenarios")
-    return (here,) if here.resolve() == own else (here, own)
+    """Return the folders in which scenarios are looked up by name."""
+    return SCENARIOS.folders()
 
 
 def scenario_files() -> list[Path]:
-    """Return every scenario file by name; the current folder's hide the project's own of the same name."""
-    by_name: dict[str, Path] = {}
-    for folder in scenario_folders():
-        for path in sorted(folder.glob("*")):
-            if path.suffix in _SUFFIXES:
-                by_name.setdefault(path.stem, path)
-    return [by_name[name] for name in sorted(by_name)]
+    """Return every scenario file by name."""
+    return SCENARIOS.files()
 
 
 def find_scenario(path_or_name: str | Path) -> Path:
@@ -74,24 +67,7 @@ def find_scenario(path_or_name: str | Path) -> Path:
     Raises:
         UserError: there is none; the message lists the nearest names.
     """
-    path = Path(path_or_name)
-    if path.suffix in _SUFFIXES or len(path.parts) > 1:
-        if path.is_file():
-            return path
-        folder = "no such folder" if not path.parent.is_dir() else "no such file"
-        raise _not_found(f"no scenario file {path} ({folder})", path.stem, _display(path.parent))
-    for file in scenario_files():
-        if file.stem == str(path_or_name):
-            return file
-    folders = " and ".join(_display(folder) for folder in scenario_folders())
-    raise _not_found(f"no scenario called {str(path_or_name)!r}", str(path_or_name), folders)
-
-
-def _not_found(what: str, name: str, where: str) -> UserError:
-    names = [file.stem for file in scenario_files()]
-    close = nearest(name, names, 3)
-    guess = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names) or 'none'}"
-    return UserError(what, where, f"{guess} (`python -m harness list` shows them all)")
+    return SCENARIOS.find(path_or_name)
 
 
 def _checked(tree: Tree, subject: str) -> Scenario:
@@ -105,7 +81,7 @@ def _checked(tree: Tree, subject: str) -> Scenario:
 
 def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
     """Return the data of a file laid over what it extends. A name and a description are not inherited."""
-    tree = parse_document(_read(path), _display(path))
+    tree = parse_document(read_text(path), display(path))
     base_name = tree.data.get("extends")
     if base_name is None:
         return tree.without("extends")
@@ -122,7 +98,7 @@ def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
 
 
 def _base_path(name: str, path: Path, where: str) -> Path:
-    beside = [path.parent / name, *(path.parent / f"{name}{suffix}" for suffix in _SUFFIXES)]
+    beside = [path.parent / name, *(path.parent / f"{name}{suffix}" for suffix in SUFFIXES)]
     for candidate in beside:
         if candidate.is_file():
             return candidate
@@ -130,16 +106,6 @@ def _base_path(name: str, path: Path, where: str) -> Path:
         return find_scenario(name)
     except UserError as error:
         raise UserError(f"`extends`: {error.what}", where, error.fix) from None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        what = f"the file is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})"
-        raise UserError(what, _display(path), "save it as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"cannot read the file: {error.strerror}", _display(path), "check its permissions") from None
 
 
 def _override_tree(override: str) -> Tree:
@@ -156,8 +122,3 @@ def _override_tree(override: str) -> Tree:
 
 def _name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.+=,-]+", "-", path.stem).lstrip("-.+=,")[:100] or "unnamed"
-
-
-def _display(path: Path) -> str:
-    resolved = path.resolve()
-    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
-from harness.probes.load import load_profile, profile_files
+from harness.probes.load import PROFILES, load_profile
 
 SHIPPED = ["full", "light", "nsight", "off", "pyspy"]
 
@@ -19,7 +19,7 @@ def error_of(folder: Path, text: str) -> str:
 
 
 def test_five_profiles_ship_and_each_says_what_it_measures() -> None:
-    shipped = [file.stem for file in profile_files() if file.stem in SHIPPED]
+    shipped = [file.stem for file in PROFILES.files() if file.stem in SHIPPED]
     assert shipped == SHIPPED
     assert all(load_profile(name).description.endswith(".") for name in shipped)
 
