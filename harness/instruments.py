@@ -41,7 +41,7 @@ class Instruments:
             cuda: whether they compute on a GPU; a span then ends when the GPU is done.
         """
         made = InstrumentedTracer(recorder)
-        if any(self.delays.values()):  # innermost: a delay comes on top of what the device still has to do
+        if any(self.delays.values()):  # innermost: the device has nothing to do yet
             made.tracer = DelayedTracer(made.tracer, {Stage(name): seconds for name, seconds in self.delays.items()})
         if cuda:
             made.tracer = SynchronizedTracer(made.tracer, _synchronize())

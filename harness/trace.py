@@ -145,9 +145,9 @@ class DelayedTracer:
 
     Args:
         tracer: records the spans.
-        delays: seconds by stage, spent at the end of each span of it.
-        spend: takes so many seconds. The usual one keeps the processor busy, as a stage with more to do would: after a
-            sleep the stages that follow find it cold, and are slower too.
+        delays: seconds by stage, spent at the start of each span of it: spent at the end, asleep or busy, they made the
+            small stages that follow find cold caches, and be slower too.
+        spend: takes so many seconds; the usual one keeps the processor busy, as a stage with more to do would.
     """
 
     def __init__(
@@ -159,7 +159,23 @@ class DelayedTracer:
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
         """Open a span; see ``Tracer``."""
         span, wait = self._tracer.span(lane, stage, step, version), self._waits.get(stage)
-        return span if wait is None else _SynchronizedSpan(span, wait)
+        return span if wait is None else _DelayedSpan(span, wait)
+
+
+class _DelayedSpan:
+    __slots__ = ("_span", "_wait")
+
+    def __init__(self, span: SpanContext, wait: Callable[[], None]) -> None:
+        self._span, self._wait = span, wait
+
+    def __enter__(self) -> None:
+        self._span.__enter__()
+        self._wait()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._span.__exit__(kind, error, trace)
 
 
 def _keep_busy(seconds: float) -> None:
