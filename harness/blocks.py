@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.stats import PairedBlock, enough, half_width, judge_step
+from harness.stats import PairedBlock, enough, judge_step
 from harness.trace import Stage
 
 Row = dict[str, Any]
@@ -65,7 +65,6 @@ class BlockWatch:
         if effect.ratio is None:
             return f"{arm}: no step to compare with {self._arms[0]}"
         text = f"{arm} takes {effect.ratio:.3f} times the step time of {self._arms[0]}"
-        width = half_width(pairs)
-        if effect.low is None or effect.high is None or width is None:
+        if effect.low is None or effect.high is None:
             return text
         return f"{text}, 95% interval {effect.low:.3f} to {effect.high:.3f}"

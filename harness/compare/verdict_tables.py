@@ -40,6 +40,11 @@ def _table(judgement: Judgement) -> Table:
         "change that so many blocks show in 80% of cases, before any correction.",
         f"{needed}.",
     ]
+    if judgement.summary is not None and judgement.summary.hodges_lehmann is not None:
+        slower, robust = judgement.summary.slower, _ratio(judgement.summary.hodges_lehmann)
+        notes.append(
+            f"{judgement.other} was the slower one in {slower} of {step.blocks} blocks; Hodges-Lehmann: {robust}."
+        )
     if judgement.noise_floor is not None:
         notes.append(f"Noise floor (the baseline against itself): {_interval_words(judgement.noise_floor)}.")
     rows = [_row(effect, step.blocks) for effect in (step, *stages)]

@@ -18,6 +18,7 @@ from harness.stats import (
     STAGE_THRESHOLD,
     STEP,
     STEP_THRESHOLD,
+    BlockSummary,
     Drift,
     Effect,
     PairedBlock,
@@ -26,6 +27,7 @@ from harness.stats import (
     judge_stages,
     judge_step,
     sentinel_drift,
+    summarise,
 )
 from harness.trace import Stage
 
@@ -49,6 +51,7 @@ class Judgement:
         too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
+        summary: more figures of the step's blocks; None where the two were not interleaved.
     """
 
     base: str
@@ -61,6 +64,7 @@ class Judgement:
     too_unstable: str | None = None
     is_noise_floor: bool = False
     unfinished: int = 0
+    summary: BlockSummary | None = None
 
     @property
     def found(self) -> list[Effect]:
@@ -180,11 +184,21 @@ def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[st
     by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
     alternated = by_step and _same_points(base, other)
     blocks = paired_blocks(base, other, alternated)
-    step = judge_step(blocks.pop(STEP), threshold, not_comparable=reasons)
+    steps = blocks.pop(STEP)
+    step = judge_step(steps, threshold, not_comparable=reasons)
     stages = judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
     unfinished = _unfinished(base, other)
     return Judgement(
-        base.name, other.name, step, stages, alternated, None, cautions, too_unstable, unfinished=unfinished
+        base.name,
+        other.name,
+        step,
+        stages,
+        alternated,
+        None,
+        cautions,
+        too_unstable,
+        unfinished=unfinished,
+        summary=summarise(steps),
     )
 
 

@@ -79,6 +79,7 @@ def test_the_table_has_a_row_for_the_step_and_each_stage(make_run: Make, tmp_pat
     (table,) = verdict_tables(judgements(campaign_of(tmp_path)))
     assert table.title == "Verdict: b against a, 10 blocks (the arms took turns by step)"
     assert [row[0] for row in table.rows] == ["whole step", "generate", "update"]
+    assert "b was the slower one in 10 of 10 blocks; Hodges-Lehmann: 1.100." in table.notes
     assert table.rows[1][1:3] == ("1.000", "1.000 to 1.000")
     assert [row[-1] for row in table.rows] == ["different", "equivalent", "different"]
     # all ten blocks agree: 2 of the 1024 sign patterns are as extreme; Holm doubles that for the first of two stages
