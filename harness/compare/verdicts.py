@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from harness.compare import numbers
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.groups import differences
@@ -33,6 +34,8 @@ from harness.trace import Stage
 
 OFTEN = 0.5  # a stage that runs in a smaller share of the steps, such as a checkpoint, is not compared
 UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison may be about
+TOKENS = "response_tokens"  # generated in a step, added up over the steps
+UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
 SET_BY_ARMS = ("threads",)  # within a campaign, what the arms' own settings decide
 _SETTINGS_OF_A_RUN = ("name", "description", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width", "seed")
 
@@ -179,7 +182,8 @@ def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[st
     in_blocks = base.runs[0].manifest.block is not None
     if not in_blocks and not _same_points(base, other):  # the points of a sweep, one after the other
         return _judge_apart(base, other, threshold, reasons)
-    cautions = (drift.sentence,) if drift is not None and drift.sentence else ()
+    cautions = [drift.sentence] if drift is not None and drift.sentence else []
+    cautions += _unequal_work(base, other)
     too_unstable = drift.sentence if drift is not None and drift.refuses_gate else None
     by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
     alternated = by_step and _same_points(base, other)
@@ -195,11 +199,30 @@ def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[st
         stages,
         alternated,
         None,
-        cautions,
+        tuple(cautions),
         too_unstable,
         unfinished=unfinished,
         summary=summarise(steps),
     )
+
+
+def _unequal_work(base: Variant, other: Variant) -> list[str]:
+    """Say where an arm may be faster because it generated less, or slower because it generated more."""
+    tokens = [variant.spread(_tokens_per_step) for variant in (base, other)]
+    if tokens[0] is None or tokens[1] is None or not tokens[0].mean:
+        return []
+    ratio = tokens[1].mean / tokens[0].mean
+    if abs(ratio - 1) < UNEQUAL_WORK:
+        return []
+    return [
+        f"{other.name} generated {numbers.change(ratio)} tokens per step against {base.name}, so they did not do equal "
+        "work; sampling.pinned_lengths makes them"
+    ]
+
+
+def _tokens_per_step(run: RunFigures) -> float | None:
+    total = run.mean(TOKENS)
+    return None if total is None or not run.steps else total / run.steps
 
 
 def is_same(one: Variant, other: Variant) -> bool:

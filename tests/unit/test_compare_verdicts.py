@@ -20,6 +20,7 @@ from harness.errors import UserError
 from harness.results import RunFolder
 from harness.stats import Verdict
 from harness.trace import Stage
+from harness.types import Metric
 
 SETTINGS = "steps: 6\nreward_target: 0.5\nmax_lag: 0\ngroup_size: 8\n"
 OTHER_SETTINGS = SETTINGS.replace("8", "4")
@@ -179,6 +180,16 @@ def test_steps_that_are_warm_up_or_profiled_do_not_count(make_run: Make, tmp_pat
     (folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     (block,) = paired_blocks(*campaign_of(tmp_path).variants, alternated=True)["step"]
     assert len(block.before) == len(block.after) == 2  # steps 3 and 5 of both
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(1040, []), (800, ["b generated -20.0% tokens per step against a"])])
+def test_unequal_work_is_said(make_run: Make, tmp_path: Path, tokens: int, said: list[str]) -> None:
+    for block in range(2):
+        for arm, count in (("a", 1000), ("b", tokens)):
+            metrics = {"response_tokens": Metric(count, "sum")}
+            run(make_run, arm, block, 0.5, metrics=lambda step, metrics=metrics: metrics)
+    (found,) = judgements(campaign_of(tmp_path))
+    assert [caution.partition(",")[0] for caution in found.cautions] == said
 
 
 def test_a_named_baseline_is_found_again_and_compared_without_pairing(make_run: Make, tmp_path: Path) -> None:
