@@ -146,7 +146,7 @@ def _campaigns(
             found.setdefault(_campaign_folder(folder, item.manifest), []).append(item)
     if not found:
         raise _all_damaged(damaged)
-    campaigns = [_campaign(folder, runs) for folder, runs in found.items()]
+    campaigns = [campaign_of(folder, runs) for folder, runs in found.items()]
     return sorted(campaigns, key=lambda item: (item.started_at, str(item.folder))), damaged
 
 
@@ -207,7 +207,12 @@ def _campaign_folder(folder: Path, manifest: Manifest) -> Path:
     return folder.parent if is_variant else folder
 
 
-def _campaign(folder: Path, runs: list[RunFigures]) -> Campaign:
+def campaign_of(folder: Path, runs: Sequence[RunFigures]) -> Campaign:
+    """Arrange the runs of one campaign, at least one, by variant.
+
+    Args:
+        folder: the campaign's.
+    """
     manifests = [run.manifest for run in runs]
     grouped: dict[str, list[RunFigures]] = {}
     for label, index in label_runs(manifests):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compare.campaigns import Campaign, Variant, label_runs
+from harness.compare.campaigns import Campaign, campaign_of
 from harness.compare.figures import run_figures
 from harness.errors import UserError
 from harness.report.bars import draw_lanes, draw_stages
@@ -80,14 +80,10 @@ def curves_of(folder: Path, runs: Sequence[Run]) -> Curves:
     Raises:
         UserError: a run's spans or its scenario are damaged.
     """
-    by_name: dict[str, list[int]] = {}
-    for name, index in label_runs([run.manifest for run in runs]):
-        by_name.setdefault(name, []).append(index)
     figures = [run_figures(run) for run in runs]
-    variants = tuple(Variant(name, tuple(figures[index] for index in members)) for name, members in by_name.items())
-    manifest = runs[0].manifest
-    campaign = Campaign(folder, manifest.scenario, manifest.campaign, manifest.started_at, variants)
-    return Curves(campaign, {name: [runs[index] for index in members] for name, members in by_name.items()})
+    run_of = {id(item): run for item, run in zip(figures, runs, strict=True)}
+    campaign = campaign_of(folder, figures)
+    return Curves(campaign, {item.name: [run_of[id(run)] for run in item.runs] for item in campaign.variants})
 
 
 def _figures(curves: Curves) -> Iterator[tuple[str, Figure]]:
