@@ -161,6 +161,7 @@ class RunRecorder:
         self.folder.flush()
         self.steps_done += 1
         self._on_row(row, train_s)
+        self._idle_since(window[1], facts.step)
         self.on_step_done(facts.step)
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
@@ -238,6 +239,17 @@ class RunRecorder:
         spans = self.write_spans()
         wall_ns, self._row_start_ns = now_ns - self._row_start_ns, now_ns
         return spans, wall_ns / 1e9, self._elapsed_s(now_ns)
+
+    def _idle_since(self, start_ns: int, step: int) -> None:
+        """Count the time since then as a wait for us, on the lanes that do nothing else."""
+        now_ns = self._tracer.clock_ns()
+        occupied = {span.lane for span in self._tracer.still_open()}
+        if now_ns > start_ns:
+            self._tracer.finished.extend(
+                Span(lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, self._versions.get(lane, NO_VERSION))
+                for lane in self._lanes
+                if lane not in occupied
+            )
 
     def _waits(self, ended: Sequence[Span]) -> list[tuple[str, Interval]]:
         """The waits that ended in this row and those that go on, by lane."""

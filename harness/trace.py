@@ -39,6 +39,7 @@ class Stage(StrEnum):
     WAIT_FOR_WEIGHTS = "wait_for_weights"
     WAIT_FOR_ROOM = "wait_for_room"
     WAIT_FOR_CALL = "wait_for_call"
+    WAIT_FOR_RECORDER = "wait_for_recorder"
 
     @property
     def is_wait(self) -> bool:

@@ -20,6 +20,7 @@ UNBLOCKED_BY = {
     Stage.WAIT_FOR_WEIGHTS: "the Learner",
     Stage.WAIT_FOR_ROOM: "the Learner",
     Stage.WAIT_FOR_CALL: "a call on its way",
+    Stage.WAIT_FOR_RECORDER: "the recorder",
 }
 """Whom each wait is for."""
 

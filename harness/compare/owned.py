@@ -1,6 +1,6 @@
 """Which instants of a lane belong to which stage: an instant under several spans goes to the one that began last.
 
-A wait for a call to arrive owns only what no other span claims: an actor may be busy with another call meanwhile.
+Waits for a call or for the recorder own only what no other span claims: an actor may be busy with something else.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from harness.intervals import Interval, merge
 from harness.trace import Span, Stage
 
+_LOWEST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
 Owned = dict[Stage, list[Interval]]
 """The instants of one lane by stage: disjoint intervals in nanoseconds."""
 
@@ -59,6 +60,6 @@ def owned_pieces(spans: Iterable[Span], window: Interval) -> Iterator[tuple[Stag
 
     for order, span in enumerate(sorted(spans, key=lambda item: (item.start_ns, -item.end_ns))):
         yield from until(max(span.start_ns, window[0]))
-        rank = 1 if span.stage is Stage.WAIT_FOR_CALL else -span.start_ns
+        rank = 1 if span.stage in _LOWEST else -span.start_ns
         heapq.heappush(open_spans, (rank, -order, span))
     yield from until(window[1])

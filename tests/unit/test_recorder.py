@@ -401,3 +401,26 @@ def test_steps_in_which_a_profiler_ran_are_flagged(
 def test_warm_up_is_the_floor_where_there_is_nothing_to_see(seconds: dict[int, float], warm: int) -> None:
     """The last one: the first five steps had an evaluation each, so that the first two plain ones are 5 and 6."""
     assert warmup_figures(seconds) == {"steps": warm, "steady": True}
+
+
+class TickingClock(HandClock):
+    """A clock that moves by a millisecond at each reading."""
+
+    def __call__(self) -> int:
+        self.now_ns += 1_000_000
+        return self.now_ns
+
+
+def test_lanes_that_do_nothing_wait_for_the_recorder(tmp_path: Path, scrubber: Scrubber) -> None:
+    clock = TickingClock()
+    tracer = RecordingTracer(clock)
+    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
+        folder.write_manifest(Manifest(scenario="s", campaign="c", started_at="2026-11-21T12:00:00.000Z"))
+        recorder = RunRecorder(folder, tracer)
+        recorder.loop_starts(["generator", "learner"])
+        tracer.drain()
+        with tracer.span("generator", Stage.GENERATE, 4, 3):  # it works on while the step is written down
+            recorder.on_step(FACTS)
+            (wait,) = tracer.drain()
+    assert (wait.lane, wait.stage, wait.step) == ("learner", Stage.WAIT_FOR_RECORDER, 3)
+    assert wait.end_ns - wait.start_ns == 1_000_000 * ((wait.end_ns - wait.start_ns) // 1_000_000) > 0
