@@ -29,6 +29,14 @@ SAMPLING = "echo 'py-spy> Sampling process 100 times a second. Press Control-C t
 PARSE = 'while [ $# -gt 0 ]; do case "$1" in --output) out=$2; shift 2;; *) shift;; esac; done'
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_reaches_children() -> Iterator[None]:
+    """In a job whose shell had it ignore Ctrl-C, programs started from here would ignore it too; a run sees to that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def allowed() -> None:
     """Skips where the system lets no process look into another one."""
