@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 import tempfile
 import traceback
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import Interrupted, RunStopped, UserError
+from harness.report.pipes import silence_output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None, run_command: RunCommand | None = Non
     except (Interrupted, KeyboardInterrupt) as error:
         return _say(f"interrupted: {error}" if str(error) else "interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
         return 0
     except Exception:
         traceback.print_exc()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,8 @@ from harness.compare.judging import Judge
 from harness.compare.reading import usable_cores
 from harness.errors import UserError
 from harness.report.console import Output
-from harness.report.plain import plain
+from harness.report.pipes import silence_output
+from harness.report.plain import plain, plain_lines
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
 from harness.stats import STEP_THRESHOLD
@@ -45,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _compare(options, errors)
     except UserError as error:
-        errors.print(Text("\n".join(plain(line) for line in f"error: {error}".splitlines())), soft_wrap=True)
+        errors.print(Text(plain_lines(f"error: {error}")), soft_wrap=True)
         return 2
     except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
     return 0
 
 
@@ -109,7 +109,7 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     try:
         _show(options.format, campaigns, detailed, damaged, judge, result)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
     if options.plots is not None:
         _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
     if options.save_baseline is not None:

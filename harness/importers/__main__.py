@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.errors import UserError
 from harness.importers.command import CROSSWALKS, Imported, import_run, sentences
-from harness.report.plain import plain
+from harness.report.plain import plain, plain_lines
 
 EXAMPLE = """example:
   python -m harness.importers verl logs/gsm8k.jsonl -o results/ --name gsm8k_verl
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             validation=options.validation,
         )
     except UserError as error:
-        print("\n".join(plain(line) for line in f"error: {error}".splitlines()), file=sys.stderr)
+        print(plain_lines(f"error: {error}"), file=sys.stderr)
         return 2
     print("\n".join(plain(line) for line in _report(options.trainer, done)))
     return 0

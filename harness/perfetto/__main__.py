@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.report.plain import plain
+from harness.report.pipes import silence_output
+from harness.report.plain import plain, plain_lines
 
 EXAMPLE = """example:
   python -m harness.perfetto results/reference/inflight -o inflight.pftrace
@@ -23,10 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _write(options.folder, options.output)
     except UserError as error:
-        print("\n".join(plain(line) for line in f"error: {error}".splitlines()), file=sys.stderr)
+        print(plain_lines(f"error: {error}"), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
     return 0
 
 

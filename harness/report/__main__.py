@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ from rich.text import Text
 
 from harness.errors import UserError
 from harness.report.html.make import make_report
-from harness.report.plain import plain
+from harness.report.pipes import silence_output
+from harness.report.plain import plain, plain_lines
 
 EXAMPLE = "example: python -m harness.report results/reference/sync_k -o report.html"
 
@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size = options.out.stat().st_size
         print(plain(f"report: {options.out} ({size / 1e3:,.0f} kB)"))
     except UserError as error:
-        errors.print(Text("\n".join(plain(line) for line in f"error: {error}".splitlines())), soft_wrap=True)
+        errors.print(Text(plain_lines(f"error: {error}")), soft_wrap=True)
         return 2
     except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
     return 0
 
 

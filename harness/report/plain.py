@@ -17,6 +17,11 @@ def plain(text: str, limit: int | None = None) -> str:
     return shown
 
 
+def plain_lines(text: str) -> str:
+    """Return the text with every line made plain and the line breaks kept, as for an error of several lines."""
+    return "\n".join(map(plain, text.splitlines()))
+
+
 def _visible(character: str) -> str:
     kind = unicodedata.category(character)
     if kind[0] != "C" and kind not in ("Zl", "Zp"):

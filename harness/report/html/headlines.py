@@ -45,14 +45,10 @@ def verdict_headline(judgements: Sequence[Judgement]) -> str:
 
 def _verdict(item: Judgement) -> str:
     step = item.step
-    text = f"{item.other} {_signed(step.ratio)}"
+    text = f"{item.other} {numbers.change(step.ratio)}"
     if step.low is not None and step.high is not None:
-        text += f" (95% interval {_signed(step.low)} to {_signed(step.high)})"
+        text += f" (95% interval {numbers.change(step.low)} to {numbers.change(step.high)})"
     return f"{text}, {step.verdict.value}" + (f" ({step.reason})" if step.reason else "")
-
-
-def _signed(ratio: float | None) -> str:
-    return numbers.NOTHING if ratio is None else f"{100 * (ratio - 1):+.1f}%"
 
 
 def exposed_shares(material: Material, name: str) -> dict[Stage, float]:

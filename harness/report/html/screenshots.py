@@ -16,7 +16,7 @@ from rich.text import Text
 
 from harness.errors import UserError
 from harness.report.html.browser import Browser, find_chromium
-from harness.report.plain import plain
+from harness.report.plain import plain, plain_lines
 
 KINDS = {"light": (1280, False), "dark": (1280, True), "narrow": (390, False)}
 """Width of the screen in CSS pixels, and whether the reader prefers dark colours."""
@@ -35,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in take(options.report, options.out, options.height):
             print(plain(f"picture: {path}"))
     except UserError as error:
-        lines = "\n".join(plain(line) for line in f"error: {error}".splitlines())
-        Console(stderr=True).print(Text(lines), soft_wrap=True)
+        Console(stderr=True).print(Text(plain_lines(f"error: {error}")), soft_wrap=True)
         return 2
     return 0
 
