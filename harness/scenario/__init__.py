@@ -2,7 +2,9 @@
 
 from harness.scenario.axes import Variant, expand
 from harness.scenario.dump import resolved_yaml, scenario_hash
+from harness.scenario.engine_sections import FakeEngineSettings, NativeEngineSettings, PacedEngineSettings
 from harness.scenario.load import find_scenario, load_scenario, scenario_files, scenario_folders
+from harness.scenario.model_sections import FolderModelSettings, PacedModelSettings, PresetModelSettings
 from harness.scenario.rules import broken_rules, no_gpu_error
 from harness.scenario.schema import (
     EngineSettings,
@@ -15,22 +17,15 @@ from harness.scenario.schema import (
 from harness.scenario.sections import (
     AdvantageSettings,
     EvaluationSettings,
-    FakeEngineSettings,
-    FolderModelSettings,
-    JsonlTaskSettings,
-    KeywordsTaskSettings,
     KlSettings,
     LossSettings,
-    NativeEngineSettings,
     OptimizerSettings,
-    PacedEngineSettings,
-    PacedModelSettings,
     PartSettings,
     PlacementSettings,
-    PresetModelSettings,
     SamplingSettings,
 )
 from harness.scenario.side_by_side import load_side_by_side
+from harness.scenario.task_sections import JsonlTaskSettings, KeywordsTaskSettings
 from harness.scenario.transport_sections import InProcessTransportSettings, TransportSweepSettings
 
 __all__ = [

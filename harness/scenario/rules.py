@@ -8,7 +8,7 @@ from harness.errors import UserError
 from harness.scenario.distributed_rules import DISTRIBUTED_RULES
 from harness.scenario.problems import Problem, dotted_paths
 from harness.scenario.schema import Scenario
-from harness.scenario.sections import KeywordsTaskSettings
+from harness.scenario.task_sections import KeywordsTaskSettings
 
 Rule = Callable[[Scenario], Problem | None]
 

@@ -9,33 +9,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from harness.scenario.engine_sections import FakeEngineSettings, NativeEngineSettings, PacedEngineSettings
+from harness.scenario.model_sections import FolderModelSettings, PacedModelSettings, PresetModelSettings
 from harness.scenario.sections import (
     AdvantageSettings,
     AtLeast0,
     AtLeast1,
     EmptyIfNull,
     EvaluationSettings,
-    FakeEngineSettings,
     FaultSettings,
-    FolderModelSettings,
     FolderName,
     FromList,
-    JsonlTaskSettings,
-    KeywordsTaskSettings,
     LossSettings,
-    NativeEngineSettings,
     NonEmptyText,
     OptimizerSettings,
-    PacedEngineSettings,
-    PacedModelSettings,
     PlacementSettings,
-    PresetModelSettings,
     ReplaySettings,
     SamplingSettings,
     Section,
     Seed,
     typed,
 )
+from harness.scenario.task_sections import JsonlTaskSettings, KeywordsTaskSettings
 from harness.scenario.transport_sections import (
     CudaIpcTransportSettings,
     DiskTransportSettings,

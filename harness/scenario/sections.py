@@ -24,10 +24,10 @@ DelayedStage = Literal[
     "weight_publish", "weight_transfer", "weight_load", "weight_verify", "evaluate", "checkpoint",
 ]  # fmt: skip
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+=,-]*$"
-_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 FORMS = {
     _NAME: "letters, digits and _ . + = , - (a letter, digit or _ first)",
-    _FUNCTION: "of the form `package.module:function`",
+    FUNCTION: "of the form `package.module:function`",
 }
 FolderName = Annotated[str, Field(pattern=_NAME, max_length=100)]
 Precision = Literal["float32", "bfloat16"]
@@ -63,115 +63,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
-
-
-class KeywordsTaskSettings(Section):
-    """Write a sentence that includes the given words; reward 1 if every word occurs, else 0."""
-
-    type: Literal["keywords"] = "keywords"
-    """Keyword inclusion, with prompts made from the project's own word list."""
-    keywords_per_prompt: Annotated[int, Field(ge=2, le=8)] = 2
-    """How many words a sentence must include; at least 2, since what is held out is which words stand together."""
-    train_prompts: AtLeast1 = 4096
-    """How many different training prompts there are."""
-    validation_prompts: AtLeast1 = 256
-    """How many held-out prompts there are; their word combinations never occur in training."""
-    seed: Seed = 0
-    """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
-
-
-class JsonlTaskSettings(Section):
-    """Your own task: prompts from JSONL files, reward from a Python function."""
-
-    type: Literal["jsonl"] = "jsonl"
-    """Prompts from JSONL files, one JSON object a line."""
-    train: NonEmptyText
-    """File with the training prompts."""
-    validation: NonEmptyText | None = None
-    """File with the validation prompts; null holds out a part of the training file."""
-    validation_fraction: Fraction = 0.1
-    """Share of the training file held out where there is no validation file."""
-    reward: Annotated[str, Field(pattern=_FUNCTION)]
-    """Reward function as `package.module:function`, called with (response, ground_truth)."""
-    reward_timeout_s: Positive | None = 30.0
-    """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
-    prompt_field: NonEmptyText = "prompt"
-    """Key of the prompt in each row."""
-    answer_field: NonEmptyText = "answer"
-    """Key of the ground truth in each row."""
-
-
-class PolicySettings(Section):
-    """What every kind of policy has."""
-
-    precision: Precision = "float32"
-    """Training arithmetic; bfloat16 means autocast over float32 weights."""
-    threads: AtLeast1 | None = None
-    """CPU threads of the training process; null takes all cores."""
-
-
-class PresetModelSettings(PolicySettings):
-    """The project's own language model, in a ready-made size."""
-
-    type: Literal["preset"] = "preset"
-    """One of the project's own models."""
-    preset: Literal["tiny", "small", "course"] = "small"
-    """Size: `tiny` for tests, `small` about 3 million parameters, `course` 4 layers of width 512."""
-    warm_start: bool = True
-    """Train on example sentences first (cached): from random weights the reward is always 0."""
-    warm_start_seed: Seed = 0
-    """Seed of the initial weights and of the warm start."""
-
-
-class FolderModelSettings(PolicySettings):
-    """Any Hugging Face causal language model."""
-
-    type: Literal["folder"] = "folder"
-    """A Hugging Face model."""
-    path: NonEmptyText
-    """Model folder, or name on the Hugging Face hub."""
-
-
-class PacedModelSettings(PolicySettings):
-    """A Learner that sleeps instead of training, with made-up weights: to measure transports and the loop itself."""
-
-    type: Literal["paced"] = "paced"
-    """Sleeps instead of training; the weights it publishes are real bytes that change at each step."""
-    update_s: NotNegative = 0.4
-    """Seconds of one update."""
-    megabytes: Positive = 1.0
-    """Size of the weights, in units of 10^6 bytes."""
-    tensors: AtLeast1 = 1
-    """Number of tensors that the weights are split into."""
-
-
-class NativeEngineSettings(Section):
-    """The project's own sampling engine."""
-
-    type: Literal["native"] = "native"
-    """The project's own engine."""
-    precision: Precision = "float32"
-    """Sampling arithmetic."""
-    max_batch: AtLeast1 = 256
-    """How many responses are decoded together at most."""
-
-
-class FakeEngineSettings(Section):
-    """An engine that makes up tokens at once, for tests."""
-
-    type: Literal["fake"] = "fake"
-    """The engine of the tests."""
-
-
-class PacedEngineSettings(Section):
-    """An engine that sleeps instead of sampling; goes with `model.type: paced`."""
-
-    type: Literal["paced"] = "paced"
-    """Sleeps instead of sampling; the weights it loads are copied into its own tensors."""
-    generate_s: NotNegative = 0.5
-    """Seconds of one batch; several Generators share it out."""
-    spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """How far the seconds of one batch may differ from that, as a fraction; drawn from the seed."""
 
 
 class SamplingSettings(Section):

@@ -1,0 +1,51 @@
+"""The kinds of policy a scenario may name, and what may be written about each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from harness.scenario.sections import AtLeast1, NonEmptyText, NotNegative, Positive, Precision, Section, Seed
+
+
+class PolicySettings(Section):
+    """What every kind of policy has."""
+
+    precision: Precision = "float32"
+    """Training arithmetic; bfloat16 means autocast over float32 weights."""
+    threads: AtLeast1 | None = None
+    """CPU threads of the training process; null takes all cores."""
+
+
+class PresetModelSettings(PolicySettings):
+    """The project's own language model, in a ready-made size."""
+
+    type: Literal["preset"] = "preset"
+    """One of the project's own models."""
+    preset: Literal["tiny", "small", "course"] = "small"
+    """Size: `tiny` for tests, `small` about 3 million parameters, `course` 4 layers of width 512."""
+    warm_start: bool = True
+    """Train on example sentences first (cached): from random weights the reward is always 0."""
+    warm_start_seed: Seed = 0
+    """Seed of the initial weights and of the warm start."""
+
+
+class FolderModelSettings(PolicySettings):
+    """Any Hugging Face causal language model."""
+
+    type: Literal["folder"] = "folder"
+    """A Hugging Face model."""
+    path: NonEmptyText
+    """Model folder, or name on the Hugging Face hub."""
+
+
+class PacedModelSettings(PolicySettings):
+    """A Learner that sleeps instead of training, with made-up weights: to measure transports and the loop itself."""
+
+    type: Literal["paced"] = "paced"
+    """Sleeps instead of training; the weights it publishes are real bytes that change at each step."""
+    update_s: NotNegative = 0.4
+    """Seconds of one update."""
+    megabytes: Positive = 1.0
+    """Size of the weights, in units of 10^6 bytes."""
+    tensors: AtLeast1 = 1
+    """Number of tensors that the weights are split into."""

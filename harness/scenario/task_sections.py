@@ -1,0 +1,45 @@
+"""The kinds of task a scenario may name, and what may be written about each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.scenario.sections import FUNCTION, AtLeast1, Fraction, NonEmptyText, Positive, Section, Seed
+
+
+class KeywordsTaskSettings(Section):
+    """Write a sentence that includes the given words; reward 1 if every word occurs, else 0."""
+
+    type: Literal["keywords"] = "keywords"
+    """Keyword inclusion, with prompts made from the project's own word list."""
+    keywords_per_prompt: Annotated[int, Field(ge=2, le=8)] = 2
+    """How many words a sentence must include; at least 2, since what is held out is which words stand together."""
+    train_prompts: AtLeast1 = 4096
+    """How many different training prompts there are."""
+    validation_prompts: AtLeast1 = 256
+    """How many held-out prompts there are; their word combinations never occur in training."""
+    seed: Seed = 0
+    """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
+
+
+class JsonlTaskSettings(Section):
+    """Your own task: prompts from JSONL files, reward from a Python function."""
+
+    type: Literal["jsonl"] = "jsonl"
+    """Prompts from JSONL files, one JSON object a line."""
+    train: NonEmptyText
+    """File with the training prompts."""
+    validation: NonEmptyText | None = None
+    """File with the validation prompts; null holds out a part of the training file."""
+    validation_fraction: Fraction = 0.1
+    """Share of the training file held out where there is no validation file."""
+    reward: Annotated[str, Field(pattern=FUNCTION)]
+    """Reward function as `package.module:function`, called with (response, ground_truth)."""
+    reward_timeout_s: Positive | None = 30.0
+    """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
+    prompt_field: NonEmptyText = "prompt"
+    """Key of the prompt in each row."""
+    answer_field: NonEmptyText = "answer"
+    """Key of the ground truth in each row."""
