@@ -30,6 +30,17 @@ ELSEWHERE = {
     "compare": ("harness.compare.__main__", "compare results (as python -m harness.compare)", "compare results/"),
     "report": ("harness.report.__main__", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.perfetto.__main__", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
+    "sweep": ("harness.sweep.__main__", "run or continue a sweep, point by point", "sweep learning_rates"),
+    "evaluate": (
+        "harness.evaluate.__main__",
+        "sample a data set once and sort the answers",
+        "evaluate --model DIR --data test.jsonl",
+    ),
+    "dataset": (
+        "harness.dataset.__main__",
+        "have a model write a data set",
+        "dataset keywords --model DIR -o data/keywords",
+    ),
     "import": ("harness.importers.__main__", "read the metric log of another trainer", "import trl LOG -o results/"),
 }
 """Commands with a command line of their own: module, purpose, example."""

@@ -47,6 +47,31 @@ def _jsonl_task(settings: Any) -> Task:
     )
 
 
+def _maths_task(settings: Any) -> Task:
+    from harness.tasks.maths import MathsTask
+
+    return MathsTask(
+        settings.train,
+        validation=settings.validation,
+        validation_fraction=settings.validation_fraction,
+        format=settings.format,
+        prompt=settings.prompt,
+        symbolic_timeout_s=settings.symbolic_timeout_s,
+    )
+
+
+def _arithmetic_task(settings: Any) -> Task:
+    from harness.tasks.arithmetic import ArithmeticTask
+
+    return ArithmeticTask(settings.train_prompts, settings.validation_prompts, settings.seed)
+
+
+def _sorting_task(settings: Any) -> Task:
+    from harness.tasks.sorting import SortingTask
+
+    return SortingTask(settings.reward)
+
+
 def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
     from harness.warm_start import initial_policy, warm_start_policy
 
@@ -70,6 +95,14 @@ def _folder_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> 
     settings: Any = scenario.model
     model, tokenizer = load_policy(settings.path, device)
     return Policy(model, tokenizer, getattr(model.config, "max_position_embeddings", None))
+
+
+def _sorting_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
+    from harness.models.sorting import sorting_policy
+
+    settings: Any = scenario.model
+    model, tokenizer = sorting_policy(scenario.seed if settings.seed is None else settings.seed)
+    return Policy(model.to(device), tokenizer, None)
 
 
 def _paced_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
@@ -107,6 +140,18 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
     )
 
 
+def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
+    from harness.engines.vllm import vllm_engine
+
+    return vllm_engine(scenario.engine, policy.model, policy.tokenizer, device=device, should_stop=should_stop)
+
+
+def _sglang_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
+    from harness.engines.sglang import sglang_engine
+
+    return sglang_engine(scenario.engine, policy.model, policy.tokenizer, device=device, should_stop=should_stop)
+
+
 def _fake_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.fake import FakeEngine
 
@@ -123,13 +168,20 @@ def _paced_engine(scenario: Scenario, policy: Policy, device: str, should_stop: 
 BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("task", "keywords"): _keyword_task,
     ("task", "jsonl"): _jsonl_task,
+    ("task", "maths"): _maths_task,
+    ("task", "arithmetic"): _arithmetic_task,
+    ("task", "sorting"): _sorting_task,
     ("model", "preset"): _preset_policy,
     ("model", "folder"): _folder_policy,
     ("model", "paced"): _paced_policy,
+    ("model", "sorting"): _sorting_policy,
     ("trainer", "preset"): _policy_trainer,
     ("trainer", "folder"): _policy_trainer,
     ("trainer", "paced"): _paced_trainer,
+    ("trainer", "sorting"): _policy_trainer,
     ("engine", "native"): _native_engine,
+    ("engine", "vllm"): _vllm_engine,
+    ("engine", "sglang"): _sglang_engine,
     ("engine", "fake"): _fake_engine,
     ("engine", "paced"): _paced_engine,
 }

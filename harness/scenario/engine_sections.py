@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.scenario.sections import AtLeast1, NotNegative, Precision, Section
+from harness.scenario.sections import AtLeast1, NotNegative, Positive, Precision, Section
 
 
 class NativeEngineSettings(Section):
@@ -36,3 +36,28 @@ class PacedEngineSettings(Section):
     """Seconds of one batch; several Generators share it out."""
     spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How far the seconds of one batch may differ from that, as a fraction; drawn from the seed."""
+
+
+class ServingEngineSettings(Section):
+    """What engines of other makers have in common."""
+
+    precision: Precision = "float32"
+    """Sampling arithmetic."""
+    max_batch: AtLeast1 = 256
+    """How many responses are decoded together at most."""
+    mismatch_bound: Positive | None = None
+    """Largest gap between engine and Learner log-probs after a weight sync; null: 1e-4 in float32, 0.5 in bfloat16."""
+
+
+class VllmEngineSettings(ServingEngineSettings):
+    """vLLM, in the Generator's process."""
+
+    type: Literal["vllm"] = "vllm"
+    """vLLM; `make install-vllm` adds it."""
+
+
+class SglangEngineSettings(ServingEngineSettings):
+    """SGLang, for machines with a GPU."""
+
+    type: Literal["sglang"] = "sglang"
+    """SGLang; it has to be installed by hand."""

@@ -49,3 +49,12 @@ class PacedModelSettings(PolicySettings):
     """Size of the weights, in units of 10^6 bytes."""
     tensors: AtLeast1 = 1
     """Number of tensors that the weights are split into."""
+
+
+class SortingModelSettings(PolicySettings):
+    """The sorting toy's model: it writes all positions at once, each from its own matrix."""
+
+    type: Literal["sorting"] = "sorting"
+    """The model of `task.type: sorting`."""
+    seed: Seed | None = None
+    """Seed of the initial weights; null takes the scenario's."""

@@ -9,8 +9,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from harness.scenario.engine_sections import FakeEngineSettings, NativeEngineSettings, PacedEngineSettings
-from harness.scenario.model_sections import FolderModelSettings, PacedModelSettings, PresetModelSettings
+from harness.scenario.engine_sections import (
+    FakeEngineSettings,
+    NativeEngineSettings,
+    PacedEngineSettings,
+    SglangEngineSettings,
+    VllmEngineSettings,
+)
+from harness.scenario.model_sections import (
+    FolderModelSettings,
+    PacedModelSettings,
+    PresetModelSettings,
+    SortingModelSettings,
+)
 from harness.scenario.sections import (
     AdvantageSettings,
     AtLeast0,
@@ -30,7 +41,13 @@ from harness.scenario.sections import (
     Seed,
     typed,
 )
-from harness.scenario.task_sections import JsonlTaskSettings, KeywordsTaskSettings
+from harness.scenario.task_sections import (
+    ArithmeticTaskSettings,
+    JsonlTaskSettings,
+    KeywordsTaskSettings,
+    MathsTaskSettings,
+    SortingTaskSettings,
+)
 from harness.scenario.transport_sections import (
     CudaIpcTransportSettings,
     DiskTransportSettings,
@@ -45,9 +62,13 @@ from harness.scenario.transport_sections import (
 )
 
 AxisValues = Annotated[list[Any], Field(min_length=1)]
-TaskSettings = KeywordsTaskSettings | JsonlTaskSettings
-ModelSettings = PresetModelSettings | FolderModelSettings | PacedModelSettings
-EngineSettings = NativeEngineSettings | FakeEngineSettings | PacedEngineSettings
+TaskSettings = (
+    KeywordsTaskSettings | JsonlTaskSettings | MathsTaskSettings | ArithmeticTaskSettings | SortingTaskSettings
+)
+ModelSettings = PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings
+EngineSettings = (
+    NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings
+)
 TransportSettings = (
     InProcessTransportSettings
     | ObjectStoreTransportSettings
