@@ -2,20 +2,23 @@
 #   PYTHON    the Python that makes it (3.11)            VENV   its folder
 #   SCENARIO  a name in scenarios/, or a YAML file       ARGS   more arguments for the command
 #   PARTS     optional parts for `make install`: peers, wandb, mlflow
+#   VLLM=no   makes `make test` and `make test-all` leave vLLM (4 GB) out; its tests are then skipped
 
 PYTHON ?= python3
 VENV ?= .venv
 SCENARIO ?= quickstart
 PARTS ?=
 ARGS ?=
+VLLM ?= yes
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SETUP = $(PYTHON) -m harness.setup
+WITH_VLLM = @$(SETUP) install --venv $(VENV) --part vllm
 SCENARIO_FILE = $(if $(filter %.yaml %.yml,$(SCENARIO)),$(SCENARIO),scenarios/$(SCENARIO).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench compare test test-all check install install-vllm clean
+.PHONY: help bench sweep compare test test-all check install install-vllm clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,15 +27,21 @@ $(STAMP): pyproject.toml harness/setup/constraints.txt
 	@$(SETUP) install --venv $(VENV)
 
 bench: $(STAMP)  ## run a scenario and show where the time went (SCENARIO=quickstart)
+	$(if $(findstring vllm,$(SCENARIO)),$(WITH_VLLM))
 	$(BIN)/python -m harness run $(SCENARIO_FILE) $(ARGS)
+
+sweep: $(STAMP)  ## run a sweep, or go on with it where it was stopped (SCENARIO=learning_rates)
+	$(BIN)/python -m harness sweep $(if $(filter-out file,$(origin SCENARIO)),$(SCENARIO_FILE),scenarios/learning_rates.yaml) $(ARGS)
 
 compare: $(STAMP)  ## compare the runs in results/
 	$(BIN)/python -m harness.compare results/ $(ARGS)
 
 test: $(STAMP)  ## run the tests, without the slow ones
+	$(if $(filter yes,$(VLLM)),$(WITH_VLLM) --where-possible)
 	$(BIN)/python -m pytest --benchmark-skip -m "not slow" $(ARGS)
 
 test-all: $(STAMP)  ## run every test
+	$(if $(filter yes,$(VLLM)),$(WITH_VLLM) --where-possible)
 	$(BIN)/python -m pytest --benchmark-skip $(ARGS)
 
 check: $(STAMP)  ## check formatting, lint, types and import rules
@@ -46,7 +55,7 @@ install:  ## make the virtual environment (PARTS: peers, wandb, mlflow)
 	@$(SETUP) parts
 
 install-vllm:  ## add the vLLM engine: CPU build, or CUDA build where there is a driver
-	@$(SETUP) install --venv $(VENV) --part vllm
+	$(WITH_VLLM)
 
 clean:  ## remove caches and build leftovers; keeps results/ and the virtual environment
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -21,7 +21,7 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "install":
-            install(Environment(ROOT, options.venv), options.part, this_platform())
+            install(Environment(ROOT, options.venv), options.part, this_platform(), options.where_possible)
         else:
             describe_parts(optional_parts(this_platform()))
     except UserError as error:
@@ -41,17 +41,33 @@ def _parser() -> argparse.ArgumentParser:
     installing.add_argument(
         "--part", action="append", default=[], choices=[*EXTRAS, "vllm"], help="an optional part to add"
     )
+    installing.add_argument(
+        "--where-possible", action="store_true", help="leave out, with the reason, a part that cannot be had here"
+    )
     commands.add_parser("parts", help="list the optional parts, and why one cannot be had here")
     return parser
 
 
-def install(environment: Environment, asked: Sequence[str], facts: PlatformFacts) -> None:
+def install(environment: Environment, asked: Sequence[str], facts: PlatformFacts, where_possible: bool = False) -> None:
     """Install the harness and the optional parts asked for; what is up to date is left alone.
+
+    Args:
+        environment: where to.
+        asked: the parts.
+        facts: of the platform.
+        where_possible: say why a part cannot be had here, and go on without it.
 
     Raises:
         UserError: an installation failed, or a part asked for cannot be had on this platform.
     """
-    chosen = [choose_part(name, optional_parts(facts)) for name in asked]
+    chosen: list[Part] = []
+    for name in asked:
+        try:
+            chosen.append(choose_part(name, optional_parts(facts)))
+        except UserError as error:
+            if not where_possible:
+                raise
+            say(f"without {name}: {error.what}")
     install_base(environment)
     for part in chosen:
         install_part(environment, part)

