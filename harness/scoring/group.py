@@ -55,7 +55,10 @@ class DirectRewards:
         return rewards
 
     def close(self) -> None:
-        """See ``GroupRewards``."""
+        """Let the function give back what it holds, where it has a ``close``."""
+        close = getattr(self._reward, "close", None)
+        if callable(close):
+            close()
 
 
 def reward_one(reward: Reward, response: str, ground_truth: str) -> dict[str, float]:

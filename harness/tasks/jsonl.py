@@ -51,7 +51,7 @@ class JsonlTask:
         else:
             self.train_prompts = prompts
             self.validation_prompts = read_prompts(validation, prompt_field, answer_field)
-            _refuse_shared(prompts, self.validation_prompts, str(train), str(validation))
+            refuse_shared(prompts, self.validation_prompts, str(train), str(validation))
         self.reward = UserReward(reward)
         self.check_reward()
 
@@ -68,9 +68,7 @@ def read_prompts(file: str | Path, prompt_field: str, answer_field: str) -> tupl
     """
     prompts: list[Prompt] = []
     first_line: dict[str, int] = {}
-    for number, line in enumerate(_read_lines(file), start=1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(file):
         prompt = _parse_line(line, f"{file}, line {number}", prompt_field, answer_field)
         earlier = first_line.setdefault(prompt.text, number)
         if earlier != number:
@@ -122,7 +120,12 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _read_lines(file: str | Path) -> list[str]:
+def read_lines(file: str | Path) -> list[tuple[int, bytes]]:
+    """Return the lines of a file that are not blank, each with its number from 1.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     try:
         content = Path(file).read_bytes()
     except OSError as error:
@@ -133,7 +136,7 @@ def _read_lines(file: str | Path) -> list[str]:
             fix="give the path of a JSONL file; a relative one counts from the folder the command is run in",
         ) from error
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [_decode(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1)]
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _decode(line: bytes, where: str) -> str:
@@ -147,21 +150,43 @@ def _decode(line: bytes, where: str) -> str:
         ) from error
 
 
-def _parse_line(line: str, where: str, prompt_field: str, answer_field: str) -> Prompt:
+def parse_object(line: bytes, where: str, example: str) -> dict[str, Any]:
+    """Return the JSON object that a line is.
+
+    Args:
+        line: as ``read_lines`` gives it.
+        where: named in errors.
+        example: what a line should look like.
+
+    Raises:
+        UserError: the line is not UTF-8, not JSON, not an object, or has a field twice.
+    """
+    text = _decode(line, where)
     try:
-        row = json.loads(line, object_pairs_hook=lambda pairs: _without_repeats(pairs, where))
+        row = json.loads(text, object_pairs_hook=lambda pairs: _without_repeats(pairs, where))
     except json.JSONDecodeError as error:
         raise UserError(
-            f"not JSON: {error.msg} at column {error.colno} of {_short(line.strip())}",
+            f"not JSON: {error.msg} at column {error.colno} of {_short(text.strip())}",
             where=where,
             fix="write one whole JSON object on each line",
         ) from error
+    except UserError:
+        raise
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+        raise UserError(
+            f"not usable JSON: {error}", where=where, fix="write one whole JSON object on each line"
+        ) from error
     if not isinstance(row, dict):
         raise UserError(
-            f"the line is {_json_name(row)}, not an object: {_short(line.strip())}",
+            f"the line is {_json_name(row)}, not an object: {_short(text.strip())}",
             where=where,
-            fix=f'write it as {{"{prompt_field}": "...", "{answer_field}": "..."}}',
+            fix=f"write it as {example}",
         )
+    return row
+
+
+def _parse_line(line: bytes, where: str, prompt_field: str, answer_field: str) -> Prompt:
+    row = parse_object(line, where, f'{{"{prompt_field}": "...", "{answer_field}": "..."}}')
     prompt = _text_field(row, prompt_field, "prompt_field", where)
     if not prompt.strip():
         raise UserError(f"the field {prompt_field!r} is empty", where=where, fix="give the prompt a text")
@@ -185,7 +210,15 @@ def _text_field(row: dict[str, Any], name: str, setting: str, where: str) -> str
             where=where,
             fix=f"add the field, or set task.{setting} to {near[0] if near else 'the one to use'}",
         )
-    value = row[name]
+    return checked_text(row[name], name, where)
+
+
+def checked_text(value: Any, name: str, where: str) -> str:
+    """Return the value of a field, which must be text.
+
+    Raises:
+        UserError: it is not, or holds half of a surrogate pair.
+    """
     if not isinstance(value, str):
         raise UserError(
             f"the field {name!r} is {_json_name(value)} ({_short(value)}), not text",
@@ -201,7 +234,8 @@ def _text_field(row: dict[str, Any], name: str, setting: str, where: str) -> str
     return value
 
 
-def _refuse_shared(train: tuple[Prompt, ...], validation: tuple[Prompt, ...], train_file: str, file: str) -> None:
+def refuse_shared(train: tuple[Prompt, ...], validation: tuple[Prompt, ...], train_file: str, file: str) -> None:
+    """Raise UserError if a prompt is both trained on and held out."""
     trained_on = {prompt.text for prompt in train}
     shared = [prompt.text for prompt in validation if prompt.text in trained_on]
     if shared:

@@ -10,6 +10,8 @@ import pytest
 
 from harness.protocols import Task
 from harness.tasks import JsonlTask, KeywordTask
+from harness.tasks.arithmetic import ArithmeticTask
+from harness.tasks.maths import MathsTask
 from harness.types import Prompt
 
 ROOT = Path(__file__).parents[2]
@@ -25,12 +27,26 @@ def two_files(folder: Path) -> JsonlTask:
     return JsonlTask(folder / "train.jsonl", REWARD, validation=folder / "validation.jsonl")
 
 
+def maths(folder: Path, prompt: str) -> MathsTask:
+    """The two sample files, each as often as the contract needs: the same problem about other things is another one."""
+    for name, field, times in (("gsm8k", "question", 2), ("math", "problem", 1)):
+        rows = (ROOT / "tests" / "data" / "maths" / f"{name}_sample.jsonl").read_text(encoding="utf-8")
+        copies = [rows.replace(f'"{field}": "', f'"{field}": "({number}) ') for number in range(times)]
+        (folder / f"{name}.jsonl").write_text("".join(copies), encoding="utf-8")
+    return MathsTask(folder / "gsm8k.jsonl", folder / "math.jsonl", prompt=prompt)
+
+
 BUILDERS: dict[str, Callable[[Path], Task]] = {
     "keywords": lambda folder: KeywordTask(2, 64, 32, seed=1),
     "keywords, four in a prompt": lambda folder: KeywordTask(4, 64, 32, seed=1),
     "jsonl, split": lambda folder: JsonlTask(EXAMPLE / "prompts.jsonl", REWARD, validation_fraction=0.25),
     "jsonl, two files": two_files,
+    "maths": lambda folder: maths(folder, "r1_zero"),
+    "maths, bare questions": lambda folder: maths(folder, "question_only"),
+    "arithmetic": lambda folder: ArithmeticTask(64, 32, seed=1),
 }
+FORMATS = dict.fromkeys(("maths", "arithmetic"), "So be it. </think> <answer> {} </answer>")
+"""How a response is written where a task asks for a format; the keywords, or the answer, go in its place."""
 
 
 @pytest.fixture(params=BUILDERS, autouse=True)
@@ -39,6 +55,12 @@ def build(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return lambda: BUILDERS[request.param](tmp_path)
+
+
+@pytest.fixture
+def format_of_responses(request: pytest.FixtureRequest) -> str:
+    """Return how a response to the task is written."""
+    return FORMATS.get(request.node.callspec.params["build"], "{}")
 
 
 def test_prompts_have_texts_and_none_comes_twice(build: Callable[[], Task]) -> None:
@@ -66,11 +88,13 @@ def test_any_response_gets_three_finite_numbers(build: Callable[[], Task]) -> No
             assert all(type(part) is float and math.isfinite(part) for part in rewards.values())
 
 
-def test_the_prompt_with_its_keywords_answered_beats_silence(build: Callable[[], Task]) -> None:
+def test_the_prompt_with_its_keywords_answered_beats_silence(
+    build: Callable[[], Task], format_of_responses: str
+) -> None:
     task = build()
     prompt = task.train_prompts[0]
     answered = " ".join(prompt.ground_truth.replace(",", "").split()) + "."
-    assert task.reward(answered, prompt.ground_truth)["reward"] == 1.0
+    assert task.reward(format_of_responses.format(answered), prompt.ground_truth)["reward"] == 1.0
     assert task.reward("", prompt.ground_truth)["reward"] == 0.0
 
 

@@ -1,0 +1,29 @@
+"""Maths with verified answers: prompt templates, data files of two formats, and rewards. No torch in here.
+
+Whether two answers mean the same is told by rules of our own first (``answers``), and by a library after that, in a
+process of its own with a time limit (``symbolic``).
+"""
+
+from harness.tasks.maths.grader import AnswerGrader
+from harness.tasks.maths.loaders import MathsProblem, read_problems
+from harness.tasks.maths.prompts import PROMPT_TEMPLATES, PromptTemplate
+from harness.tasks.maths.reward import (
+    REWARD_FUNCTIONS,
+    MathsReward,
+    question_only_reward_fn,
+    r1_zero_reward_fn,
+)
+from harness.tasks.maths.task import MathsTask
+
+__all__ = [
+    "PROMPT_TEMPLATES",
+    "REWARD_FUNCTIONS",
+    "AnswerGrader",
+    "MathsProblem",
+    "MathsReward",
+    "MathsTask",
+    "PromptTemplate",
+    "question_only_reward_fn",
+    "r1_zero_reward_fn",
+    "read_problems",
+]

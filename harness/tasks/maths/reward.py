@@ -1,0 +1,87 @@
+"""The rewards of a maths response: one part for its format, one for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from harness.tasks.maths.extraction import boxed_answer, stated_answer, tagged_answer
+from harness.tasks.maths.grader import AnswerGrader, shared_grader
+
+
+class AnswersAgree(Protocol):
+    """Tells whether an answer means the same as the ground truth."""
+
+    def __call__(self, answer: str, ground_truth: str) -> bool: ...
+
+
+def r1_zero_reward_fn(response: str, ground_truth: str, *, agree: AnswersAgree | None = None) -> dict[str, float]:
+    """Return the rewards of a response to the ``r1_zero`` prompt, which begins inside of the thoughts.
+
+    Args:
+        response: what the policy wrote, up to and with ``</answer>``.
+        ground_truth: the right answer.
+        agree: compares answers; None takes the grader that this process shares.
+
+    Returns:
+        ``format_reward`` is 1.0 if the thoughts are closed and an answer in tags follows, else all three are 0.0.
+        ``answer_reward`` is 1.0 if that answer is right too. ``reward`` is 1.0 if both are.
+    """
+    tagged = tagged_answer(response)
+    answer = tagged if tagged is None else boxed_answer(tagged) or tagged
+    return _rewards(answer, ground_truth, agree)
+
+
+def question_only_reward_fn(response: str, ground_truth: str, *, agree: AnswersAgree | None = None) -> dict[str, float]:
+    r"""Return the rewards of a response to the bare question.
+
+    Args:
+        response: what the policy wrote.
+        ground_truth: the right answer.
+        agree: compares answers; None takes the grader that this process shares.
+
+    Returns:
+        As ``r1_zero_reward_fn``, where the format is right if an answer can be found, see ``stated_answer``: in
+        ``\boxed{...}``, or at the end.
+    """
+    return _rewards(stated_answer(response), ground_truth, agree)
+
+
+def _rewards(answer: str | None, ground_truth: str, agree: AnswersAgree | None) -> dict[str, float]:
+    if answer is None:
+        return {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
+    right = float((agree or shared_grader())(answer, ground_truth))
+    return {"reward": right, "format_reward": 1.0, "answer_reward": right}
+
+
+REWARD_FUNCTIONS: dict[str, Callable[..., dict[str, float]]] = {
+    "r1_zero": r1_zero_reward_fn,
+    "question_only": question_only_reward_fn,
+}
+"""The reward function of each prompt template."""
+
+
+class MathsReward:
+    """The reward of a maths task: the template's reward function with a grader of its own.
+
+    Args:
+        prompt: name of the template.
+        symbolic_timeout_s: seconds that the symbolic comparison of one answer may take.
+    """
+
+    def __init__(self, prompt: str, symbolic_timeout_s: float) -> None:
+        self._prompt, self._symbolic_timeout_s = prompt, symbolic_timeout_s
+        self._function = REWARD_FUNCTIONS[prompt]
+        self.grader = AnswerGrader(symbolic_timeout_s)
+
+    def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
+        """Return ``reward``, ``format_reward`` and ``answer_reward`` of one response."""
+        return self._function(response, ground_truth, agree=self.grader)
+
+    def close(self) -> None:
+        """End the grader's process; the next symbolic comparison starts another."""
+        self.grader.close()
+
+    def __reduce__(self) -> tuple[type[MathsReward], tuple[str, float]]:
+        """Pickle without the grader: another process makes its own."""
+        return MathsReward, (self._prompt, self._symbolic_timeout_s)

@@ -1,0 +1,206 @@
+"""The symbolic comparison of two answers, by math-verify in a process of its own.
+
+Model output can keep a computer algebra system busy for ever, or eat all memory. So the comparison runs in one process
+beside this one, which is killed and replaced at its time limit or when it has died, and which ends with this one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import UserError
+from harness.side_process import START_S, SideProcess
+from harness.tasks.maths.answers import DEGREE, normalise_both, separate_parts
+
+MAX_SYMBOLIC_CHARS = 300
+"""A longer text is wrong without asking."""
+MAX_DEPTH = 20
+"""So is one whose brackets are nested deeper."""
+REMEMBERED = 4096
+"""Verdicts kept, so that a group that repeats an answer asks once."""
+
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
+_FUNCTIONS = "sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|sinh|cosh|tanh|min|max|gcd|lcm"
+_REWRITES = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"\*\*", "^"),
+        (r"\*", r"\\cdot "),
+        (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![\\a-zA-Z])(?:pi|Pi|PI)(?![a-zA-Z])", r"\\pi "),
+        (r"(?<![\\a-zA-Z])(?:infinity|inf|oo)(?![a-zA-Z])", r"\\infty "),
+        (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1"),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"(?<!\\)%", r"\\%"),
+        (DEGREE, r" \\cdot \\pi / 180 "),
+        (r"[$\n\r]", " "),
+    )
+)
+_PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
+_COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z]{1,8}\}|\\[a-zA-Z]+")
+
+
+@dataclass
+class Counts:
+    """What became of the comparisons.
+
+    Attributes:
+        asked: sent to the process.
+        remembered: told from an earlier one.
+        refused: too long, too deep or prose: wrong without asking.
+        timed_out: given up at the limit.
+        died: the process died of it.
+        started: processes started.
+        longest_s: seconds of the longest one, the start of the process not counted.
+    """
+
+    asked: int = 0
+    remembered: int = 0
+    refused: int = 0
+    timed_out: int = 0
+    died: int = 0
+    started: int = 0
+    longest_s: float = 0.0
+
+
+class SymbolicComparer:
+    """Compares answers by algebra; any thread may call it, and one comparison runs at a time.
+
+    The process starts at the first comparison. It is killed when this object goes, and ends with this process.
+
+    Args:
+        timeout_s: seconds that one comparison may take; then the answer counts as wrong. Neither the start of the
+            process counts nor the wait for another thread's comparison.
+
+    Attributes:
+        counts: what became of the comparisons.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s, self.counts = timeout_s, Counts()
+        self._lock = threading.Lock()
+        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._running: list[SideProcess] = []
+        weakref.finalize(self, _kill_all, self._running)
+
+    def __call__(self, answer: str, ground_truth: str) -> bool:
+        """Return whether algebra shows that the answers agree; False where it cannot tell within the limits.
+
+        Raises:
+            UserError: the process cannot be started.
+        """
+        asked = as_latex(answer, ground_truth)
+        with self._lock:
+            if asked is None:
+                self.counts.refused += 1
+                return False
+            if asked in self._verdicts:
+                self.counts.remembered += 1
+                self._verdicts.move_to_end(asked)
+                return self._verdicts[asked]
+            verdict = self._verdicts[asked] = self._ask(*asked)
+            if len(self._verdicts) > REMEMBERED:
+                self._verdicts.popitem(last=False)
+            return verdict
+
+    def _ask(self, answer: str, truth: str) -> bool:
+        process = self._started()
+        self.counts.asked += 1
+        question = {"number": self.counts.asked, "answer": answer, "truth": truth}
+        began = time.monotonic()
+        try:
+            process.send(question, self.timeout_s)
+            reply = process.receive(began + self.timeout_s, _never)
+        except TimeoutError:
+            self.counts.timed_out += 1
+            reply = {}
+        except ConnectionError:
+            self.counts.died += 1
+            reply = {}
+        self.counts.longest_s = max(self.counts.longest_s, time.monotonic() - began)
+        trusted = reply.get("number") == question["number"]
+        if not trusted or reply.get("last"):
+            _kill_all(self._running)
+        return trusted and reply.get("equal") is True
+
+    def _started(self) -> SideProcess:
+        """Return the process, started and ready."""
+        if self._running:
+            return self._running[0]
+        process = SideProcess("harness.tasks.maths.symbolic_process:serve_comparisons", _environment())
+        self._running.append(process)
+        self.counts.started += 1
+        try:
+            reply: dict[str, Any] = process.receive(time.monotonic() + START_S, _never)
+        except TimeoutError:
+            reply = {"failed": f"it was not ready within {START_S:g} s"}
+        except ConnectionError as error:
+            reply = {"failed": f"it {error}"}
+        if reply.get("ready") is not True:
+            _kill_all(self._running)
+            raise UserError(
+                f"the process that compares answers by algebra cannot start: {str(reply.get('failed'))[:200]}",
+                where="harness.tasks.maths.symbolic",
+                fix="install the harness again, math-verify included: make install",
+            )
+        return process
+
+    def forget(self) -> None:
+        """Forget earlier verdicts."""
+        with self._lock:
+            self._verdicts.clear()
+
+    def close(self) -> None:
+        """End the process; the next comparison starts another."""
+        with self._lock:
+            _kill_all(self._running)
+
+
+def as_latex(answer: str, ground_truth: str) -> tuple[str, str] | None:
+    """Return both answers as the LaTeX that is compared; None where they are not worth asking about.
+
+    Plain spellings (``sqrt(2)``, ``2*x``, ``x**2``, ``pi``) become LaTeX. Prose is refused: algebra reads a word as a
+    product of letters, in which their order is no matter.
+    """
+    given, truth = (_rewritten(text) for text in normalise_both(answer, ground_truth))
+    return (given, truth) if _worth_asking(given) and _worth_asking(truth) else None
+
+
+def _rewritten(text: str) -> str:
+    text = separate_parts(text)
+    for pattern, new in _REWRITES:
+        text = pattern.sub(new, text)
+    return text.strip()
+
+
+def _worth_asking(text: str) -> bool:
+    if not 0 < len(text) <= MAX_SYMBOLIC_CHARS or not text.isascii() or _PROSE.search(_COMMAND.sub(" ", text)):
+        return False
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest <= MAX_DEPTH
+
+
+def _environment() -> dict[str, str]:
+    """Return what little the process gets of this one's environment."""
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _kill_all(running: list[SideProcess]) -> None:
+    while running:
+        running.pop().kill()
+
+
+def _never() -> bool:
+    return False

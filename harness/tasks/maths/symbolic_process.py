@@ -1,0 +1,147 @@
+"""What the process of the symbolic comparison does: the one place where sympy and math-verify are loaded.
+
+    answered   {"ready": true} or {"failed": why}            once, at the start
+    asked      {"number": 7, "answer": "...", "truth": "..."}
+    answered   {"number": 7, "equal": true, "last": false}; with "last" the process ends
+
+math-verify has two readers. The one for plain expressions hands text to sympy's ``parse_expr``, and so to Python's
+``eval``; it is not used. The one for LaTeX (latex2sympy) has a grammar, and builds expressions out of what that finds;
+yet a number found by it goes through ``sympy.Number`` to the same ``eval``. So the process is confined before it sees
+any text, and evaluated text may name nothing but a few of sympy's numbers: see ``confine``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from harness.side_process import line_of
+
+MEMORY_BYTES = 1 << 30
+"""Address space of the process; what asks for more gets a MemoryError, and its answer is wrong."""
+KEPT_BYTES = 512 << 20
+"""A process that has grown beyond this ends after its answer."""
+
+NAMES_IN_TEXT = frozenset({"sympy", "Integer", "Float", "Rational"})
+"""What evaluated text may name: sympy reads a number as ``Integer(3)``, and polynomials (``monomial_``) write code."""
+
+_FORBIDDEN_EVENTS = (
+    "socket.", "subprocess.", "ctypes.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.remove",
+    "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink", "os.truncate", "os.kill",
+    "os.putenv", "shutil.", "pty.", "webbrowser.", "urllib.", "pickle.",
+)  # fmt: skip
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_Compare = Callable[[str, str], bool]
+
+
+class Forbidden(Exception):
+    """The process tried what no comparison needs."""
+
+
+def serve_comparisons(connection_fd: int) -> None:
+    """Answer one question after the other until the connection ends.
+
+    Args:
+        connection_fd: the socket.
+    """
+    os.set_inheritable(connection_fd, False)
+    with socket.socket(fileno=connection_fd) as connection, connection.makefile("rb") as requests:
+        try:
+            compare = _load()
+            confine()
+        except Exception as error:
+            connection.sendall(line_of({"failed": f"{type(error).__name__}: {error}"}))
+            return
+        connection.sendall(line_of({"ready": True}))
+        for request in requests:
+            answer = _answer(compare, json.loads(request))
+            connection.sendall(line_of(answer))
+            if answer["last"]:
+                return
+
+
+def _answer(compare: _Compare, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        equal = compare(request["answer"], request["truth"])
+    except Exception:  # whatever it is, it is the text's fault: nobody can tell that the answers agree
+        equal = False
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > KEPT_BYTES
+    return {"number": request["number"], "equal": equal is True, "last": grown}
+
+
+def _load() -> _Compare:
+    """Import the library, and try it once so that what it imports late is there too."""
+    logging.disable(logging.CRITICAL)  # it warns, with the text in the message
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    targets = (LatexExtractionConfig(),)
+
+    def read(text: str) -> list[Any]:
+        return parse(f"${text}$", targets, fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[no-any-return]
+
+    def compare(answer: str, truth: str) -> bool:
+        # Time limits of its own would need the main thread's signals; ours is the parent's, which kills this process.
+        given, wanted = read(answer), read(truth)
+        return bool(given and wanted and verify(wanted, given, timeout_seconds=None))
+
+    for answer, truth in (
+        (r"\sqrt{8}", r"2\sqrt{2}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"(1,2]\cup[3,4)", "(1,2]"),
+        ("x<1", "1>x"),
+    ):
+        compare(answer, truth)
+    return compare
+
+
+def confine() -> None:
+    """Give up what no comparison needs: memory, files to write, other processes, the network, a folder, ``eval``.
+
+    An empty folder that is removed at once is the current one: no file can be made in it. Limits on processes do not
+    bind a superuser, which is why the audit hook, which cannot be removed again, refuses to start any.
+    """
+    with tempfile.TemporaryDirectory(prefix="symbolic-") as folder:
+        os.chdir(folder)
+    for limit, most in (
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        resource.setrlimit(limit, (most, most))
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """Raise Forbidden for what no comparison needs."""
+    if event == "open":
+        refused = bool(arguments[2] & _WRITING)
+    elif event == "exec":
+        refused = _is_text(arguments[0]) and not all(map(_may_be_named, _names_in(arguments[0])))
+    else:
+        refused = event.startswith(_FORBIDDEN_EVENTS)
+    if refused:
+        raise Forbidden(event)
+
+
+def _is_text(code: CodeType) -> bool:
+    """Whether code was compiled from a text, and not read from a module's file."""
+    return code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")
+
+
+def _may_be_named(name: str) -> bool:
+    return name in NAMES_IN_TEXT or name.startswith("monomial_")
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return every name that code uses, whether of a variable, a function, an attribute or a module."""
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)

@@ -1,0 +1,242 @@
+"""When two written answers are the same: a line for each rule, and where the truth of it comes from."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.tasks.maths import AnswerGrader
+from harness.tasks.maths.answers import agree_exactly, normalise, split_parts
+from harness.tasks.maths.numbers import MAX_DIGITS, MAX_EXPONENT, read_number
+
+NEVER_S = 600.0  # a limit that no test reaches
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[AnswerGrader]:
+    made = AnswerGrader(NEVER_S)
+    yield made
+    made.close()
+
+
+# ---- told without algebra
+
+SAME = [
+    ("18", "18", "the same text"),
+    (" 18. ", "18", "spaces and a full stop"),
+    ("$18$", "18", "math delimiters"),
+    (r"\(18\)", "18", "math delimiters"),
+    (r"\boxed{18}", "18", "a box"),
+    ("**18**", "18", "bold in Markdown"),
+    (r"\$18", "18", "money"),
+    ("$18.00", "18", "money with cents"),
+    ("-$5", "-5", "money owed"),
+    ("18 dollars", "18", "a unit"),
+    (r"18\text{ dollars}", "18", "a unit in LaTeX"),
+    (r"24 \mathrm{cm}^3", "24", "a unit with its power"),
+    (r"24\text{ m}^3", "24", "a unit of one letter, behind a space"),
+    ("60 km/h", "60", "a unit with a slash"),
+    ("5 p.m", "5 p.m.", "the same text but for its dot"),
+    ("The answer is 18.", "18", "a lead-in"),
+    ("Final answer: 18", "18", "a lead-in"),
+    ("1,000", "1000", "thousands"),
+    ("1{,}000", "1000", "thousands in LaTeX"),
+    (r"10,\!000", "10000", "thousands in LaTeX"),
+    (r"10\,000", "10000", "thousands with a thin space"),
+    ("1,234,567.5", "1234567.5", "thousands and a fraction"),
+    ("0018", "18", "zeros in front"),
+    ("\u22125", "-5", "the minus sign of Unicode"),
+    ("- 5", "-5", "a space behind the minus"),
+    ("+5", "5", "a plus sign"),
+    ("1/2", "0.5", "1 : 2 = 0.5"),
+    (r"\frac{1}{2}", "0.5", "1 : 2 = 0.5"),
+    (r"\dfrac12", "1/2", "a short fraction"),
+    (r"\tfrac{1}2", "1/2", "a half short fraction"),
+    (r"\frac{-1}{2}", r"-\frac{1}{2}", "the sign above the line"),
+    (r"\frac{10}{4}", "2.5", "10 : 4 = 2.5"),
+    ("10/4", "5/2", "not in lowest terms"),
+    (r"1\frac{1}{2}", "3/2", "1 + 1/2 = 3/2"),
+    ("1 1/2", "1.5", "1 + 1/2 = 1.5"),
+    (r"-2\frac14", "-2.25", "-(2 + 1/4) = -2.25"),
+    ("1.5e3", "1500", "1.5 * 1000"),
+    (r"1.5 \times 10^{3}", "1500", "1.5 * 1000"),
+    (r"2.5\cdot10^{-1}", "1/4", "2.5 / 10"),
+    (r"50\%", "50", "a percent sign left out"),
+    ("50%", "0.5", "50 / 100 = 0.5"),
+    ("0.5", r"50\%", "50 / 100 = 0.5"),
+    ("50 percent", "50%", "the word"),
+    (r"90^\circ", "90", "degrees"),
+    ("90°", r"90^{\circ}", "degrees"),
+    ("90 degrees", "90", "degrees"),
+    ("0.333333", "1/3", "six digits of 1/3"),
+    ("0.6666667", r"\frac{2}{3}", "seven digits of 2/3, rounded up"),
+    ("x=5", "5", "a value with its name"),
+    ("5", "x = 5", "a value with its name"),
+    (r"x \in [1,2]", "[1,2]", "a set with its name"),
+    ("(1,2)", r"\left( 1, 2 \right)", "a point"),
+    ("(1/2, 3)", "(0.5,3)", "equal coordinates"),
+    ("2, 1", "1,2", "a list has no order"),
+    (r"\{1,2\}", "2,1", "braces may be left out"),
+    ("1 and 2", "1, 2", "a list with a word"),
+    ("x=1 or x=2", "1, 2", "a list of named values"),
+    ("[0, 1)", "[0,1)", "a half-open interval"),
+    (r"(-\infty,2]\cup(3,\infty)", r"(-\infty, 2] \cup (3, ∞)", "infinity as one character"),
+    (r"\text{Tuesday}", "tuesday", "a word"),
+    ("(B)", "B", "a choice"),
+    (r"\textbf{(B)}", "B", "a choice"),
+    ("11_{2}", "11_2", "needless braces"),
+    (r"2\sqrt3", r"2\sqrt{3}", "left out braces"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "spaces in a matrix"),
+]
+OTHER = [
+    ("", "18", "nothing"),
+    (" . ", "18", "nothing"),
+    ("19", "18", "19 is not 18"),
+    ("-18", "18", "the sign"),
+    ("180", "18", "ten times as much"),
+    ("1.8", "18", "a tenth"),
+    ("18.000001", "18", "a whole number is exact"),
+    ("1,00", "100", "no thousands: a list of 1 and 00"),
+    ("1/2", "0.6", "0.5 is not 0.6"),
+    ("0.33", "1/3", "too few digits"),
+    ("0.333334", "1/3", "the last digit"),
+    ("50%", "5", "neither 50 nor 0.5"),
+    ("50", "0.5", "no percent sign"),
+    ("18 or 19", "18", "two answers for one"),
+    (r"18 \text{ or } 19", "18", "two answers for one"),
+    ("18, 19", "18", "two answers for one"),
+    ("18, 18", "18", "two answers for one"),
+    ("1, 3", "1, 2", "another list"),
+    ("1, 2, 3", "1, 2", "one too many"),
+    ("1, 1, 2", "1, 2, 2", "counted"),
+    ("(1,2)", "(2,1)", "a point has an order"),
+    ("(1,2)", "[1,2]", "open and closed"),
+    ("[0,1)", "[0,1]", "half open and closed"),
+    ("(1,2,3)", "(1,2)", "a longer tuple"),
+    ("listen", "silent", "the same letters: algebra would see equal products"),
+    ("Monday", "Tuesday", "another word"),
+    ("odd", "7", "a word for a number"),
+    ("(A)", "B", "another choice"),
+]
+
+
+@pytest.mark.parametrize(("answer", "truth", "why"), SAME, ids=lambda text: text)
+def test_told_to_be_the_same_without_algebra(answer: str, truth: str, why: str) -> None:
+    assert agree_exactly(answer, truth) is True
+    assert agree_exactly(truth, answer) is True
+
+
+@pytest.mark.parametrize(("answer", "truth", "why"), OTHER, ids=lambda text: text)
+def test_told_apart_without_algebra(answer: str, truth: str, why: str) -> None:
+    assert agree_exactly(answer, truth) is False
+    assert agree_exactly(truth, answer) is False
+
+
+# ---- told by algebra
+
+EQUAL_BY_ALGEBRA = [
+    ("(x+1)^2", "x^2+2x+1", "binomial theorem"),
+    ("x**2 + 2*x + 1", "(x+1)^2", "as programs write it"),
+    (r"\sqrt{8}", r"2\sqrt{2}", "8 = 4 * 2"),
+    ("sqrt(8)", r"2\sqrt2", "8 = 4 * 2"),
+    (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}", "1/3**0.5 = 3**0.5/3"),
+    ("2^{10}", "1024", "2**10"),
+    ("5!", "120", "1*2*3*4*5"),
+    (r"\binom{5}{2}", "10", "5*4/2"),
+    (r"\log_2 8", "3", "2**3 = 8"),
+    (r"\cos 60^\circ", "1/2", "half of an equilateral triangle"),
+    (r"\sin\frac{\pi}{6}", "0.5", "the same in radians"),
+    ("2*pi", r"2\pi", "as programs write it"),
+    ("3+4i", "4i+3", "the order of a sum"),
+    ("y = 2x + 1", "y = 1 + 2x", "the order of a sum"),
+    ("x < 2", "2 > x", "an inequality turned round"),
+    (r"(\sqrt{4}, 3)", "(2, 3)", "one coordinate needs algebra"),
+    (r"1 \pm \sqrt{2}", r"1+\sqrt2, 1-\sqrt2", "both signs"),
+    (r"\frac{x+1}{2}", "(x+1)/2", "another fraction bar"),
+    (r"\begin{pmatrix}1/2\\2\end{pmatrix}", r"\begin{pmatrix}0.5\\2\end{pmatrix}", "equal entries"),
+    ("16 - 3 - 4", "9", "worked out"),
+]
+UNEQUAL_BY_ALGEBRA = [
+    ("5 6", "56", "two numbers"),
+    (r"\cos 60", r"\cos 60^\circ", "radians and degrees"),
+    ("(x+1)^2", "x^2+1", "2x is missing"),
+    (r"\sqrt{9}", r"2\sqrt{2}", "9 is not 8"),
+    ("2x", "2", "a product, not a unit"),
+    ("2xy", "2", "a product, not a unit"),
+    ("x", "y", "another variable"),
+    ("x > 2", "x < 2", "the other side"),
+    (r"\infty", "5", "no number"),
+    ("1/0", "0", "no number"),
+    (r"72 \lor 73", "72", "two answers for one"),
+    ("72 thousand", "72", "a word that changes the number"),
+    ("half of 72", "72", "a word that changes the number"),
+    ("She sold 15 clips.", "72", "prose"),
+    ("72=73", "72", "a false equation"),
+    (r"\{1, 2\}", r"\{1, \sqrt{3}\}", "another set"),
+]
+
+
+@pytest.mark.parametrize(("answer", "truth", "why"), EQUAL_BY_ALGEBRA, ids=lambda text: text)
+def test_algebra_shows_that_they_agree(grader: AnswerGrader, answer: str, truth: str, why: str) -> None:
+    assert agree_exactly(answer, truth) is None
+    assert grader(answer, truth) is True
+
+
+@pytest.mark.parametrize(("answer", "truth", "why"), UNEQUAL_BY_ALGEBRA, ids=lambda text: text)
+def test_algebra_shows_no_agreement(grader: AnswerGrader, answer: str, truth: str, why: str) -> None:
+    assert agree_exactly(answer, truth) is None
+    assert grader(answer, truth) is False
+
+
+# ---- numbers
+
+DIVIDED_BY_ZERO = ["1/0", r"\frac{1}{0}", "1/0.0"]
+TOO_LARGE = ["9" * (MAX_DIGITS + 1), f"1e{MAX_EXPONENT + 1}", "1e9999", rf"1\times10^{{{MAX_EXPONENT + 1}}}"]
+NO_NUMBER = ["", "-", ".", "1.2.3", "1,23", "12 34", "0x10", "1e", "nan", "inf", "1_000", "१२", "2 x", "3d 5", "7 ab"]
+
+
+@pytest.mark.parametrize("text", DIVIDED_BY_ZERO + TOO_LARGE + NO_NUMBER)
+def test_what_is_not_read_as_a_number(text: str) -> None:
+    assert read_number(text) is None
+
+
+def test_the_largest_numbers_are_exact() -> None:
+    largest = read_number("9" * MAX_DIGITS)
+    assert largest is not None
+    assert largest.value == 10**MAX_DIGITS - 1
+    exponent = read_number(f"1e-{MAX_EXPONENT}")
+    assert exponent is not None
+    assert exponent.value * 10**MAX_EXPONENT == 1
+
+
+def test_a_long_answer_is_wrong_unread() -> None:
+    assert agree_exactly("1" * 1000, "1" * 1000) is True
+    assert agree_exactly("1" * 1001, "1" * 1001) is False
+
+
+# ---- parts
+
+
+@pytest.mark.parametrize(
+    ("text", "brackets", "parts"),
+    [
+        ("(1, 2)", "()", ("1", "2")),
+        ("[0,1)", "[)", ("0", "1")),
+        (r"\{1, \{2, 3\}\}", "{}", ("1", r"\{2, 3\}")),
+        ("1, (2, 3)", "{}", ("1", "(2, 3)")),
+        ("(1,2),(3,4)", "{}", ("(1,2)", "(3,4)")),
+        (r"\frac{1,2}{3}, 4", "{}", (r"\frac{1,2}{3}", "4")),
+    ],
+)
+def test_lists_are_split_at_their_own_commas(text: str, brackets: str, parts: tuple[str, ...]) -> None:
+    assert split_parts(text) == (brackets, parts)
+
+
+@pytest.mark.parametrize("text", ["1", "(1)", "1,,2", ",", "(,)", "((1,2)", ", ".join("1" * 31)])
+def test_what_is_no_list(text: str) -> None:
+    assert split_parts(text) is None
+
+
+def test_normalising_twice_changes_nothing() -> None:
+    for answer, truth, _ in SAME + OTHER + EQUAL_BY_ALGEBRA + UNEQUAL_BY_ALGEBRA:
+        for text in (normalise(answer), normalise(truth)):
+            assert normalise(text) == text

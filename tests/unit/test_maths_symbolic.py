@@ -1,0 +1,316 @@
+"""The process of the symbolic comparison: its limits, its end, and what it cannot do."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.tasks.maths import AnswerGrader
+from harness.tasks.maths.symbolic import MAX_DEPTH, MAX_SYMBOLIC_CHARS, SymbolicComparer, as_latex
+
+NEVER_S = 600.0  # a limit that no test reaches
+BOMBS = [r"9^{9^{9^9}}", "(10^9)!", r"\sum_{k=1}^{10^9} \frac{1}{k^k}", r"\operatorname{eye}(10^6)"]
+"""Each would keep a computer algebra system busy for hours, or eat all memory."""
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[[float], SymbolicComparer]]:
+    made: list[SymbolicComparer] = []
+
+    def make_one(timeout_s: float = NEVER_S) -> SymbolicComparer:
+        made.append(SymbolicComparer(timeout_s))
+        return made[-1]
+
+    yield make_one
+    for comparer in made:
+        comparer.close()
+
+
+def pid_of(comparer: SymbolicComparer) -> int:
+    (process,) = comparer._running
+    return process.pid
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends within a minute."""
+    gives_up = time.monotonic() + 60
+    while is_alive(pid) and time.monotonic() < gives_up:
+        time.sleep(0.01)
+    return not is_alive(pid)
+
+
+def test_one_process_answers_all_and_an_answer_that_comes_again_is_remembered(make) -> None:
+    comparer = make()
+    assert [comparer(text, "2") for text in (r"\sqrt{4}", r"\sqrt{9}", r"\sqrt{4}")] == [True, False, True]
+    counts = comparer.counts
+    assert (counts.started, counts.asked, counts.remembered) == (1, 2, 1)
+
+
+def test_no_process_is_started_before_it_is_needed() -> None:
+    grader = AnswerGrader()
+    assert grader("0.5", "1/2")
+    assert grader.symbolic.counts.started == 0
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_is_wrong_and_the_next_answer_right(make, bomb: str) -> None:
+    """It ends at its limit, or at the end of the memory, or is not understood; never with a reward or a hang."""
+    comparer = make(2.0)
+    assert comparer(bomb, "7") is False
+    comparer.timeout_s = NEVER_S
+    assert comparer(r"\sqrt{49}", "7") is True
+
+
+def test_a_comparison_at_its_limit_costs_its_process(make) -> None:
+    comparer = make(1e-6)  # no answer comes back so fast
+    assert comparer(r"\sqrt{49}", "7") is False
+    assert comparer.counts.timed_out == 1
+    comparer.timeout_s = NEVER_S
+    assert comparer(r"\sqrt{36}", "6") is True
+    assert comparer.counts.started == 2
+
+
+def test_a_process_that_dies_is_replaced(make) -> None:
+    comparer = make()
+    assert comparer(r"\sqrt{49}", "7") is True
+    killed = pid_of(comparer)
+    os.kill(killed, signal.SIGKILL)
+    assert comparer(r"\sqrt{25}", "5") is False
+    assert comparer.counts.died == 1
+    assert comparer(r"\sqrt{36}", "6") is True
+    assert pid_of(comparer) != killed
+
+
+def test_threads_share_one_comparer_and_each_may_have_its_own(make) -> None:
+    shared = make()
+    verdicts: dict[tuple[int, int], bool] = {}
+
+    def compare(thread: int) -> None:
+        for number in range(2, 12):
+            own = shared if thread % 2 else make()
+            verdicts[thread, number] = own(rf"\sqrt{{{number**2}}}", str(number + thread // 2))
+            if own is not shared:
+                break
+
+    threads = [threading.Thread(target=compare, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # threads 0 and 1 compare the root of n**2 with n, threads 2 and 3 with n + 1
+    assert verdicts == {
+        **{(0, 2): True, (2, 2): False},
+        **{(1, number): True for number in range(2, 12)},
+        **{(3, number): False for number in range(2, 12)},
+    }
+
+
+def test_its_process_goes_with_the_comparer(make) -> None:
+    comparer = SymbolicComparer(NEVER_S)
+    assert comparer(r"\sqrt{49}", "7") is True
+    pid = pid_of(comparer)
+    del comparer
+    gc.collect()
+    assert not is_alive(pid)
+
+
+def test_its_process_ends_with_this_one_even_while_it_works() -> None:
+    program = (
+        "import threading, time\n"
+        "from harness.tasks.maths.symbolic import SymbolicComparer\n"
+        "comparer = SymbolicComparer(600.0)\n"
+        "assert comparer('\\\\sqrt{49}', '7')\n"
+        "threading.Thread(target=comparer, args=('9^{9^{9^9}}', '5'), daemon=True).start()\n"
+        "time.sleep(0.5)\n"
+        "print(comparer._running[0].pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+    try:
+        assert ends(pid)
+    finally:
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+# ---- what is not even asked
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "x" + "+x" * (MAX_SYMBOLIC_CHARS // 2),
+        "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1),
+        "She sold them",
+        "x \u4e00",
+        "x \x00 y\u200d",
+    ],
+)
+def test_what_is_wrong_without_asking(make, answer: str) -> None:
+    comparer = make()
+    assert comparer(answer, "5") is False
+    assert (comparer.counts.refused, comparer.counts.started) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("plain", "latex"),
+    [
+        ("x**2", "x^2"),
+        ("2*x", r"2\cdot x"),
+        ("sqrt(2)", r"\sqrt{2}"),
+        ("2pi", r"2\pi"),
+        ("sin(x)", r"\sin(x)"),
+        ("x <= 2", r"x \le  2"),
+        ("x=1 or x=2", "x=1, x=2"),
+    ],
+)
+def test_plain_spellings_become_latex(plain: str, latex: str) -> None:
+    asked = as_latex(plain, "y = 1")
+    assert asked is not None
+    assert asked[0] == latex
+
+
+# ---- what the process cannot do
+
+CONFINED = "from harness.tasks.maths.symbolic_process import _load, confine\ncompare = _load()\nconfine()\n"
+
+
+def in_the_process(code: str, before: str = CONFINED) -> str:
+    """Return what a confined process prints."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", before + code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+ATTEMPTS = [
+    "open('written', 'w')",
+    "open('written', 'a')",
+    "os.open('written', os.O_RDWR)",
+    "os.open('written', os.O_RDONLY | os.O_CREAT)",
+    "__import__('socket').socket()",
+    "__import__('subprocess').run(['true'])",
+    "os.system('true')",
+    "os.fork()",
+    "os.posix_spawn('/bin/true', ['true'], {})",
+    "os.execv('/bin/true', ['true'])",
+    "os.remove('written')",
+    "os.kill(1, 0)",
+    "__import__('ctypes').CDLL(None)",
+    "__import__('pickle').loads(b'cos\\nsystem\\n(S\"true\"\\ntR.')",
+    "eval('__import__(\"os\")')",
+    "exec('import os')",
+    "__import__('sympy').sympify('open')",
+    "__import__('sympy').sympify('x.__class__')",
+]
+
+
+def test_what_no_comparison_needs_is_refused() -> None:
+    """Each attempt is code that was compiled before, so that not its ``eval`` is refused but what it does."""
+    functions = "".join(f"    lambda: {code},\n" for code in ATTEMPTS)
+    tries = (
+        "import os\n" + CONFINED + f"for attempt in [\n{functions}]:\n"
+        "    try:\n        attempt()\n        print('done')\n"
+        "    except Exception as error:\n        print(type(error).__name__)\n"
+    )
+    assert dict(zip(ATTEMPTS, in_the_process(tries, before="").split(), strict=True)) == dict.fromkeys(
+        ATTEMPTS, "Forbidden"
+    )
+
+
+def test_memory_is_bounded_and_no_file_can_be_made() -> None:
+    attempts = (
+        "import os\n"
+        "try:\n    bytearray(1 << 30)\nexcept MemoryError:\n    print('no memory')\n"
+        "try:\n    os.mkdir('folder')\nexcept BaseException as error:\n    print(type(error).__name__)\n"
+        "try:\n    os.getcwd()\nexcept FileNotFoundError:\n    print('no folder')\n"
+        "print(compare(r'\\sqrt{8}', r'2\\sqrt{2}'))\n"
+    )
+    assert in_the_process(attempts).split("\n") == ["no memory", "Forbidden", "no folder", "True"]
+
+
+def test_little_of_the_environment_is_handed_on(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_SECRET", "secret")
+    comparer = make()
+    assert comparer(r"\sqrt{49}", "7") is True
+    assert b"secret" not in Path(f"/proc/{pid_of(comparer)}/environ").read_bytes()
+
+
+def test_of_all_that_an_answer_says_only_numbers_are_ever_evaluated() -> None:
+    """Every text that Python compiles while answers are compared is a number of sympy's, or a polynomial's own code."""
+    answers = [
+        *(
+            "1.5x+2",
+            r"\frac{\sqrt3}{3}",
+            "(x+1)^{12}",
+            r"2{,}000 x",
+            r"0.1\% x",
+            r"\log_2 8 + x_{12}",
+            "1e5 x",
+            "0x10 y",
+        ),
+        *(
+            "__import__('os')",
+            r"\operatorname{eval}(1)",
+            r"\text{open}(1)",
+            r"x.\_\_class\_\_",
+            "[].__class__",
+            "f'{x}'",
+        ),
+        *(
+            r"\begin{pmatrix}1&a\\b&2\end{pmatrix}",
+            r"\{1,a\}",
+            "lambda: 1",
+            r"\mathrm{exit}()",
+            r"\gcd(4, 6)",
+            "1;2;import os",
+        ),
+    ]
+    code = (
+        "import sys, re\n"
+        "from harness.tasks.maths.symbolic_process import _load\n"
+        "compare = _load()\n"
+        "seen = set()\n"
+        "def note(event, arguments):\n"
+        "    if event == 'compile' and arguments[0] is not None:\n"
+        "        seen.add(arguments[0].decode() if isinstance(arguments[0], bytes) else str(arguments[0]))\n"
+        "sys.addaudithook(note)\n"
+        f"for answer in {answers!r}:\n"
+        "    try:\n        compare(answer, 'x + 1')\n    except Exception:\n        pass\n"
+        r"number = r'(?:Integer|Float) \(["
+        '"'
+        r"\'\d. e+-]*\)|from sympy import \*|\s*def monomial_(?s:.*)'"
+        "\n"
+        "print(len(seen) > 3, sorted(text for text in seen if not re.fullmatch(number, text)))\n"
+    )
+    assert in_the_process(code, before="") == "True []"
+
+
+def test_the_library_is_loaded_in_the_process_alone() -> None:
+    code = (
+        "import sys\nfrom harness.tasks.maths import AnswerGrader\ngrader = AnswerGrader(600.0)\n"
+        "print(grader('0.5', '1/2'), grader('x+1', '1+x'))\ngrader.close()\n"
+        "print(sorted({'sympy', 'math_verify', 'torch', 'ray', 'transformers'}.intersection(sys.modules)))\n"
+    )
+    assert in_the_process(code, before="").split("\n") == ["True True", "[]"]
