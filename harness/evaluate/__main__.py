@@ -1,0 +1,116 @@
+"""The command ``python -m harness evaluate``. Exit codes: 0 fine; 1 stopped; 2 bad input; 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.errors import Interrupted, RunStopped, UserError
+from harness.evaluate.questions import TASKS
+from harness.report.pipes import silence_output
+from harness.report.plain import plain_lines
+
+EXAMPLES = """\
+examples:
+  python -m harness evaluate --model preset:small --task keywords --limit 256 --max-tokens 32
+  python -m harness evaluate --model DIR --data test.jsonl --prompt r1_zero --engine vllm
+killed or interrupted, the same command goes on after the last whole batch"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate a model, or go on with it; return the exit code."""
+    options = _parser().parse_args(arguments)
+    errors = Console(stderr=True)
+    try:
+        from harness.evaluate.command import run_evaluation
+
+        run_evaluation(options, errors)
+    except UserError as error:
+        return _say(errors, f"error: {error}", 2)
+    except RunStopped as error:
+        return _say(errors, f"stopped: {error}", 1)
+    except (Interrupted, KeyboardInterrupt) as error:
+        return _say(errors, f"interrupted: {error}" if str(error) else "interrupted", 130)
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+        silence_output()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness evaluate",
+        description="Sample a data set once with a model, grade the responses, and sort them into categories.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _what(parser.add_argument_group("what is evaluated"))
+    _how(parser.add_argument_group("how it is sampled"))
+    _where(parser.add_argument_group("where the results go"))
+    return parser
+
+
+def _what(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model", required=True, metavar="MODEL", help="preset:NAME, a model folder, or a hub name")
+    group.add_argument(
+        "--data", type=Path, metavar="FILE", help="JSONL: rows as in GSM8K or MATH, or prompt and answer"
+    )
+    group.add_argument("--task", choices=TASKS, help="how answers are graded (default: what the rows look like)")
+    group.add_argument("--prompt", choices=("r1_zero", "question_only"), help="for maths files (default: r1_zero)")
+    group.add_argument(
+        "--reward", metavar="PACKAGE.MODULE:FUNCTION", help="your own grading, for prompt and answer rows"
+    )
+    group.add_argument("--limit", type=_from_1, metavar="N", help="the first N prompts only")
+
+
+def _how(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--engine", choices=("native", "vllm", "sglang", "fake"), default="native", help="default: native"
+    )
+    group.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    group.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+    )
+    group.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default: 1)")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
+    group.add_argument("--min-tokens", type=int, default=0, metavar="N", help="shortest response (default: 0)")
+    group.add_argument(
+        "--max-tokens", type=_from_1, metavar="N", help="longest response (default: 1024, or what the context leaves)"
+    )
+    group.add_argument("--samples", type=_from_1, default=1, metavar="N", help="responses to each prompt (default: 1)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    group.add_argument("--batch", type=_from_1, default=64, metavar="N", help="prompts sampled together (default: 64)")
+
+
+def _where(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="default: results/evaluations/DATA-MODEL-HASH, with a hash of the settings",
+    )
+    group.add_argument("--examples", type=int, default=3, metavar="N", help="of each category (default: 3)")
+    group.add_argument("--format", choices=("text", "json"), default="text", help="of what is printed (default: text)")
+    group.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+
+
+def _from_1(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+def _say(errors: Console, message: str, code: int) -> int:
+    errors.print(Text(plain_lines(message)), soft_wrap=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""The files of an evaluation: written batch by batch, and taken up again where a kill has left them.
+
+    evaluation.json    settings, versions, machine; at the end the results
+    responses.jsonl    a line for each prompt, in order
+    batches.jsonl      a line for each batch, written when all of its prompts' lines are on disk
+
+A batch counts once its line stands in ``batches.jsonl`` and all its prompts in ``responses.jsonl``. Whatever lies
+behind the last batch that counts, a line cut in the middle included, is dropped and done again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from harness.errors import UserError
+from harness.evaluate.settings import Settings, differing
+from harness.tasks.rewards import PARTS
+from harness.whole_files import whole_file
+
+EVALUATION, RESPONSES, BATCHES = "evaluation.json", "responses.jsonl", "batches.jsonl"
+SCHEMA, SCHEMA_VERSION = "harness.evaluation", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One graded response.
+
+    ``log_prob`` is the sum over its tokens; ``rewards`` has the parts ``reward``, ``format_reward`` and
+    ``answer_reward``, and is None where grading failed, with the reason in ``failure``.
+    """
+
+    text: str
+    tokens: int
+    finish_reason: str
+    log_prob: float
+    rewards: dict[str, float] | None
+    failure: str | None = None
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the token limit ended it."""
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """The responses to one prompt."""
+
+    prompt_id: int
+    prompt_tokens: int
+    responses: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """What one batch took; seconds on the wall clock."""
+
+    batch: int
+    prompts: int
+    tokens: int
+    generate_s: float
+    grade_s: float
+
+
+class Record:
+    """An evaluation's folder, opened to be gone on with; one process at a time.
+
+    Args:
+        folder: made if it is missing.
+        settings: of this evaluation.
+        facts: what else ``evaluation.json`` says, such as versions.
+
+    Attributes:
+        rows: of the batches that count, by prompt.
+        batches: the batches that count.
+        dropped: lines that were dropped, whole or cut.
+
+    Raises:
+        UserError: the folder holds an evaluation with other settings (named) or something else, another process is
+            writing to it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, facts: Mapping[str, Any]) -> None:
+        self.folder, self.settings, self._facts = folder, settings, facts
+        self.rows: list[PromptRow] = []
+        self.batches: list[BatchRow] = []
+        with ExitStack() as opened:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._check_settings()
+                self._batches_file = opened.enter_context((folder / BATCHES).open("ab"))
+                self._lock()
+                self._responses_file = opened.enter_context((folder / RESPONSES).open("ab"))
+                self.dropped = self._take_up()
+            except OSError as error:
+                raise _cannot_write(folder, error) from error
+            self._opened = opened.pop_all()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every batch is done."""
+        return len(self.batches) == len(self.settings.batches)
+
+    def append(self, rows: Sequence[PromptRow], batch: BatchRow) -> None:
+        """Write a batch: its prompts first, and when they are on disk its own line.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        try:
+            _write(self._responses_file, [_line(asdict(row)) for row in rows])
+            _write(self._batches_file, [_line(asdict(batch))])
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+        self.rows += rows
+        self.batches.append(batch)
+
+    def finish(self, results: Mapping[str, Any]) -> None:
+        """Write the results into ``evaluation.json``.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        self._write_evaluation("complete", results)
+
+    def close(self) -> None:
+        """Close the files and let another process have the folder."""
+        self._opened.close()
+
+    def _check_settings(self) -> None:
+        """Compare with the settings in the folder; write them where there are none.
+
+        Raises:
+            UserError: they differ, or the folder holds something else.
+        """
+        path = self.folder / EVALUATION
+        if not path.exists():
+            _refuse_strange_files(self.folder)
+            self._write_evaluation("incomplete", None)
+            return
+        before = read_evaluation(self.folder)["settings"]
+        changes = differing(before, self.settings.as_dict())
+        if changes:
+            raise UserError(
+                f"the folder holds an evaluation with other settings: {'; '.join(changes)}",
+                str(self.folder),
+                "give the same settings again, or another folder with -o",
+            )
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._batches_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                "another process is writing this evaluation", str(self.folder), "wait for it, or give -o FOLDER"
+            ) from None
+
+    def _take_up(self) -> int:
+        """Read the batches that count, and cut both files behind them; return how many lines were dropped."""
+        responses, batches = ((self.folder / name).read_bytes() for name in (RESPONSES, BATCHES))
+        row_lines, batch_lines = _whole_lines(responses), _whole_lines(batches)
+        for prompt_ids, line in zip(self.settings.batches, batch_lines, strict=False):
+            batch = _parse_batch(line, len(self.batches))
+            rows = [
+                _parse_row(row_line, prompt_id, self.settings.samples)
+                for prompt_id, row_line in zip(prompt_ids, row_lines[prompt_ids.start : prompt_ids.stop], strict=False)
+            ]
+            whole = [row for row in rows if row is not None]
+            if batch is None or len(whole) < len(prompt_ids):
+                break
+            self.rows += whole
+            self.batches.append(batch)
+        return _cut(self._responses_file, responses, len(self.rows)) + _cut(
+            self._batches_file, batches, len(self.batches)
+        )
+
+    def _write_evaluation(self, status: str, results: Mapping[str, Any] | None) -> None:
+        content = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "status": status,
+            "settings_hash": self.settings.digest,
+            "settings": self.settings.as_dict(),
+            **self._facts,
+            "results": results,
+        }
+        try:
+            with whole_file(self.folder / EVALUATION) as stream:
+                stream.write(json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+
+
+def read_evaluation(folder: Path) -> dict[str, Any]:
+    """Return the content of an evaluation's ``evaluation.json``.
+
+    Raises:
+        UserError: it cannot be read, or is no evaluation of this version.
+    """
+    path = folder / EVALUATION
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"the evaluation cannot be read: {error}", str(path), "give another folder with -o") from error
+    if (
+        not isinstance(content, dict)
+        or content.get("schema") != SCHEMA
+        or not isinstance(content.get("settings"), dict)
+    ):
+        raise UserError("the file is no evaluation of the harness", str(path), "give another folder with -o")
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(
+            f"the evaluation has schema version {content.get('schema_version')}; this harness reads {SCHEMA_VERSION}",
+            str(path),
+            "give another folder with -o",
+        )
+    return content
+
+
+def _refuse_strange_files(folder: Path) -> None:
+    for name in (RESPONSES, BATCHES):
+        if (folder / name).exists():
+            raise UserError(
+                f"the folder holds {name} but no {EVALUATION}, so nobody knows what it belongs to",
+                str(folder),
+                "give another folder with -o",
+            )
+
+
+def _whole_lines(content: bytes) -> list[bytes]:
+    """The lines that have their end."""
+    return content.split(b"\n")[:-1]
+
+
+def _cut(stream: BinaryIO, content: bytes, lines: int) -> int:
+    """Cut the file behind so many lines; return how many lines, whole or not, that drops."""
+    kept = sum(len(line) + 1 for line in _whole_lines(content)[:lines])
+    stream.truncate(kept)
+    dropped = content[kept:]
+    return dropped.count(b"\n") + (not dropped.endswith(b"\n") and bool(dropped))
+
+
+def _write(stream: BinaryIO, lines: Sequence[bytes]) -> None:
+    stream.write(b"".join(lines))
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+
+def _parse_batch(line: bytes, number: int) -> BatchRow | None:
+    """Return the row, or None if it is damaged or not the one that is due."""
+    try:
+        row = BatchRow(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+    return row if row.batch == number else None
+
+
+def _parse_row(line: bytes, prompt_id: int, samples: int) -> PromptRow | None:
+    """Return the row, or None if it is damaged or not the one that is due."""
+    try:
+        data = json.loads(line)
+        row = PromptRow(
+            data["prompt_id"], data["prompt_tokens"], tuple(Response(**response) for response in data["responses"])
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+    due = row.prompt_id == prompt_id and len(row.responses) == samples
+    return row if due and all(map(_is_sound, row.responses)) else None
+
+
+def _is_sound(response: Response) -> bool:
+    numbers = [response.tokens, response.log_prob, *(response.rewards or {}).values()]
+    parts = response.rewards is None or set(response.rewards) == set(PARTS)
+    return parts and isinstance(response.text, str) and all(isinstance(number, int | float) for number in numbers)
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write the evaluation: {error.strerror or error}", str(folder), "give -o FOLDER")

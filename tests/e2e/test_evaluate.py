@@ -1,0 +1,188 @@
+"""``python -m harness evaluate`` and ``dataset`` with a real model and the native engine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from harness.cli import main
+from harness.models.storage import save_policy
+from harness.warm_start import initial_policy
+
+PROJECT = Path(__file__).resolve().parents[2]
+PROMPTS = 12
+WAITING = """
+import time
+from pathlib import Path
+
+def score(response, ground_truth):
+    while ground_truth == "5" and not Path("go").exists():
+        Path("held").touch()
+        time.sleep(0.01)
+    parts = {"format_reward": float(len(response) % 2), "answer_reward": float("e" in response)}
+    return {"reward": min(parts.values()), **parts}
+"""
+"""A reward function that holds up prompt 5, in the third batch, until there is a file ``go``."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an untrained model, prompts, and a reward function."""
+    made = tmp_path_factory.mktemp("evaluate")
+    save_policy(*initial_policy("tiny", 0), made / "tiny")
+    rows = [{"prompt": f"Say {number}.", "answer": str(number)} for number in range(PROMPTS)]
+    (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (made / "waiting.py").write_text(WAITING)
+    return made
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "harness", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+
+
+class Done(NamedTuple):
+    """What a command did."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def harness(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Return what carries out a command in the folder, in this process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> Done:
+        code = main(arguments)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def evaluate(out: str, *more: str) -> list[str]:
+    fixed = ["evaluate", "--model", "tiny", "--data", "rows.jsonl", "--reward", "waiting:score", "--max-tokens", "24"]
+    return [*fixed, "--batch", "2", "-o", out, *more]
+
+
+def responses(folder: Path) -> bytes:
+    return (folder / "responses.jsonl").read_bytes()
+
+
+def untimed(folder: Path) -> dict:
+    """The results without what depends on the machine's speed."""
+    results = json.loads((folder / "evaluation.json").read_text())["results"]
+    timed = ("generate_s", "grade_s", "tokens_per_s", "prompts_per_s")
+    return {**results, "metrics": {name: value for name, value in results["metrics"].items() if name not in timed}}
+
+
+def stopped_in_the_third_batch(folder: Path, out: str, number: signal.Signals) -> tuple[int, str]:
+    """Send a signal once two batches are done and the third is held up; return exit code and what was said."""
+    process = subprocess.Popen(
+        command(*evaluate(out)), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 240
+    while not (folder / "held").exists():
+        assert process.poll() is None, "it ended by itself"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    said = process.communicate(timeout=120)[1].decode()
+    (folder / "held").unlink()
+    return process.returncode, said
+
+
+def test_killed_and_interrupted_it_ends_as_if_nothing_had_happened(folder: Path, harness: Callable[..., Done]) -> None:
+    code, _ = stopped_in_the_third_batch(folder, "killed", signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert responses(folder / "killed").count(b"\n") == 4
+    assert json.loads((folder / "killed" / "evaluation.json").read_text())["status"] == "incomplete"
+    with (folder / "killed" / "responses.jsonl").open("ab") as stream:
+        stream.write(b'{"prompt_id": 4, "prom')  # as where it is killed while it writes
+
+    code, said = stopped_in_the_third_batch(folder, "killed", signal.SIGINT)
+    assert (code, "Traceback" in said) == (130, False)
+    assert "going on after 4 of 12 prompts in killed; 1 lines of an unfinished batch were dropped" in said
+    assert "4 of 12 prompts are done and kept in killed; the same command goes on from there" in said
+
+    (folder / "go").touch()
+    again, whole = harness(*evaluate("killed")), harness(*evaluate("whole"))
+    assert (again.code, whole.code) == (0, 0)
+    assert responses(folder / "killed") == responses(folder / "whole")
+    assert untimed(folder / "killed") == untimed(folder / "whole")
+    assert untimed(folder / "whole")["prompts"] == 12
+    assert "12 of 12 prompts" in whole.stderr
+    assert "tiny on rows.jsonl: 12 prompts" in whole.stdout
+
+
+def test_what_is_done_is_shown_again_and_not_done_again(folder: Path, harness: Callable[..., Done]) -> None:
+    short = evaluate("short", "--limit", "4")
+    first = harness(*short)
+    second = harness(*short, "--format", "json")
+    assert second.stderr == "all 4 prompts are in short already\n"
+    assert json.loads(second.stdout) == json.loads((folder / "short" / "evaluation.json").read_text())
+    third = harness(*short, "--quiet")
+    assert (third.stderr, third.stdout) == ("", first.stdout)
+
+    other = harness(*evaluate("short", "--temperature", "0.5", "--limit", "6"))
+    assert (other.code, other.stdout) == (2, "")
+    assert "other settings: prompts (4 there, 6 now); temperature (1.0 there, 0.5 now)" in other.stderr
+
+
+def test_nothing_kept_names_a_folder_of_this_machine(folder: Path, harness: Callable[..., Done]) -> None:
+    done = harness(*evaluate(str(folder / "absolute"), "--model", str(folder / "tiny"), "--limit", "2"))
+    assert done.code == 0
+    kept = "".join(path.read_text() for path in (folder / "absolute").iterdir())
+    assert str(folder) not in kept
+    settings = json.loads((folder / "absolute" / "evaluation.json").read_text())["settings"]
+    assert (settings["model"], settings["data"], settings["max_tokens"]) == ("tiny", "rows.jsonl", 24)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model", "none"], "none"),
+        (["--model", "preset:huge"], "there is no preset 'huge'; the presets are tiny, small"),
+        (["--max-tokens", "9999"], "set --max-tokens to at most"),
+        (["--temperature", "-1"], "temperature is -1.0, must be 0 (greedy) or more"),
+        (["--temperature", "nan"], "temperature and top-p must be numbers"),
+        (["--top-p", "0"], "top_p is 0.0, must be above 0"),
+        (["--batch", "0"], "0 is below 1"),
+        (["--data", "none.jsonl"], "there is no such file"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    folder: Path, harness: Callable[..., Done], arguments: list[str], expected: str
+) -> None:
+    done = harness(*evaluate("bad"), *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "bad").exists()
+
+
+@pytest.mark.parametrize("name", ["evaluate", "dataset"])
+def test_help_has_an_example(harness: Callable[..., Done], name: str) -> None:
+    done = harness(name, "--help")
+    assert done.code == 0
+    assert f"python -m harness {name} " in done.stdout
+
+
+def test_a_model_that_writes_no_sentences_makes_no_data_set(folder: Path, harness: Callable[..., Done]) -> None:
+    asked = ["dataset", "keywords", "--model", "tiny", "--engine", "fake", "-n", "5", "-o", "keywords"]
+    done = harness(*asked)
+    assert (done.code, done.stdout) == (1, "")
+    assert "stopped: 0 of 4 train rows were found after 256 prompts" in done.stderr
+    assert not (folder / "keywords").exists()
