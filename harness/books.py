@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from harness.build import Parts
-from harness.errors import Interrupted, RunStopped, UserError
+from harness.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.provenance import code_state, machine_facts, package_versions
 from harness.recorder import Row, RunRecorder
 from harness.results import Manifest, RunFolder, campaign_name
@@ -24,12 +26,15 @@ ATTEMPTS = 100
 class Books:
     """One run's folder, recorder and metric streams, closed exactly once.
 
+    Args:
+        durable: see ``Campaign``.
+
     Attributes:
         streams: metrics for other programs; none until they are opened.
     """
 
-    def __init__(self, folder: RunFolder, recorder: RunRecorder) -> None:
-        self.folder, self.recorder = folder, recorder
+    def __init__(self, folder: RunFolder, recorder: RunRecorder, durable: bool = False) -> None:
+        self.folder, self.recorder, self._durable = folder, recorder, durable
         self.streams = Streams({}, folder.log)
         self._closed = False
 
@@ -54,29 +59,46 @@ class Books:
             if interrupted:
                 self._close("interrupted", None)
             else:
-                self._close("failed", str(error))
+                self._close("failed", str(error), self._divergence(error))
 
-    def _close(self, status: str, error: str | None) -> None:
+    def _divergence(self, error: BaseException) -> dict[str, Any]:
+        """What the outcome says of a run that diverged: the training step."""
+        if not isinstance(error, Diverged):
+            return {}
+        return {"diverged": {"step": self.recorder.steps_done if error.step is None else error.step}}
+
+    def _close(self, status: str, error: str | None, more: dict[str, Any] | None = None) -> None:
         self._closed = True
         self.streams.close()  # what they have to say goes into the log
         with suppress(RunStopped):  # what py-spy lacks was said, or is no news after another error
             self.recorder.probes.close()
         self.recorder.write_spans()
         self.recorder.drain_probes()
-        self.folder.finish(status, error, self.recorder.outcome())
+        if self._durable:
+            self.folder.flush()
+            sync_to_disk(self.folder.folder)
+        self.folder.finish(status, error, self.recorder.outcome() | (more or {}))
+        if self._durable:
+            sync_to_disk(self.folder.folder)
 
 
 class Campaign:
     """The folder of one command. It is named and made when the first run is about to start.
+
+    Args:
+        out: the results folder.
+        scenario_name: names the folder in it.
+        name: of a campaign that exists already, which the runs join; None begins a new one.
+        durable: have the disk take a run's files before its manifest says how it ended, and that too, so that a power
+            cut leaves no run that says it is complete and is not.
 
     Attributes:
         folder: the folder; None until then.
         sentinel: speed of the machine before the block that runs next; see ``harness.sentinel``. None without blocks.
     """
 
-    def __init__(self, out: Path, scenario_name: str) -> None:
-        self._out, self._scenario_name = out, scenario_name
-        self._name: str | None = None
+    def __init__(self, out: Path, scenario_name: str, name: str | None = None, durable: bool = False) -> None:
+        self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
         self.sentinel: dict[str, float] | None = None
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
@@ -104,7 +126,8 @@ class Campaign:
         """
         startup_s = tracer.clock_ns() / 1e9
         folder = self.open_folder(variant, startup_s, interleaving, parts.threads, parts.num_parameters)
-        return Books(folder, RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row, profiled))
+        recorder = RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row, profiled)
+        return Books(folder, recorder, self._durable)
 
     def open_folder(
         self,
@@ -146,6 +169,16 @@ class Campaign:
         folder.write_scenario(resolved_yaml(variant.scenario))
         return folder
 
+    def record_failure(self, variant: Variant, error: BaseException) -> Path:
+        """Make the folder of a run that could not even start, which says why; return it.
+
+        Raises:
+            UserError: the folder cannot be made.
+        """
+        folder = self.open_folder(variant, 0.0, None, None, None)
+        folder.finish("failed", str(error))
+        return folder.folder
+
     def _make_folder(self, variant_name: str | None) -> RunFolder:
         if self._name is not None:
             return RunFolder.create(self._out, self._scenario_name, self._name, variant_name)
@@ -160,3 +193,15 @@ class Campaign:
             self._name = name
             return folder
         raise UserError(f"no free folder name below {self._out} in {ATTEMPTS} attempts", str(self._out))
+
+
+def sync_to_disk(folder: Path) -> None:
+    """Return when the disk has taken all files below a folder and their names."""
+    for home, _, names in os.walk(folder):
+        for path in (*(Path(home, name) for name in names), Path(home)):
+            with suppress(OSError):  # a file system that cannot, or a draft that is gone already
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)

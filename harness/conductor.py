@@ -17,7 +17,9 @@ from harness.books import Books, Campaign
 from harness.build import Build, Parts
 from harness.errors import HarnessError, RunStopped, UserError
 from harness.loop import FullSpeed, Pace, first_error, run_loop
+from harness.memory_plan import memory_table
 from harness.probes.load import load_profile
+from harness.probes.nvml import list_gpus
 from harness.probes.profile import ProbeProfile
 from harness.progress import RunProgress
 from harness.results.writer import POLICY, PROFILES
@@ -28,6 +30,7 @@ from harness.watchdog import stack_dumps, watch
 
 Row = dict[str, Any]
 Listener = Callable[[Row, float], None]
+AS_THE_SCENARIO_SAYS = "as the scenario says"
 
 
 @dataclass
@@ -75,24 +78,33 @@ class Conductor:
         build: makes the parts of one run.
         console: where progress is shown.
         quiet: show none.
+        place: shown before each run's name, where it is one of many whose bars go away: ``3/10``.
     """
 
-    def __init__(self, campaign: Campaign, build: Build, console: Console, quiet: bool) -> None:
+    def __init__(self, campaign: Campaign, build: Build, console: Console, quiet: bool, place: str = "") -> None:
         self._campaign, self._build, self._console, self._quiet = campaign, build, console, quiet
+        self._place = place
         self._stop = threading.Event()
         self.failures: list[tuple[str, HarnessError]] = []
 
-    def run_point(self, variants: Sequence[Variant], listeners: Sequence[Listener] | None = None) -> None:
+    def run_point(
+        self,
+        variants: Sequence[Variant],
+        listeners: Sequence[Listener] | None = None,
+        interleaving: str | None = AS_THE_SCENARIO_SAYS,
+    ) -> None:
         """Run the arms of one point; what fails is remembered in ``failures``.
 
         Args:
             variants: the arms.
             listeners: for each arm, what hears of its rows beside the progress; None: nobody.
+            interleaving: how they take turns, by ``step`` or by ``run``, or None for a single run.
 
         Raises:
             KeyboardInterrupt, Interrupted: the user asked to stop.
         """
-        interleaving = interleaving_of(variants)
+        if interleaving == AS_THE_SCENARIO_SAYS:
+            interleaving = interleaving_of(variants)
         arms = [self._new_arm(variant) for variant in variants]
         for arm, listener in zip(arms, listeners or (), strict=False):
             arm.listeners.append(listener)
@@ -151,12 +163,14 @@ class Conductor:
         profiled = arm.profile.touched_steps(scenario.max_lag)
         books = self._campaign.open_books(arm.variant, arm.tracer, _parts(arm), interleaving, arm.hear, profiled)
         arm.books = books
+        books.log_lines(memory_table(scenario, bool(list_gpus()[0])))
         books.streams = open_streams(scenario.trackers, books.folder.folder, arm.label, note=books.folder.log)
         arm.listeners.append(lambda row, train_s: books.streams.on_row(row))
 
     def _progress(self, arms: Sequence[Arm]) -> RunProgress:
-        passing = all(arm.is_one_of_many for arm in arms)
-        labels, steps = [arm.label for arm in arms], [arm.steps for arm in arms]
+        passing = bool(self._place) or all(arm.is_one_of_many for arm in arms)
+        labels = [f"{self._place} {arm.label}".lstrip() for arm in arms]
+        steps = [arm.steps for arm in arms]
         return RunProgress(self._console, labels, steps, self._quiet, passing)
 
     def _end(self, arm: Arm) -> None:

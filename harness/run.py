@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import signal
-import threading
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +12,7 @@ from rich.console import Console
 from harness.blocks import BlockWatch
 from harness.books import Campaign
 from harness.build import Build, Workshop
+from harness.build.interrupts import signals_as_interrupts
 from harness.conductor import Conductor, interleaving_of
 from harness.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.preflight import check_before_start
@@ -61,10 +60,10 @@ def run_command(
     """
     points = list(_points(expand(scenario)))
     if scenario.transport_sweep is None:
-        check_before_start(points)
+        check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
     campaign = Campaign(out, scenario.name)
     with (
-        _signals_as_interrupts(),
+        signals_as_interrupts(),
         Workshop([group for variants in points for group in _together(variants)]) as workshop,
     ):
         console = Console(stderr=True)
@@ -144,18 +143,3 @@ def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | No
     if isinstance(error, UserError):
         raise UserError(f"{label} failed{others}: {error.what}", error.where, error.fix) from error
     raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}") from error
-
-
-@contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM raise KeyboardInterrupt, also in a job whose shell had it ignore Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    terminate = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGTERM, terminate)

@@ -12,6 +12,7 @@ from typing import Any
 from harness.compare.evaluations import Evaluated, evaluations, seconds_to_reward
 from harness.compare.growth import Growth, growth, kl_against_reward, metric_series
 from harness.compare.lanes import LaneAccount, account_spans, loop_window
+from harness.compare.learning import LearningFigures, learning_figures
 from harness.compare.metric_columns import metric_columns, metric_value
 from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
 from harness.compare.series import StepSeries, is_measured, stage_columns, step_series
@@ -68,6 +69,7 @@ class RunFigures:
     Attributes:
         steps, planned_steps: training steps made and asked for (None if unknown).
         warmup_steps, profiled_steps: those left out for either; a step that is both counts as profiled.
+        learning: when the target was reached, gradients, divergence; None where ``brief``.
         settings: the resolved scenario as plain values, for reading only; empty where it was not saved.
         series: the step times that verdicts rest on; None where ``brief``, and in a run without steps.
         stages: stages and waits by name.
@@ -123,6 +125,7 @@ class RunFigures:
     warmup_steps: int = 0
     profiled_steps: int = 0
     series: StepSeries | None = None
+    learning: LearningFigures | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -224,6 +227,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         warmup_steps=sum(row.warmup and not row.profiled for row in run.steps),
         profiled_steps=sum(row.profiled for row in run.steps),
         series=None if brief else step_series(run.steps, stages),
+        learning=None if brief else learning_figures(run, target),
         settings=run.settings,
     )
 

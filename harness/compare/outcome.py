@@ -58,6 +58,18 @@ def _evaluated(which: str, figure: str) -> Callable[[RunFigures], float | None]:
     return get
 
 
+def _learned(figure: str) -> Callable[[RunFigures], float | None]:
+    def get(run: RunFigures) -> float | None:
+        return None if run.learning is None else getattr(run.learning, figure)
+
+    return get
+
+
+def _diverged_step(run: RunFigures) -> float | None:
+    found = run.learning.divergence if run.learning else None
+    return None if found is None else found.step
+
+
 LINES = (
     Line("reward_first", "validation reward, first", numbers.reward, _evaluated("first", "reward")),
     Line("reward_best", "validation reward, best", numbers.reward, _evaluated("best", "reward")),
@@ -66,8 +78,12 @@ LINES = (
     Line("length_first", "response length, first, tokens", numbers.number, _evaluated("first", "length")),
     Line("length_last", "response length, last, tokens", numbers.number, _evaluated("last", "length")),
     Line("seconds_to_target", "seconds to reward", numbers.number, lambda run: run.seconds_to_target),
+    Line("target_step", "  at step", numbers.count, _learned("target_step")),
     Line("clip_fraction", "clip fraction, mean", numbers.number, lambda run: run.mean("clip_fraction")),
     Line("grad_norm", "gradient norm, median", numbers.number, lambda run: run.grad_norm),
+    Line("grad_norm_p95", "gradient norm, 95th percentile", numbers.number, _learned("grad_norm_p95")),
+    Line("scaled_down", "steps with a gradient scaled down", numbers.percent, _learned("scaled_down")),
+    Line("diverged_step", "diverged at step", numbers.count, _diverged_step),
     *(_at_end(name, label) for name, label in KL_NAMES.items()),
     *(
         Line(f"idle_{kind}", f"idle ratio, {kind.capitalize()}", numbers.percent, _idle(kind))
@@ -148,6 +164,9 @@ def _status(run: RunFigures) -> str:
     if run.status == "completed":
         return run.status
     planned = f" of {run.planned_steps}" if run.planned_steps else ""
+    diverged = run.learning.divergence if run.learning else None
+    if diverged is not None:  # which for an experiment is no failure
+        return f"diverged at step {diverged.step}{planned}"
     return f"{run.status} at step {run.steps}{planned}"
 
 

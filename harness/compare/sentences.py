@@ -8,6 +8,7 @@ from harness.compare import numbers
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.growth import Growth
+from harness.compare.learning_findings import learning_findings
 from harness.compare.off_policy import off_policy_findings
 from harness.compare.pairs import paired_difference
 from harness.compare.sweep_tables import sweep_findings, sweep_points
@@ -22,7 +23,7 @@ Read = Callable[[RunFigures], float | None]
 
 
 def findings(campaign: Campaign) -> list[str]:
-    """Return what the campaign shows: where time went, what each variant cost and gained, syncs, lag, KL, upsets."""
+    """Return what the campaign shows: time, what each variant cost and gained, syncs, lag, KL, upsets, learning."""
     if sweep_points(campaign):
         return sweep_findings(campaign)
     base, *others = campaign.variants
@@ -30,7 +31,7 @@ def findings(campaign: Campaign) -> list[str]:
     said += [*sync_findings(campaign), *off_policy_findings(campaign)]
     for variant in campaign.variants:
         said += [*_gain(variant), *_kl(variant), *_upsets(variant)]
-    return [*said, *_length(campaign)]
+    return [*said, *_length(campaign), *learning_findings(campaign)]
 
 
 def _largest_stage(campaign: Campaign) -> list[str]:
@@ -184,7 +185,8 @@ def _upsets(variant: Variant) -> list[str]:
             said.append(
                 f"{name}: the gradient norm peaked at {numbers.number(peak)}, {times} times its median, at step {step}."
             )
-        if run.best and run.last and run.best.reward - run.last.reward >= FALL_WORTH_SAYING:
+        diverged = run.learning is not None and run.learning.divergence is not None  # which is said elsewhere
+        if not diverged and run.best and run.last and run.best.reward - run.last.reward >= FALL_WORTH_SAYING:
             best = f"{_two(run.best.reward)} at step {run.best.step}"
             said.append(f"{name}: the reward fell from {best} to {_two(run.last.reward)} at step {run.last.step}.")
     return said

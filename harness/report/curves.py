@@ -1,4 +1,4 @@
-"""Curves over training: reward with response length, KL, gradient norm with clip fraction."""
+"""Curves over training: reward with response length, KL, gradient norm with clip fraction, and learning at a glance."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from harness.compare.evaluations import Evaluated, evaluations
 from harness.compare.growth import metric_series
 from harness.compare.outcome import targets
 from harness.report.lines import Curves, Points, canvas, draw, finish
+from harness.report.style import variant_looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +37,48 @@ def draw_reward(curves: Curves) -> Figure | None:
         row[1].sharey(row[0])
     seeds = f"over steps, {BAND}; over seconds, one line for each seed"
     return finish(figure, curves, "validation reward and response length", seeds, _target_lines(curves, grid[0]))
+
+
+def draw_learning(curves: Curves) -> Figure | None:
+    """Draw reward over steps and over seconds beside the gradient norm, to compare the points of an experiment.
+
+    None for a single variant, and without evaluations. A cross marks where a run diverged.
+    """
+    if len(curves.runs) < 2 or not any(evaluations(run) for run in curves.all_runs()):
+        return None
+    figure, grid = canvas(1, 3, height=5.0)
+    over_steps, over_seconds, norms = grid[0]
+    draw(over_steps, curves, _evaluated(lambda item: item.step, lambda item: item.reward))
+    draw(over_seconds, curves, _evaluated(lambda item: item.elapsed_s, lambda item: item.reward), over_steps=False)
+    over_steps.set(title="Reward over training steps", xlabel=STEP, ylabel="validation reward")
+    over_seconds.set(title="Reward over seconds", xlabel=SECONDS)
+    over_seconds.sharey(over_steps)
+    if draw(norms, curves, _metric("grad_norm")):
+        _set_norm_scale(norms, curves)
+    norms.set(title="Gradient norm before clipping", xlabel=STEP, ylabel="L2 norm")
+    seeds = f"over steps, {BAND}; over seconds, one line for each seed"
+    keys = [*_target_lines(curves, (over_steps, over_seconds)), *_mark_divergence(curves, over_steps)]
+    return finish(figure, curves, "what each learned", seeds, keys)
+
+
+def _mark_divergence(curves: Curves, axes: Axes) -> list[Any]:
+    """Mark the training steps at which runs diverged, on the line of reward 0; return the legend entry."""
+    from matplotlib.lines import Line2D
+
+    looks = variant_looks(list(curves.runs))
+    marks = list[Any]()
+    for variant in curves.campaign.variants:
+        found = [run.learning.divergence.step for run in variant.runs if run.learning and run.learning.divergence]
+        if found:
+            colour, _ = looks[variant.name]
+            marks += axes.plot(
+                found, [0.0] * len(found), linestyle="", marker="X", markersize=11, color=colour,
+                markeredgecolor="black", zorder=5, clip_on=False,
+            )  # fmt: skip
+    if not marks:
+        return []
+    return [Line2D([], [], linestyle="", marker="X", markersize=9, color="white", markeredgecolor="black",
+                   label="diverged")]  # fmt: skip
 
 
 def draw_kl(curves: Curves) -> Figure | None:

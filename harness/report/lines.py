@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_MARKERS = 12  # on one line
+WIDTHS = {1: 8, 2: 12, 3: 16}  # inches, by columns
 Points = Callable[[Run], list[tuple[float, float]]]
 
 
@@ -51,7 +52,7 @@ def canvas(rows: int, columns: int, height: float, heights: Sequence[float] | No
     """Return an empty figure and its axes, row by row."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12 if columns > 1 else 8, height), layout="constrained")
+    figure = Figure(figsize=(WIDTHS[columns], height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex="col", height_ratios=heights)
     return figure, axes.tolist()
 

@@ -10,7 +10,7 @@ from harness.compare.campaigns import Campaign, campaign_of
 from harness.compare.figures import run_figures
 from harness.errors import UserError
 from harness.report.bars import draw_lanes, draw_stages
-from harness.report.curves import draw_kl, draw_reward, draw_stability
+from harness.report.curves import draw_kl, draw_learning, draw_reward, draw_stability
 from harness.report.lag import draw_lag
 from harness.report.lines import Curves
 from harness.report.style import picture_style, save
@@ -33,6 +33,7 @@ CURVE_PICTURES: dict[str, Callable[[Curves], Figure | None]] = {
     "reward.png": draw_reward,
     "kl.png": draw_kl,
     "stability.png": draw_stability,
+    "learning.png": draw_learning,
     "lag.png": draw_lag,
 }
 

@@ -166,8 +166,10 @@ def test_the_outcome_table(two_arms: Campaign) -> None:
         ("response length, first, tokens", "12.0", "12.0"),
         ("response length, last, tokens", "18.0", "24.0"),
         ("seconds to reward 0.5", "6.00", "8.48"),
+        ("  at step", "4", "4"),
         ("clip fraction, mean", "0.000", "0.080"),
         ("gradient norm, median", "0.500", "0.500"),
+        ("gradient norm, 95th percentile", "0.500", "0.500"),
         # k1: 4 * 0.6, 4 * 0.9 + 2 and 4 * 0.5 + 2 of 6 s; k4: 4 * 1.22, 4 * 1.52 + 2 and 4 * 0.5 + 2 of 8.48 s
         ("idle ratio, Generator", "40.0%", "57.5%"),
         ("idle ratio, Scorer", "93.3%", "95.3%"),
@@ -195,6 +197,9 @@ def test_the_sentences(two_arms: Campaign) -> None:
         "k1: validation reward 0.25 to 0.55 in 4 steps, response length 12.0 to 18.0 tokens.",
         "k4: validation reward 0.25 to 0.61 in 4 steps, response length 12.0 to 24.0 tokens.",
         "Responses grew longer as the reward rose in k1 and k4: part of the gain may be length.",
+        "Final validation reward, highest first: k4 0.61; k1 0.55 (one seed each: figures, not a verdict).",
+        "Validation reward 0.5 was first seen in k1 at step 4 (6.00 s); k4 at step 4 (8.48 s).",
+        "Gradient norm before clipping, median and 95th percentile: k1 0.500 and 0.500; k4 0.500 and 0.500.",
     ]
     assert cautions(two_arms) == [
         "The arms took turns step by step, so a slow spell of the machine hit all of them alike.",

@@ -79,7 +79,7 @@ def _bars(axes: Axes) -> list[tuple[float, float, float]]:
 
 def test_every_picture_is_a_png_and_the_same_each_time(campaign: Path, tmp_path: Path) -> None:
     first = make_pictures(campaign, tmp_path / "one")
-    names = ["stages.png", "lanes.png", "timeline.png", "reward.png", "kl.png", "stability.png"]
+    names = ["stages.png", "lanes.png", "timeline.png", "reward.png", "kl.png", "stability.png", "learning.png"]
     assert [path.name for path in first] == names
     assert {path.parent for path in first} == {tmp_path / "one"}
     for path, again in zip(first, make_pictures(campaign, tmp_path / "two"), strict=True):
@@ -279,4 +279,4 @@ def test_pictures_need_neither_a_display_nor_a_home(campaign: Path, tmp_path: Pa
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(list((tmp_path / "out").glob("*.png"))) == 6
+    assert len(list((tmp_path / "out").glob("*.png"))) == 7

@@ -8,6 +8,7 @@ from statistics import fmean
 from harness.compare import numbers
 from harness.compare.campaigns import Variant
 from harness.compare.figures import RunFigures
+from harness.compare.learning_findings import answers as learning_answers
 from harness.compare.overlap import OverlapBound, overlap_bound
 from harness.compare.pairs import FEWEST_SEEDS, paired_difference
 from harness.compare.sentences import last_reward
@@ -34,7 +35,8 @@ def headlines(material: Material, judgements: Sequence[Judgement] = ()) -> list[
     if sweep_points(material.campaign):
         return sweep_findings(material.campaign)
     parts = [verdict_headline(judgements), _dominates(material), _overlap(material), _lag(material)]
-    return [*(text for text in parts if text), *_kl(material)]
+    compared = learning_answers(material.campaign) if len(material.campaign.variants) > 1 else []
+    return [*(text for text in parts if text), *_kl(material), *compared]
 
 
 def verdict_headline(judgements: Sequence[Judgement]) -> str:

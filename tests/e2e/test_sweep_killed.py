@@ -1,0 +1,145 @@
+"""A sweep in a process of its own, killed in the middle: nothing that was finished is lost or run again."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.compare import gather
+from harness.results import find_runs
+
+PROGRAM = Path(__file__).parents[1] / "stand_ins" / "sweep_program.py"
+POINTS = 6
+SWEEP = f"""
+steps: 5
+profile: "off"
+trackers: []
+evaluation: {{every: 5, prompts: 4}}
+sweep: {{seed: {list(range(POINTS))}}}
+"""
+PLAN: dict[str, object] = {"diverges": [1], "fails": {"4": 2}}
+Digest = dict[str, tuple[str, int, int]]
+
+
+def start(tmp_path: Path, holds: int | None = None) -> subprocess.Popen[str]:
+    """Start or continue the sweep; one point may be held in the middle of its run."""
+    (tmp_path / "trial.yaml").write_text(SWEEP)
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "trial.yaml"), str(tmp_path / "out")]
+    environment = os.environ | {"SWEEP_PLAN": json.dumps(PLAN | {"holds": holds}), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def statuses(out: Path) -> dict[str, str]:
+    """The manifests' words by folder, as far as they are there."""
+    found = {}
+    for file in out.glob("trial/*/seed=*/manifest.json"):
+        found[file.parent.name] = json.loads(file.read_text())["status"]
+    return found
+
+
+def digests(out: Path) -> Digest:
+    """Content, time of change and inode of every file of the points that are completed."""
+    done = [name for name, status in statuses(out).items() if status == "completed"]
+    files = [file for name in done for file in out.glob(f"trial/*/{name}/**/*") if file.is_file()]
+    return {
+        str(file.relative_to(out)): (
+            hashlib.sha256(file.read_bytes()).hexdigest(),
+            file.stat().st_mtime_ns,
+            file.stat().st_ino,
+        )
+        for file in files
+    }
+
+
+def send_when_held(process: subprocess.Popen[str], out: Path, seed: int, number: int) -> None:
+    """Send a signal once the run of a seed is held after its second step."""
+    rows = f"trial/*/seed={seed}/steps.jsonl"
+    while not any(file.read_text().count('"kind":"step"') == 2 for file in out.glob(rows)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(number)
+
+
+def check_complete(out: Path) -> None:
+    """Every point exactly once in the comparison, with its steps, and the failed attempts kept aside."""
+    (campaign,), damaged = gather([out])
+    assert damaged == []
+    assert sorted(run.manifest.seed for run in campaign.runs) == list(range(POINTS))
+    ends = {run.manifest.seed: (run.status, run.steps) for run in campaign.runs}
+    assert ends == {seed: ("failed", 2) if seed == 1 else ("completed", 5) for seed in range(POINTS)}
+    diverged = next(run for run in campaign.runs if run.manifest.seed == 1)
+    assert diverged.learning is not None
+    assert diverged.learning.divergence is not None
+    assert (diverged.learning.divergence.step, diverged.learning.divergence.stopped) == (2, True)
+    aside = [json.loads(file.read_text()) for file in out.glob("trial/*/.attempts/seed=4/*/manifest.json")]
+    assert [item["error"] for item in aside if item["status"] == "failed"] == ["an actor died"] * 2
+
+
+def test_a_sweep_killed_twice_goes_on_without_losing_or_redoing_a_point(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = start(tmp_path, holds=2)
+    send_when_held(first, out, 2, signal.SIGKILL)
+    first.communicate()
+    after_first = digests(out)
+    assert {name.split("/")[2] for name in after_first} == {"seed=0"}
+    second = start(tmp_path, holds=5)
+    send_when_held(second, out, 5, signal.SIGKILL)
+    second.communicate()
+    after_second = digests(out)
+    assert after_second.items() > after_first.items()
+    third = start(tmp_path)
+    _, said = third.communicate(timeout=120)
+    assert third.returncode == 0, said
+    assert digests(out).items() > after_second.items()
+    check_complete(out)
+    assert len(list((out / "trial").iterdir())) == 1
+    cut_short = [json.loads(file.read_text())["status"] for file in out.glob("trial/*/.attempts/*/*/manifest.json")]
+    assert sorted(cut_short) == ["failed", "failed", "running", "running"]
+
+
+def test_control_c_twice_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, holds=3)
+    send_when_held(process, out, 3, signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT), said
+    before = digests(out)
+    assert before
+    last = start(tmp_path)
+    _, said = last.communicate(timeout=120)
+    assert last.returncode == 0, said
+    assert digests(out).items() > before.items()
+    check_complete(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_killed_at_any_moments_is_complete_in_the_end(tmp_path: Path, seed: int) -> None:
+    """Kills come at drawn times after the first row, so also between a point's end and the next one's start."""
+    out, draw, kept = tmp_path / "out", random.Random(seed), dict[str, tuple[str, int, int]]()
+    for _ in range(6):
+        process = start(tmp_path)
+        deadline = time.monotonic() + 60
+        while not out.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0.0, 8.0))
+        process.kill()
+        process.communicate()
+        now = digests(out)
+        assert now.items() >= kept.items()
+        kept = now
+    last = start(tmp_path)
+    _, said = last.communicate(timeout=120)
+    assert last.returncode == 0, said
+    assert digests(out).items() >= kept.items()
+    check_complete(out)
+    runs, damaged = find_runs(out)
+    assert (len(runs), damaged) == (POINTS, [])
