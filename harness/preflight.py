@@ -1,29 +1,38 @@
-"""What can be found wrong before anything is built: probes and trackers that cannot do their work here."""
+"""What can be found wrong before anything is built: memory that is too small, probes and trackers that cannot work."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.build import all_lanes
 from harness.conductor import interleaving_of
 from harness.errors import UserError
+from harness.memory_plan.check import check_memory
+from harness.memory_plan.fit import Room
+from harness.memory_plan.room import free_main_memory
 from harness.probes.load import load_profile
 from harness.probes.nsight import check_nsight
+from harness.probes.nvml import list_gpus
 from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
 from harness.scenario import Variant
 from harness.trackers.streams import check_trackers
 
 
-def check_before_start(points: Sequence[Sequence[Variant]]) -> None:
-    """Refuse runs whose probes or trackers would fail later, or record nothing.
+def check_before_start(
+    points: Sequence[Sequence[Variant]], say: Callable[[str], None] = lambda line: None, room: Room | None = None
+) -> None:
+    """Refuse runs that do not fit into memory, or whose probes or trackers would fail later or record nothing.
 
     Args:
         points: the arms of each point, block by block.
+        say: takes the memory plan of each point, in a line.
+        room: the memory to fit into; None looks at this machine.
 
     Raises:
-        UserError: an unknown profile, a window outside of the run, a profiler or tracker that cannot work here.
+        UserError: too little memory, an unknown profile, a window outside of the run, a profiler or tracker that cannot
+            work here.
     """
     runs = sum(map(len, points))
     points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
@@ -43,6 +52,25 @@ def check_before_start(points: Sequence[Sequence[Variant]]) -> None:
         _refuse_a_view_of_other_arms(variants)
     if any(load_profile(scenario.profile).pyspy is not None for scenario in scenarios):
         check_pyspy()
+    _check_memory(points, say, room or machine_room())
+
+
+def machine_room() -> Room:
+    """Return what main memory this machine has left, and the memory of its GPUs."""
+    gpus, _ = list_gpus()
+    sizes = [gpu["memory_gib"] for gpu in gpus or []]
+    return Room(free_main_memory(), tuple(size * 2**30 for size in sizes if size is not None))
+
+
+def _check_memory(points: Sequence[Sequence[Variant]], say: Callable[[str], None], room: Room) -> None:
+    """Plan the runs that are alive together: the arms of a point where they take turns by step, else one by one."""
+    lines: dict[str, None] = {}
+    for variants in points:
+        scenarios = [variant.scenario for variant in variants]
+        together = [scenarios] if interleaving_of(variants) == "step" else [[scenario] for scenario in scenarios]
+        lines |= dict.fromkeys(check_memory(group, room) for group in together)
+    for line in lines:
+        say(line)
 
 
 def _refuse_a_view_of_other_arms(variants: Sequence[Variant]) -> None:

@@ -138,7 +138,12 @@ def _find_folder(name: str | Path) -> Path:
     if folder.exists():
         raise UserError(f"{text} is a file, must be a folder", "model.path", "give the folder that holds config.json")
     if text.startswith((".", "/", "~")) or len(text.split("/")) > _HUB_NAME_PARTS:
-        raise UserError(f"no model folder {text}", "model.path", "check the path")
+        raise UserError(
+            f"no model folder {text}",
+            "model.path",
+            "check the path; a folder with random weights, to try things with, is made by\n"
+            f"         python -m harness.models.make_folder --shape qwen2.5-math-1.5b --layers 2 --vocab 512 -o {text}",
+        )
     return _download(text)
 
 

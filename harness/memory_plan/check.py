@@ -1,0 +1,55 @@
+"""The memory plan of runs that stand side by side: told, and refused where it cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.memory_plan.fit import Room, require_fit
+from harness.memory_plan.known import shape_for
+from harness.memory_plan.plan import make_plan
+from harness.memory_plan.table import full_table, summary
+from harness.scenario import Scenario
+
+
+def check_memory(scenarios: Sequence[Scenario], room: Room) -> str:
+    """Plan the memory of runs whose parts are alive at the same time.
+
+    Args:
+        scenarios: of those runs, resolved.
+        room: what the machine has left.
+
+    Returns:
+        A line to show and to log: what is needed of what there is, or why there is no plan.
+
+    Raises:
+        UserError: they cannot fit; it says which number to lower to what.
+    """
+    known = []
+    for scenario in scenarios:
+        shape, reason = shape_for(scenario)
+        if shape is None:
+            return f"memory plan: none, {reason}"
+        known.append((scenario, shape))
+    if any(scenario.placement.address != "local" for scenario in scenarios):
+        return "memory plan: none, the parts run on a cluster"
+    gpu = on_gpu(scenarios[0], bool(room.gpus))
+    if gpu and not room.gpus:
+        return "memory plan: none, the GPU's memory is not known"
+    require_fit(known, room, gpu)
+    return summary([make_plan(scenario, shape, on_gpu=gpu) for scenario, shape in known], room)
+
+
+def memory_table(scenario: Scenario, has_gpu: bool) -> list[str]:
+    """Return the lines of the whole plan of one run, or one line that says why there is none."""
+    shape, reason = shape_for(scenario)
+    if shape is None:
+        return [f"no memory plan: {reason}"]
+    return full_table(make_plan(scenario, shape, on_gpu=on_gpu(scenario, has_gpu)))
+
+
+def on_gpu(scenario: Scenario, has_gpu: bool) -> bool:
+    """Whether Generator and Learner compute on a GPU, as ``build.options.resolve_device`` decides it for each part."""
+    placement = scenario.placement
+    if placement.device != "auto":
+        return placement.device == "cuda"
+    return has_gpu and (not scenario.uses_ray or min(placement.learner.gpus, placement.generator.gpus) > 0)

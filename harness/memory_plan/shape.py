@@ -1,0 +1,129 @@
+"""What a model's ``config.json`` says about its size: weights, keys and values, activations of one token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.models.config import ModelConfig
+
+_ATTENTION_BIAS = {"qwen2": True}
+"""Model types with biases on query, key and value that their ``config.json`` does not name."""
+_HEAD_NORMS = ("qwen3",)
+"""Model types with a norm on each query and key head."""
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A dense decoder-only model with rotary positions, RMSNorm, grouped-query attention and a gated MLP.
+
+    ``runs_on`` says whose code runs it: the harness' own model, or transformers.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    context: int
+    tied: bool = True
+    attention_bias: bool = False
+    head_norms: bool = False
+    runs_on: Literal["own", "transformers"] = "own"
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Width of all key heads together, which is also that of the values."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer."""
+        attention = 2 * self.hidden_size * (self.query_size + self.key_size)
+        biases = (self.query_size + 2 * self.key_size) if self.attention_bias else 0
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.head_norms else 0)
+        return attention + biases + 3 * self.hidden_size * self.intermediate_size + norms
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding table, which are as many as those of the output matrix."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All trained weights; tied embeddings count once."""
+        tables = self.embedding_parameters * (1 if self.tied else 2)
+        return self.num_layers * self.layer_parameters + tables + self.hidden_size
+
+    @property
+    def key_values_per_token(self) -> int:
+        """Numbers that a key/value cache keeps of one token."""
+        return 2 * self.num_layers * self.key_size
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape | None:
+    """Read a parsed ``config.json``; None where it is of no family that this plan knows (no gated dense decoder)."""
+    kind = config.get("model_type")
+    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
+        return None
+    if any(not isinstance(config.get(name), int) or config[name] < 1 for name in _SIZES):
+        return None
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    return Shape(
+        vocab_size=config["vocab_size"],
+        hidden_size=hidden,
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=heads,
+        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or hidden // heads,
+        context=config.get("max_position_embeddings", 2048),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=bool(config.get("attention_bias", _ATTENTION_BIAS.get(kind, False))),
+        head_norms=kind in _HEAD_NORMS,
+        runs_on="own" if _is_own(config) else "transformers",
+    )
+
+
+def shape_of_own(config: ModelConfig) -> Shape:
+    """Return the shape of one of the harness' own models."""
+    return Shape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        context=config.max_position_embeddings,
+        tied=config.tie_word_embeddings,
+    )
+
+
+def read_shape(folder: Path) -> Shape | None:
+    """Return the shape of the model in a folder; None where there is no readable ``config.json`` of a known family."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return shape_of(config) if isinstance(config, dict) else None
+
+
+def _is_own(config: Mapping[str, Any]) -> bool:
+    """Whether the harness' own model runs this config, as ``models.storage.load_policy`` decides it."""
+    try:
+        ModelConfig.from_hf(config)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,163 @@
+"""``python -m harness.models.make_folder``: a Hugging Face folder of a public model's shape, with random weights.
+
+What runs on such a folder runs on the real weights too: only ``model.path`` changes. Its rewards mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import UserError
+from harness.models.public_shapes import PUBLIC_SHAPES, shape_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TEXTS = (
+    "What is 12 + 34? Let us think step by step. 12 + 34 = 46, so the answer is 46.",
+    "A baker sells 48 loaves in the morning and half as many in the afternoon. How many loaves are sold in all?",
+    "Solve for x: 3x - 7 = 20. Then 3x = 27 and x = 9. <think> </think> <answer> 9 </answer>",
+    "The area of a circle of radius r is \\pi r^2; a third of it is \\frac{1}{3} \\pi r^2.",
+    "User: Write a sentence with the words river and stone. Assistant: The river runs over the stone.",
+)
+"""What the tokenizer's merges are learnt from; any other text is still encoded, byte by byte where need be."""
+_LARGEST_TOKENIZER = 1024
+_EXAMPLE = "python -m harness.models.make_folder --shape qwen2.5-math-1.5b --layers 2 --vocab 512 -o models/qwen"
+
+
+def make_folder(
+    shape: str,
+    folder: str | Path,
+    *,
+    layers: int | None = None,
+    vocab_size: int | None = None,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+) -> int:
+    """Write ``config.json``, safetensors weights and a tokenizer of the project's own making.
+
+    The tokenizer has at most 1,024 tokens; the model keeps its whole vocabulary, as published models do whose
+    vocabulary is padded.
+
+    Args:
+        shape: a name in ``PUBLIC_SHAPES``.
+        folder: a new or empty folder.
+        layers, vocab_size: fewer than the shape has; None keeps its own.
+        dtype: of the stored weights, ``bfloat16`` or ``float32``.
+        seed: of the weights.
+
+    Returns:
+        The number of weights.
+
+    Raises:
+        UserError: an unknown shape, a number out of bounds, a folder that holds something, or a disk too small.
+    """
+    config = shape_config(shape, layers=layers, vocab_size=vocab_size)
+    target = Path(folder).expanduser()
+    _require_empty(target)
+    tokenizer = _tokenizer(config["vocab_size"])
+    config |= {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")} | {"bos_token_id": None}
+    count = _count_weights(config)
+    require_space(target, count * (2 if dtype == "bfloat16" else 4))
+    from harness.models.storage import save_policy
+
+    save_policy(_random_model(config, dtype, seed), tokenizer, target)
+    return count
+
+
+def _tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
+    from harness.models.tokenizer import train_tokenizer
+
+    return train_tokenizer(_TEXTS, min(vocab_size, _LARGEST_TOKENIZER))
+
+
+def _count_weights(config: dict[str, Any]) -> int:
+    """The weights of this shape; nothing is allocated for them."""
+    import torch
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in _build(config, "bfloat16").parameters())
+
+
+def _random_model(config: dict[str, Any], dtype: str, seed: int) -> Any:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _build(config, dtype)
+
+
+def _build(config: dict[str, Any], dtype: str) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {name: value for name, value in config.items() if name != "model_type"}
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(config["model_type"], **values), dtype=getattr(torch, dtype)
+    )
+
+
+def _require_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists():
+        what = f"{folder} is a file" if folder.is_file() else f"the folder {folder} is not empty"
+        raise UserError(what, "-o", "name a new folder: nothing is ever overwritten")
+
+
+def require_space(folder: Path, num_bytes: int) -> None:
+    """Refuse to write more than the folder's disk has room for.
+
+    Raises:
+        UserError: with both sizes.
+    """
+    existing = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if num_bytes > free:
+        what = f"the weights take {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        raise UserError(what, f"-o {folder}", "free space, name a folder on another disk, or ask for fewer --layers")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.models.make_folder",
+        description="Make a Hugging Face folder of a public model's shape, with random weights and a small tokenizer.",
+        epilog=f"example:\n  {_EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--shape", required=True, metavar="NAME", help=", ".join(sorted(PUBLIC_SHAPES)))
+    parser.add_argument("--layers", type=int, metavar="N", help="fewer layers than the model has")
+    parser.add_argument("--vocab", type=int, metavar="N", help="a smaller vocabulary than the model has, from 258")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the stored weights")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
+    parser.add_argument("-o", "--out", required=True, type=Path, metavar="DIR", help="a new or empty folder")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command line and return its exit code: 0, or 2 for what cannot be done."""
+    options = _parser().parse_args(argv)
+    try:
+        count = make_folder(
+            options.shape,
+            options.out,
+            layers=options.layers,
+            vocab_size=options.vocab,
+            dtype=options.dtype,
+            seed=options.seed,
+        )
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.out}: {options.shape} with {count:,} random weights; use it as model: {{type: folder, path: ...}}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Whether runs fit, and what is said where they do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UserError
+from harness.memory_plan.check import check_memory, memory_table, on_gpu
+from harness.memory_plan.fit import Room, changed, require_fit, shortage, smallest_changes
+from harness.memory_plan.plan import CUDA_BYTES, PROCESS_BYTES, make_plan
+from harness.memory_plan.room import free_main_memory
+from harness.memory_plan.shape import Shape, shape_of
+from harness.models.public_shapes import PUBLIC_SHAPES
+from harness.scenario import Scenario, load_scenario
+
+GIB = 2**30
+QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
+WEIGHTS = 1_543_714_304
+LONG = """
+model: {type: folder, path: FOLDER}
+engine: {precision: bfloat16, max_batch: 64}
+sampling: {max_tokens: 1024}
+rollout_batch_size: 64
+evaluation: {prompts: 16}
+"""
+
+
+def scenario(tmp_path: Path, text: str) -> Scenario:
+    folder = tmp_path / "qwen"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(QWEN))
+    path = tmp_path / "trial.yaml"
+    path.write_text(text.replace("FOLDER", str(folder)))
+    return load_scenario(path)
+
+
+def qwen() -> Shape:
+    shape = shape_of(QWEN)
+    assert shape is not None
+    return shape
+
+
+def sizes(process: Any) -> dict[str, int]:
+    return {amount.name: amount.num_bytes for amount in process.amounts}
+
+
+def test_a_run_of_the_public_model_by_hand(tmp_path: Path) -> None:
+    (run,) = make_plan(scenario(tmp_path, LONG), qwen()).processes
+    rows, tokens = 64, 48 + 1024  # keyword prompts are taken to have 48 tokens
+    assert sizes(run) == {
+        "Python and its libraries": PROCESS_BYTES,
+        "policy": 4 * WEIGHTS,
+        "optimizer": 2 * 4 * WEIGHTS,
+        "gradients": 4 * WEIGHTS,
+        "activations": 28 * rows * (tokens - 1) * 204_800,
+        "one layer's way back": rows * (tokens - 1) * 204_800,  # 14.0 GB, more than 441 x 151936 x 4 x 4 of logits
+        "engine weights": 2 * WEIGHTS,
+        "key/value cache": rows * tokens * 14_336 * 2,
+        "sampling logits": rows * 151936 * 4 * 4,
+    }
+    held = sum(sizes(run)[name] for name in ("policy", "optimizer", "engine weights", "key/value cache"))
+    update = sum(sizes(run)[name] for name in ("gradients", "activations", "one layer's way back"))
+    assert run.peak == PROCESS_BYTES + held + update
+
+
+def test_kl_monitoring_keeps_two_policies_more(tmp_path: Path) -> None:
+    (run,) = make_plan(scenario(tmp_path, LONG + "loss: {kl: {monitor: true}}\n"), qwen()).processes
+    assert sizes(run)["reference and previous policy"] == 2 * 4 * WEIGHTS
+
+
+def test_bfloat16_weights_halve_what_training_holds(tmp_path: Path) -> None:
+    (run,) = make_plan(scenario(tmp_path, LONG.replace("folder,", "folder, dtype: bfloat16,")), qwen()).processes
+    assert (sizes(run)["policy"], sizes(run)["optimizer"]) == (2 * WEIGHTS, 4 * WEIGHTS)
+
+
+def test_parts_that_overlap_add_up(tmp_path: Path) -> None:
+    text = LONG + "max_lag: 1\nplacement: {colocated: false}\n"
+    (run,) = make_plan(scenario(tmp_path, text), qwen()).processes
+    assert run.overlapping
+    assert run.peak == sum(sizes(run).values())
+    assert sizes(run)["published weights"] == 2 * 4 * WEIGHTS
+
+
+def test_actors_have_a_process_each(tmp_path: Path) -> None:
+    text = LONG + "transport: {type: shared_memory}\nplacement: {generator: {count: 2}}\n"
+    plan = make_plan(scenario(tmp_path, text), qwen())
+    assert [(process.name, process.count) for process in plan.processes] == [
+        ("learner", 1),
+        ("generator", 2),
+        ("scorer", 1),
+        ("ray and driver", 1),
+    ]
+    assert sizes(plan.processes[1])["received weights"] == 4 * WEIGHTS
+    assert plan.total("cpu") == sum(process.count * process.peak for process in plan.processes)
+
+
+def test_what_is_advised_fits_and_is_the_least_that_does(tmp_path: Path) -> None:
+    text = LONG.replace("folder,", "folder, gradient_checkpointing: true,")
+    runs, room = [(scenario(tmp_path, text), qwen())], Room(48 * GIB)
+    assert shortage(runs, room, on_gpu=False) is not None
+    (change,) = smallest_changes(runs, room, on_gpu=False) or []
+    assert change == ("gradient_accumulation_steps", 2)
+    assert shortage(changed(runs, [change]), room, on_gpu=False) is None
+
+
+def test_neutral_numbers_come_before_those_that_change_the_experiment(tmp_path: Path) -> None:
+    runs = [(scenario(tmp_path, LONG), qwen())]
+    (change,) = smallest_changes(runs, Room(60 * GIB), on_gpu=False) or []
+    key, value = change
+    assert key == "gradient_accumulation_steps"
+    smaller = [steps for steps in (2, 4, 8, 16, 32, 64) if steps < value]
+    for steps in smaller:
+        assert shortage(changed(runs, [(key, steps)]), Room(60 * GIB), on_gpu=False) is not None
+
+
+def test_several_numbers_where_one_does_not_suffice(tmp_path: Path) -> None:
+    runs, room = [(scenario(tmp_path, LONG), qwen())], Room(18 * GIB)
+    changes = smallest_changes(runs, room, on_gpu=False)
+    assert changes is not None
+    assert len(changes) > 1
+    assert changes[0][0] == "gradient_accumulation_steps"
+    assert shortage(changed(runs, changes), room, on_gpu=False) is None
+    assert shortage(changed(runs, changes[:-1]), room, on_gpu=False) is not None
+
+
+def test_the_refusal_says_need_room_largest_part_and_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        require_fit([(scenario(tmp_path, LONG), qwen())], Room(60 * GIB), on_gpu=False)
+    text = str(refused.value)
+    # 28 x 64 x 1071 x 204,800 bytes
+    assert "60.0 GiB are free; the largest part is 366.1 GiB for activations" in text
+    assert "set gradient_accumulation_steps to 16: then it needs about " in text
+
+
+def test_a_model_that_nothing_makes_fit(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no setting makes it fit: take a smaller model or a machine with more memory"):
+        require_fit([(scenario(tmp_path, LONG), qwen())], Room(4 * GIB), on_gpu=False)
+
+
+def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
+    text = LONG.replace("folder,", "folder, gradient_checkpointing: true,") + (
+        "gradient_accumulation_steps: 16\ntransport: {type: nixl}\n"
+        "placement: {device: cuda, generator: {gpus: SHARE}, learner: {gpus: SHARE}}\n"
+    )
+    halves = [(scenario(tmp_path, text.replace("SHARE", "0.5")), qwen())]
+    whole = [(scenario(tmp_path, text.replace("SHARE", "1")), qwen())]
+    plan = make_plan(halves[0][0], qwen(), on_gpu=True)
+    learner, generator = plan.processes[0].peak, plan.processes[1].peak
+    assert sizes(plan.processes[0])["CUDA"] == CUDA_BYTES
+    fits_each = Room(64 * GIB, (learner, generator))
+    assert shortage(whole, fits_each, on_gpu=True) is None
+    found = shortage(halves, fits_each, on_gpu=True)
+    assert found is not None
+    assert (found.memory, found.needed, found.present) == ("GPU 0", learner + generator, learner)
+    assert shortage(halves, Room(64 * GIB, (learner + generator,)), on_gpu=True) is None
+    lost = shortage(whole, Room(64 * GIB, (learner,)), on_gpu=True)
+    assert lost is not None
+    assert (lost.memory, lost.present) == ("GPU 1", 0)
+
+
+def test_arms_side_by_side_add_up_but_for_the_libraries(tmp_path: Path) -> None:
+    one = scenario(tmp_path, "steps: 2\n")
+    need = make_plan(one, shape_for_small()).total("cpu")
+    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES), on_gpu=False) is None
+    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES - 1), on_gpu=False) is not None
+
+
+def shape_for_small() -> Shape:
+    from harness.memory_plan.shape import shape_of_own
+    from harness.models.config import PRESETS
+
+    return shape_of_own(PRESETS["small"])
+
+
+def test_the_line_before_a_run(tmp_path: Path) -> None:
+    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 64\n"
+    line = check_memory([scenario(tmp_path, text)], Room(64 * GIB))
+    # optimizer 8 x 1,543,714,304 = 12,349,714,432 bytes, policy and gradients half of that
+    assert line.startswith("memory plan: about ")
+    assert line.endswith("of 64.0 GiB free (largest: optimizer 11.5 GiB, policy 5.8 GiB, gradients 5.8 GiB)")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("model: {type: folder, path: Qwen/Qwen2.5-Math-1.5B}\n", "Qwen/Qwen2.5-Math-1.5B is not on this machine yet"),
+        ("model: {type: paced}\nengine: {type: paced}\n", "model.type paced has next to no weights"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_and_let_through(tmp_path: Path, text: str, reason: str) -> None:
+    assert check_memory([scenario(tmp_path, text)], Room(1)) == f"memory plan: none, {reason}"
+
+
+def test_an_unknown_architecture_is_let_through(tmp_path: Path) -> None:
+    trial = scenario(tmp_path, LONG)
+    (tmp_path / "qwen" / "config.json").write_text('{"model_type": "mamba"}')
+    assert "is of no family that the plan knows" in check_memory([trial], Room(1))
+
+
+def test_the_table_names_every_amount_and_its_time(tmp_path: Path) -> None:
+    lines = memory_table(scenario(tmp_path, LONG), has_gpu=False)
+    assert lines[0] == "1,543,714,304 weights, 28 layers; prompts of up to 48 tokens are assumed"
+    assert lines[1] == "run (main memory)"
+    assert "  optimizer                          11.5 GiB" in lines
+    assert "  gradients                           5.8 GiB  while training" in lines
+    assert lines[-1].startswith("  at most ")
+
+
+@pytest.mark.parametrize(
+    ("text", "has_gpu", "expected"),
+    [
+        ("", True, True),
+        ("", False, False),
+        ("placement: {device: cpu}\n", True, False),
+        ("transport: {type: nixl}\n", True, False),
+        ("transport: {type: nixl}\nplacement: {generator: {gpus: 0.5}, learner: {gpus: 0.5}}\n", True, True),
+    ],
+)
+def test_where_parts_compute(tmp_path: Path, text: str, has_gpu: bool, expected: bool) -> None:
+    assert on_gpu(scenario(tmp_path, "steps: 2\n" + text), has_gpu) is expected
+
+
+def test_a_cgroup_bounds_what_is_free(tmp_path: Path) -> None:
+    free = free_main_memory(tmp_path)
+    assert free > 0
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("5\n")
+    assert free_main_memory(tmp_path) == pytest.approx(free, rel=0.5)
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 120\nactive_file 30\n")
+    assert free_main_memory(tmp_path) == 1000 - 700 + 120 + 30
