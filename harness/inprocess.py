@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from harness.types import RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 
 T = TypeVar("T")
@@ -36,9 +36,9 @@ class InProcessGenerator:
     ) -> None:
         self._worker, self._executor, self._loader, self.lane = worker, executor, loader or executor, worker.lane
 
-    async def load_weights(self, ticket: WeightTicket) -> None:
+    async def load_weights(self, ticket: WeightTicket) -> Metrics:
         """See ``protocols.Generator``."""
-        await _on(self._loader, lambda: self._worker.load_weights(ticket))
+        return await _on(self._loader, lambda: self._worker.load_weights(ticket))
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """See ``protocols.Generator``."""

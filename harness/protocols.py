@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.types import (
     Completion,
+    Metrics,
     Prompt,
     RolloutGroup,
     SamplingParams,
@@ -21,6 +22,8 @@ from harness.types import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 
@@ -29,11 +32,15 @@ class Generator(Protocol):
 
     lane: str
 
-    async def load_weights(self, ticket: WeightTicket) -> None:
+    async def load_weights(self, ticket: WeightTicket) -> Metrics:
         """Receive and load published weights; stages ``weight_transfer``, ``weight_verify`` and ``weight_load``.
+
+        Returns:
+            What was measured of this sync, such as the gap between engine and Learner; nothing where nothing was.
 
         Raises:
             PartReplaced: the part died; the one in its place holds no weights.
+            RunStopped: what the engine holds is not what the Learner published.
         """
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
@@ -95,6 +102,22 @@ class Engine(Protocol):
         Args:
             weights: by Hugging Face name.
             version: of these weights; the tag of the tokens that they sample, where an engine tells them apart.
+        """
+
+
+class ScoringEngine(Engine, Protocol):
+    """An engine that can also say what it thinks of given tokens: the proof that a weight sync happened."""
+
+    def score(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """Return the log-probabilities (T,) of each response's tokens behind its prompt.
+
+        They are those of the weights in place, at temperature 1 over the whole vocabulary. No token is sampled. A
+        ``generate`` on another thread may be under way.
+
+        Raises:
+            UserError: a prompt or response is empty, unknown to the model, or too long together.
         """
 
 

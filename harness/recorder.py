@@ -30,7 +30,7 @@ from harness.step_metrics import (
     warmup_figures,
 )
 from harness.trace import RecordingTracer, Span, Stage
-from harness.types import Metric, Metrics, Purpose, ScoredBatch
+from harness.types import Metric, Metrics, Purpose, ScoredBatch, combine_metrics
 
 Row = dict[str, Any]
 NO_VERSION = -1
@@ -106,6 +106,8 @@ class RunRecorder:
         self._replay = ReplayStats()
         self._ledger: Ledger | None = None
         self._replaced: Counter[str] = Counter()
+        self._measured: list[Metrics] = []  # of syncs, since the previous step
+        self._of_all_syncs: Metrics = {}
         self.steps_done = 0
         self.evaluations: list[tuple[int, Metrics]] = []
 
@@ -121,6 +123,13 @@ class RunRecorder:
         """See ``Observer``."""
         self._log(f"{lane} holds policy version {version}")
         self._hold(lane, version)
+
+    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
+        """See ``Observer``."""
+        figures = ", ".join(f"{name} {metric.value:.3g}" for name, metric in measured.items())
+        self._log(f"{lane}, policy version {version}: {figures}")
+        self._measured.append(measured)
+        self._of_all_syncs = combine_metrics([self._of_all_syncs, measured])
 
     def on_replaced(self, lane: str, reason: str) -> None:
         """See ``Observer``."""
@@ -139,7 +148,8 @@ class RunRecorder:
         train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
         metrics = step_metrics(facts, train_s) | sync_metrics(facts.ticket, spans)
         metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
-        metrics |= self.drain_probes()
+        metrics |= self.drain_probes() | combine_metrics(self._measured)
+        self._measured = []
         profiled = facts.step in self._profiled
         if not profiled and not evaluation_s(spans):
             self._plain_seconds[facts.step] = wall_s
@@ -215,6 +225,8 @@ class RunRecorder:
                 values = {key: metric.value for key, metric in metrics.items()}
                 figures[f"{name}_evaluation"] = {"version": version} | values
         figures["warmup"] = warmup_figures(self._plain_seconds)
+        if self._of_all_syncs:
+            figures["syncs"] = {name: metric.value for name, metric in self._of_all_syncs.items()}
         if self._ledger is not None:
             figures["ledger"] = {column: asdict(getattr(self._ledger, column)) for column in LEDGER_COLUMNS}
         return figures | {"replaced": dict(self._replaced)}

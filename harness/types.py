@@ -192,15 +192,32 @@ class ScoredBatch:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LogProbProbe:
+    """What an engine must say of a few rollouts if it holds the Learner's weights.
+
+    ``prompts`` and ``responses`` are token ids; ``log_probs`` are the Learner's log-probabilities of each response's
+    tokens, float32 (T,), at temperature 1 over the whole vocabulary.
+    """
+
+    prompts: tuple[npt.NDArray[np.int64], ...]
+    responses: tuple[npt.NDArray[np.int64], ...]
+    log_probs: tuple[npt.NDArray[np.float32], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class WeightTicket:
-    """Published weights: version, size, checksum, and the opaque payload a Generator loads them from."""
+    """Published weights: version, size, checksum, and the opaque payload a Generator loads them from.
+
+    ``probe``, where the engine's log-probabilities are compared after each load, is of these weights.
+    """
 
     version: int
     num_bytes: int
     num_tensors: int
     checksum: str | None = None
     payload: Any = field(repr=False, default=None)
+    probe: LogProbProbe | None = field(repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from harness.errors import UserError
@@ -22,6 +23,7 @@ from harness.transports.protocol import WeightReceiver, WeightSender
 from harness.types import (
     ExampleRollout,
     GroupData,
+    LogProbProbe,
     Metric,
     Metrics,
     Prompt,
@@ -34,6 +36,15 @@ from harness.types import (
     WorkItem,
 )
 from harness.weight_sync import WeightLoader, WeightPublisher
+
+TokenIds = npt.NDArray[np.int64]
+LogProbs = npt.NDArray[np.float32]
+ProbeRow = tuple[TokenIds, TokenIds]
+"""Token ids of a prompt and of what follows it."""
+PROBE_ROWS = 4
+"""Rollouts by whose tokens a weight sync is proven."""
+PROBE_TOKENS = 16
+"""Tokens of each of them."""
 
 
 class Trainer(Protocol):
@@ -50,6 +61,33 @@ class Trainer(Protocol):
     def train(self, step: int, batch: Any) -> Metrics: ...
 
     def weights(self) -> Mapping[str, torch.Tensor]: ...
+
+
+class ScoringTrainer(Trainer, Protocol):
+    """A trainer that can say what its policy thinks of given tokens."""
+
+    def log_probs_of(self, prompts: Sequence[TokenIds], responses: Sequence[TokenIds]) -> list[LogProbs]:
+        """Return the log-probabilities (T,) of each response's tokens behind its prompt, at temperature 1."""
+
+
+def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
+    """Return the start of a few rollouts, each of another prompt, as (prompt, response) of token ids.
+
+    A response's last token is left out, so that an engine has room to go on; where it is the only one, the last one of
+    the prompt stands in.
+    """
+    rows = []
+    for group in groups[:PROBE_ROWS]:
+        prompt, response = group.prompt_token_ids, group.completions[0].token_ids
+        start = response[: min(PROBE_TOKENS, len(response) - 1)]
+        rows.append((prompt, start) if len(start) else (prompt[:-1], prompt[-1:]))
+    return [row for row in rows if len(row[0])]
+
+
+def first_probe_rows(task: Task, tokenizer: Tokenizer) -> list[ProbeRow]:
+    """Return the same before there are rollouts: of prompts the first token, and what follows it."""
+    encoded = [np.asarray(tokenizer.encode(prompt.text), dtype=np.int64) for prompt in task.train_prompts[:PROBE_ROWS]]
+    return [(ids[:1], ids[1 : 1 + PROBE_TOKENS]) for ids in encoded if len(ids) > 1]
 
 
 def prompts_of(task: Task, purpose: Purpose) -> Sequence[Prompt]:
@@ -69,10 +107,11 @@ class GeneratorWorker:
         sampling: SamplingParams,
         tracer: Tracer,
         lane: str = "generator",
+        mismatch_bound: float | None = None,
     ) -> None:
         self.engine, self.task, self.tokenizer = engine, task, tokenizer
         self.sampling, self.tracer, self.lane = sampling, tracer, lane
-        self.loader = WeightLoader(receiver, engine, tracer, lane)
+        self.loader = WeightLoader(receiver, engine, tracer, lane, mismatch_bound)
 
     @property
     def version(self) -> int:
@@ -84,9 +123,9 @@ class GeneratorWorker:
         """Lines for the run's log: what the transport has set up."""
         return self.loader.receiver.notes
 
-    def load_weights(self, ticket: WeightTicket, arrived: list[torch.Tensor] | None = None) -> None:
+    def load_weights(self, ticket: WeightTicket, arrived: list[torch.Tensor] | None = None) -> Metrics:
         """Receive published weights and load them into the engine; see ``WeightLoader.load``."""
-        self.loader.load(ticket, arrived)
+        return self.loader.load(ticket, arrived)
 
     def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """Sample the item's groups; their data stays opaque to the loop."""
@@ -103,8 +142,11 @@ class GeneratorWorker:
             return tuple(_group(item, *parts, version) for parts in zip(item.prompt_ids, data, strict=True))
 
     def close(self) -> None:
-        """Give back what the receiver holds."""
+        """Give back what the receiver and the engine hold."""
         self.loader.receiver.close()
+        close_engine = getattr(self.engine, "close", None)
+        if close_engine is not None:
+            close_engine()
 
 
 def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> RolloutGroup:
@@ -203,6 +245,8 @@ class LearnerWorker:
         verify: give each ticket the checksum of what was published.
         save: writes the policy into a folder; None saves nothing.
         lane: name of the lane.
+        first_probe: prompts and what follows them, by whose tokens the engines prove at version 0 that they hold these
+            weights; later the tokens are of the rollouts trained on last. None: nothing is to be proven.
     """
 
     def __init__(
@@ -213,9 +257,11 @@ class LearnerWorker:
         verify: bool = False,
         save: Callable[[Path], None] | None = None,
         lane: str = "learner",
+        first_probe: Sequence[ProbeRow] | None = None,
     ) -> None:
         self.trainer, self.tracer, self.save, self.lane = trainer, tracer, save, lane
         self.publisher = WeightPublisher(sender, tracer, verify, lane)
+        self._probe_rows = first_probe
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """Train on one rollout batch; the version becomes ``step + 1``."""
@@ -229,11 +275,19 @@ class LearnerWorker:
                 self.trainer.compute_reference_log_probs(batch)
         with self.tracer.span(self.lane, Stage.UPDATE, step, step):
             metrics = self.trainer.train(step, batch)
+        if self._probe_rows is not None:
+            self._probe_rows = probe_rows([group.data for group in groups])
         return UpdateResult(step + 1, self.trainer.options.optimizer_steps_per_batch, metrics)
 
     def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
         """Make the current weights available; see ``protocols.Learner``."""
-        return self.publisher.publish(self.trainer.weights(), version, still_needed)
+        ticket = self.publisher.publish(self.trainer.weights(), version, still_needed)
+        if not self._probe_rows:
+            return ticket
+        with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
+            prompts, responses = zip(*self._probe_rows, strict=True)
+            log_probs = cast(ScoringTrainer, self.trainer).log_probs_of(prompts, responses)
+            return replace(ticket, probe=LogProbProbe(prompts, responses, tuple(log_probs)))
 
     @property
     def notes(self) -> tuple[str, ...]:

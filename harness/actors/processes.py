@@ -131,15 +131,13 @@ class GeneratorProcess(PartProcess):
     @ray.method(concurrency_group="weights")
     def load(self, ticket: WeightTicket) -> Reply:
         """Fetch published weights and load them; may run while ``generate`` does."""
-        self._worker.load_weights(ticket)
-        return self._reply(None)
+        return self._reply(self._worker.load_weights(ticket))
 
     @ray.method(concurrency_group="weights")
     def load_arrived(self, ticket: WeightTicket, called_ns: int, arrived: list[torch.Tensor]) -> Reply:
         """Load weights that were sent along with this call, which the driver made at ``called_ns``."""
         self._record_arrival(self._worker.lane, ticket.version, called_ns)
-        self._worker.load_weights(ticket, arrived)
-        return self._reply(None)
+        return self._reply(self._worker.load_weights(ticket, arrived))
 
     def generate(self, item: WorkItem) -> list[Any]:
         """Return the reply with the groups' metadata, then the data of each group as a return value of its own."""

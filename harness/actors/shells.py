@@ -10,7 +10,7 @@ from typing import Any
 from harness.actors.parts import ActorPart
 from harness.errors import RunStopped
 from harness.trace import Stage
-from harness.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,25 @@ class RemoteGenerator:
         self.part, self.lane, self._learner = part, part.lane, learner
         self._version = -1
 
-    async def load_weights(self, ticket: WeightTicket) -> None:
+    async def load_weights(self, ticket: WeightTicket) -> Metrics:
         """See ``protocols.Generator``."""
         try:
-            await self._load(ticket)
+            measured = await self._load(ticket)
         except RunStopped:
             await self._learner.check_alive()
             raise
         self._version = ticket.version
+        return measured
 
-    async def _load(self, ticket: WeightTicket) -> None:
+    async def _load(self, ticket: WeightTicket) -> Metrics:
         told: dict[str, Any] = {"stage": Stage.WEIGHT_TRANSFER, "step": ticket.version, "version": ticket.version}
         if isinstance(ticket.payload, SentAlong):
             sent = ticket.payload
             described = replace(ticket, payload=sent.described)
-            await self.part.call("load_arrived", described, time.perf_counter_ns(), sent.tensors, **told)
+            measured, _ = await self.part.call("load_arrived", described, time.perf_counter_ns(), sent.tensors, **told)
         else:
-            await self.part.call("load", ticket, **told)
+            measured, _ = await self.part.call("load", ticket, **told)
+        return dict(measured)
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """See ``protocols.Generator``. The data of each group is an object reference that the driver owns."""

@@ -27,6 +27,7 @@ from harness.actors.shells import RemoteGenerator, RemoteLearner, RemoteScorer
 from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task, never
 from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
 from harness.build.parts import Parts, instruments_of, keep_traces, lanes_of
+from harness.engines.vllm_machine import ENVIRONMENT as VLLM_ENVIRONMENT
 from harness.errors import HarnessError, UserError
 from harness.probes.cuda_events import DeviceTime
 from harness.probes.nsight import new_tag, nsight_runtime_env
@@ -195,6 +196,8 @@ class _Crew:
 
     def _runtime_env(self, lane: str, settings: PartSettings, threads: int) -> dict[str, Any]:
         variables = process_environment(threads, self._scenario.placement.interface)
+        if self._scenario.engine.type == "vllm" and lane in lanes_of("generator", self._scenario):
+            variables |= VLLM_ENVIRONMENT
         if lane not in self._under_nsight():
             return {"env_vars": variables}
         window = self.instruments.profile.nsight

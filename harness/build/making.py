@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from harness.build.options import StopSignal, resolve_device
+from harness.build.options import StopSignal, mismatch_bound, resolve_device
 from harness.build.table import BUILDERS, Policy
+from harness.engines.faulty import SkipsLoads
 from harness.protocols import Engine, Task
 from harness.scenario import Scenario
 from harness.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.trace import Tracer
 from harness.transports.protocol import WeightReceiver, WeightSender
-from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker
+from harness.types import SamplingParams
+from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker, first_probe_rows
 
 
 def never() -> bool:
@@ -61,7 +64,16 @@ def make_generator(
     """Return a Generator's worker."""
     device = resolve_device(scenario, scenario.placement.generator)
     engine: Engine = BUILDERS["engine", scenario.engine.type](scenario, policy, device, should_stop)
-    return GeneratorWorker(engine, receiver, task, policy.tokenizer, scenario.sampling.to_params(), tracer, lane)
+    if scenario.faults.skip_weight_loads:
+        engine = SkipsLoads(engine, frozenset(scenario.faults.skip_weight_loads))
+    sampling, bound = sampling_for(scenario, task), mismatch_bound(scenario)
+    return GeneratorWorker(engine, receiver, task, policy.tokenizer, sampling, tracer, lane, bound)
+
+
+def sampling_for(scenario: Scenario, task: Task) -> SamplingParams:
+    """Return how responses are sampled: as the scenario says, ended by the task's own stop strings too."""
+    sampling = scenario.sampling.to_params()
+    return replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *getattr(task, "stop", ())))))
 
 
 def make_scorer(scenario: Scenario, lane: str, task: Task, tracer: Tracer, should_stop: StopSignal) -> ScorerWorker:
@@ -75,7 +87,10 @@ def make_learner(
     """Return the Learner's worker."""
     trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, should_stop)
     save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
-    return LearnerWorker(trainer, sender, tracer, getattr(scenario.transport, "verify", False), save)
+    proven = mismatch_bound(scenario) is not None
+    probe = first_probe_rows(make_task(scenario), policy.tokenizer) if proven else None
+    verify = getattr(scenario.transport, "verify", False)
+    return LearnerWorker(trainer, sender, tracer, verify, save, first_probe=probe)
 
 
 def _save_policy(policy: Policy, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -73,8 +73,8 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
         ),
         aggregation=loss.aggregation,
         constant=scenario.loss_constant,
+        delta=scenario.advantage.delta_for(loss.type),
         advantage_eps=scenario.advantage.eps,
-        normalize_by_std=scenario.advantage.normalize_by_std,
         temperature=scenario.sampling.temperature,
         epochs_per_batch=scenario.epochs_per_batch,
         minibatches_per_epoch=scenario.minibatches_per_epoch,
@@ -90,6 +90,25 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
         warmup_steps=optimizer.warmup_steps,
         precision=scenario.model.precision,
     )
+
+
+EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.5
+
+
+def mismatch_bound(scenario: Scenario) -> float | None:
+    """Return the largest gap allowed between engine and Learner log-probs after a weight sync; None: not measured.
+
+    Engines of other makers are always measured: by default within 1e-4 where engine and Learner compute in float32,
+    else 0.5.
+    """
+    settings: Any = scenario.engine
+    if settings.type not in ("native", "vllm", "sglang"):
+        return None
+    asked: float | None = settings.mismatch_bound
+    if asked is not None or settings.type == "native":
+        return asked
+    exact = settings.precision == scenario.model.precision == "float32"
+    return EXACT_BOUND if exact else ROUNDED_BOUND
 
 
 def threads_of(scenario: Scenario, part: PartSettings) -> int:

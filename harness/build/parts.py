@@ -110,7 +110,12 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
         drain_log=_once(instrumented.notes),
         drain_device_times=instrumented.drain_device_times,
         keep_profiles=keep_profiles,
-        on_close=[*(_ending(executor) for executor in executors), scorer.close, instruments.remove_drafts],
+        on_close=[
+            *(_ending(executor) for executor in executors),
+            generator.close,
+            scorer.close,
+            instruments.remove_drafts,
+        ],
     )
 
 

@@ -29,6 +29,10 @@ class Policy:
 
 
 def _keyword_task(settings: Any) -> Task:
+    if settings.train is not None:
+        from harness.tasks.keyword_files import KeywordFileTask
+
+        return KeywordFileTask(settings.train, settings.validation)
     from harness.tasks.keywords import KeywordTask
 
     return KeywordTask(settings.keywords_per_prompt, settings.train_prompts, settings.validation_prompts, settings.seed)
@@ -90,10 +94,12 @@ def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> 
 
 
 def _folder_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
+    import torch
+
     from harness.models.storage import load_policy
 
     settings: Any = scenario.model
-    model, tokenizer = load_policy(settings.path, device)
+    model, tokenizer = load_policy(settings.path, device, dtype=getattr(torch, settings.dtype))
     return Policy(model, tokenizer, getattr(model.config, "max_position_embeddings", None))
 
 
@@ -116,6 +122,17 @@ def _policy_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal)
 
     assert policy.model is not None
     return PolicyTrainer(policy.model, policy.tokenizer.pad_token_id, trainer_options(scenario), should_stop)
+
+
+def _folder_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal) -> Trainer:
+    trainer = _policy_trainer(scenario, policy, should_stop)
+    settings: Any = scenario.model
+    if settings.gradient_checkpointing:
+        from harness.models.checkpointing import checkpoint_layers
+
+        assert policy.model is not None
+        checkpoint_layers(policy.model)  # after the trainer put the model into evaluation mode
+    return trainer
 
 
 def _paced_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal) -> Trainer:
@@ -143,13 +160,21 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
 def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.vllm import vllm_engine
 
-    return vllm_engine(scenario.engine, policy.model, policy.tokenizer, device=device, should_stop=should_stop)
+    assert policy.model is not None
+    sleeps = scenario.placement.colocated
+    return vllm_engine(
+        scenario.engine, policy.model, policy.tokenizer, device=device, sleeps=sleeps, should_stop=should_stop
+    )
 
 
 def _sglang_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.sglang import sglang_engine
 
-    return sglang_engine(scenario.engine, policy.model, policy.tokenizer, device=device, should_stop=should_stop)
+    assert policy.model is not None
+    sleeps = scenario.placement.colocated
+    return sglang_engine(
+        scenario.engine, policy.model, policy.tokenizer, device=device, sleeps=sleeps, should_stop=should_stop
+    )
 
 
 def _fake_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
@@ -176,7 +201,7 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("model", "paced"): _paced_policy,
     ("model", "sorting"): _sorting_policy,
     ("trainer", "preset"): _policy_trainer,
-    ("trainer", "folder"): _policy_trainer,
+    ("trainer", "folder"): _folder_trainer,
     ("trainer", "paced"): _paced_trainer,
     ("trainer", "sorting"): _policy_trainer,
     ("engine", "native"): _native_engine,

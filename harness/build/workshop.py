@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.build.options import StopSignal
 from harness.build.parts import Parts, build_in_process_parts
+from harness.engines.vllm_machine import check_vllm_installed
 from harness.errors import UserError
 from harness.probes.load import load_profile
 from harness.provenance import usable_cores
@@ -38,12 +39,22 @@ class Workshop:
             RunStopped: an actor died while it started.
             Interrupted: ``should_stop`` said so.
         """
+        self._check_engines(scenario)
         if not scenario.uses_ray:
             return build_in_process_parts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
         from harness.build.actors import build_actor_parts
 
         return build_actor_parts(scenario, tracer, should_stop, self.session)
+
+    def _check_engines(self, scenario: Scenario) -> None:
+        """Refuse the whole command where one of its scenarios names an engine that is not installed.
+
+        Raises:
+            UserError: with how to install it.
+        """
+        if any(each.engine.type == "vllm" for group in [*self._together, [scenario]] for each in group):
+            check_vllm_installed()
 
     def session(self, scenario: Scenario) -> RaySession:
         """Return the Ray of this command.

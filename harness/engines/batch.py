@@ -20,7 +20,7 @@ from harness.engines.requests import check_request
 from harness.engines.sampling import draw
 from harness.engines.stops import StopStrings, decode_text
 from harness.engines.streams import pinned_lengths, row_uniforms
-from harness.errors import Interrupted, RunStopped
+from harness.errors import Diverged, Interrupted
 from harness.protocols import Tokenizer
 from harness.types import Completion, SamplingParams
 
@@ -282,11 +282,11 @@ class _Rows:
         """The rows as completions, in the order they were given.
 
         Raises:
-            RunStopped: a log-probability is not a number.
+            Diverged: a log-probability is not a number.
         """
         if not np.isfinite(self._log_probs_TR).all():
             token, row = np.argwhere(~np.isfinite(self._log_probs_TR))[0].tolist()
-            raise RunStopped(
+            raise Diverged(
                 f"the policy's logits are not finite at prompt {self._rows[row][0]}, sample {self._rows[row][1]}, "
                 f"token {token}: its weights have diverged"
             )

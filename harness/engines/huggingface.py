@@ -11,10 +11,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from harness.engines.batch import BatchSampler, DecodeStats
+from harness.engines.forced import forced_log_probs
 from harness.engines.weights import check_names_and_shapes
 from harness.errors import UserError
 from harness.protocols import Tokenizer
@@ -163,3 +166,10 @@ class HuggingFaceEngine:
         """
         with self._weights_in_use, torch.inference_mode():
             return self._sampler.generate(prompts, num_samples, sampling, seed)
+
+    def score(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """See ``protocols.ScoringEngine``; waits until a ``generate`` on another thread has ended."""
+        with self._weights_in_use:
+            return forced_log_probs(self._backend, prompts, responses)

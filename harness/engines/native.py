@@ -6,15 +6,20 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from harness.engines.batch import BatchSampler, DecodeStats
 from harness.engines.decode import LlamaDecoder
+from harness.engines.forced import forced_log_probs
 from harness.engines.huggingface import HuggingFaceEngine
+from harness.engines.sorting import SortingEngine
 from harness.engines.weights import build_weights
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.models.sorting import SortingModel
 from harness.protocols import Tokenizer
 from harness.types import Completion, SamplingParams
 
@@ -57,6 +62,7 @@ class NativeEngine:
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
         self._decoder = LlamaDecoder(config, _DTYPES[precision], self._device)
+        self._scoring: LlamaDecoder | None = None
         self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, should_stop)
 
     @property
@@ -99,6 +105,15 @@ class NativeEngine:
         with torch.inference_mode():
             return self._sampler.generate(prompts, num_samples, sampling, seed)
 
+    def score(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """See ``protocols.ScoringEngine``; decoded beside what ``generate`` decodes, with the same weights."""
+        if self._scoring is None:
+            self._scoring = LlamaDecoder(self.config, _DTYPES[self.precision], self._device)
+        self._scoring.weights = self._decoder.weights
+        return forced_log_probs(self._scoring, prompts, responses)
+
 
 def native_engine(
     model: nn.Module,
@@ -108,11 +123,16 @@ def native_engine(
     device: str | torch.device = "cpu",
     max_batch: int = 256,
     should_stop: Callable[[], bool] | None = None,
-) -> NativeEngine | HuggingFaceEngine:
+) -> NativeEngine | HuggingFaceEngine | SortingEngine:
     """Return the harness' own engine for a policy, with a copy of its weights.
 
-    A ``DecoderLM`` gets the ``NativeEngine``; a model of transformers is copied into a ``HuggingFaceEngine``.
+    A ``DecoderLM`` gets the ``NativeEngine``, a ``SortingModel`` the ``SortingEngine``; a model of transformers is
+    copied into a ``HuggingFaceEngine``.
     """
+    if isinstance(model, SortingModel):
+        return SortingEngine(
+            model, tokenizer, dtype=_DTYPES[precision], device=device, max_batch=max_batch, should_stop=should_stop
+        )
     if not isinstance(model, DecoderLM):
         copied = copy.deepcopy(model).to(device=device, dtype=_DTYPES[precision])
         return HuggingFaceEngine(copied, tokenizer, max_batch=max_batch, should_stop=should_stop)

@@ -75,3 +75,31 @@ def check_request(
                 where,
                 f"shorten the prompt, or set sampling.max_tokens to at most {max(0, context_length - len(prompt))}",
             )
+
+
+def check_scored(
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    vocab_size: int,
+    context_length: int | None,
+) -> None:
+    """Refuse to score responses that are empty, hold unknown tokens, or are too long with their prompts.
+
+    Raises:
+        UserError: names the response by its index, and gives the numbers.
+    """
+    for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        where = f"response {index} of those to score"
+        tokens = [*prompt, *response]
+        if not len(prompt) or not len(response):
+            raise UserError("the prompt or the response has no tokens", where, "give each at least one token")
+        if min(tokens) < 0 or max(tokens) >= vocab_size:
+            raise UserError(
+                f"token ids from {min(tokens)} to {max(tokens)}, the model knows 0 to {vocab_size - 1}",
+                where,
+                "encode it with the model's own tokenizer",
+            )
+        if context_length is not None and len(tokens) > context_length:
+            raise UserError(
+                f"{len(tokens)} tokens with its prompt, the model's context holds {context_length}", where, "shorten it"
+            )

@@ -37,7 +37,7 @@ from harness.loop.watching import FullSpeed, Observer, Pace, SilentObserver, Ste
 from harness.protocols import Generator, Learner, Scorer
 from harness.replay import ReplayBuffer, Taken
 from harness.trace import Stage, Tracer
-from harness.types import Purpose, RolloutGroup, WeightTicket, WorkItem
+from harness.types import Metrics, Purpose, RolloutGroup, WeightTicket, WorkItem
 
 
 async def run_loop(
@@ -195,15 +195,18 @@ class _Lanes:
     async def _load(self, generator: Generator, ticket: WeightTicket) -> None:
         if self.holds[generator.lane] == ticket.version:
             return
+        measured: Metrics = {}
         with self._pinned(ticket.version):
             while self.holds[generator.lane] != ticket.version:
                 try:
-                    await generator.load_weights(ticket)
+                    measured = await generator.load_weights(ticket)
                 except PartReplaced as error:
                     self._replaced(generator.lane, error)
                 else:
                     self.holds[generator.lane] = ticket.version
         self.observer.on_version(generator.lane, ticket.version)
+        if measured:
+            self.observer.on_sync(generator.lane, ticket.version, measured)
         self.bell.ring()
 
     async def _evaluate(self, generator: Generator, ticket: WeightTicket) -> None:

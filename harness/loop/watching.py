@@ -7,7 +7,7 @@ from typing import Protocol
 
 from harness.loop.ledger import Count, Ledger
 from harness.replay import ReplayStats, Taken
-from harness.types import RolloutGroup, ScoredBatch, UpdateResult, WeightTicket
+from harness.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,9 @@ class Observer(Protocol):
     def on_version(self, lane: str, version: int) -> None:
         """A lane now holds this policy version."""
 
+    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
+        """A lane has loaded this policy version, and something was measured of it; comes right after its version."""
+
     def on_step(self, facts: StepFacts) -> None:
         """A training step is complete: at lag 0 its weights are loaded and evaluated, otherwise published."""
 
@@ -69,6 +72,8 @@ class SilentObserver:
     """The observer of a run nobody watches; also a base for one that listens to some events."""
 
     def on_version(self, lane: str, version: int) -> None: ...
+
+    def on_sync(self, lane: str, version: int, measured: Metrics) -> None: ...
 
     def on_step(self, facts: StepFacts) -> None: ...
 

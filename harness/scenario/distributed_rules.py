@@ -19,16 +19,42 @@ def in_flight_engine(scenario: Scenario) -> Problem | None:
     """Only an engine that says which weights sampled each token can change them on the way."""
     if scenario.lag_control != "in_flight":
         return None
+    if scenario.engine.type == "vllm":
+        return None
     if scenario.model.type == "folder":
         what = "model.type is folder with lag_control in_flight: models of transformers take weights between batches"
-        fix = "set lag_control to wait, or model.type to preset"
+        fix = "set lag_control to wait, model.type to preset, or engine.type to vllm"
         return Problem(what, fix, dotted_paths("model.type", "lag_control"))
     if scenario.engine.type in ("native", "paced"):
         return None
-    what = f"engine.type is {scenario.engine.type}, must be native with lag_control in_flight"
-    return Problem(
-        what, "set engine.type to native, or lag_control to wait", dotted_paths("engine.type", "lag_control")
-    )
+    what = f"engine.type is {scenario.engine.type}, must be native or vllm with lag_control in_flight"
+    fix = "set engine.type to native or vllm, or lag_control to wait"
+    return Problem(what, fix, dotted_paths("engine.type", "lag_control"))
+
+
+def vllm_owns_its_group(scenario: Scenario) -> Problem | None:
+    """vLLM makes a torch process group of its own, of one process; gloo would need one of all actors in that place."""
+    if scenario.engine.type != "vllm" or scenario.transport.type != "gloo":
+        return None
+    what = "transport.type is gloo with engine.type vllm, which holds its process's only torch process group already"
+    fix = "set transport.type to nixl, shared_memory or object_store_numpy"
+    return Problem(what, fix, dotted_paths("transport.type", "engine.type"))
+
+
+def sglang_has_its_process(scenario: Scenario) -> Problem | None:
+    """SGLang ends all children of its process when it ends, and reports log-probs of the whole distribution."""
+    if scenario.engine.type != "sglang":
+        return None
+    if not scenario.uses_ray:
+        what = "transport.type is in_process with engine.type sglang, which at its end ends every child of its process"
+        fix = "set transport.type to cuda_ipc or object_store_numpy, so that it has a process of its own"
+        return Problem(what, fix, dotted_paths("transport.type", "engine.type"))
+    top_p = scenario.sampling.top_p
+    if top_p == 1:
+        return None
+    what = f"sampling.top_p is {top_p}, must be 1 with engine.type sglang: its log-probs are of the whole distribution"
+    fix = "set sampling.top_p to 1, or engine.type to native or vllm"
+    return Problem(what, fix, dotted_paths("sampling.top_p", "engine.type"))
 
 
 def shards_share_a_batch(scenario: Scenario) -> Problem | None:
@@ -183,6 +209,8 @@ def sequence_mask_weighs_tokens(scenario: Scenario) -> Problem | None:
 DISTRIBUTED_RULES = (
     lag_control_has_lag,
     in_flight_engine,
+    vllm_owns_its_group,
+    sglang_has_its_process,
     shards_share_a_batch,
     actors_for_several_parts,
     one_host_transport,

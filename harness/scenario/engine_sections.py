@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.scenario.sections import AtLeast1, NotNegative, Positive, Precision, Section
+from harness.scenario.sections import AtLeast1, Fraction, NotNegative, Positive, Precision, Section
 
 
 class NativeEngineSettings(Section):
@@ -18,6 +18,8 @@ class NativeEngineSettings(Section):
     """Sampling arithmetic."""
     max_batch: AtLeast1 = 256
     """How many responses are decoded together at most."""
+    mismatch_bound: Positive | None = None
+    """Largest gap between engine and Learner log-probs after a weight sync, else the run stops; null: not measured."""
 
 
 class FakeEngineSettings(Section):
@@ -54,6 +56,10 @@ class VllmEngineSettings(ServingEngineSettings):
 
     type: Literal["vllm"] = "vllm"
     """vLLM; `make install-vllm` adds it."""
+    context: AtLeast1 | None = None
+    """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""
+    kv_cache_gib: Positive | None = None
+    """GiB for keys and values; null: what max_batch responses of full length need, at most 4."""
 
 
 class SglangEngineSettings(ServingEngineSettings):
@@ -61,3 +67,5 @@ class SglangEngineSettings(ServingEngineSettings):
 
     type: Literal["sglang"] = "sglang"
     """SGLang; it has to be installed by hand."""
+    memory_fraction: Fraction = 0.4
+    """Share of the GPU's memory that SGLang takes for weights, keys and values."""

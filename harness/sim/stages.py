@@ -80,8 +80,8 @@ class SimulatedGenerator:
     version: int = -1
     _held: list[tuple[float, int]] = field(default_factory=list, repr=False)  # (since, version), for version shares
 
-    async def load_weights(self, ticket: WeightTicket) -> None:
-        """Take the time of a transfer and a load.
+    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+        """Take the time of a transfer and a load; nothing is measured.
 
         Raises:
             AssertionError: the Learner was told that nobody needs this version any more.
@@ -94,6 +94,7 @@ class SimulatedGenerator:
             await asyncio.sleep(self.load_cost(ticket.version))
         self.version = ticket.version
         self._held.append((_now(), self.version))
+        return {}
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """Take the time of generating and return groups without data.
@@ -248,9 +249,9 @@ class _Mortal(Generic[P]):
 class MortalGenerator(_Mortal[Generator]):
     """A Generator that dies in some of its calls."""
 
-    async def load_weights(self, ticket: WeightTicket) -> None:
+    async def load_weights(self, ticket: WeightTicket) -> Metrics:
         """See ``Generator``."""
-        await self._call(self.part.load_weights(ticket))
+        return await self._call(self.part.load_weights(ticket))
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """See ``Generator``."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,10 +21,13 @@ from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
 from harness.engines.paced import PacedEngine, PacedTokenizer
 from harness.engines.streams import pinned_lengths
+from harness.engines.vllm import VllmEngine, vllm_engine
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, KVCache
+from harness.models.sorting import SortingModel
 from harness.models.tokenizer import train_tokenizer
+from harness.scenario.engine_sections import VllmEngineSettings
 from harness.types import SamplingParams
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
@@ -36,6 +41,7 @@ FIELDS = {key: value for key, value in SHAPE.to_hf().items() if key not in ("arc
     "eos_token_id": TOKENIZER.eos_token_id,
     "pad_token_id": TOKENIZER.pad_token_id,
 }
+TWO_HEADS = FIELDS | {"num_attention_heads": 2}  # of 32 channels: vLLM's attention on CPUs has none of 16
 GPT2 = GPT2Config(vocab_size=len(TOKENIZER), n_embd=64, n_layer=2, n_head=4, n_positions=CONTEXT, bos_token_id=None)
 
 PROMPTS = [[5, 6, 7], [9] * 11, [100], [30, 31, 32, 33, 34]]
@@ -74,6 +80,9 @@ class Case:
     def engine(self, model, tokenizer=TOKENIZER, **options):
         return native_engine(model, tokenizer, precision=self.precision, **options)
 
+    def engine_to_spoil(self, model):
+        return self.engine(model)
+
 
 class FakeCase:
     """The fake engine in the place of a ``Case``."""
@@ -97,6 +106,57 @@ class PacedCase:
         return engine
 
 
+class Tenant:
+    """A ``VllmEngine`` that shares its vLLM with others of the same shape: a start takes seconds, a load milliseconds.
+
+    Before it works it puts its own weights in, where another one's are.
+    """
+
+    holders: ClassVar[dict[int, Tenant]] = {}
+
+    def __init__(self, engine, model):
+        self.engine, self.context_length = engine, engine.context_length
+        self.holders.pop(id(engine._llm), None)
+        self.load_weights(dict(model.named_parameters()))
+
+    def load_weights(self, weights, version=0):
+        self.engine.load_weights(weights, version)
+        self.weights, self.version = {name: tensor.clone() for name, tensor in weights.items()}, version
+        self.holders[id(self.engine._llm)] = self
+
+    def _enter(self):
+        if self.holders[id(self.engine._llm)] is not self:
+            self.load_weights(self.weights, self.version)
+
+    def generate(self, prompts, num_samples, sampling, seed):
+        self._enter()
+        return self.engine.generate(prompts, num_samples, sampling, seed)
+
+    def score(self, prompts, responses):
+        self._enter()
+        return self.engine.score(prompts, responses)
+
+
+@dataclass(frozen=True)
+class VllmCase(Case):
+    """A vLLM in this process, started once for each case."""
+
+    def engine(self, model, tokenizer=TOKENIZER, should_stop=None, max_batch=256):
+        engine = VllmEngine(self.llm(), model, tokenizer, max_batch=max_batch, should_stop=should_stop)
+        return Tenant(engine, model)
+
+    def engine_to_spoil(self, model):
+        """NaN stays in the key/value cache, where it would spoil what other tests compute."""
+        return self.start(model)
+
+    @functools.cache  # noqa: B019
+    def llm(self):
+        return self.start(self.make_model())._llm
+
+    def start(self, model):
+        return vllm_engine(VllmEngineSettings(precision=self.precision, max_batch=64), model, TOKENIZER)
+
+
 MODEL_CASES = {
     "native": Case(lambda: DecoderLM(SHAPE)),
     "native, untied, a key for each head": Case(lambda: DecoderLM(MANY_HEADS)),
@@ -105,9 +165,19 @@ MODEL_CASES = {
     "transformers, qwen2": Case(lambda: Qwen2ForCausalLM(Qwen2Config(**FIELDS))),
     "transformers, gpt2": Case(lambda: GPT2LMHeadModel(GPT2)),
 }
+VLLM_CASES = {
+    "vllm": VllmCase(lambda: DecoderLM(SHAPE)),
+    "vllm, untied, a key for each head": VllmCase(lambda: DecoderLM(MANY_HEADS)),
+    "vllm, bfloat16": VllmCase(lambda: DecoderLM(SHAPE), "bfloat16", 0.5),
+    "vllm, qwen2": VllmCase(lambda: Qwen2ForCausalLM(Qwen2Config(**TWO_HEADS))),
+}
+WITHOUT_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)")
+VLLM_PARAMS = [pytest.param(case, marks=WITHOUT_VLLM, id=name) for name, case in VLLM_CASES.items()]
 NATIVE_CASES = {name: case for name, case in MODEL_CASES.items() if name.startswith("native")}
 TRANSFORMERS_CASES = {name: case for name, case in MODEL_CASES.items() if name.startswith("transformers")}
 WITHOUT_MODEL = {"fake": FakeCase(), "paced": PacedCase()}
+# It reads its prompt only, not the tokens so far: what is said of passes over the whole sequence is not for it.
+SORTING_CASES = {"sorting": Case(lambda: SortingModel(len(TOKENIZER), 4, prompt_length=11, response_length=30))}
 
 
 def make_model(case, seed=0):
@@ -121,7 +191,11 @@ def make_model(case, seed=0):
     return model
 
 
-@pytest.fixture(scope="module", params=MODEL_CASES.values(), ids=MODEL_CASES)
+def with_ids(cases):
+    return [pytest.param(case, id=name) for name, case in cases.items()]
+
+
+@pytest.fixture(scope="module", params=[*with_ids(MODEL_CASES), *VLLM_PARAMS])
 def case(request):
     return request.param
 
@@ -136,7 +210,7 @@ def engine(case, model):
     return case.engine(model)
 
 
-@pytest.fixture(params=[*MODEL_CASES.values(), *WITHOUT_MODEL.values()], ids=[*MODEL_CASES, *WITHOUT_MODEL])
+@pytest.fixture(params=[*with_ids(MODEL_CASES | SORTING_CASES | WITHOUT_MODEL), *VLLM_PARAMS])
 def any_case(request):
     """A case and its model, if it has one."""
     return request.param, make_model(request.param) if isinstance(request.param, Case) else None
@@ -330,6 +404,8 @@ def test_a_response_ends_at_the_first_token_that_completes_a_stop_string(case, m
 
 
 def test_finished_rows_cost_nothing(case, model):
+    if isinstance(case, VllmCase):
+        pytest.skip("vLLM does not say what it computed")
     engine = with_frequent_end(case, model, 3)
     lengths = [len(completion.token_ids) for completion in flat(engine.generate(PROMPTS, 8, LONG, 3))]
     assert len(set(lengths)) > 3
@@ -339,6 +415,48 @@ def test_finished_rows_cost_nothing(case, model):
     assert stats.decode_row_steps == sum(lengths) - len(lengths)
     assert stats.decode_steps == max(lengths) - 1
     assert stats.sampled_tokens == sum(lengths)
+
+
+SCORED = [[7, 8, 9, 200], [11], [40, 41, 42, 43, 44, 45, 46], [5, 5]]
+
+
+def largest_scoring_gap(model, scored):
+    gaps = []
+    for prompt, response, log_probs in zip(PROMPTS, SCORED, scored, strict=True):
+        assert log_probs.dtype == "float32"
+        expected = response_logits(model, prompt, response).log_softmax(-1).gather(1, torch.tensor(response)[:, None])
+        gaps.append((torch.from_numpy(log_probs) - expected[:, 0]).abs().max().item())
+    return max(gaps)
+
+
+def test_given_tokens_get_the_log_probs_of_full_forward_passes(case, model, engine):
+    assert largest_scoring_gap(model, engine.score(PROMPTS, SCORED)) < case.tolerance
+    other = make_model(case, seed=1)
+    assert largest_scoring_gap(other, engine.score(PROMPTS, SCORED)) > 1.0
+    engine.load_weights(dict(other.named_parameters()))
+    assert largest_scoring_gap(other, engine.score(PROMPTS, SCORED)) < case.tolerance
+
+
+def test_what_cannot_be_scored_is_refused(case, model, engine):
+    with pytest.raises(UserError, match="no tokens") as refused:
+        engine.score([[5], [6]], [[7], []])
+    assert refused.value.where == "response 1 of those to score"
+    with pytest.raises(UserError, match=rf"token ids from 5 to {len(TOKENIZER)}"):
+        engine.score([[5]], [[len(TOKENIZER)]])
+    with pytest.raises(UserError, match=rf"{CONTEXT + 1} tokens with its prompt"):
+        engine.score([[5] * CONTEXT], [[6]])
+
+
+@pytest.mark.parametrize("case", [*with_ids(NATIVE_CASES), *VLLM_PARAMS])
+def test_scoring_in_the_middle_of_a_generation_changes_nothing(case):
+    """In bfloat16 the batch size changes how vLLM rounds, and with it what follows a flipped token."""
+    model, scored = make_model(case), []
+    signal = AtPoll(9, lambda: scored.extend(engine.score(PROMPTS, SCORED)))
+    engine = case.engine(model, should_stop=signal)
+    sampled = engine.generate(PROMPTS, 3, FORCED, 5)
+    assert largest_scoring_gap(model, scored) < case.tolerance
+    if case.exact:
+        assert tokens_of(sampled) == tokens_of(case.engine(model).generate(PROMPTS, 3, FORCED, 5))
 
 
 def test_loading_replaces_the_weights(case, model, engine):
@@ -390,7 +508,8 @@ def test_prompts_too_long_or_with_unknown_tokens_are_refused(case, model, engine
         engine.generate([[5, len(TOKENIZER)]], 1, GREEDY, 0)
 
 
-def test_weights_that_have_diverged_stop_the_run(case, model, engine):
+def test_weights_that_have_diverged_stop_the_run(case, model):
+    engine = case.engine_to_spoil(model)
     engine.load_weights({name: tensor * torch.nan for name, tensor in model.named_parameters()})
     with pytest.raises(RunStopped, match=r"not finite at prompt 0, sample 0, token 0"):
         engine.generate(PROMPTS, 2, SAMPLING, 0)
@@ -502,6 +621,45 @@ def test_a_bad_load_in_the_middle_changes_nothing():
     sampled = engine.generate(PROMPTS, 1, FORCED, 5)
     assert tokens_of(sampled) == tokens_of(case.engine(old).generate(PROMPTS, 1, FORCED, 5))
     assert [completion.versions for completion in flat(sampled)] == [None] * 4
+
+
+@pytest.mark.parametrize("case", VLLM_PARAMS)
+def test_with_vllm_tokens_behind_a_swap_are_of_the_new_weights_alone(case):
+    """What the old weights cached is computed anew, so the new tokens are those of a full pass of the new weights."""
+    old, new = make_model(case), make_model(case, seed=1)
+    unswapped = case.engine(old).generate(PROMPTS, 3, FORCED, 5)
+    swapped = with_swap(case, old, new, poll=9).generate(PROMPTS, 3, FORCED, 5)
+    worst, worst_of_old = 0.0, 0.0
+    for prompt, group, unswapped_group in zip(PROMPTS, swapped, unswapped, strict=True):
+        for completion, before in zip(group, unswapped_group, strict=True):
+            assert completion.versions.tolist() == [0] * 9 + [1] * 15
+            tokens = completion.token_ids.tolist()
+            if case.exact:
+                assert tokens[:9] == before.token_ids[:9].tolist()
+            worst = max(worst, gap_behind(new, prompt, completion, 9))
+            worst_of_old = max(worst_of_old, gap_behind(old, prompt, completion, 9))
+    assert worst < case.tolerance
+    assert worst_of_old > 1.0
+
+
+def gap_behind(model, prompt, completion, swap):
+    """Largest gap to the log-probs of one full forward pass, from token ``swap`` on."""
+    logits = response_logits(model, prompt, completion.token_ids.tolist())
+    logits[:, TOKENIZER.eos_token_id] = -torch.inf  # FORCED bans it
+    expected = logits.log_softmax(-1).gather(1, torch.from_numpy(completion.token_ids)[:, None])[:, 0]
+    return float((torch.from_numpy(completion.log_probs) - expected)[swap:].abs().max())
+
+
+@pytest.mark.parametrize("case", VLLM_PARAMS[:1])
+def test_with_vllm_and_the_native_engine_greedy_tokens_are_the_same(case):
+    for name, own in (("native", case), ("native, untied, a key for each head", None)):
+        model = make_model(MODEL_CASES[name])
+        vllm_case = own or VLLM_CASES["vllm, untied, a key for each head"]
+        theirs = vllm_case.engine(model).generate(PROMPTS, 1, GREEDY, 0)
+        assert tokens_of(theirs) == tokens_of(MODEL_CASES[name].engine(model).generate(PROMPTS, 1, GREEDY, 0))
+    qwen = make_model(VLLM_CASES["vllm, qwen2"])
+    theirs = VLLM_CASES["vllm, qwen2"].engine(qwen).generate(PROMPTS, 1, GREEDY, 0)
+    assert tokens_of(theirs) == tokens_of(native_engine(qwen, TOKENIZER).generate(PROMPTS, 1, GREEDY, 0))
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS_CASES.values(), ids=TRANSFORMERS_CASES)

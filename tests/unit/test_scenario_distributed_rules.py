@@ -37,16 +37,23 @@ CASES = [
     ),
     (
         {**LAG, "lag_control": "in_flight", "engine": {"type": "fake"}},
-        "engine.type is fake, must be native with lag_control in_flight [rule: in_flight_engine]",
-        "set engine.type to native, or lag_control to wait",
+        "engine.type is fake, must be native or vllm with lag_control in_flight [rule: in_flight_engine]",
+        "set engine.type to native or vllm, or lag_control to wait",
         ["engine.type", "lag_control"],
     ),
     (
         {**LAG, "lag_control": "in_flight", "model": {"type": "folder", "path": "m"}},
         "model.type is folder with lag_control in_flight: models of transformers take weights between batches "
         "[rule: in_flight_engine]",
-        "set lag_control to wait, or model.type to preset",
+        "set lag_control to wait, model.type to preset, or engine.type to vllm",
         ["model.type", "lag_control"],
+    ),
+    (
+        {"engine": {"type": "vllm"}, "transport": {"type": "gloo"}},
+        "transport.type is gloo with engine.type vllm, which holds its process's only torch process group already "
+        "[rule: vllm_owns_its_group]",
+        "set transport.type to nixl, shared_memory or object_store_numpy",
+        ["transport.type", "engine.type"],
     ),
     (
         {**generators(9), **NIXL},
@@ -199,6 +206,9 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, k
     [
         {**LAG, "lag_control": "drop"},
         {**LAG, "lag_control": "in_flight"},
+        {**LAG, "lag_control": "in_flight", "engine": {"type": "vllm"}},
+        {**LAG, "lag_control": "in_flight", "engine": {"type": "vllm"}, "model": {"type": "folder", "path": "m"}},
+        {"engine": {"type": "vllm"}, **NIXL},
         {**LAG, "lag_control": "in_flight", "model": {"type": "paced"}, "engine": {"type": "paced"}},
         {**LAG, "lag_control": "wait", "engine": {"type": "fake"}},
         {**LAG, "lag_control": "wait", "model": {"type": "folder", "path": "m"}},

@@ -1,0 +1,99 @@
+"""Rows that another maker's engine samples: what each has so far, when it ends, and what it becomes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.engines.batch import Row
+from harness.engines.stops import StopStrings, decode_text
+from harness.errors import Diverged
+from harness.protocols import Tokenizer
+from harness.types import Completion
+
+
+class ServedRow:
+    """One response on its way.
+
+    The engine is asked for at most ``max_tokens`` tokens and stops at the end of sequence by itself; stop strings are
+    found here, by the same rule as in the harness' own engines.
+
+    Args:
+        row: (prompt index, sample index).
+        min_tokens: a stop string completed within so many tokens does not count.
+        stops: the stop strings; empty ones for a response of pinned length.
+    """
+
+    def __init__(self, row: Row, min_tokens: int, stops: StopStrings) -> None:
+        self.row, self._min_tokens, self._stops = row, min_tokens, stops
+        self.token_ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.versions: list[int] = []
+        self.is_done = self.was_cut = self._ended = False
+
+    def take(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int, finish: str | None) -> None:
+        """Append newly sampled tokens.
+
+        Args:
+            token_ids, log_probs: of the tokens.
+            version: of the weights that sampled them.
+            finish: why the engine ended the response; None: it goes on. ``stop`` means the end of sequence.
+
+        Attributes set: ``is_done`` when nothing follows, ``was_cut`` where the engine has to be told so.
+        """
+        for token, log_prob in zip(token_ids, log_probs, strict=True):
+            if self.is_done:
+                return
+            self.token_ids.append(token)
+            self.log_probs.append(log_prob)
+            self.versions.append(version)
+            if self._completes_a_stop_string(token):
+                self.is_done = self._ended = True
+        if finish is not None:
+            self.is_done, self._ended = True, self._ended or finish == "stop"
+        else:
+            self.was_cut = self.is_done
+
+    def _completes_a_stop_string(self, token: int) -> bool:
+        if not self._stops or len(self.token_ids) <= self._min_tokens or not self._stops.is_suspect(token):
+            return False
+        return self._stops.completed_by_last(self.token_ids)
+
+    def completion(self, tokenizer: Tokenizer, with_versions: bool) -> Completion:
+        """Return the row as a completion.
+
+        Raises:
+            Diverged: a log-probability is not a number.
+        """
+        log_probs_T = np.array(self.log_probs, dtype=np.float32)
+        if not np.isfinite(log_probs_T).all():
+            token = int(np.flatnonzero(~np.isfinite(log_probs_T))[0])
+            raise Diverged(
+                f"the policy's logits are not finite at prompt {self.row[0]}, sample {self.row[1]}, token {token}: "
+                "its weights have diverged"
+            )
+        return Completion(
+            np.array(self.token_ids, dtype=np.int64),
+            log_probs_T,
+            decode_text(tokenizer, self.token_ids),
+            "stop" if self._ended else "length",
+            np.array(self.versions, dtype=np.int64) if with_versions else None,
+        )
+
+
+def to_completions(
+    rows: Sequence[ServedRow], num_prompts: int, started_with: int, tokenizer: Tokenizer
+) -> list[tuple[Completion, ...]]:
+    """Return the completions of each prompt, samples in order.
+
+    They tell versions only where the weights in place at the start did not sample every token; then all of them do.
+
+    Raises:
+        Diverged: a log-probability is not a number.
+    """
+    told = any(version != started_with for row in rows for version in row.versions)
+    by_prompt: list[list[Completion]] = [[] for _ in range(num_prompts)]
+    for row in sorted(rows, key=lambda row: row.row):
+        by_prompt[row.row[0]].append(row.completion(tokenizer, told))
+    return [tuple(group) for group in by_prompt]

@@ -1,0 +1,165 @@
+"""The sampling engine of the sorting toy: all positions' logits come from the prompt, and are drawn one after another.
+
+It is the model side of the harness' own sampling loop, so that seeds, streams, temperature and versions mean what they
+mean for every other engine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from harness.engines.batch import BatchSampler, DecodeStats
+from harness.engines.forced import forced_log_probs
+from harness.engines.requests import check_sampling
+from harness.engines.weights import check_names_and_shapes
+from harness.models.sorting import SortingModel
+from harness.protocols import Tokenizer
+from harness.types import Completion, SamplingParams
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """A model that nobody changes any more, and its version."""
+
+    model: SortingModel
+    version: int
+
+
+class _SortingBackend:
+    """Keeps the logits (P, T, V) of a batch's prompts; a step only looks up the next position of each row."""
+
+    context_length = None
+
+    def __init__(self, loaded: _Loaded) -> None:
+        self.loaded = loaded
+        self.vocab_size = loaded.model.vocab_size
+        self.logits_version = loaded.version
+        self._computed_by: _Loaded | None = None
+
+    @property
+    def version(self) -> int:
+        """See ``DecodeBackend``."""
+        return self.loaded.version
+
+    def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
+        """See ``DecodeBackend``."""
+        device = self.loaded.model.embedding.device
+        longest = max(map(len, prompts))
+        padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
+        self._prompts_PL = torch.tensor(padded, device=device)
+        self._lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._prompt_of_row_R = torch.tensor(prompt_of_row, device=device)
+        self._position, self._computed_by = 0, None
+        return self._next_logits()
+
+    def step(self, token_ids_R: Tensor) -> Tensor:
+        """See ``DecodeBackend``. The tokens so far have no influence."""
+        self._position += 1
+        return self._next_logits()
+
+    def compact(self, sources: Sequence[int], targets: Sequence[int], num_rows: int) -> None:
+        """See ``DecodeBackend``."""
+        self._prompt_of_row_R[targets] = self._prompt_of_row_R[sources]
+        self._prompt_of_row_R = self._prompt_of_row_R[:num_rows]
+
+    def _next_logits(self) -> Tensor:
+        loaded = self.loaded  # once: another thread may load weights meanwhile
+        if loaded is not self._computed_by:
+            self._logits_PTV = loaded.model(self._prompts_PL, self._lengths_P).float()
+            self._computed_by, self.logits_version = loaded, loaded.version
+        return self._logits_PTV[self._prompt_of_row_R, self._position]
+
+
+class SortingEngine:
+    """Samples from its own copy of a sorting model, a number for each position of the response.
+
+    Log-probabilities are those of the distribution that was drawn from. A response that has all its positions has ended
+    by itself (``stop``); ``max_tokens`` below that cuts it (``length``), and a larger one means nothing.
+
+    Args:
+        model: copied.
+        tokenizer: decodes; its end of sequence may be a token that the model does not know.
+        dtype: of the copy.
+        device: of the copy.
+        max_batch: most rows drawn at a time.
+        should_stop: polled before every position; true ends ``generate`` with ``Interrupted``.
+    """
+
+    context_length = None
+
+    def __init__(
+        self,
+        model: SortingModel,
+        tokenizer: Tokenizer,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        max_batch: int = 256,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        copied = copy.deepcopy(model).to(device=device, dtype=dtype).requires_grad_(False)
+        self._backend = _SortingBackend(_Loaded(copied, 0))
+        self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop)
+        self._can_end_early = int(tokenizer.eos_token_id) < model.vocab_size
+
+    @property
+    def last_stats(self) -> DecodeStats:
+        """What the last ``generate`` computed."""
+        return self._sampler.stats
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
+        """Put a copy of these weights in the place of the engine's own; see ``protocols.Engine``.
+
+        A ``generate`` that runs on another thread goes on with them at its next position.
+
+        Raises:
+            ValueError: one is missing, misshapen or unknown; the old weights stay.
+        """
+        own = self._backend.loaded.model.state_dict()
+        check_names_and_shapes(weights, {name: tuple(tensor.shape) for name, tensor in own.items()}, {})
+        model = copy.deepcopy(self._backend.loaded.model)
+        model.load_state_dict({name: weights[name].detach() for name in own})
+        self._backend.loaded = _Loaded(model, version)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
+
+        Raises:
+            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
+            Interrupted: ``should_stop`` said so.
+            RunStopped: the model's logits are not numbers.
+        """
+        check_sampling(sampling, num_samples)
+        model = self._backend.loaded.model
+        model.check_prompt_length(max(map(len, prompts), default=0))
+        with torch.inference_mode():
+            groups = self._sampler.generate(prompts, num_samples, self._bounded(sampling), seed)
+        return [tuple(map(self._ended, group)) for group in groups]
+
+    def score(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """See ``protocols.ScoringEngine``."""
+        self._backend.loaded.model.check_prompt_length(max(map(len, prompts), default=0))
+        with torch.inference_mode():
+            return forced_log_probs(_SortingBackend(self._backend.loaded), prompts, responses)
+
+    def _bounded(self, sampling: SamplingParams) -> SamplingParams:
+        """The parameters without tokens beyond the last position, and without a ban on an end that there is not."""
+        most = min(sampling.max_tokens, self._backend.loaded.model.response_length)
+        fewest = min(sampling.min_tokens, most) if self._can_end_early else 0
+        return replace(sampling, max_tokens=most, min_tokens=fewest)
+
+    def _ended(self, completion: Completion) -> Completion:
+        if len(completion.token_ids) < self._backend.loaded.model.response_length:
+            return completion
+        return Completion(completion.token_ids, completion.log_probs, completion.text, "stop", completion.versions)

@@ -1,0 +1,368 @@
+"""vLLM in the Generator's process: an engine of another maker, whose weights are replaced in place at each sync.
+
+The only module that imports vLLM, and only when an engine is made. Written for and run with vLLM 0.32 on CPUs. What it
+does on a GPU follows vLLM's sources and has not been run.
+
+How new weights get in: a transport of the harness brings them into this process, and ``load_weights`` of vLLM's model
+copies them over its parameters. On a CPU, vLLM would have packed each matrix into a handle of oneDNN's that nothing can
+write to; with tied embeddings its own ``reload_weights`` then leaves the old output projection in place without a word.
+So oneDNN is switched off before the engine starts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from harness.engines.batch import Row
+from harness.engines.requests import check_request, check_scored
+from harness.engines.served import ServedRow, to_completions
+from harness.engines.stops import StopStrings
+from harness.engines.streams import pinned_lengths
+from harness.engines.vllm_machine import ENVIRONMENT, as_it_was, check_vllm_installed, head_size, vllm_options
+from harness.engines.vllm_requests import Requests, Sink
+from harness.engines.weights import check_names_and_shapes
+from harness.errors import Interrupted, RunStopped, UserError
+from harness.models.storage import save_policy
+from harness.protocols import Tokenizer
+from harness.seeds import derive_seed
+from harness.types import Completion, SamplingParams
+
+
+def vllm_engine(
+    settings: Any,
+    model: nn.Module,
+    tokenizer: Any,
+    *,
+    device: str = "cpu",
+    sleeps: bool = False,
+    should_stop: Callable[[], bool] | None = None,
+) -> VllmEngine:
+    """Start a vLLM in this process with a copy of the policy's weights.
+
+    The policy is written into a private temporary folder, from which vLLM reads it, and which is removed again.
+
+    Args:
+        settings: see ``VllmEngineSettings``.
+        model: the policy: a ``DecoderLM`` or a model of transformers.
+        tokenizer: of the policy.
+        device: ``cpu`` or ``cuda``.
+        sleeps: give the GPU's memory back while the engine is not asked for anything; nothing on a CPU.
+        should_stop: polled before every step; true ends ``generate`` with ``Interrupted``.
+
+    Raises:
+        UserError: vLLM is not installed, cannot be imported here, or cannot serve the model.
+    """
+    check_vllm_installed()
+    context = settings.context or getattr(model.config, "max_position_embeddings", None)
+    with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
+        folder = Path(scratch, "policy")
+        save_policy(model, tokenizer, folder)
+        llm = _start(folder, model, settings, context, device, sleeps)
+    return VllmEngine(
+        llm, model, tokenizer, max_batch=settings.max_batch, sleeps=sleeps and device == "cuda", should_stop=should_stop
+    )
+
+
+class VllmEngine:
+    """Samples from the weights that a vLLM in this process holds.
+
+    Log-probabilities are those of the distribution a token was drawn from: after temperature and top-p, and without the
+    end of sequence among the first ``min_tokens`` tokens (vLLM's ``processed_logprobs``). At temperature 0 they are
+    those of temperature 1.
+
+    Weights may be loaded on one thread while ``generate`` runs on another: they go in between two steps, and keys and
+    values cached by the older ones are computed anew. ``Completion.versions`` says which weights sampled each token.
+
+    Attributes:
+        context_length: most tokens a prompt and its response may have together.
+
+    Args:
+        llm: vLLM's ``LLM``.
+        model: the policy, whose names and shapes each load must have; it is not kept.
+        tokenizer: gives the end of sequence and decodes.
+        max_batch: most rows sampled at a time.
+        sleeps: give the GPU's memory back between two calls.
+        should_stop: polled before every step; true ends ``generate`` with ``Interrupted``.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        *,
+        max_batch: int = 256,
+        sleeps: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        if max_batch < 1:
+            raise ValueError(f"max_batch is {max_batch}, must be at least 1")
+        self._llm, self._tokenizer, self._max_batch = llm, tokenizer, max_batch
+        self._sleeps, self._should_stop = sleeps, should_stop
+        self._requests = Requests(llm.llm_engine)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+        self._second_names = _shapes_of(model.state_dict()) | _tied_head(self._shapes)
+        self._vocab_size: int = llm.model_config.get_vocab_size()
+        self.context_length: int = llm.model_config.max_model_len
+        _ALIVE.add(self)
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in place."""
+        return self._requests.version
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
+        """Copy these weights over the engine's own, between two steps of a ``generate`` that runs on another thread.
+
+        Args:
+            weights: by the names of the policy's parameters; buffers and the second name of a tied weight may be among
+                them.
+            version: the tag of the tokens that they sample.
+
+        Raises:
+            ValueError: one is missing, misshapen or unknown; the old weights stay.
+            RunStopped: vLLM did not take them all, or kept what it had cached with the old ones.
+        """
+        check_names_and_shapes(weights, self._shapes, self._second_names)
+        wanted = {name: weights[name].detach() for name in self._shapes}
+        with self._awake(), self._requests.paused() as engine:
+            (left,) = self._llm.apply_model(lambda module: _put(module, wanted))
+            if left:
+                raise RunStopped(f"vLLM left its {left[0]} (and {len(left) - 1} more) as it was when weights came")
+            if not engine.reset_prefix_cache(reset_running_requests=True):
+                raise RunStopped("vLLM would not forget the keys and values that the old weights made")
+            self._requests.version = version
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
+
+        Raises:
+            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
+            Interrupted: ``should_stop`` said so.
+            Diverged: the model's logits are not numbers.
+        """
+        check_request(prompts, num_samples, sampling, self._vocab_size, self.context_length)
+        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens)
+        started_with = self.version
+        order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
+        lengths = _lengths(order, sampling, seed)
+        if sampling.pinned_lengths is not None:
+            stops = StopStrings(self._tokenizer, ())
+        waiting = deque(ServedRow(row, sampling.min_tokens, stops) for row in order)
+        rows = tuple(waiting)
+        with self._awake():
+            self._run(waiting, prompts, sampling, lengths, seed)
+        return to_completions(rows, len(prompts), started_with, self._tokenizer)
+
+    def score(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """See ``protocols.ScoringEngine``; vLLM runs prompt and response as one prompt."""
+        check_scored(prompts, responses, self._vocab_size, self.context_length)
+        scored: dict[int, npt.NDArray[np.float32]] = {}
+
+        def taking(number: int) -> Sink:
+            def take(output: Any, version: int) -> None:
+                if output.finished:
+                    found = output.prompt_logprobs[len(prompts[number]) :]
+                    log_probs = [
+                        of_token[token].logprob for of_token, token in zip(found, responses[number], strict=True)
+                    ]
+                    scored[number] = np.array(log_probs, dtype=np.float32)
+
+            return take
+
+        params = _sampling_params(max_tokens=1, prompt_logprobs=0)
+        with self._awake():
+            for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+                self._requests.add([*prompt, *response], params, taking(number))
+            while len(scored) < len(prompts):
+                if not self._requests.step() and len(scored) < len(prompts):
+                    raise RunStopped(f"vLLM has scored {len(scored)} of {len(prompts)} responses and lost the others")
+        return [scored[number] for number in range(len(prompts))]
+
+    def close(self) -> None:
+        """Give the engine back. Memory is freed when the last one of the process is closed.
+
+        All vLLMs of a process share its groups of processes, which end with the first one that ends.
+        """
+        if self not in _ALIVE:
+            return
+        _ALIVE.remove(self)
+        _CLOSED.append(self._llm)
+        if not _ALIVE:
+            while _CLOSED:
+                _CLOSED.pop().llm_engine.engine_core.shutdown()
+
+    def _run(
+        self,
+        waiting: deque[ServedRow],
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        lengths: Mapping[Row, int],
+        seed: int,
+    ) -> None:
+        """Have every row sampled, ``max_batch`` at a time."""
+        under_way: dict[str, ServedRow] = {}
+        steps = 0
+        try:
+            while waiting or under_way:
+                if self._should_stop is not None and self._should_stop():
+                    raise Interrupted(
+                        f"sampling was stopped after {steps} steps of at most {sampling.max_tokens} tokens"
+                    )
+                while waiting and len(under_way) < self._max_batch:
+                    row = waiting.popleft()
+                    params = _params_of(row.row, sampling, lengths, seed, self._tokenizer.eos_token_id)
+                    under_way[self._requests.add(prompts[row.row[0]], params, _into(row))] = row
+                goes_on = self._requests.step()
+                steps += 1
+                ended = {name: row for name, row in under_way.items() if row.is_done}
+                if not goes_on and len(ended) < len(under_way):
+                    raise RunStopped(f"vLLM has lost {len(under_way) - len(ended)} of {len(under_way)} responses")
+                self._requests.drop([name for name, row in ended.items() if row.was_cut])
+                for name in ended:
+                    del under_way[name]
+        finally:
+            self._requests.drop(list(under_way))
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """Have the engine's memory in place for the block, where it is given back between two calls."""
+        if not self._sleeps:
+            yield
+            return
+        if self._llm.llm_engine.is_sleeping():
+            self._llm.wake_up()
+        try:
+            yield
+        finally:
+            self._llm.sleep(level=1)  # keeps the weights in the host's memory
+
+
+_ALIVE: set[VllmEngine] = set()
+_CLOSED: list[Any] = []
+"""Closed ones that must outlive the others."""
+
+
+def _into(row: ServedRow) -> Sink:
+    def take(output: Any, version: int) -> None:
+        sampled = output.outputs[0]
+        if sampled.finish_reason not in (None, "stop", "length"):
+            raise RunStopped(f"vLLM ended a response by itself, of prompt {row.row[0]}: {sampled.finish_reason}")
+        log_probs = [
+            of_token[token].logprob for of_token, token in zip(sampled.logprobs, sampled.token_ids, strict=True)
+        ]
+        row.take(sampled.token_ids, log_probs, version, sampled.finish_reason)
+
+    return take
+
+
+def _lengths(order: Sequence[Row], sampling: SamplingParams, seed: int) -> Mapping[Row, int]:
+    """The pinned length of each row; empty where none is."""
+    if sampling.pinned_lengths is None or not order:
+        return {}
+    return dict(zip(order, pinned_lengths(seed, order, sampling.pinned_lengths).tolist(), strict=True))
+
+
+def _params_of(row: Row, sampling: SamplingParams, lengths: Mapping[Row, int], seed: int, end: int) -> Any:
+    """What vLLM is told of one row. A row of pinned length must not draw the end of sequence before it."""
+    pinned = lengths.get(row)
+    return _sampling_params(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p if sampling.temperature > 0 else 1.0,
+        min_tokens=sampling.min_tokens if pinned is None else pinned,
+        max_tokens=sampling.max_tokens if pinned is None else pinned,
+        stop_token_ids=[end],
+        seed=derive_seed(seed, *row),
+        logprobs=0,
+    )
+
+
+def _sampling_params(**options: Any) -> Any:
+    """vLLM's parameters of a request that says what is new after each step, as token ids alone."""
+    from vllm import SamplingParams as VllmParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VllmParams(ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA, **options)
+
+
+def _put(module: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    """Copy weights over those of vLLM's model; return the names of its parameters that none of them went to."""
+    with torch.no_grad():
+        loaded = module.load_weights(iter(weights.items()))  # type: ignore[operator]
+    return sorted(name for name, _ in module.named_parameters() if name not in loaded)
+
+
+def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _tied_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The output projection's name where the embeddings stand for it."""
+    embedding = shapes.get("model.embed_tokens.weight")
+    return {} if embedding is None else {"lm_head.weight": embedding}
+
+
+def _start(folder: Path, model: nn.Module, settings: Any, context: int | None, device: str, sleeps: bool) -> Any:
+    """Start vLLM on a policy's folder.
+
+    Raises:
+        UserError: it cannot be imported here, or cannot serve this model.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        with as_it_was():
+            options = vllm_options(model, settings, context, device, sleeps)
+            return _start_as_told(folder, options, device, head_size(model.config))
+    except (ImportError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"vLLM did not start: {reason}", "engine.type: vllm", "set engine.type to native, or see docs/engines.md"
+        ) from error
+
+
+def _check_head_size(head_dim: int) -> None:
+    """Refuse heads that vLLM's attention on CPUs would give up on at the first request.
+
+    Raises:
+        RuntimeError: with the sizes that it has.
+    """
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if head_dim not in sizes:
+        raise RuntimeError(
+            f"the model has attention heads of {head_dim} channels; on CPUs vLLM serves {', '.join(map(str, sizes))}"
+        )
+
+
+def _start_as_told(folder: Path, options: Mapping[str, Any], device: str, head_dim: int) -> Any:
+    from vllm import LLM
+
+    if device == "cpu":
+        import vllm._custom_ops as custom_ops
+
+        if not hasattr(custom_ops, "_supports_onednn"):
+            raise RuntimeError("this vLLM cannot be told to leave its weights as they are; 0.32 can")
+        custom_ops._supports_onednn = False
+        _check_head_size(head_dim)
+    llm = LLM(model=str(folder), **options)
+    (empty,) = llm.apply_model(lambda module: [name for name, p in module.named_parameters() if not p.numel()])
+    if empty:
+        raise RuntimeError(f"it has packed {empty[0]} away, where new weights cannot reach it")
+    return llm
