@@ -7,12 +7,12 @@ Learner calls.
 
 from harness.grpo.advantages import (
     RewardFn,
-    advantages_per_group,
     compute_group_normalized_rewards,
     group_advantages,
 )
 from harness.grpo.aggregate import Aggregation, Denominator, loss_denominator, weighted_sum
 from harness.grpo.batch import RolloutBatch, collate
+from harness.grpo.deltas import Delta, deltas_per_group, group_deltas
 from harness.grpo.importance import ImportanceLevel, ImportanceMode, ImportanceOptions, importance_weights
 from harness.grpo.kl import KlEstimator, kl_estimate, kl_tallies
 from harness.grpo.log_probs import compute_entropy, get_response_log_probs, log_probs_and_entropy, log_probs_from_logits
@@ -23,6 +23,7 @@ from harness.grpo.policy_gradient import (
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
+    compute_unclipped_loss,
 )
 from harness.grpo.tally import Tally, max_tally, mean_tally, to_metrics
 from harness.grpo.tokenization import tokenize_prompt_and_output
@@ -31,6 +32,7 @@ from harness.rewards import keyword_inclusion_reward_fn
 
 __all__ = [
     "Aggregation",
+    "Delta",
     "Denominator",
     "ImportanceLevel",
     "ImportanceMode",
@@ -41,15 +43,17 @@ __all__ = [
     "RewardFn",
     "RolloutBatch",
     "Tally",
-    "advantages_per_group",
     "collate",
     "compute_entropy",
     "compute_group_normalized_rewards",
     "compute_grpo_clip_loss",
     "compute_naive_policy_gradient_loss",
     "compute_policy_gradient_loss",
+    "compute_unclipped_loss",
+    "deltas_per_group",
     "get_response_log_probs",
     "group_advantages",
+    "group_deltas",
     "grpo_microbatch_train_step",
     "importance_weights",
     "keyword_inclusion_reward_fn",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from numbers import Real
 
 import torch
@@ -38,38 +37,12 @@ def group_advantages(rewards: Tensor, group_size: int, eps: float = 1e-6, normal
         UserError: G does not divide B; or G is 1 with ``normalize_by_std``, since one reward has no unbiased
             standard deviation (0/0).
     """
-    _check_groups(rewards, group_size, eps, normalize_by_std)
+    check_groups(rewards, group_size, eps, normalize_by_std)
     rewards_PG = at_least_float32(rewards).reshape(-1, group_size)
     centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
     if normalize_by_std:
         centred_PG = centred_PG / (rewards_PG.std(dim=1, keepdim=True) + eps)
     return torch.where(_all_equal(rewards_PG)[:, None], 0.0, centred_PG).reshape(-1)
-
-
-def advantages_per_group(
-    rewards: Sequence[Sequence[float]], eps: float = 1e-6, normalize_by_std: bool = True
-) -> Tensor:
-    """Return ``group_advantages`` of groups that need not be equally large, each normalised over its own rewards.
-
-    Args:
-        rewards: P sequences, the rewards of each group.
-        eps: at least 0, added to the standard deviation.
-        normalize_by_std: whether to divide by the group's standard deviation.
-
-    Returns:
-        (B,) float32, group after group.
-
-    Raises:
-        UserError: there is no group, a group is empty, or one holds a single reward with ``normalize_by_std``.
-    """
-    if not rewards:
-        raise UserError("there is no group to compute advantages of, at least one is needed", where="rewards")
-    return torch.cat(
-        [
-            group_advantages(torch.tensor(list(equally_large), dtype=torch.float32), size, eps, normalize_by_std)
-            for size, equally_large in groupby(rewards, key=len)
-        ]
-    )
 
 
 def compute_group_normalized_rewards(
@@ -114,7 +87,8 @@ def compute_group_normalized_rewards(
     return advantages_B, raw_rewards_B, _reward_metadata(raw_rewards_B, group_size) | _part_means(results)
 
 
-def _check_groups(rewards: Tensor, group_size: int, eps: float, normalize_by_std: bool) -> None:
+def check_groups(rewards: Tensor, group_size: int, eps: float, normalize_by_std: bool) -> None:
+    """Raise UserError unless the rewards are whole groups, with two rewards each where a deviation is needed."""
     if rewards.dim() == 2 and rewards.shape[1] != group_size:
         raise UserError(f"rewards have shape {shape_of(rewards)}, expected (P, {group_size})", where="group_size")
     if rewards.dim() not in (1, 2) or rewards.numel() == 0:

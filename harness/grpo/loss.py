@@ -22,7 +22,7 @@ class LossOptions:
     """Which loss, with which settings.
 
     Attributes:
-        type: ``no_baseline``, ``reinforce_with_baseline`` or ``grpo_clip``.
+        type: ``no_baseline``, ``reinforce_with_baseline``, ``naive``, ``unclipped`` or ``grpo_clip``.
         cliprange: how far the ratio may fall below 1; ``grpo_clip`` only, as the next two.
         cliprange_high: how far it may rise above 1; None means ``cliprange``.
         dual_clip: bound on the ratio where the advantage is negative; None means no bound.
@@ -77,9 +77,10 @@ def surrogate_loss(
         token_weights_BT: (B, T), from the whole batch's ``Denominator.token_weights``.
         options: which loss.
         rewards_B1: (B, 1), needed by ``no_baseline``.
-        advantages_B1: (B, 1), needed by the other two.
-        old_log_probs_BT: (B, T), needed by ``grpo_clip``; for the first pass over an on-policy batch, where the ratio
-            is 1, pass ``log_probs_BT.detach()``. The other losses only report the ratio, or take the weights from them.
+        advantages_B1: (B, 1), needed by the others.
+        old_log_probs_BT: (B, T), needed by ``unclipped`` and ``grpo_clip``; for the first pass over an on-policy batch,
+            where the ratio is 1, pass ``log_probs_BT.detach()``. The other losses only report the ratio, or take the
+            weights from them.
         reference_log_probs_BT: (B, T), needed for a KL coefficient above 0.
         entropy_BT: (B, T), the policy's token entropy, only reported.
         engine_log_probs_BT: (B, T), as the engine reported them, needed unless ``options.importance`` is off; then they
@@ -128,9 +129,9 @@ def _ratio_tallies(
         return {}
     tallies = {}
     if "clipped" in metadata:
-        ratio_BT = metadata["ratio"]
         tallies["clip_fraction"] = mean_tally(metadata["clipped"], mask_BT)
-    else:
+    ratio_BT = metadata.get("ratio")
+    if ratio_BT is None:
         ratio_BT = (log_probs_BT.detach().float() - old_log_probs_BT.detach().float()).exp()
     return tallies | {"ratio/mean": mean_tally(ratio_BT, mask_BT), "ratio/max": max_tally(ratio_BT, mask_BT)}
 

@@ -1,4 +1,4 @@
-"""Per-token policy-gradient losses: naive and clipped."""
+"""Per-token policy-gradient losses: naive, with the probability ratio, and with the clipped one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from harness.grpo.checks import at_least_float32, require_matrix, require_per_ro
 
 _Value = TypeVar("_Value")
 
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"]
+LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "naive", "unclipped"]
+"""``no_baseline`` and ``reinforce_with_baseline`` are ``naive`` with raw rewards and with advantages."""
 
 LARGEST_LOG_RATIO = 80.0
 """exp of more than 88 overflows float32, and an infinite ratio times a zero gradient is NaN."""
@@ -37,6 +38,30 @@ def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy
     require_matrix("policy_log_probs", policy_log_probs)
     require_per_rollout("raw_rewards_or_advantages", raw_rewards_or_advantages, policy_log_probs)
     return -at_least_float32(raw_rewards_or_advantages) * at_least_float32(policy_log_probs)
+
+
+def compute_unclipped_loss(
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return -rho * A for each token, rho = exp(log p - log p_old): what PPO clips (arXiv:1707.06347, equation 6).
+
+    Nothing keeps the policy near the old one. Where rho is 1, the gradient is that of
+    ``compute_naive_policy_gradient_loss``. log p - log p_old counts as at most 80, as in ``compute_grpo_clip_loss``,
+    and no gradient flows into ``old_log_probs``.
+
+    Args:
+        advantages: (B, 1), or (B, T).
+        policy_log_probs: (B, T), of the policy being trained.
+        old_log_probs: (B, T), of the policy the ratio divides by.
+
+    Returns:
+        The loss (B, T), float32 at least, and ``ratio`` (B, T) without gradient.
+
+    Raises:
+        UserError: a shape is another one.
+    """
+    ratio_BT = _ratio(advantages, policy_log_probs, old_log_probs)
+    return -ratio_BT * at_least_float32(advantages), {"ratio": ratio_BT.detach()}
 
 
 def compute_grpo_clip_loss(
@@ -72,12 +97,8 @@ def compute_grpo_clip_loss(
         UserError: a shape or a bound is wrong.
     """
     check_clip_options(cliprange, cliprange_high, dual_clip)
-    require_matrix("policy_log_probs", policy_log_probs)
-    require_same_shape("old_log_probs", old_log_probs, "policy_log_probs", policy_log_probs)
-    require_per_rollout("advantages", advantages, policy_log_probs)
+    ratio_BT = _ratio(advantages, policy_log_probs, old_log_probs)
     advantages = at_least_float32(advantages)
-    log_ratio_BT = at_least_float32(policy_log_probs) - at_least_float32(old_log_probs).detach()
-    ratio_BT = log_ratio_BT.clamp(max=LARGEST_LOG_RATIO).exp()
     highest = 1 + (cliprange if cliprange_high is None else cliprange_high)
 
     unclipped_BT = ratio_BT * advantages
@@ -108,16 +129,17 @@ def compute_policy_gradient_loss(
 
     Args:
         policy_log_probs: (B, T), of the policy being trained.
-        loss_type: ``no_baseline`` (A = raw reward), ``reinforce_with_baseline`` (A = advantage) or ``grpo_clip``.
+        loss_type: ``no_baseline`` (A = raw reward), ``reinforce_with_baseline`` or ``naive`` (A = advantage),
+            ``unclipped`` or ``grpo_clip``.
         raw_rewards: (B, 1), needed by ``no_baseline``.
-        advantages: (B, 1), needed by the other two.
-        old_log_probs: (B, T), needed by ``grpo_clip``.
+        advantages: (B, 1), needed by the others.
+        old_log_probs: (B, T), needed by ``unclipped`` and ``grpo_clip``.
         cliprange: needed by ``grpo_clip``.
         cliprange_high: see ``compute_grpo_clip_loss``.
         dual_clip: see ``compute_grpo_clip_loss``.
 
     Returns:
-        The loss (B, T) and the metadata of ``compute_grpo_clip_loss``, or none for the other two.
+        The loss (B, T) and the metadata of ``compute_grpo_clip_loss`` or ``compute_unclipped_loss``, or none.
 
     Raises:
         UserError: the type is unknown, or an argument that it needs is missing.
@@ -125,9 +147,15 @@ def compute_policy_gradient_loss(
     if loss_type == "no_baseline":
         rewards = _needed("raw_rewards", raw_rewards, loss_type)
         return compute_naive_policy_gradient_loss(rewards, policy_log_probs), {}
-    if loss_type == "reinforce_with_baseline":
+    if loss_type in ("reinforce_with_baseline", "naive"):
         advantages = _needed("advantages", advantages, loss_type)
         return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
+    if loss_type == "unclipped":
+        return compute_unclipped_loss(
+            _needed("advantages", advantages, loss_type),
+            policy_log_probs,
+            _needed("old_log_probs", old_log_probs, loss_type),
+        )
     if loss_type == "grpo_clip":
         return compute_grpo_clip_loss(
             _needed("advantages", advantages, loss_type),
@@ -153,6 +181,15 @@ def check_clip_options(cliprange: float, cliprange_high: float | None, dual_clip
             raise UserError(f"{name} is {value}, it must be at least 0", where=name, fix=f"set {name} to 0.2")
     if dual_clip is not None and not dual_clip > 1:
         raise UserError(f"dual_clip is {dual_clip}, it must be above 1", where="dual_clip", fix="set dual_clip to 3.0")
+
+
+def _ratio(advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """Check the shapes; return exp(log p - log p_old), (B, T), bounded so that it stays finite."""
+    require_matrix("policy_log_probs", policy_log_probs)
+    require_same_shape("old_log_probs", old_log_probs, "policy_log_probs", policy_log_probs)
+    require_per_rollout("advantages", advantages, policy_log_probs)
+    log_ratio_BT = at_least_float32(policy_log_probs) - at_least_float32(old_log_probs).detach()
+    return log_ratio_BT.clamp(max=LARGEST_LOG_RATIO).exp()
 
 
 def _needed(name: str, value: _Value | None, loss_type: str) -> _Value:

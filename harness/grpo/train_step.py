@@ -38,8 +38,8 @@ def grpo_microbatch_train_step(
         gradient_accumulation_steps: microbatches in one optimizer step, at least 1.
         loss_type: see ``compute_policy_gradient_loss``, as all that follow.
         raw_rewards: (B, 1), needed by ``no_baseline``.
-        advantages: (B, 1), needed by the other two.
-        old_log_probs: (B, T), needed by ``grpo_clip``.
+        advantages: (B, 1), needed by the others.
+        old_log_probs: (B, T), needed by ``unclipped`` and ``grpo_clip``.
         cliprange: needed by ``grpo_clip``.
         cliprange_high: see ``compute_grpo_clip_loss``.
         dual_clip: see ``compute_grpo_clip_loss``.

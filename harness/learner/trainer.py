@@ -8,16 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from harness.errors import Interrupted, RunStopped, UserError
+from harness.errors import Diverged, Interrupted, UserError
 from harness.grpo import (
     Aggregation,
+    Delta,
     LossOptions,
     RolloutBatch,
-    advantages_per_group,
     collate,
+    deltas_per_group,
     kl_tallies,
     loss_denominator,
     surrogate_loss,
@@ -37,7 +40,8 @@ class TrainerOptions:
     Attributes:
         group_size: rollouts per prompt; a group may hold fewer, never more.
         loss, aggregation, constant: see ``harness.grpo``.
-        advantage_eps, normalize_by_std: see ``harness.grpo.group_advantages``.
+        delta, advantage_eps: what weighs the loss of a rollout, see ``harness.grpo.group_deltas``; a loss of type
+            ``no_baseline`` takes the rewards, whatever ``delta`` is.
         temperature: of the sampling, so that log-probs are those of the distribution sampled from.
         epochs_per_batch: passes over the batch (k).
         minibatches_per_epoch: optimizer steps of each pass.
@@ -51,7 +55,7 @@ class TrainerOptions:
         monitor_kl: log the drift from the reference and from the previous policy.
         reclone_every: training steps after which the reference becomes the current policy; None keeps it frozen.
         learning_rate, betas, weight_decay: AdamW.
-        max_grad_norm: gradients are scaled down to this norm.
+        max_grad_norm: gradients are scaled down to this norm; None leaves them as they are.
         warmup_steps: optimizer steps over which the learning rate rises from 0.
         precision: ``bfloat16`` trains under autocast, with float32 weights.
 
@@ -63,8 +67,8 @@ class TrainerOptions:
     loss: LossOptions
     aggregation: Aggregation = "sequence_mean"
     constant: int | None = None
+    delta: Delta = "normalized_rewards"
     advantage_eps: float = 1e-6
-    normalize_by_std: bool = True
     temperature: float = 1.0
     epochs_per_batch: int = 1
     minibatches_per_epoch: int = 1
@@ -76,7 +80,7 @@ class TrainerOptions:
     learning_rate: float = 1e-5
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
     precision: str = "float32"
 
@@ -162,7 +166,7 @@ class PolicyTrainer:
         self._last_good = "none, this is the first one"
 
     def prepare(self, groups: Sequence[RolloutGroup]) -> PreparedBatch:
-        """Turn scored groups, any number of them, into tensors with their group-normalised advantages.
+        """Turn scored groups, any number of them, into tensors with their advantages.
 
         Raises:
             UserError: there is no group, or one has no rewards or more than ``group_size``.
@@ -203,7 +207,7 @@ class PolicyTrainer:
         """Make every optimizer step of this training step.
 
         Raises:
-            RunStopped: a loss or gradient is not finite; the weights stay those of the last good optimizer step.
+            Diverged: a loss or gradient is not finite; the weights stay those of the last good optimizer step.
             Interrupted: ``should_stop`` said so.
         """
         if self._previous is not None:
@@ -213,7 +217,7 @@ class PolicyTrainer:
         for epoch in range(self.options.epochs_per_batch):
             for index, minibatch in enumerate(minibatches):
                 where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
-                parts.append(self._optimizer_step(minibatch, where))
+                parts.append(self._optimizer_step(minibatch, step, where))
         metrics = combine_metrics(parts) | batch.drift
         if self._reference is not None and self.options.reclone_every and (step + 1) % self.options.reclone_every == 0:
             self._reference.load_state_dict(self.model.state_dict())
@@ -224,15 +228,28 @@ class PolicyTrainer:
         """Return the policy's live weights by Hugging Face name."""
         return dict(self.model.named_parameters())
 
+    @torch.no_grad()
+    def log_probs_of(
+        self, prompts: Sequence[npt.NDArray[np.int64]], responses: Sequence[npt.NDArray[np.int64]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """Return the policy's log-probs (T,) of each response behind its prompt, at temperature 1."""
+        prompt_ids_PL, lengths_P = _padded(prompts, self._pad_token_id)
+        response_ids_BT, lengths_B = _padded(responses, self._pad_token_id)
+        mask_BT = torch.arange(response_ids_BT.shape[1]) < lengths_B[:, None]
+        rows = (prompt_ids_PL, lengths_P, response_ids_BT, mask_BT, torch.arange(len(prompts)))
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
+            log_probs_BT, _ = policy_log_probs(self.model, *(tensor.to(self._device) for tensor in rows))
+        found = log_probs_BT.float().cpu().numpy()
+        return [row_T[:length] for row_T, length in zip(found, lengths_B.tolist(), strict=True)]
+
     def _advantages(self, rewards: Sequence[Sequence[float]]) -> Tensor:
         largest = max(map(len, rewards), default=0)
         if largest > self.options.group_size:
             raise UserError(f"a group has {largest} rewards, group_size is {self.options.group_size}", where="groups")
-        if self.options.loss.type == "no_baseline":  # unused: the loss takes the raw rewards, which need no group
-            return torch.tensor([reward for of_group in rewards for reward in of_group], dtype=torch.float32)
-        return advantages_per_group(rewards, self.options.advantage_eps, self.options.normalize_by_std)
+        delta: Delta = "rewards" if self.options.loss.type == "no_baseline" else self.options.delta
+        return deltas_per_group(rewards, delta, self.options.advantage_eps)
 
-    def _optimizer_step(self, minibatch: RolloutBatch, where: str) -> Metrics:
+    def _optimizer_step(self, minibatch: RolloutBatch, step: int, where: str) -> Metrics:
         denominator = loss_denominator(minibatch.response_mask_BT, self.options.aggregation, self.options.constant)
         parts: list[Metrics] = []
         loss = torch.zeros((), device=self._device)
@@ -242,13 +259,15 @@ class PolicyTrainer:
             share, metrics = self._backward(micro, denominator.token_weights(micro.response_mask_BT))
             loss += share
             parts.append(metrics)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
+        largest_norm = math.inf if self.options.max_grad_norm is None else self.options.max_grad_norm
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
         figures = {"loss": float(loss), "grad_norm": float(grad_norm)}
         if not all(math.isfinite(figure) for figure in figures.values()):
             self._optimizer.zero_grad()
-            raise RunStopped(
+            raise Diverged(
                 f"the loss is {figures['loss']} and the gradient norm {figures['grad_norm']} at {where}; "
-                f"the last good training step was {self._last_good}"
+                f"the last good training step was {self._last_good}",
+                step,
             )
         self._optimizer.step()
         self._schedule.step()
@@ -302,6 +321,12 @@ class PolicyTrainer:
                 temperature=self.options.temperature,
                 with_entropy=with_entropy,
             )
+
+
+def _padded(rows: Sequence[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, Tensor]:
+    """Rows of token ids, padded at their ends, and their lengths."""
+    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row) for row in rows], True, fill)
+    return padded, torch.tensor([len(row) for row in rows])
 
 
 def _row_numbers(rollouts: RolloutBatch, pieces: int) -> list[Tensor]:

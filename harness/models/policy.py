@@ -1,4 +1,4 @@
-"""Response log-probabilities of any policy: the harness' own model, or any causal language model of transformers."""
+"""Response log-probabilities of any policy: the harness' own models, or any causal language model of transformers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.models.decoder import DecoderLM
+from harness.models.logits import has_plain_head, score_hidden
 from harness.models.scoring import check_batch, scatter_scores, score_tokens
 from harness.models.shared_prompt import response_log_probs
+from harness.models.sorting import SortingModel, sorting_log_probs
 
 
 def policy_log_probs(
@@ -26,11 +28,13 @@ def policy_log_probs(
 ) -> tuple[Tensor, Tensor | None]:
     """Score responses under any policy; arguments and results as in ``shared_prompt.response_log_probs``.
 
-    The own model encodes each prompt once; any other runs padded rows.
+    The own models encode each prompt once; any other runs padded rows.
     """
     batch = (prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B)
     if isinstance(model, DecoderLM):
         return response_log_probs(model, *batch, temperature=temperature, with_entropy=with_entropy)
+    if isinstance(model, SortingModel):
+        return sorting_log_probs(model, *batch, temperature=temperature, with_entropy=with_entropy)
     return padded_response_log_probs(model, *batch, temperature=temperature, with_entropy=with_entropy)
 
 
@@ -55,13 +59,17 @@ def padded_response_log_probs(
     mask_BT = response_mask_BT.bool()
     lengths_B = prompt_lengths_P[prompt_index_B]
     rows, attention_mask = _join(prompt_ids_PL[prompt_index_B], lengths_B, response_ids_BT, mask_BT)
-    skipped = int(prompt_lengths_P.min()) - 1
-    logits = _logits_from(model, rows, attention_mask, skipped)
+    plain = has_plain_head(model)
+    skipped = 0 if plain else int(prompt_lengths_P.min()) - 1
+    out = _hidden(model, rows, attention_mask) if plain else _logits_from(model, rows, attention_mask, skipped)
     steps_T = torch.arange(mask_BT.shape[1], device=rows.device)
     columns_BT = lengths_B[:, None] - 1 - skipped + steps_T
     rows_BT = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(columns_BT)
-    logits_MV = logits[rows_BT[mask_BT], columns_BT[mask_BT]]
-    return scatter_scores(*score_tokens(logits_MV, response_ids_BT[mask_BT], temperature, with_entropy), mask_BT)
+    chosen, token_ids_M = out[rows_BT[mask_BT], columns_BT[mask_BT]], response_ids_BT[mask_BT]
+    if not plain:
+        return scatter_scores(*score_tokens(chosen, token_ids_M, temperature, with_entropy), mask_BT)
+    weight_VC = model.get_output_embeddings().weight  # type: ignore[operator]
+    return scatter_scores(*score_hidden(chosen, weight_VC, token_ids_M, temperature, with_entropy), mask_BT)
 
 
 def _join(prompt_ids_BL: Tensor, lengths_B: Tensor, response_ids_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,6 +81,13 @@ def _join(prompt_ids_BL: Tensor, lengths_B: Tensor, response_ids_BT: Tensor, mas
     source_BW = torch.where(columns_W < lengths_B[:, None], columns_W.clamp(max=offset - 1), from_response_BW)
     rows = torch.cat((prompt_ids_BL, response_ids_BT), dim=1).gather(1, source_BW)
     return rows, (columns_W < totals_B[:, None]).long()
+
+
+def _hidden(model: nn.Module, rows: Tensor, attention_mask: Tensor) -> Tensor:
+    """The last layer's normed output (B, W, C)."""
+    base: Any = model.base_model
+    hidden: Tensor = base(input_ids=rows, attention_mask=attention_mask, use_cache=False).last_hidden_state
+    return hidden
 
 
 def _logits_from(model: nn.Module, rows: Tensor, attention_mask: Tensor, skipped: int) -> Tensor:

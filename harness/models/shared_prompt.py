@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from harness.models.attention import attention, bias_from, causal_bias
 from harness.models.decoder import Attention, DecoderLM
-from harness.models.scoring import check_batch, scatter_scores, score_tokens
+from harness.models.logits import score_hidden
+from harness.models.scoring import check_batch, scatter_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ def response_log_probs(
     check_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B, temperature)
     batch = pack_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B)
     hidden_ND = model.model(batch.token_ids_N, batch.positions_N, _shared_prompt_attention(batch))
-    logits_MV = F.linear(hidden_ND.index_select(0, batch.scored_slots_M), model.output_weight)
-    scores = score_tokens(logits_MV, batch.scored_ids_M, temperature, with_entropy)
+    hidden_MD = hidden_ND.index_select(0, batch.scored_slots_M)
+    scores = score_hidden(hidden_MD, model.output_weight, batch.scored_ids_M, temperature, with_entropy)
     return scatter_scores(*scores, batch.scored_mask_BT)
 
 

@@ -149,7 +149,9 @@ def _other_policy(curves: Curves, pair: str) -> str:
     if pair == "previous":
         return "policy of the step before"
     kinds = {run.kl.reference for run in curves.campaign.runs if run.kl}
-    return {"frozen": "initial policy", "reclone": "re-cloned reference"}.get(str(next(iter(kinds), "")), "reference")
+    if len(kinds) != 1:
+        return "reference"
+    return {"frozen": "initial policy", "reclone": "re-cloned reference"}.get(kinds.pop(), "reference")
 
 
 def _set_norm_scale(axes: Axes, curves: Curves) -> None:

@@ -11,6 +11,7 @@ from harness.compare.figures import run_figures
 from harness.errors import UserError
 from harness.report.bars import draw_lanes, draw_stages
 from harness.report.curves import draw_kl, draw_learning, draw_reward, draw_stability
+from harness.report.grid import draw_grid
 from harness.report.lag import draw_lag
 from harness.report.lines import Curves
 from harness.report.style import picture_style, save
@@ -34,6 +35,7 @@ CURVE_PICTURES: dict[str, Callable[[Curves], Figure | None]] = {
     "kl.png": draw_kl,
     "stability.png": draw_stability,
     "learning.png": draw_learning,
+    "grid.png": draw_grid,
     "lag.png": draw_lag,
 }
 

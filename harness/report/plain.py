@@ -17,6 +17,17 @@ def plain(text: str, limit: int | None = None) -> str:
     return shown
 
 
+def plain_ends(text: str, limit: int) -> str:
+    """Return the text as ``plain`` does, and where it is longer than ``limit`` its two ends with ``...`` between.
+
+    For prompts: they begin with instructions, often the same ones, and end with the question.
+    """
+    if len(text) <= limit:
+        return plain(text)
+    begin = limit // 4
+    return f"{plain(text[:begin])} ... {plain(text[begin - limit :])}"
+
+
 def plain_lines(text: str) -> str:
     """Return the text with every line made plain and the line breaks kept, as for an error of several lines."""
     return "\n".join(map(plain, text.splitlines()))

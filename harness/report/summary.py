@@ -12,7 +12,7 @@ from rich.text import Text
 
 from harness.compare.campaigns import gather
 from harness.report.console import Output
-from harness.report.plain import plain
+from harness.report.plain import plain, plain_ends
 from harness.report.text import print_campaign
 from harness.results import RolloutRow, Run, find_runs
 from harness.results.writer import PICTURES, REPORT
@@ -69,7 +69,7 @@ def _print_examples(console: Console, runs: Sequence[Run]) -> None:
         name = run.manifest.arm or run.manifest.scenario
         console.print(Text(f"\nRollouts of {plain(name)} before and after", style="bold"))
         for before, after in pairs:
-            console.print(Padding(Text(f"prompt: {plain(before.prompt, LONGEST_TEXT)}"), (0, 1)))
+            console.print(Padding(Text(f"prompt: {plain_ends(before.prompt, LONGEST_TEXT)}"), (0, 1)))
             for item in (before, after):
                 _print_rollout(console, item)
         return

@@ -21,8 +21,8 @@ class PresetModelSettings(PolicySettings):
 
     type: Literal["preset"] = "preset"
     """One of the project's own models."""
-    preset: Literal["tiny", "small", "course"] = "small"
-    """Size: `tiny` for tests, `small` about 3 million parameters, `course` 4 layers of width 512."""
+    preset: Literal["tiny", "small", "course", "maths"] = "small"
+    """`tiny` for tests, `small` 3 million parameters, `course` 4 layers of width 512, `maths` for maths tasks."""
     warm_start: bool = True
     """Train on example sentences first (cached): from random weights the reward is always 0."""
     warm_start_seed: Seed = 0
@@ -36,6 +36,10 @@ class FolderModelSettings(PolicySettings):
     """A Hugging Face model."""
     path: NonEmptyText
     """Model folder, or name on the Hugging Face hub."""
+    dtype: Precision = "float32"
+    """Type of the trained weights; bfloat16 halves weights, gradients and Adam's averages, and loses small updates."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer and compute the rest again: less memory, about a third more time."""
 
 
 class PacedModelSettings(PolicySettings):

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from harness.errors import UserError
 from harness.scenario.distributed_rules import DISTRIBUTED_RULES
+from harness.scenario.loss_rules import LOSS_RULES
+from harness.scenario.model_sections import PresetModelSettings
 from harness.scenario.problems import Problem, dotted_paths
 from harness.scenario.schema import Scenario
-from harness.scenario.task_sections import KeywordsTaskSettings
+from harness.scenario.task_sections import ArithmeticTaskSettings, KeywordsTaskSettings
 
 Rule = Callable[[Scenario], Problem | None]
 
@@ -65,29 +67,6 @@ def train_batch_holds_a_group(scenario: Scenario) -> Problem | None:
     )
     fix = f"set minibatches_per_epoch to at most {max(1, scenario.rollout_batch_size // group)}"
     return Problem(what, fix, dotted_paths("minibatches_per_epoch", "group_size", "rollout_batch_size"))
-
-
-def groups_compare(scenario: Scenario) -> Problem | None:
-    """A baseline is the group's mean, so a group needs two rollouts."""
-    if scenario.group_size >= 2 or scenario.loss.type == "no_baseline":
-        return None
-    what = f"group_size is {scenario.group_size}, must be at least 2 with loss.type {scenario.loss.type}"
-    return Problem(what, "set group_size to 8, or loss.type to no_baseline", dotted_paths("group_size", "loss.type"))
-
-
-def on_policy_loss(scenario: Scenario) -> Problem | None:
-    """A loss without a probability ratio is right only for data of the current policy."""
-    if scenario.loss.type == "grpo_clip" or scenario.on_policy or scenario.allow_uncorrected:
-        return None
-    what = (
-        f"loss.type {scenario.loss.type} is for on-policy data only (1 optimizer step a batch, max_lag 0, no replay), "
-        f"got {scenario.optimizer_steps_per_batch} optimizer steps a batch (epochs_per_batch "
-        f"{scenario.epochs_per_batch} x minibatches_per_epoch {scenario.minibatches_per_epoch}), max_lag "
-        f"{scenario.max_lag} and replay.capacity {scenario.replay.capacity}"
-    )
-    fix = "set loss.type to grpo_clip, or these four to 1, 1, 0 and 0; allow_uncorrected: true runs it all the same"
-    keys = ("loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag", "replay.capacity")
-    return Problem(what, fix, dotted_paths(*keys))
 
 
 def colocated_parts_take_turns(scenario: Scenario) -> Problem | None:
@@ -156,14 +135,48 @@ def whole_distribution(scenario: Scenario) -> Problem | None:
 
 def enough_validation_prompts(scenario: Scenario) -> Problem | None:
     """Validation uses each held-out prompt once at most."""
-    if not isinstance(scenario.task, KeywordsTaskSettings):
+    task = scenario.task
+    if not isinstance(task, KeywordsTaskSettings | ArithmeticTaskSettings) or getattr(task, "validation", None):
         return None
-    wanted, present = scenario.evaluation.prompts, scenario.task.validation_prompts
+    wanted, present = scenario.evaluation.prompts, task.validation_prompts
     if wanted <= present:
         return None
     what = f"evaluation.prompts is {wanted}, must be at most task.validation_prompts {present}"
     fix = f"set evaluation.prompts to at most {present}, or task.validation_prompts to at least {wanted}"
     return Problem(what, fix, dotted_paths("evaluation.prompts", "task.validation_prompts"))
+
+
+def keyword_files_come_together(scenario: Scenario) -> Problem | None:
+    """The keyword task reads both of its files or none, and with files it draws no prompts."""
+    task = scenario.task
+    if not isinstance(task, KeywordsTaskSettings):
+        return None
+    if (task.train is None) != (task.validation is None):
+        given, missing = ("train", "validation") if task.validation is None else ("validation", "train")
+        what = f"task.{given} names a file and task.{missing} is null; the keyword task reads both or none"
+        return Problem(what, f"set task.{missing} too", dotted_paths(f"task.{given}", f"task.{missing}"))
+    if task.train is None:
+        return None
+    for name in ("train_prompts", "validation_prompts", "seed"):
+        value, default = getattr(task, name), KeywordsTaskSettings.model_fields[name].default
+        if value != default:
+            what = f"task.{name} is {value}, and with task.train all prompts come from the files"
+            return Problem(what, f"leave task.{name} out", dotted_paths(f"task.{name}", "task.train"))
+    return None
+
+
+def warm_start_suits_the_task(scenario: Scenario) -> Problem | None:
+    """A warm-started preset has learnt one kind of text; on the other kind every reward would be 0."""
+    model, task = scenario.model, scenario.task.type
+    if not isinstance(model, PresetModelSettings) or not model.warm_start or task in ("jsonl", "sorting"):
+        return None
+    knows, learnt = ("maths", "arithmetic") if model.preset == "maths" else ("keywords", "to use given words")
+    if (knows == "maths") == (task in ("maths", "arithmetic")):
+        return None
+    what = f"the warm start of model.preset {model.preset} teaches {learnt}, and task.type is {task}"
+    preset = "small" if knows == "maths" else "maths"
+    fix = f"set model.preset to {preset}, or model.warm_start to false"
+    return Problem(what, fix, dotted_paths("model.preset", "task.type"))
 
 
 def examples_are_evaluated(scenario: Scenario) -> Problem | None:
@@ -205,14 +218,15 @@ RULES: tuple[Rule, ...] = (
     whole_minibatches,
     whole_microbatches,
     train_batch_holds_a_group,
-    groups_compare,
-    on_policy_loss,
+    *LOSS_RULES,
     colocated_parts_take_turns,
     token_bounds,
     pinned_lengths_fit,
     arms_that_take_steps,
     whole_distribution,
     enough_validation_prompts,
+    keyword_files_come_together,
+    warm_start_suits_the_task,
     examples_are_evaluated,
     reclone_interval,
     constant_is_used,

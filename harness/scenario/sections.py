@@ -23,6 +23,8 @@ DelayedStage = Literal[
     "generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update",
     "weight_publish", "weight_transfer", "weight_load", "weight_verify", "evaluate", "checkpoint",
 ]  # fmt: skip
+LossType = Literal["no_baseline", "reinforce_with_baseline", "naive", "unclipped", "grpo_clip"]
+Delta = Literal["rewards", "centered_rewards", "normalized_rewards", "max_rewards", "max_centered_rewards"]
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+=,-]*$"
 FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 FORMS = {
@@ -119,8 +121,8 @@ class ImportanceSettings(Section):
 class LossSettings(Section):
     """The policy-gradient loss."""
 
-    type: Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] = "grpo_clip"
-    """`no_baseline` weights by the raw reward, the others by the group-normalised one; `grpo_clip` clips the ratio."""
+    type: LossType = "grpo_clip"
+    """`naive`: -log p * delta; `unclipped`: -ratio * delta; `grpo_clip` clips the ratio; the others are naive too."""
     aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
     """Mean over each response then over responses; one mean over all tokens; or sums over a constant (Dr. GRPO)."""
     constant: AtLeast1 | None = None
@@ -146,6 +148,16 @@ class AdvantageSettings(Section):
     """Added to the group's standard deviation."""
     normalize_by_std: bool = True
     """Divide by the group's standard deviation; false only subtracts the mean (Dr. GRPO)."""
+    delta: Delta | None = None
+    """What weighs a response's loss; null: `rewards` for `loss.type: no_baseline`, else as `normalize_by_std` says."""
+
+    def delta_for(self, loss_type: LossType) -> Delta:
+        """Return the delta, for this type of loss: the one that is named, or what follows from the other settings."""
+        if self.delta is not None:
+            return self.delta
+        if loss_type == "no_baseline":
+            return "rewards"
+        return "normalized_rewards" if self.normalize_by_std else "centered_rewards"
 
 
 class OptimizerSettings(Section):
@@ -157,8 +169,8 @@ class OptimizerSettings(Section):
     """Decay of the two running averages."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay."""
-    max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm."""
+    max_grad_norm: Positive | None = 1.0
+    """Gradients are scaled down to this norm; null leaves them as they are."""
     warmup_steps: AtLeast0 = 0
     """Optimizer steps over which the learning rate rises from 0."""
 
@@ -242,5 +254,7 @@ class FaultSettings(Section):
     """How many dead Generators and Scorers are replaced; the next one ends the run."""
     delays: Annotated[dict[DelayedStage, NotNegative], EmptyIfNull] = Field(default_factory=dict)
     """Seconds by which each span of a stage is made longer, by stage: to see whether a comparison finds it."""
+    skip_weight_loads: Annotated[tuple[AtLeast1, ...], FromList] = ()
+    """Versions whose weights the engine pretends to load: to see whether the engine mismatch finds it."""
     stall_after_s: Positive = 600.0
     """Seconds that one stage may take, or that may pass without any ending; then the run says who waits and stops."""

@@ -13,9 +13,13 @@ class KeywordsTaskSettings(Section):
     """Write a sentence that includes the given words; reward 1 if every word occurs, else 0."""
 
     type: Literal["keywords"] = "keywords"
-    """Keyword inclusion, with prompts made from the project's own word list."""
+    """Keyword inclusion, with prompts made from the project's own word list, or from files."""
+    train: NonEmptyText | None = None
+    """JSONL file with training prompts and answers, as `dataset keywords` writes it; null: made from the word list."""
+    validation: NonEmptyText | None = None
+    """JSONL file with the held-out prompts; goes with `train`."""
     keywords_per_prompt: Annotated[int, Field(ge=2, le=8)] = 2
-    """How many words a sentence must include; at least 2, since what is held out is which words stand together."""
+    """How many words a sentence must include; at least 2. With files, what the warm start is taught."""
     train_prompts: AtLeast1 = 4096
     """How many different training prompts there are."""
     validation_prompts: AtLeast1 = 256

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UserError
-from harness.grpo import advantages_per_group, compute_group_normalized_rewards, group_advantages
+from harness.grpo import compute_group_normalized_rewards, group_advantages
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 REWARDS = st.integers(-8, 8).map(lambda eighths: eighths / 8)
@@ -25,31 +25,6 @@ def test_two_groups_by_hand():
     assert group_advantages(rewards.reshape(2, 4), 4, eps=0.0).tolist() == pytest.approx(first + second)
     centred = [0.5, -0.5, -0.5, 0.5, -2.0, -1.0, 0.0, 3.0]
     assert group_advantages(rewards, 4, normalize_by_std=False).tolist() == centred
-
-
-def test_groups_of_several_sizes_are_each_normalised_over_their_own():
-    # (0, 2): mean 1, std sqrt(2); (1, 1, 4): mean 2, variance (1 + 1 + 4) / 2 = 3; (5, 5): equal; (0, 2) again
-    rewards = [(0.0, 2.0), (1.0, 1.0, 4.0), (5.0, 5.0), (0.0, 2.0)]
-    pair, three = 1 / math.sqrt(2), 1 / math.sqrt(3)
-    expected = [-pair, pair, -three, -three, 2 * three, 0.0, 0.0, -pair, pair]
-    assert advantages_per_group(rewards, eps=0.0).tolist() == pytest.approx(expected)
-    centred = [-1.0, 1.0, -1.0, -1.0, 2.0, 0.0, 0.0, -1.0, 1.0]
-    assert advantages_per_group(rewards, normalize_by_std=False).tolist() == centred
-
-
-def test_equally_large_groups_get_the_advantages_of_the_whole():
-    rewards = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(advantages_per_group(rewards.tolist()), group_advantages(rewards, 4))
-
-
-def test_missing_groups_and_rewards_are_refused():
-    with pytest.raises(UserError, match="there is no group"):
-        advantages_per_group([])
-    with pytest.raises(UserError, match=r"rewards have shape \(1, 0\)"):
-        advantages_per_group([(0.0, 1.0), ()])
-    with pytest.raises(UserError, match="group_size is 1 with normalize_by_std on"):
-        advantages_per_group([(0.0, 1.0), (1.0,)])
-    assert advantages_per_group([(0.0, 1.0), (3.0,)], normalize_by_std=False).tolist() == [-0.5, 0.5, 0.0]
 
 
 def test_eps_is_added_to_the_standard_deviation():

@@ -95,6 +95,13 @@ def test_a_chart_puts_points_where_its_axes_say() -> None:
     assert "<svg" not in empty
 
 
+def test_a_variant_without_the_metric_leaves_no_trace() -> None:
+    logged = Line(0, [(0.0, 0.0), (10.0, 1.0)])
+    alone = draw_chart(Chart("Clip", "step", "share", [logged], "It rises."))
+    assert draw_chart(Chart("Clip", "step", "share", [logged, Line(1, [])], "It rises.")) == alone
+
+
+
 def test_a_band_goes_there_and_back_and_markers_are_few() -> None:
     points = [(float(x), 1.0) for x in range(100)]
     band = [(0.0, 0.0, 2.0), (99.0, 0.0, 1.0)]

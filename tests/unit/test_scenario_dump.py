@@ -95,6 +95,8 @@ def test_the_json_schema_describes_every_setting():
     assert schema["$defs"]["LossSettings"]["properties"]["type"]["enum"] == [
         "no_baseline",
         "reinforce_with_baseline",
+        "naive",
+        "unclipped",
         "grpo_clip",
     ]
     assert json.loads(json.dumps(schema)) == schema

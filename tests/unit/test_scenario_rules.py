@@ -126,6 +126,26 @@ CASES = [
         ["evaluation.prompts", "task.validation_prompts"],
     ),
     (
+        {"task": {"type": "arithmetic"}, "model": {"preset": "maths"}, "evaluation": {"prompts": 257}},
+        "evaluation.prompts is 257, must be at most task.validation_prompts 256 [rule: enough_validation_prompts]",
+        "set evaluation.prompts to at most 256, or task.validation_prompts to at least 257",
+        ["evaluation.prompts", "task.validation_prompts"],
+    ),
+    (
+        {"task": {"type": "arithmetic"}, "model": {"preset": "tiny"}},
+        "the warm start of model.preset tiny teaches to use given words, and task.type is arithmetic "
+        "[rule: warm_start_suits_the_task]",
+        "set model.preset to maths, or model.warm_start to false",
+        ["model.preset", "task.type"],
+    ),
+    (
+        {"model": {"preset": "maths"}},
+        "the warm start of model.preset maths teaches arithmetic, and task.type is keywords "
+        "[rule: warm_start_suits_the_task]",
+        "set model.preset to small, or model.warm_start to false",
+        ["model.preset", "task.type"],
+    ),
+    (
         {"evaluation": {"prompts": 3}},
         "evaluation.examples is 4, must be at most evaluation.prompts 3 [rule: examples_are_evaluated]",
         "set evaluation.examples to at most 3",
@@ -183,6 +203,10 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, k
         {"evaluation": {"prompts": 4}},
         {"loss": {"kl": {"reference": "reclone", "reclone_every": 5}}},
         {"loss": {"constant": 16, "aggregation": "constant"}},
+        {"task": {"type": "arithmetic"}, "model": {"preset": "maths"}},
+        {"task": {"type": "arithmetic"}, "model": {"preset": "tiny", "warm_start": False}},
+        {"task": {"type": "maths", "train": "t"}, "model": {"preset": "maths"}},
+        {"task": {"type": "jsonl", "train": "t", "reward": "a:b"}, "model": {"preset": "maths"}},
     ],
 )
 def test_what_lies_just_inside_a_rule_is_accepted(settings):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.errors import Interrupted, RunStopped, UserError
-from harness.grpo import ImportanceOptions, LossOptions
+from harness.grpo import Delta, ImportanceOptions, LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
@@ -449,7 +449,7 @@ def test_no_metric_name_is_a_path_prefix_of_another(behaviour_is_engine: bool) -
 
 def test_batches_may_hold_any_number_of_groups_of_any_size() -> None:
     """Replay, drops and failed groups: every batch is trained on, each group against its own mean."""
-    options = replace(OPTIONS, normalize_by_std=False, minibatches_per_epoch=3)
+    options = replace(OPTIONS, delta="centered_rewards", minibatches_per_epoch=3)
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
     optimizer_steps = []
     for step, (num_groups, group_size) in enumerate([(3, 4), (1, 4), (5, 3), (1, 2)]):
@@ -465,7 +465,7 @@ def test_batches_may_hold_any_number_of_groups_of_any_size() -> None:
 
 def test_groups_of_several_sizes_in_one_batch() -> None:
     made = (*groups(0, 1, 4), *groups(1, 1, 2), *groups(2, 1, 3))
-    options = replace(OPTIONS, normalize_by_std=False)
+    options = replace(OPTIONS, delta="centered_rewards")
     batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(made)
     assert batch.rollouts.prompt_index_B.tolist() == [0] * 4 + [1] * 2 + [2] * 3
     for start, stop in ((0, 4), (4, 6), (6, 9)):
@@ -503,12 +503,12 @@ def test_loss_and_old_log_probs_are_those_of_the_temperature(temperature: float)
 
 
 @pytest.mark.parametrize(
-    ("eps", "normalize_by_std", "divisor"),
+    ("eps", "delta", "divisor"),
     # rewards 0, 1, 1, 0.5: mean 0.625, std sqrt((0.390625 + 2 * 0.140625 + 0.015625) / 3) = sqrt(0.6875 / 3) = 0.478714
-    [(0.0, True, 0.478714), (1.0, True, 1.478714), (1.0, False, 1.0)],
+    [(0.0, "normalized_rewards", 0.478714), (1.0, "normalized_rewards", 1.478714), (1.0, "centered_rewards", 1.0)],
 )
-def test_advantages_follow_the_options(eps: float, normalize_by_std: bool, divisor: float) -> None:
-    options = replace(OPTIONS, advantage_eps=eps, normalize_by_std=normalize_by_std)
+def test_advantages_follow_the_options(eps: float, delta: Delta, divisor: float) -> None:
+    options = replace(OPTIONS, advantage_eps=eps, delta=delta)
     batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(groups())
     rewards = [reward for group in groups() for reward in group.rewards or ()]
     assert sorted(rewards[:4]) == [0.0, 0.5, 1.0, 1.0]

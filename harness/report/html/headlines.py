@@ -8,7 +8,7 @@ from statistics import fmean
 from harness.compare import numbers
 from harness.compare.campaigns import Variant
 from harness.compare.figures import RunFigures
-from harness.compare.learning_findings import answers as learning_answers
+from harness.compare.learning_findings import answers
 from harness.compare.overlap import OverlapBound, overlap_bound
 from harness.compare.pairs import FEWEST_SEEDS, paired_difference
 from harness.compare.sentences import last_reward
@@ -31,12 +31,12 @@ _SHAPES = {
 
 
 def headlines(material: Material, judgements: Sequence[Judgement] = ()) -> list[str]:
-    """Return the verdicts, what dominates the loop, what overlap could gain, whether lag hurt, and how KL went."""
+    """Return verdicts, what was learned, what dominates the loop, what overlap could gain, whether lag hurt, and KL."""
     if sweep_points(material.campaign):
         return sweep_findings(material.campaign)
-    parts = [verdict_headline(judgements), _dominates(material), _overlap(material), _lag(material)]
-    compared = learning_answers(material.campaign) if len(material.campaign.variants) > 1 else []
-    return [*(text for text in parts if text), *_kl(material), *compared]
+    parts = [verdict_headline(judgements), *answers(material.campaign)]
+    parts += [_dominates(material), _overlap(material), _lag(material), *_kl(material)]
+    return [text for text in parts if text]
 
 
 def verdict_headline(judgements: Sequence[Judgement]) -> str:

@@ -66,12 +66,13 @@ def draw_chart(chart: Chart) -> Markup:
         return element("div", title, element("p", "not logged", class_="note"), class_="panel")
     x_axis = logarithmic(xs) if chart.log_x else whole(min(xs), max(xs))
     y_axis = logarithmic(ys) if chart.log_y else linear(ys, from_zero=chart.from_zero)
-    inner = [_stretched(line, x_axis, y_axis) for line in chart.lines]
+    lines = [line for line in chart.lines if line.points]  # a variant may lack what another one logs
+    inner = [_stretched(line, x_axis, y_axis) for line in lines]
     stretched = element(
         "svg", inner, viewBox=f"0 0 {short(WIDE)} {short(HEIGHT)}", preserveAspectRatio="none", width="100%",
         height=HEIGHT,
     )  # fmt: skip
-    marks = [mark for line in chart.lines for mark in _marks(line, x_axis, y_axis)]
+    marks = [mark for line in lines for mark in _marks(line, x_axis, y_axis)]
     drawing = element(
         "svg", _y_grid(y_axis), _x_ticks(x_axis, chart.x_label), _levels(chart, y_axis), stretched, marks,
         width="100%", height=HEIGHT + BELOW, role="img", aria_label=f"{chart.title}. {chart.says}", class_="area",

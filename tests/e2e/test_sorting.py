@@ -1,0 +1,95 @@
+"""Real runs of the sorting toy: it learns, through the same loop and results as every other run."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from harness.compare.evaluations import evaluations
+from harness.models.sorting import SortingModel, sorting_policy
+from harness.results import Run, find_runs
+from harness.run import run_command
+from harness.scenario import load_scenario
+from harness.tasks.sorting import SORTING_PROMPTS, inclusion_ordering_reward
+
+
+def run_sorting(out: Path, *overrides: str) -> list[Run]:
+    scenario = load_scenario("sorting", list(overrides))
+    assert run_command(scenario, out, quiet=True, show=lambda folder: None) == 0
+    runs, damaged = find_runs(out)
+    assert damaged == []
+    return runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    (only,) = run_sorting(tmp_path_factory.mktemp("sorting"), "steps=30", "evaluation.every=15")
+    return only
+
+
+def trained_policy(run: Run) -> SortingModel:
+    model = SortingModel()
+    model.load_state_dict(load_file(run.folder / "policy" / "model.safetensors"))
+    return model
+
+
+def exact_reward(model: SortingModel) -> tuple[float, float]:
+    """Mean reward over all 125 responses to each prompt, by their probabilities; and the standard error of 100 draws
+    for each prompt."""
+    with torch.no_grad():
+        probabilities_PTV = model(torch.tensor(SORTING_PROMPTS)).double().softmax(-1).tolist()
+    means, variances = [], []
+    for prompt, by_position in zip(SORTING_PROMPTS, probabilities_PTV, strict=True):
+        weighted = [
+            (math.prod(row[token] for row, token in zip(by_position, response, strict=True)), response)
+            for response in product(range(5), repeat=3)
+        ]
+        rewards = [(weight, inclusion_ordering_reward(prompt, response)) for weight, response in weighted]
+        means.append(sum(weight * reward for weight, reward in rewards))
+        variances.append(sum(weight * (reward - means[-1]) ** 2 for weight, reward in rewards))
+    return sum(means) / 3, math.sqrt(sum(variances) / 3 / 300)
+
+
+def test_it_learns(run: Run) -> None:
+    (untrained, _), (trained, _) = exact_reward(sorting_policy(0)[0]), exact_reward(trained_policy(run))
+    assert trained > untrained
+
+
+def test_the_validation_reward_estimates_the_exact_expectation(run: Run) -> None:
+    first, middle, last = evaluations(run)
+    assert [(item.step, item.prompts) for item in (first, middle, last)] == [(0, 300), (15, 300), (30, 300)]
+    for measured, model in ((first, sorting_policy(0)[0]), (last, trained_policy(run))):
+        exact, standard_error = exact_reward(model)
+        assert abs(measured.reward - exact) < 5 * standard_error + 1e-6
+
+
+def test_the_stages_come_in_the_order_of_every_other_run(run: Run) -> None:
+    spans = [span for span in run.spans() if not span.stage.is_wait]
+    order = [span.stage.value for span in sorted(spans, key=lambda span: span.start_ns)]
+    sync = ["weight_publish", "weight_transfer", "weight_load"]
+    step = ["generate", "score", "prepare_batch", "old_logprobs", "update", *sync]  # ten passes need old log-probs
+    evaluated = ["evaluate", "evaluate"]
+    half = [*step * 15, *evaluated]
+    assert order == ["startup"] * 3 + sync + evaluated + half + half + ["checkpoint"]
+
+
+def test_a_step_has_ten_optimizer_steps_on_three_tokens_each(run: Run) -> None:
+    assert {row.optimizer_steps for row in run.steps} == {10}
+    lengths = [row.metric("response_length") for row in run.steps]
+    assert {(length.value, length.count) for length in lengths if length} == {(3.0, 30)}
+    assert run.manifest.parameters == 650
+
+
+@pytest.mark.slow
+def test_ten_seeds_all_learn(tmp_path: Path) -> None:
+    """Normalised rewards and the clipped loss end above the untrained mean on each seed."""
+    runs = run_sorting(tmp_path, "trackers=[]", "profile='off'", "sweep={seed: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}")
+    assert sorted(run.manifest.seed for run in runs) == list(range(10))
+    for run in runs:
+        untrained, _ = exact_reward(sorting_policy(run.manifest.seed)[0])
+        assert exact_reward(trained_policy(run))[0] > untrained, run.manifest.seed

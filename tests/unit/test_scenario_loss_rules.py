@@ -1,0 +1,131 @@
+"""Rules of the loss and its deltas, and what stands for what where nothing is named."""
+
+import pytest
+
+from harness.scenario import AdvantageSettings, Scenario, broken_rules, expand, load_scenario
+
+SORTING = {"task": {"type": "sorting"}, "model": {"type": "sorting"}}
+
+
+def broken(**settings):
+    return broken_rules(Scenario.model_validate(settings))
+
+
+def with_delta(loss_type, delta, **advantage):
+    return {"loss": {"type": loss_type}, "advantage": {"delta": delta, **advantage}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "what", "fix", "keys"),
+    [
+        (
+            with_delta("no_baseline", "max_rewards"),
+            "advantage.delta is max_rewards, must be rewards with loss.type no_baseline [rule: delta_fits_the_loss]",
+            "set loss.type to naive, which is the same loss for any delta, or leave advantage.delta out",
+            ["advantage.delta", "loss.type"],
+        ),
+        (
+            with_delta("reinforce_with_baseline", "rewards"),
+            "advantage.delta is rewards, must be centered_rewards or normalized_rewards with loss.type "
+            "reinforce_with_baseline [rule: delta_fits_the_loss]",
+            "set loss.type to naive, which is the same loss for any delta, or leave advantage.delta out",
+            ["advantage.delta", "loss.type"],
+        ),
+        (
+            with_delta("grpo_clip", "normalized_rewards", normalize_by_std=False),
+            "advantage.normalize_by_std is false with advantage.delta normalized_rewards, which says by itself what is "
+            "divided [rule: delta_fits_the_normalization]",
+            "leave advantage.normalize_by_std out, or set advantage.delta to centered_rewards",
+            ["advantage.normalize_by_std", "advantage.delta"],
+        ),
+        (
+            with_delta("naive", "max_centered_rewards") | {"group_size": 1},
+            "group_size is 1, must be at least 2 with advantage.delta max_centered_rewards [rule: groups_compare]",
+            "set group_size to 8, or advantage.delta to rewards",
+            ["group_size", "advantage.delta"],
+        ),
+        (
+            {"loss": {"type": "naive"}, "epochs_per_batch": 10},
+            "loss.type naive is for on-policy data only (1 optimizer step a batch, max_lag 0, no replay), got 10 "
+            "optimizer steps a batch (epochs_per_batch 10 x minibatches_per_epoch 1), max_lag 0 and replay.capacity 0 "
+            "[rule: on_policy_loss]",
+            "set loss.type to grpo_clip, or these four to 1, 1, 0 and 0; allow_uncorrected: true runs it all the same",
+            ["loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag", "replay.capacity"],
+        ),
+        (
+            {"task": {"type": "sorting"}},
+            "task.type is sorting and model.type is preset: the sorting task and its model go together [rule: "
+            "sorting_goes_together]",
+            "set both to sorting, or neither",
+            ["task.type", "model.type"],
+        ),
+        (
+            {"model": {"type": "sorting"}},
+            "task.type is keywords and model.type is sorting: the sorting task and its model go together [rule: "
+            "sorting_goes_together]",
+            "set both to sorting, or neither",
+            ["task.type", "model.type"],
+        ),
+        (
+            {**SORTING, "engine": {"type": "vllm"}},
+            "engine.type is vllm, must be native with model.type sorting, which is no language model [rule: "
+            "sorting_engine]",
+            "set engine.type to native",
+            ["engine.type", "model.type"],
+        ),
+    ],
+)
+def test_a_broken_rule_says_its_name_values_fix_and_keys(settings, what, fix, keys):
+    (problem,) = [problem for problem in broken(**settings) if problem.what == what] or broken(**settings)[:1]
+    assert problem.what == what
+    assert problem.fix == fix
+    assert [".".join(map(str, path)) for path in problem.paths] == keys
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        with_delta("no_baseline", "rewards"),
+        with_delta("reinforce_with_baseline", "centered_rewards"),
+        with_delta("reinforce_with_baseline", "centered_rewards", normalize_by_std=False),
+        with_delta("naive", "max_rewards"),
+        with_delta("grpo_clip", "rewards") | {"group_size": 1},
+        {"loss": {"type": "unclipped"}, "epochs_per_batch": 10},
+        {"loss": {"type": "unclipped"}, "max_lag": 1, "placement": {"colocated": False}},
+        {"loss": {"type": "naive"}, "epochs_per_batch": 10, "allow_uncorrected": True},
+        {"optimizer": {"max_grad_norm": None}},
+        SORTING,
+        {**SORTING, "engine": {"type": "fake"}},
+        {"task": {"type": "sorting"}, "model": {"type": "paced"}, "engine": {"type": "paced"}},
+    ],
+)
+def test_what_lies_just_inside_a_rule_is_accepted(settings):
+    assert broken(**settings) == []
+
+
+@pytest.mark.parametrize(
+    ("advantage", "loss_type", "delta"),
+    [
+        ({}, "grpo_clip", "normalized_rewards"),
+        ({}, "naive", "normalized_rewards"),
+        ({}, "no_baseline", "rewards"),
+        ({"normalize_by_std": False}, "unclipped", "centered_rewards"),
+        ({"normalize_by_std": False}, "no_baseline", "rewards"),
+        ({"delta": "max_rewards"}, "grpo_clip", "max_rewards"),
+        ({"delta": "centered_rewards"}, "grpo_clip", "centered_rewards"),
+    ],
+)
+def test_the_delta_that_is_not_named_follows(advantage, loss_type, delta):
+    assert AdvantageSettings(**advantage).delta_for(loss_type) == delta
+
+
+def test_the_sorting_grid_is_every_combination_ten_times():
+    scenarios = [variant.scenario for variant in expand(load_scenario("sorting_grid"))]
+    combinations = {(s.task.reward, s.advantage.delta, s.loss.type) for s in scenarios}
+    assert (len(scenarios), len(combinations)) == (300, 5 * 3 * 2)
+    assert {s.seed for s in scenarios} == set(range(10))
+    # the source's 100 epochs of 10 inner steps on 3 prompts with 10 responses each, Adam without clipping
+    assert {(s.steps, s.epochs_per_batch, s.prompts_per_batch, s.group_size) for s in scenarios} == {(100, 10, 3, 10)}
+    assert {(s.optimizer.learning_rate, s.optimizer.betas, s.optimizer.max_grad_norm) for s in scenarios} == {
+        (1e-3, (0.9, 0.999), None)
+    }
