@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.build import Parts
 from harness.errors import Diverged, Interrupted, RunStopped, UserError
+from harness.memory_plan.utilisation import utilisation_of
 from harness.provenance import code_state, machine_facts, package_versions
 from harness.recorder import Row, RunRecorder
 from harness.results import Manifest, RunFolder, campaign_name
@@ -126,7 +127,9 @@ class Campaign:
         """
         startup_s = tracer.clock_ns() / 1e9
         folder = self.open_folder(variant, startup_s, interleaving, parts.threads, parts.num_parameters)
-        recorder = RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row, profiled)
+        gpus = self._machine["gpus"] if parts.learner_on_gpu else None
+        utilisation = utilisation_of(variant.scenario, gpus or ())
+        recorder = RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row, profiled, utilisation=utilisation)
         return Books(folder, recorder, self._durable)
 
     def open_folder(
@@ -196,12 +199,18 @@ class Campaign:
 
 
 def sync_to_disk(folder: Path) -> None:
-    """Return when the disk has taken all files below a folder and their names."""
+    """Return when the disk has taken a folder, all files below it, and their names."""
     for home, _, names in os.walk(folder):
         for path in (*(Path(home, name) for name in names), Path(home)):
-            with suppress(OSError):  # a file system that cannot, or a draft that is gone already
-                handle = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+            sync_one(path)
+    sync_one(folder.parent)
+
+
+def sync_one(path: Path) -> None:
+    """Return when the disk has taken a file, or the names in a folder."""
+    with suppress(OSError):  # a file system that cannot, or a draft that is gone already
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -21,7 +21,7 @@ from harness.report.pipes import silence_output
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from harness.scenario import Scenario
+    from harness.scenario import Scenario, Variant
 
 RunCommand = Callable[["Scenario", Path, bool], int]
 """Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
@@ -149,6 +149,8 @@ def _validate(options: argparse.Namespace) -> int:
         print(resolved_yaml(scenario), end="")
         return 0
     variants = expand(scenario)
+    if options.memory:
+        return _memory(variants)
     if scenario.transport_sweep is not None:
         sweep = scenario.transport_sweep
         kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
@@ -159,6 +161,17 @@ def _validate(options: argparse.Namespace) -> int:
     print(f"{scenario.name} is valid: {runs}, {rollouts:,} rollouts with validation")
     for variant in variants if len(variants) > 1 else ():
         print(f"  {variant.name}")
+    return 0
+
+
+def _memory(variants: Sequence[Variant]) -> int:
+    from harness.memory_plan import memory_table
+    from harness.probes.nvml import list_gpus
+
+    has_gpu = bool(list_gpus()[0])
+    for variant in variants:
+        if not variant.block:
+            print("\n".join([f"{variant.label}:", *memory_table(variant.scenario, has_gpu)]))
     return 0
 
 
@@ -261,6 +274,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _scenario_arguments(validate)
     validate.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
+    validate.add_argument("--memory", action="store_true", help="print what each process would hold in memory")
     _command(commands, "list", "show the scenarios there are", "python -m harness list")
     _command(commands, "schema", "print the JSON schema for editors", "python -m harness schema > scenario.schema.json")
     for name, (_, purpose, arguments) in ELSEWHERE.items():

@@ -2,7 +2,8 @@
 
 HarnessError
 ├── UserError (also a ValueError)   bad input: the message says what, where, the bound and the fix; exit code 2
-├── RunStopped                      the run itself cannot go on (NaN loss, broken lag bound): exit code 1
+├── RunStopped                      the run itself cannot go on (broken lag bound, dead Learner): exit code 1
+│   └── Diverged                    its loss or gradient was not finite: to an experiment that is a result
 ├── Interrupted                     Ctrl-C or SIGTERM, after the results were closed: exit code 130
 └── PartReplaced                    a part died; the loop repeats its work on the new one, nobody else sees this
 
@@ -40,6 +41,22 @@ class UserError(HarnessError, ValueError):
 
 class RunStopped(HarnessError):
     """The run had to stop: going on would do silent damage. The message carries every number."""
+
+
+class Diverged(RunStopped):
+    """A loss, a gradient or a log-probability was not finite.
+
+    Args:
+        message: with every number.
+        step: the training step; None where whoever noticed does not know it.
+    """
+
+    def __init__(self, message: str, step: int | None = None) -> None:
+        super().__init__(message, step)
+        self.message, self.step = message, step
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class PartReplaced(HarnessError):

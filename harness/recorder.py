@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from harness.intervals import Interval, without
 from harness.loop import Ledger, StepFacts
 from harness.loop.ledger import count
+from harness.memory_plan.utilisation import Utilisation
 from harness.replay import ReplayStats
 from harness.results import (
     RunFolder,
@@ -80,6 +81,7 @@ class RunRecorder:
         on_row: called with each step or evaluation row and, for a step, its seconds without evaluation.
         profiled: training steps in which a profiler runs.
         probes: what runs beside the run; None where nothing does.
+        utilisation: of the Learner's GPU.
 
     Attributes:
         on_step_done: called last when a training step is complete: passes the turn to the next arm.
@@ -93,10 +95,12 @@ class RunRecorder:
         on_row: Callable[[Row, float], None] = lambda row, train_s: None,
         profiled: frozenset[int] = frozenset(),
         probes: Probes | None = None,
+        utilisation: Utilisation | None = None,
     ) -> None:
         self.folder, self._tracer, self._synchronous = folder, tracer, synchronous
         self._on_row, self._profiled = on_row, profiled
         self.probes: Probes = probes or NoProbes()
+        self._utilisation = utilisation or Utilisation()
         self._plain_seconds: dict[int, float] = {}  # of steps without evaluation and profiler
         self.on_step_done: Callable[[int], None] = lambda step: None
         self._loop_start_ns = self._row_start_ns = 0
@@ -148,6 +152,7 @@ class RunRecorder:
         train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
         metrics = step_metrics(facts, train_s) | sync_metrics(facts.ticket, spans)
         metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
+        metrics |= self._utilisation.metrics(facts.step, facts.groups, spans)
         metrics |= self.drain_probes() | combine_metrics(self._measured)
         self._measured = []
         profiled = facts.step in self._profiled

@@ -53,7 +53,8 @@ class SideProcess:
 
     def __init__(self, serve: str, environment: Mapping[str, str] | None = None) -> None:
         self._connection, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
+        lifeline, writer = os.pipe()
+        self._lifeline: int | None = writer
         with theirs:
             arguments = [*serve.split(":"), str(theirs.fileno()), str(lifeline), *sys.path]
             self._process = subprocess.Popen(
@@ -94,22 +95,25 @@ class SideProcess:
             ConnectionError: the process has ended, or sent what is no answer; the message says how, or what.
             Interrupted: ``should_stop`` said so.
         """
+        is_late = False
         while b"\n" not in self._received:
+            if is_late:  # bytes may come for ever without making an answer
+                raise TimeoutError
             if should_stop():
                 raise Interrupted("stopped while scoring")
             left_s = deadline - time.monotonic()
-            if not self._receive_some(min(max(left_s, _AT_ONCE_S), POLL_S)) and left_s <= 0:
-                raise TimeoutError
+            is_late = left_s <= 0
+            self._receive_some(min(max(left_s, _AT_ONCE_S), POLL_S))
         line, _, self._received = self._received.partition(b"\n")
         return _parse(line)
 
-    def _receive_some(self, timeout_s: float) -> bool:
-        """Wait for bytes; return whether any came."""
+    def _receive_some(self, timeout_s: float) -> None:
+        """Wait for bytes, and take what has come."""
         self._connection.settimeout(timeout_s)
         try:
-            data = self._connection.recv(65536)
+            data = self._connection.recv(_LONGEST_ANSWER)
         except TimeoutError:
-            return False
+            return
         except ConnectionResetError:  # it ended without reading all that it was sent
             data = b""
         if not data:
@@ -117,7 +121,6 @@ class SideProcess:
         self._received += data
         if len(self._received) > _LONGEST_ANSWER:
             raise ConnectionError(f"sent more than {_LONGEST_ANSWER} bytes at once")
-        return True
 
     def _how_it_ended(self) -> str:
         try:
@@ -141,7 +144,9 @@ class SideProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
-        os.close(self._lifeline)
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is not None:  # by a second call its number may be another file's
+            os.close(lifeline)
 
 
 def end_with(lifeline_fd: int) -> None:

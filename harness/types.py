@@ -96,6 +96,7 @@ class RolloutGroup:
 
     ``min_version`` and ``max_version`` are the policy versions of the oldest and the newest token, ``mean_version`` is
     the mean over tokens (None: all are of one version); ``rewards`` is None until the Scorer has filled it.
+    ``prompt_length`` is None where no tokens are behind the group.
     """
 
     prompt_id: int
@@ -106,6 +107,7 @@ class RolloutGroup:
     data: Any = field(repr=False, default=None)
     rewards: tuple[float, ...] | None = None
     mean_version: float | None = None
+    prompt_length: int | None = None
 
     @property
     def token_version(self) -> float:

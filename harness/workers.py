@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from harness.errors import UserError
+from harness.errors import Diverged, UserError
 from harness.learner import TrainerOptions
 from harness.protocols import Engine, Task, Tokenizer
 from harness.scoring import GroupRewards, RewardFailed
@@ -152,12 +152,13 @@ class GeneratorWorker:
 def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> RolloutGroup:
     """Return the group with its versions: those of its tokens where the engine tells them, else ``version``."""
     lengths = tuple(len(completion.token_ids) for completion in data.completions)
+    prompt_length = len(data.prompt_token_ids)
     told = [completion.versions for completion in data.completions if completion.versions is not None]
     if not told:
-        return RolloutGroup(prompt_id, item.step, version, version, lengths, data)
+        return RolloutGroup(prompt_id, item.step, version, version, lengths, data, prompt_length=prompt_length)
     versions = np.concatenate(told)
     oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())
-    return RolloutGroup(prompt_id, item.step, oldest, newest, lengths, data, mean_version=mean)
+    return RolloutGroup(prompt_id, item.step, oldest, newest, lengths, data, None, mean, prompt_length)
 
 
 class ScorerWorker:
@@ -276,17 +277,24 @@ class LearnerWorker:
         with self.tracer.span(self.lane, Stage.UPDATE, step, step):
             metrics = self.trainer.train(step, batch)
         if self._probe_rows is not None:
-            self._probe_rows = probe_rows([group.data for group in groups])
+            self._probe_rows = probe_rows([group.data for group in groups]) or self._probe_rows
         return UpdateResult(step + 1, self.trainer.options.optimizer_steps_per_batch, metrics)
 
     def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
-        """Make the current weights available; see ``protocols.Learner``."""
+        """Make the current weights available; see ``protocols.Learner``.
+
+        Raises:
+            Diverged: the policy's log-probabilities of the probe are not finite.
+        """
         ticket = self.publisher.publish(self.trainer.weights(), version, still_needed)
         if not self._probe_rows:
             return ticket
         with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
             prompts, responses = zip(*self._probe_rows, strict=True)
             log_probs = cast(ScoringTrainer, self.trainer).log_probs_of(prompts, responses)
+            if not all(np.isfinite(row_T).all() for row_T in log_probs):
+                made_by = max(0, version - 1)  # the step whose update made these weights
+                raise Diverged(f"the Learner's log-probabilities at policy version {version} are not finite", made_by)
             return replace(ticket, probe=LogProbProbe(prompts, responses, tuple(log_probs)))
 
     @property
@@ -309,20 +317,30 @@ class LearnerWorker:
         self.publisher.sender.close()
 
 
-def check_prompts_fit(task: Task, tokenizer: Tokenizer, max_tokens: int, context: int | None) -> None:
-    """Refuse a task whose longest prompt and response do not fit the model's context.
+def check_prompts_fit(
+    task: Task, tokenizer: Tokenizer, max_tokens: int, context: int | None, whose: str = "the model's context"
+) -> None:
+    """Refuse a task whose longest prompt and response do not fit the context.
+
+    Args:
+        task, tokenizer: its prompts are encoded.
+        max_tokens: of a response.
+        context: most tokens of both; None: not known.
+        whose: what sets that bound.
 
     Raises:
         UserError: with the prompt's number and all the lengths.
     """
     if context is None:
         return
+    raised = "" if whose.startswith("the model") else f", or raise {whose}"
     for purpose in Purpose:
         for number, prompt in enumerate(prompts_of(task, purpose)):
             length = len(tokenizer.encode(prompt.text))
             if length + max_tokens > context:
+                room = max(1, context - length)
                 raise UserError(
                     f"{purpose} prompt {number} has {length} tokens; with {max_tokens} response tokens that is "
-                    f"{length + max_tokens}, more than the model's context of {context}",
-                    fix=f"lower sampling.max_tokens to {max(1, context - length)} or less, or shorten the prompt",
+                    f"{length + max_tokens}, more than {whose} of {context}",
+                    fix=f"lower sampling.max_tokens to {room} or less, or shorten the prompt{raised}",
                 )

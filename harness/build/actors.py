@@ -24,7 +24,7 @@ from harness.actors.processes import (
 from harness.actors.samplers import OtherMachines
 from harness.actors.session import RaySession
 from harness.actors.shells import RemoteGenerator, RemoteLearner, RemoteScorer
-from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task, never
+from harness.build.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task, never
 from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
 from harness.build.parts import Parts, instruments_of, keep_traces, lanes_of
 from harness.engines.vllm_machine import ENVIRONMENT as VLLM_ENVIRONMENT
@@ -38,7 +38,7 @@ from harness.trace import RecordingTracer, Tracer
 from harness.transports.catalogue import TransportKind, transport_kind
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.options import TransportOptions
-from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker, check_prompts_fit
+from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 
 
 def build_actor_parts(
@@ -66,7 +66,7 @@ def build_actor_parts(
     kind = transport_kind(scenario.transport.type)
     kind.check_usable()
     task, policy = make_task(scenario), make_policy(scenario, "cpu", should_stop)
-    check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, policy.context)
+    check_fits(scenario, task, policy)
     session = open_session(scenario)
     placement = Placement(asks_of(scenario), scenario.placement.colocated, scenario.placement.strategy)
     crew = _Crew(scenario, tracer, session, kind, placement)
@@ -84,6 +84,7 @@ def build_actor_parts(
         crew.keep_profiles,
         crew.sample_elsewhere,
         [crew.close, placement.close, crew.instruments.remove_drafts],
+        learner_on_gpu=scenario.placement.address == "local" and crew.learner.blueprint.setup.cuda,
     )
     try:
         crew.wait_until_ready()

@@ -16,14 +16,12 @@ from harness.scenario import Scenario
 from harness.scenario.engine_sections import (
     FakeEngineSettings,
     NativeEngineSettings,
-    SglangEngineSettings,
     VllmEngineSettings,
 )
 from harness.scenario.model_sections import FolderModelSettings, PresetModelSettings
 from harness.scenario.sections import PlacementSettings
 
 PRESET = "preset:"
-ENGINES = ("native", "vllm", "sglang", "fake")
 
 EngineName = Literal["native", "vllm", "sglang", "fake"]
 Precision = Literal["float32", "bfloat16"]
@@ -74,6 +72,7 @@ def make_sampler(
         UserError: there is no such model, or the engine or the device cannot be had here.
         RunStopped: the preset's warm start failed.
     """
+    _refuse_sglang(engine)
     scenario = Scenario(
         model=_model_settings(model),
         engine=_engine_settings(engine, precision, max_batch),
@@ -102,15 +101,23 @@ def _model_settings(model: str) -> PresetModelSettings | FolderModelSettings:
 
 def _engine_settings(
     engine: EngineName, precision: Precision, max_batch: int
-) -> NativeEngineSettings | FakeEngineSettings | VllmEngineSettings | SglangEngineSettings:
+) -> NativeEngineSettings | FakeEngineSettings | VllmEngineSettings:
     match engine:
         case "native":
             return NativeEngineSettings(precision=precision, max_batch=max_batch)
         case "vllm":
             return VllmEngineSettings(precision=precision, max_batch=max_batch)
-        case "sglang":
-            return SglangEngineSettings(precision=precision, max_batch=max_batch)
     return FakeEngineSettings()
+
+
+def _refuse_sglang(engine: EngineName) -> None:
+    if engine == "sglang":
+        raise UserError(
+            "SGLang ends every child of its process when it ends, and this command samples and grades in one process; "
+            "SGLang serves training runs, where it has a process of its own",
+            "--engine sglang",
+            "--engine vllm, or --engine native",
+        )
 
 
 def _checksums(policy: Policy) -> dict[str, str]:

@@ -15,7 +15,7 @@ from harness.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.trace import Tracer
 from harness.transports.protocol import WeightReceiver, WeightSender
 from harness.types import SamplingParams
-from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker, first_probe_rows
+from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker, check_prompts_fit, first_probe_rows
 
 
 def never() -> bool:
@@ -50,6 +50,17 @@ def make_rewards(scenario: Scenario, task: Task, should_stop: StopSignal) -> Gro
     if timeout_s is None:
         return DirectRewards(task.reward, should_stop)
     return TimedRewards(task.reward, timeout_s, should_stop)
+
+
+def check_fits(scenario: Scenario, task: Task, policy: Policy) -> None:
+    """Refuse a task whose longest prompt and response do not fit the model's context, or the engine's smaller one.
+
+    Raises:
+        UserError: with the prompt's number and all the lengths.
+    """
+    bounds = [(policy.context, "the model's context"), (getattr(scenario.engine, "context", None), "engine.context")]
+    context, whose = min(((most, whose) for most, whose in bounds if most is not None), default=(None, ""))
+    check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, context, whose)
 
 
 def make_generator(

@@ -107,7 +107,8 @@ def mismatch_bound(scenario: Scenario) -> float | None:
     asked: float | None = settings.mismatch_bound
     if asked is not None or settings.type == "native":
         return asked
-    exact = settings.precision == scenario.model.precision == "float32"
+    model: Any = scenario.model
+    exact = settings.precision == model.precision == getattr(model, "dtype", "float32") == "float32"
     return EXACT_BOUND if exact else ROUNDED_BOUND
 
 

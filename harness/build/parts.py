@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from harness.arm_probes import Elsewhere
-from harness.build.making import make_generator, make_learner, make_policy, make_scorer, make_task
+from harness.build.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
 from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessScorer
 from harness.instruments import Instruments
@@ -24,7 +24,6 @@ from harness.protocols import Generator, Learner, Scorer
 from harness.scenario import Scenario
 from harness.trace import RecordingTracer
 from harness.transports.in_process import InProcessTransport
-from harness.workers import check_prompts_fit
 
 
 @dataclass
@@ -39,6 +38,7 @@ class Parts:
         drain_log: returns lines that the parts have printed since the last call.
         drain_device_times: returns what GPUs took for stages, as far as it came in since the last call.
         sample_elsewhere: starts samplers, at so many samples a second, on the other machines that parts work on.
+        learner_on_gpu: whether the Learner computes on a GPU of this machine.
         keep_profiles: after the loop: moves what profilers recorded into a folder. Parts may have ended by then.
         on_close: called in turn by ``close``.
     """
@@ -56,6 +56,7 @@ class Parts:
     keep_profiles: Callable[[Path], None] = lambda folder: None
     sample_elsewhere: Callable[[float], Elsewhere | None] = lambda hz: None
     on_close: list[Callable[[], None]] = field(default_factory=list)
+    learner_on_gpu: bool = False
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
     threads = threads_of(scenario, scenario.placement.learner)
     torch.set_num_threads(threads)
     task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
-    check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, policy.context)
+    check_fits(scenario, task, policy)
     lanes, instruments = all_lanes(scenario), instruments_of(scenario)
     instrumented = instruments.for_process(recorder, lanes, cuda=device == "cuda")
     tracer = instrumented.tracer
@@ -116,6 +117,7 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
             scorer.close,
             instruments.remove_drafts,
         ],
+        learner_on_gpu=device == "cuda",
     )
 
 

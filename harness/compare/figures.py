@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.compare.evaluations import Evaluated, evaluations, seconds_to_reward
-from harness.compare.growth import Growth, growth, kl_against_reward, metric_series
+from harness.compare.kl import KlFigures, kl_figures
 from harness.compare.lanes import LaneAccount, account_spans, loop_window
 from harness.compare.learning import LearningFigures, learning_figures
 from harness.compare.metric_columns import metric_columns, metric_value
@@ -25,7 +25,6 @@ from harness.types import Metric
 
 WAITS = frozenset(stage for stage in Stage if stage.is_wait)
 StageColumns = Mapping[Stage, Sequence[float]]
-KL_NAMES = ("kl/reference_k3", "kl/reference_k1")  # the first that a run has is described
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +43,6 @@ class StageFigures:
     steps: int
     total_s: float
     share: float
-
-
-@dataclass(frozen=True, slots=True)
-class KlFigures:
-    """How a run's KL to the reference policy went.
-
-    Attributes:
-        name: of the metric.
-        reference: the scenario's ``loss.kl.reference``: ``frozen`` (the initial policy) or ``reclone``, or None.
-        with_reward: its correlation with the validation reward and the number of pairs, or None.
-    """
-
-    name: str
-    reference: str | None
-    growth: Growth | None
-    with_reward: tuple[float, int] | None
 
 
 @dataclass(frozen=True)
@@ -292,17 +275,6 @@ def loop_seconds(run: Run) -> float:
     if run.tail is not None:
         return run.tail.elapsed_s
     return run.steps[-1].elapsed_s if run.steps else 0.0
-
-
-def kl_figures(run: Run) -> KlFigures | None:
-    """Describe the KL to the reference policy, or return None where it was not monitored."""
-    for name in KL_NAMES:
-        steps, values = metric_series(run, name)
-        if values:
-            reference = run.setting("loss.kl.reference")
-            against = kl_against_reward(run, name)
-            return KlFigures(name, reference if isinstance(reference, str) else None, growth(steps, values), against)
-    return None
 
 
 def _held_back(run: Run, spans: Sequence[Span]) -> HeldBack | None:

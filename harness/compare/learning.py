@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from harness.compare.evaluations import Evaluated, evaluations
 from harness.compare.growth import metric_series
+from harness.compare.sync import percentile
 from harness.results import Run
 
 COLLAPSED = 0.1
@@ -68,7 +69,7 @@ def learning_figures(run: Run, target: float | None) -> LearningFigures:
     reached = (item.step for item in evaluated if target is not None and item.reward >= target)
     return LearningFigures(
         target_step=next(reached, None),
-        grad_norm_p95=percentile(norms, 0.95) if norms else None,
+        grad_norm_p95=percentile(norms, 95) if norms else None,
         max_grad_norm=bound,
         scaled_down=sum(norm > bound for norm in norms) / len(norms) if norms and bound is not None else None,
         divergence=divergence(run, evaluated),
@@ -89,12 +90,3 @@ def divergence(run: Run, evaluated: Sequence[Evaluated]) -> Divergence | None:
     steps, rewards = metric_series(run, TRAIN_REWARD)
     seen = [*zip(steps, rewards, strict=True), *((item.step, item.reward) for item in evaluated)]
     return Divergence(1 + max(int(step) for step, reward in seen if reward > floor), stopped=False, best=best)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which a share of the values, at least one, lies, with linear interpolation."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -1,11 +1,12 @@
 """What variants learned, in sentences computed from their runs: final rewards in order, divergence, target, gradients.
 
-Variants are ranked only as far as a difference is shown: against the best one, over seeds that both have, with
-intervals widened for the number of comparisons. One seed gives figures, not a verdict.
+Variants are ranked only as far as a difference is shown: between the best one and another, over seeds that both have,
+with intervals widened for the number of pairs. One seed gives figures, not a verdict.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -30,15 +31,20 @@ class _Standing:
         return fmean(self.rewards.values())
 
 
-def learning_findings(campaign: Campaign) -> list[str]:
-    """Return the sentences; none for a single variant."""
+def learning_details(campaign: Campaign) -> list[str]:
+    """Return what stands behind the answers: the target, gradients, importance weights; nothing for one variant."""
     if len(campaign.variants) < 2:
         return []
-    return [*answers(campaign), *_target(campaign), *_gradients(campaign), *_importance(campaign)]
+    return [*_target(campaign), *_gradients(campaign), *_importance(campaign)]
 
 
 def answers(campaign: Campaign) -> list[str]:
-    """Return the final rewards in order, how far that order is shown, and what diverged: what an experiment asks."""
+    """Return the final rewards in order, how far that order is shown, and what diverged: what an experiment asks.
+
+    Of a single variant, there is nothing to say but what diverged.
+    """
+    if len(campaign.variants) < 2:
+        return divergence_findings(campaign)
     standings = sorted(filter(lambda item: item.rewards, map(_standing, campaign.variants)), key=_highest_first)
     all_equal = len(standings) > 1 and len({item.mean for item in standings}) == 1  # as of parts that only sleep
     return [*([] if all_equal else _final(standings)), *_ranking(standings), *divergence_findings(campaign)]
@@ -47,16 +53,18 @@ def answers(campaign: Campaign) -> list[str]:
 def divergence_findings(campaign: Campaign) -> list[str]:
     """Say which runs diverged at which training step, and how that shows."""
     found = [(run, _run_name(variant, run)) for variant in campaign.variants for run in variant.runs]
-    at = [(name, run.learning.divergence) for run, name in found if run.learning and run.learning.divergence]
-    stopped = [f"{name} at step {item.step}" for name, item in at if item.stopped]
-    collapsed = [f"{name} at step {item.step}" for name, item in at if not item.stopped]
+    at = [(run, name, run.learning.divergence) for run, name in found if run.learning and run.learning.divergence]
+    stopped = [f"{name} at step {item.step}" for _, name, item in at if item.stopped]
+    collapsed = [f"{name} at step {item.step}" for _, name, item in at if not item.stopped]
     said = []
     if stopped:
-        said.append(f"Diverged: {_and(stopped)}. There a number was not finite, and the run had to stop.")
+        said.append(f"Diverged: {numbers.listed(stopped)}. There a number was not finite, and the run had to stop.")
     if collapsed:
+        finite = not any(run.non_finite for run, _, item in at if not item.stopped)
         said.append(
-            f"Diverged: {_and(collapsed)}. From there to the end every reward, of training and validation, was at most "
-            "a tenth of the run's best validation reward. All numbers stayed finite."
+            f"Diverged: {numbers.listed(collapsed)}. From there to the end every reward, of training and validation, "
+            "was at most a tenth of the run's best validation reward."
+            + (" All numbers stayed finite." if finite else "")
         )
     return said
 
@@ -110,14 +118,15 @@ def _mean(standing: _Standing) -> str:
 def _ranking(standings: Sequence[_Standing]) -> list[str]:
     """Set the best against each other variant, over the seeds that both have.
 
-    With Bonferroni's level for as many comparisons as there are others: comparing with the best needs no more
-    (Hsu 1984, Annals of Statistics 12, "Constrained simultaneous confidence intervals for multiple comparisons with
-    the best").
+    With Bonferroni's level for all pairs of variants, not only those shown: which one is the best was read from the
+    same rewards, so any pair could have been among them, and the level of the pairs shown would rank equal variants
+    more often than it says.
     """
     if len(standings) < 2:
         return []
     best, *others = standings
-    level = 1 - (1 - CONFIDENCE) / len(others)
+    pairs_of_variants = math.comb(len(standings), 2)
+    level = 1 - (1 - CONFIDENCE) / pairs_of_variants
     shown, open_ = list[str](), list[str]()
     for other in others:
         pairs = [best.rewards[key] - other.rewards[key] for key in best.rewards if key in other.rewards]
@@ -130,12 +139,14 @@ def _ranking(standings: Sequence[_Standing]) -> list[str]:
             open_.append(f"{other.variant.name} ({found.point:+.2f}, {found.low:+.2f} to {found.high:+.2f})")
     said = []
     if shown:
-        said.append(f"The final reward of {best.variant.name} is shown to be higher than that of {_and(shown)}.")
+        said.append(
+            f"The final reward of {best.variant.name} is shown to be higher than that of {numbers.listed(shown)}."
+        )
     if open_:
-        said.append(f"No difference is shown between {best.variant.name} and {_and(open_)}.")
+        said.append(f"No difference is shown between {best.variant.name} and {numbers.listed(open_)}.")
     if said:
-        plural = "comparison" if len(others) == 1 else f"{len(others)} comparisons together"
-        said[-1] += f" (Paired by seed; 95% intervals for the {plural}.)"
+        for_what = "the comparison" if pairs_of_variants == 1 else f"all {pairs_of_variants} pairs of variants together"
+        said[-1] += f" (Paired by seed; 95% intervals for {for_what}.)"
     return said
 
 
@@ -156,7 +167,7 @@ def _target(campaign: Campaign) -> list[str]:
         reached.append(f"{variant.name} at step {step} ({second} s{some})")
     if not reached:
         return [f"No variant was seen at validation reward {named[0]:g}."]
-    missed = f"; never in {_and(never)}" if never else ""
+    missed = f"; never in {numbers.listed(never)}" if never else ""
     return [f"Validation reward {named[0]:g} was first seen in {'; '.join(reached)}{missed}."]
 
 
@@ -198,7 +209,3 @@ def _importance(campaign: Campaign) -> list[str]:
 
 def _share(value: float) -> str:
     return f"{100 * value:.2g}%"
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

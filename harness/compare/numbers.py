@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from harness.compare.campaigns import Spread
 
@@ -49,6 +49,11 @@ def spread(value: Spread | None, form: Format, nothing: str = NOTHING) -> str:
     if value.known < value.runs:
         text += f" ({value.known} of {value.runs})"
     return text
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write names as a person would: ``a``, ``a and b``, ``a, b and c``; there must be one."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def change(ratio: float | None) -> str:

@@ -89,6 +89,12 @@ LINES = (
         Line(f"idle_{kind}", f"idle ratio, {kind.capitalize()}", numbers.percent, _idle(kind))
         for kind in ("generator", "scorer", "learner")
     ),
+    Line(
+        "engine_mismatch_max",
+        "engine mismatch, largest log-prob gap",
+        numbers.number,
+        lambda run: run.mean("engine_mismatch/max"),
+    ),
     Line("failed_groups", "groups without a reward", numbers.count, lambda run: run.mean("score/failed_groups")),
     Line("replaced", "parts replaced", numbers.count, lambda run: run.replaced or None),
     Line("steps", "training steps", numbers.count, lambda run: run.steps),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from harness.compare import numbers
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.growth import Growth
-from harness.compare.learning_findings import learning_findings
+from harness.compare.learning_findings import answers, learning_details
 from harness.compare.off_policy import off_policy_findings
 from harness.compare.pairs import paired_difference
 from harness.compare.sweep_tables import sweep_findings, sweep_points
@@ -23,15 +23,15 @@ Read = Callable[[RunFigures], float | None]
 
 
 def findings(campaign: Campaign) -> list[str]:
-    """Return what the campaign shows: time, what each variant cost and gained, syncs, lag, KL, upsets, learning."""
+    """Return what the campaign shows: the answers, then time, cost and gain of each, syncs, lag, KL, upsets."""
     if sweep_points(campaign):
         return sweep_findings(campaign)
     base, *others = campaign.variants
-    said = [*_largest_stage(campaign), *(_against(base, other) for other in others)]
+    said = [*answers(campaign), *_largest_stage(campaign), *(_against(base, other) for other in others)]
     said += [*sync_findings(campaign), *off_policy_findings(campaign)]
     for variant in campaign.variants:
         said += [*_gain(variant), *_kl(variant), *_upsets(variant)]
-    return [*said, *_length(campaign), *learning_findings(campaign)]
+    return [*said, *_length(campaign), *learning_details(campaign)]
 
 
 def _largest_stage(campaign: Campaign) -> list[str]:
@@ -45,7 +45,7 @@ def _largest_stage(campaign: Campaign) -> list[str]:
             largest.setdefault(stage, []).append(f"{variant.name} ({100 * shares[stage]:.0f}% of the loop{several})")
     if not largest:
         return []
-    parts = [f"{stage.value} in {_and(names)}" for stage, names in largest.items()]
+    parts = [f"{stage.value} in {numbers.listed(names)}" for stage, names in largest.items()]
     return [f"The largest stage is {', '.join(parts)}."]
 
 
@@ -134,7 +134,7 @@ def _length(campaign: Campaign) -> list[str]:
             grown.append(variant.name)
     if not grown:
         return []
-    return [f"Responses grew longer as the reward rose in {_and(grown)}: part of the gain may be length."]
+    return [f"Responses grew longer as the reward rose in {numbers.listed(grown)}: part of the gain may be length."]
 
 
 def _kl(variant: Variant) -> list[str]:
@@ -203,7 +203,3 @@ def _last_length(run: RunFigures) -> float | None:
 
 def _two(value: float) -> str:
     return f"{value:.2f}"
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

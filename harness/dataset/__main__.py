@@ -59,31 +59,33 @@ def _parser() -> argparse.ArgumentParser:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="MODEL", help="preset:NAME, a model folder, or a hub name")
-    parser.add_argument("-n", "--rows", type=int, required=True, metavar="N", help="rows of both files together")
+    parser.add_argument("-n", "--rows", type=_from_1, required=True, metavar="N", help="rows of both files together")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="new folder for the two files")
     parser.add_argument("--keywords", type=int, default=2, metavar="N", help="words to include, 2 to 8 (default: 2)")
     parser.add_argument(
-        "--engine", choices=("native", "vllm", "sglang", "fake"), default="native", help="default: native"
+        "--engine",
+        choices=("native", "vllm", "sglang", "fake"),
+        default="native",
+        help="default: native; sglang only trains",
     )
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="default: float32")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
     parser.add_argument("--chat", action="store_true", help="ask through the model's chat template")
-    parser.add_argument("--samples", type=int, default=4, metavar="N", help="answers to each prompt (default: 4)")
+    parser.add_argument("--samples", type=_from_1, default=4, metavar="N", help="answers to each prompt (default: 4)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
-    parser.add_argument("--max-tokens", type=int, default=48, metavar="N", help="longest answer (default: 48)")
+    parser.add_argument("--max-tokens", type=_from_1, default=48, metavar="N", help="longest answer (default: 48)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--batch", type=_from_1, default=64, metavar="N", help="prompts asked together (default: 64)")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
 
 
 def _from_1(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
 
 
 def _say(errors: Console, message: str, code: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from harness.build.alone import Sampler, make_sampler, model_name
+from harness.build.arguments import settings_as_arguments
 from harness.build.interrupts import signals_as_interrupts
 from harness.compare.tables import Table
 from harness.dataset.keywords import REASONS, Ask, Split, Yield, check_split_sizes, fill, split_sizes
@@ -37,13 +38,13 @@ def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
         RunStopped: the model writes too few good sentences.
         Interrupted: Ctrl-C or SIGTERM; nothing was written.
     """
-    check_keyword_count(options.keywords)
-    sizes = split_sizes(options.rows)
-    check_split_sizes(sizes, options.keywords)
-    sampling = SamplingParams(options.temperature, options.top_p, MIN_TOKENS, options.max_tokens, ("\n",))
-    check_sampling(sampling, options.samples)
+    with settings_as_arguments():
+        check_keyword_count(options.keywords)
+        sizes = split_sizes(options.rows)
+        check_split_sizes(sizes, options.keywords)
+        sampling = _sampling(options)
     check_target(options.out)
-    with signals_as_interrupts():
+    with signals_as_interrupts(), settings_as_arguments():
         try:
             sampler = make_sampler(
                 options.model,
@@ -61,6 +62,20 @@ def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
     print_table(output, yield_table(found))
     for split, each in found.items():
         output.print(f"{plain(str(options.out / split))}.jsonl: {len(each.rows):,} rows", highlight=False, markup=False)
+
+
+def _sampling(options: argparse.Namespace) -> SamplingParams:
+    """Return how answers are sampled.
+
+    Raises:
+        UserError: a number is out of its bounds.
+    """
+    if options.max_tokens < MIN_TOKENS:
+        what = f"--max-tokens is {options.max_tokens}, must be at least {MIN_TOKENS}"
+        raise UserError(what, "--max-tokens", "--max-tokens 48")
+    sampling = SamplingParams(options.temperature, options.top_p, MIN_TOKENS, options.max_tokens, ("\n",))
+    check_sampling(sampling, options.samples)
+    return sampling
 
 
 def yield_table(found: dict[Split, Yield]) -> Table:
@@ -104,7 +119,7 @@ def _ask_model(
 
 
 def _asking(sampler: Sampler, sampling: SamplingParams, options: argparse.Namespace, split: Split) -> Ask:
-    encode = _chat_encoder(sampler.policy.tokenizer) if options.chat else sampler.policy.tokenizer.encode
+    encode = chat_encoder(sampler.policy.tokenizer) if options.chat else sampler.policy.tokenizer.encode
 
     def ask(prompts: Sequence[Prompt], request: int) -> list[list[str]]:
         token_ids = [encode(prompt.text) for prompt in prompts]
@@ -115,8 +130,8 @@ def _asking(sampler: Sampler, sampling: SamplingParams, options: argparse.Namesp
     return ask
 
 
-def _chat_encoder(tokenizer: Any) -> Any:
-    """Return what encodes a prompt as a user's turn of a chat.
+def chat_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Return what encodes a prompt as a user's turn of a chat, up to where the model answers.
 
     Raises:
         UserError: the tokenizer has no chat template.

@@ -24,6 +24,8 @@ def check_target(folder: Path) -> None:
     Raises:
         UserError: why.
     """
+    if folder.resolve() == Path.cwd():
+        raise UserError("the data set's folder is the current one; it must be new", str(folder), "-o FOLDER")
     try:
         if folder.exists() and any(folder.iterdir()):
             raise UserError("the folder is not empty, and a data set is never overwritten", str(folder), "-o FOLDER")
@@ -40,6 +42,7 @@ def write_dataset(folder: Path, splits: Mapping[str, Sequence[Row]], facts: Mapp
     Raises:
         UserError: it cannot be written, or holds something by now.
     """
+    folder = folder.resolve()
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.draft")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

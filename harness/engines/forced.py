@@ -26,6 +26,8 @@ def forced_log_probs(
         UserError: a prompt or response is empty, unknown to the model, or too long together.
     """
     check_scored(prompts, responses, backend.vocab_size, backend.context_length)
+    if not responses:
+        return []
     rows_S = np.arange(len(responses))  # which row sits in each slot
     found: list[list[float]] = [[] for _ in responses]
     with torch.inference_mode():

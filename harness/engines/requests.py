@@ -82,8 +82,15 @@ def check_scored(
     responses: Sequence[Sequence[int]],
     vocab_size: int,
     context_length: int | None,
+    room: int = 0,
 ) -> None:
     """Refuse to score responses that are empty, hold unknown tokens, or are too long with their prompts.
+
+    Args:
+        prompts, responses: token ids.
+        vocab_size: of the model.
+        context_length: most tokens together; None: not known.
+        room: tokens that the engine samples behind them.
 
     Raises:
         UserError: names the response by its index, and gives the numbers.
@@ -99,7 +106,10 @@ def check_scored(
                 where,
                 "encode it with the model's own tokenizer",
             )
-        if context_length is not None and len(tokens) > context_length:
+        if context_length is not None and len(tokens) + room > context_length:
+            behind = f" and {room} behind them" if room else ""
             raise UserError(
-                f"{len(tokens)} tokens with its prompt, the model's context holds {context_length}", where, "shorten it"
+                f"{len(tokens)} tokens with its prompt{behind}, the model's context holds {context_length}",
+                where,
+                f"shorten it to at most {max(0, context_length - room - len(prompt))} tokens",
             )

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from harness.engines.batch import Row
-from harness.engines.requests import check_request
+from harness.engines.requests import check_request, check_scored
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.stops import StopStrings
 from harness.engines.streams import pinned_lengths
@@ -220,9 +220,7 @@ class SglangEngine:
 
         It waits for a ``generate`` that is under way.
         """
-        longest = max(map(len, responses), default=1)
-        check_request(prompts, 1, SamplingParams(max_tokens=max(1, longest)), self._vocab_size, self.context_length)
-        check_request(responses, 1, SamplingParams(max_tokens=1), self._vocab_size, None)
+        check_scored(prompts, responses, self._vocab_size, self.context_length, room=1)
         joined = [[*map(int, prompt), *map(int, response)] for prompt, response in zip(prompts, responses, strict=True)]
         starts = [len(prompt) - 1 for prompt in prompts]
         with self._lock, self._awake():

@@ -28,14 +28,21 @@ from harness.engines.batch import Row
 from harness.engines.requests import check_request, check_scored
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.stops import StopStrings
-from harness.engines.streams import pinned_lengths
-from harness.engines.vllm_machine import ENVIRONMENT, as_it_was, check_vllm_installed, head_size, vllm_options
-from harness.engines.vllm_requests import Requests, Sink
+from harness.engines.vllm_machine import (
+    ENVIRONMENT,
+    as_it_was,
+    check_vllm_installed,
+    context_of,
+    head_size,
+    process_group_in_memory,
+    reason_of,
+    vllm_options,
+)
+from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
 from harness.engines.weights import check_names_and_shapes
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.models.storage import save_policy
 from harness.protocols import Tokenizer
-from harness.seeds import derive_seed
 from harness.types import Completion, SamplingParams
 
 
@@ -64,7 +71,7 @@ def vllm_engine(
         UserError: vLLM is not installed, cannot be imported here, or cannot serve the model.
     """
     check_vllm_installed()
-    context = settings.context or getattr(model.config, "max_position_embeddings", None)
+    context = context_of(settings, model.config)
     with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
         folder = Path(scratch, "policy")
         save_policy(model, tokenizer, folder)
@@ -112,7 +119,8 @@ class VllmEngine:
         self._sleeps, self._should_stop = sleeps, should_stop
         self._requests = Requests(llm.llm_engine)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-        self._second_names = _shapes_of(model.state_dict()) | _tied_head(self._shapes)
+        stored = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        self._second_names = stored | _tied_head(self._shapes)
         self._vocab_size: int = llm.model_config.get_vocab_size()
         self.context_length: int = llm.model_config.max_model_len
         _ALIVE.add(self)
@@ -155,12 +163,10 @@ class VllmEngine:
             Diverged: the model's logits are not numbers.
         """
         check_request(prompts, num_samples, sampling, self._vocab_size, self.context_length)
-        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens)
         started_with = self.version
         order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
-        lengths = _lengths(order, sampling, seed)
-        if sampling.pinned_lengths is not None:
-            stops = StopStrings(self._tokenizer, ())
+        lengths = lengths_of(order, sampling, seed)
+        stops = StopStrings(self._tokenizer, () if lengths else sampling.stop, sampling.min_tokens)
         waiting = deque(ServedRow(row, sampling.min_tokens, stops) for row in order)
         rows = tuple(waiting)
         with self._awake():
@@ -170,28 +176,21 @@ class VllmEngine:
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     ) -> list[npt.NDArray[np.float32]]:
-        """See ``protocols.ScoringEngine``; vLLM runs prompt and response as one prompt."""
-        check_scored(prompts, responses, self._vocab_size, self.context_length)
+        """See ``protocols.ScoringEngine``; vLLM runs both as one prompt, and samples a token behind it."""
+        check_scored(prompts, responses, self._vocab_size, self.context_length, room=1)
         scored: dict[int, npt.NDArray[np.float32]] = {}
-
-        def taking(number: int) -> Sink:
-            def take(output: Any, version: int) -> None:
-                if output.finished:
-                    found = output.prompt_logprobs[len(prompts[number]) :]
-                    log_probs = [
-                        of_token[token].logprob for of_token, token in zip(found, responses[number], strict=True)
-                    ]
-                    scored[number] = np.array(log_probs, dtype=np.float32)
-
-            return take
-
         params = _sampling_params(max_tokens=1, prompt_logprobs=0)
+        names: list[str] = []
         with self._awake():
-            for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-                self._requests.add([*prompt, *response], params, taking(number))
-            while len(scored) < len(prompts):
-                if not self._requests.step() and len(scored) < len(prompts):
-                    raise RunStopped(f"vLLM has scored {len(scored)} of {len(prompts)} responses and lost the others")
+            try:
+                for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+                    take = into_scores(scored, number, len(prompt), response)
+                    names.append(self._requests.add([*prompt, *response], params, take))
+                while len(scored) < len(prompts):
+                    if not self._requests.step() and len(scored) < len(prompts):
+                        raise RunStopped(f"vLLM has scored {len(scored)} of {len(prompts)} responses, and no more come")
+            finally:
+                self._requests.drop(names)
         return [scored[number] for number in range(len(prompts))]
 
     def close(self) -> None:
@@ -221,13 +220,13 @@ class VllmEngine:
         try:
             while waiting or under_way:
                 if self._should_stop is not None and self._should_stop():
-                    raise Interrupted(
-                        f"sampling was stopped after {steps} steps of at most {sampling.max_tokens} tokens"
-                    )
+                    raise Interrupted(f"sampling was stopped after {steps} steps of at most {sampling.max_tokens}")
                 while waiting and len(under_way) < self._max_batch:
                     row = waiting.popleft()
-                    params = _params_of(row.row, sampling, lengths, seed, self._tokenizer.eos_token_id)
-                    under_way[self._requests.add(prompts[row.row[0]], params, _into(row))] = row
+                    params = _sampling_params(
+                        **row_options(row.row, sampling, lengths, seed, [self._tokenizer.eos_token_id])
+                    )
+                    under_way[self._requests.add(prompts[row.row[0]], params, into(row))] = row
                 goes_on = self._requests.step()
                 steps += 1
                 ended = {name: row for name, row in under_way.items() if row.is_done}
@@ -258,40 +257,6 @@ _CLOSED: list[Any] = []
 """Closed ones that must outlive the others."""
 
 
-def _into(row: ServedRow) -> Sink:
-    def take(output: Any, version: int) -> None:
-        sampled = output.outputs[0]
-        if sampled.finish_reason not in (None, "stop", "length"):
-            raise RunStopped(f"vLLM ended a response by itself, of prompt {row.row[0]}: {sampled.finish_reason}")
-        log_probs = [
-            of_token[token].logprob for of_token, token in zip(sampled.logprobs, sampled.token_ids, strict=True)
-        ]
-        row.take(sampled.token_ids, log_probs, version, sampled.finish_reason)
-
-    return take
-
-
-def _lengths(order: Sequence[Row], sampling: SamplingParams, seed: int) -> Mapping[Row, int]:
-    """The pinned length of each row; empty where none is."""
-    if sampling.pinned_lengths is None or not order:
-        return {}
-    return dict(zip(order, pinned_lengths(seed, order, sampling.pinned_lengths).tolist(), strict=True))
-
-
-def _params_of(row: Row, sampling: SamplingParams, lengths: Mapping[Row, int], seed: int, end: int) -> Any:
-    """What vLLM is told of one row. A row of pinned length must not draw the end of sequence before it."""
-    pinned = lengths.get(row)
-    return _sampling_params(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p if sampling.temperature > 0 else 1.0,
-        min_tokens=sampling.min_tokens if pinned is None else pinned,
-        max_tokens=sampling.max_tokens if pinned is None else pinned,
-        stop_token_ids=[end],
-        seed=derive_seed(seed, *row),
-        logprobs=0,
-    )
-
-
 def _sampling_params(**options: Any) -> Any:
     """vLLM's parameters of a request that says what is new after each step, as token ids alone."""
     from vllm import SamplingParams as VllmParams
@@ -307,10 +272,6 @@ def _put(module: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     return sorted(name for name, _ in module.named_parameters() if name not in loaded)
 
 
-def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
 def _tied_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """The output projection's name where the embeddings stand for it."""
     embedding = shapes.get("model.embed_tokens.weight")
@@ -323,16 +284,16 @@ def _start(folder: Path, model: nn.Module, settings: Any, context: int | None, d
     Raises:
         UserError: it cannot be imported here, or cannot serve this model.
     """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(ENVIRONMENT)
     try:
         with as_it_was():
             options = vllm_options(model, settings, context, device, sleeps)
             return _start_as_told(folder, options, device, head_size(model.config))
     except (ImportError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"vLLM did not start: {reason}", "engine.type: vllm", "set engine.type to native, or see docs/engines.md"
+            f"vLLM did not start: {reason_of(error)}",
+            "engine.type: vllm",
+            "set engine.type to native, or see docs/engines.md",
         ) from error
 
 
@@ -361,6 +322,7 @@ def _start_as_told(folder: Path, options: Mapping[str, Any], device: str, head_d
             raise RuntimeError("this vLLM cannot be told to leave its weights as they are; 0.32 can")
         custom_ops._supports_onednn = False
         _check_head_size(head_dim)
+        process_group_in_memory()
     llm = LLM(model=str(folder), **options)
     (empty,) = llm.apply_model(lambda module: [name for name, p in module.named_parameters() if not p.numel()])
     if empty:

@@ -33,8 +33,9 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",  # else the first request compiles the gathering of log-probabilities for seconds
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "GLOO_SOCKET_IFNAME": "lo",  # the process group of one process listens all the same: not to other machines
 }
-"""Read by vLLM and torch when they are first imported."""
+"""What vLLM and torch must read, whatever the user has set: most of it when they are first imported."""
 
 
 def check_vllm_installed(find: Callable[[str], object | None] = find_spec) -> None:
@@ -55,6 +56,37 @@ def check_vllm_installed(find: Callable[[str], object | None] = find_spec) -> No
             "engine.type",
             fix if tested else "set engine.type to native, or run on Linux on an x86-64 machine",
         )
+
+
+def context_of(settings: Any, config: Any) -> int | None:
+    """Return the most tokens of a prompt and its response: as the scenario says, else what the model was made for.
+
+    Raises:
+        UserError: the scenario says more than the model was made for.
+    """
+    asked: int | None = settings.context
+    most: int | None = getattr(config, "max_position_embeddings", None)
+    if asked is not None and most is not None and asked > most:
+        what = f"engine.context is {asked}, must be at most {most}, what the model was made for"
+        raise UserError(what, "engine.context", f"set engine.context to at most {most}, or to null")
+    return asked or most
+
+
+def reason_of(error: Exception) -> str:
+    """Return the line of an error that says something; pydantic's first one only counts the others."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        lines = lines[1:]
+    return lines[0] if lines else type(error).__name__
+
+
+def process_group_in_memory() -> None:
+    """Make the process group that vLLM wants, of this process alone, unless there is one.
+
+    vLLM itself would keep its store in a file of the temporary folder, which stays there when the process is killed.
+    """
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
 def head_size(config: Any) -> int:

@@ -1,12 +1,25 @@
-"""The requests in a vLLM of this process: added, taken one step further, and held still while weights change."""
+"""The requests in a vLLM of this process: what each is told, and how they are added, taken further and held still.
+
+Without vLLM itself, so that what it is told can be tested anywhere.
+"""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.engines.batch import Row
+from harness.engines.served import ServedRow
+from harness.engines.streams import pinned_lengths
+from harness.errors import RunStopped
+from harness.seeds import derive_seed
+from harness.types import SamplingParams
 
 Sink = Callable[[Any, int], None]
 """Takes what vLLM says of one request after a step, and the version of the weights that made the step."""
@@ -37,8 +50,8 @@ class Requests:
         """Add a request; return its name."""
         name = f"{next(_NUMBERS)}"
         with self.paused() as engine:
-            self._sinks[name] = sink
             engine.add_request(name, {"type": "token", "prompt_token_ids": [int(token) for token in token_ids]}, params)
+            self._sinks[name] = sink
         return name
 
     def step(self) -> bool:
@@ -60,3 +73,66 @@ class Requests:
         if alive:
             with self.paused() as engine:
                 engine.abort_request(alive)
+
+
+def lengths_of(order: Sequence[Row], sampling: SamplingParams, seed: int) -> Mapping[Row, int]:
+    """Return the pinned length of each row; empty where none is."""
+    if sampling.pinned_lengths is None or not order:
+        return {}
+    return dict(zip(order, pinned_lengths(seed, order, sampling.pinned_lengths).tolist(), strict=True))
+
+
+def row_options(
+    row: Row, sampling: SamplingParams, lengths: Mapping[Row, int], seed: int, ends: Sequence[int]
+) -> dict[str, Any]:
+    """Return what vLLM's ``SamplingParams`` is told of one row.
+
+    Args:
+        row: (prompt index, sample index).
+        sampling: of the request.
+        lengths: pinned lengths; a row of pinned length must not draw the end of sequence before it.
+        seed: of the request.
+        ends: tokens that end a response.
+    """
+    pinned = lengths.get(row)
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
+        "min_tokens": sampling.min_tokens if pinned is None else pinned,
+        "max_tokens": sampling.max_tokens if pinned is None else pinned,
+        "stop_token_ids": list(ends),
+        "seed": derive_seed(seed, *row),
+        "logprobs": 0,
+    }
+
+
+def into(row: ServedRow) -> Sink:
+    """Return what puts vLLM's outputs of a request into its row.
+
+    The sink raises ``RunStopped`` where vLLM gave the request up.
+    """
+
+    def take(output: Any, version: int) -> None:
+        sampled = output.outputs[0]
+        if sampled.finish_reason not in (None, "stop", "length"):
+            raise RunStopped(f"vLLM ended a response by itself, of prompt {row.row[0]}: {sampled.finish_reason}")
+        log_probs = [
+            of_token[token].logprob for of_token, token in zip(sampled.logprobs, sampled.token_ids, strict=True)
+        ]
+        row.take(sampled.token_ids, log_probs, version, sampled.finish_reason)
+
+    return take
+
+
+def into_scores(
+    scored: dict[int, npt.NDArray[np.float32]], number: int, prompt_length: int, response: Sequence[int]
+) -> Sink:
+    """Return what puts the log-probabilities (T,) of a response into ``scored`` under its number."""
+
+    def take(output: Any, version: int) -> None:
+        if output.finished:
+            found = output.prompt_logprobs[prompt_length:]
+            log_probs = [of_token[token].logprob for of_token, token in zip(found, response, strict=True)]
+            scored[number] = np.array(log_probs, dtype=np.float32)
+
+    return take

@@ -70,7 +70,10 @@ def _what(group: argparse._ArgumentGroup) -> None:
 
 def _how(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--engine", choices=("native", "vllm", "sglang", "fake"), default="native", help="default: native"
+        "--engine",
+        choices=("native", "vllm", "sglang", "fake"),
+        default="native",
+        help="default: native; sglang only trains",
     )
     group.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="default: float32")
     group.add_argument(
@@ -101,10 +104,9 @@ def _where(group: argparse._ArgumentGroup) -> None:
 
 
 def _from_1(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
 
 
 def _say(errors: Console, message: str, code: int) -> int:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.build.alone import Sampler, make_sampler, model_name
+from harness.build.arguments import settings_as_arguments
 from harness.build.interrupts import signals_as_interrupts
 from harness.engines.requests import check_sampling
 from harness.errors import Interrupted, UserError
@@ -41,11 +42,11 @@ def run_evaluation(options: argparse.Namespace, errors: Console) -> None:
         RunStopped: the model's logits are not numbers, or its warm start failed.
         Interrupted: Ctrl-C or SIGTERM; the message says how to go on.
     """
-    with signals_as_interrupts():
+    with signals_as_interrupts(), settings_as_arguments():
         try:
             evaluation, folder = _evaluate(options, errors)
         except KeyboardInterrupt:
-            raise Interrupted("nothing had been sampled yet") from None
+            raise Interrupted("nothing was being sampled; the same command starts again, or goes on") from None
     if options.format == "json":
         print(json.dumps(evaluation, indent=2, allow_nan=False))
         return
@@ -74,6 +75,11 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
         folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
         with closing(Record(folder, settings, _facts())) as record:
             _say_what_is_there(record, errors, options.quiet)
+            if not (options.quiet or options.max_tokens or record.is_complete) and max_tokens < LONGEST_RESPONSE:
+                said = (
+                    f"a response may have {max_tokens} tokens: more do not fit the context of {sampler.policy.context}"
+                )
+                errors.print(Text(said), soft_wrap=True)
             try:
                 _do_the_rest(record, sampler, token_ids, questions, errors, options.quiet)
             except (KeyboardInterrupt, Interrupted):
@@ -129,9 +135,9 @@ def _max_tokens(asked: int | None, token_ids: Sequence[Sequence[int]], context: 
         return wanted
     fix = f"set --max-tokens to at most {room}" if room > 0 else "choose a model with a longer context"
     raise UserError(
-        f"prompt {-prompt_id} has {longest} tokens; with {max(wanted, 1)} response tokens that is "
+        f"prompt {-prompt_id} (counted from 0) has {longest} tokens; with {max(wanted, 1)} response tokens that is "
         f"{longest + max(wanted, 1)}, more than the model's context of {context}",
-        "--max-tokens",
+        "--max-tokens" if room > 0 else "--model",
         f"{fix}, or leave long prompts out of the file",
     )
 
@@ -184,6 +190,8 @@ def _say_what_is_there(record: Record, errors: Console, quiet: bool) -> None:
         said = f"going on after {done:,} of {all_of_them:,} prompts in {record.folder}"
     if record.dropped:
         said += f"; {record.dropped} lines of an unfinished batch were dropped"
+    if record.changed_facts and not record.is_complete:
+        said += f"; it was begun with other {', '.join(record.changed_facts)}"
     errors.print(Text(plain(said)), soft_wrap=True)
 
 

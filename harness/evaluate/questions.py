@@ -87,7 +87,9 @@ def _from_file(data: Path, task: TaskName, template: str, reward: str | None) ->
     from harness.tasks.rewards import UserReward
 
     assert reward is not None
-    return Questions("", task, read_prompts(data, "prompt", "answer"), UserReward(reward), is_users=True)
+    prompts, function = read_prompts(data, "prompt", "answer"), UserReward(reward)
+    function("", prompts[0].ground_truth)  # a broken one is told before any model is loaded
+    return Questions("", task, prompts, function, is_users=True)
 
 
 def _built_in(task: TaskName) -> Questions:
@@ -154,8 +156,9 @@ def _first_keys(data: Path) -> set[str]:
 def _maths(data: Path, template: str) -> Questions:
     from harness.tasks.maths import PROMPT_TEMPLATES, MathsReward
     from harness.tasks.maths.grader import SYMBOLIC_TIMEOUT_S
-    from harness.tasks.maths.task import read_maths_prompts
+    from harness.tasks.maths.task import check_installed, read_maths_prompts
 
+    check_installed()
     prompts = read_maths_prompts(data, "auto", template)
     reward = MathsReward(template, SYMBOLIC_TIMEOUT_S)
     return Questions("", "maths", prompts, reward, template, PROMPT_TEMPLATES[template].stop)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -75,12 +76,14 @@ class Record:
     Args:
         folder: made if it is missing.
         settings: of this evaluation.
-        facts: what else ``evaluation.json`` says, such as versions.
+        facts: what else ``evaluation.json`` says, such as versions. An evaluation that is gone on with keeps those of
+            its start.
 
     Attributes:
         rows: of the batches that count, by prompt.
         batches: the batches that count.
         dropped: lines that were dropped, whole or cut.
+        changed_facts: names of the facts that were others when the evaluation began.
 
     Raises:
         UserError: the folder holds an evaluation with other settings (named) or something else, another process is
@@ -91,12 +94,13 @@ class Record:
         self.folder, self.settings, self._facts = folder, settings, facts
         self.rows: list[PromptRow] = []
         self.batches: list[BatchRow] = []
+        self.changed_facts: tuple[str, ...] = ()
         with ExitStack() as opened:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                _lock(folder, opened)
                 self._check_settings()
                 self._batches_file = opened.enter_context((folder / BATCHES).open("ab"))
-                self._lock()
                 self._responses_file = opened.enter_context((folder / RESPONSES).open("ab"))
                 self.dropped = self._take_up()
             except OSError as error:
@@ -145,22 +149,17 @@ class Record:
             _refuse_strange_files(self.folder)
             self._write_evaluation("incomplete", None)
             return
-        before = read_evaluation(self.folder)["settings"]
-        changes = differing(before, self.settings.as_dict())
+        before = read_evaluation(self.folder)
+        changes = differing(before["settings"], self.settings.as_dict())
         if changes:
             raise UserError(
                 f"the folder holds an evaluation with other settings: {'; '.join(changes)}",
                 str(self.folder),
                 "give the same settings again, or another folder with -o",
             )
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._batches_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                "another process is writing this evaluation", str(self.folder), "wait for it, or give -o FOLDER"
-            ) from None
+        facts = json.loads(json.dumps(self._facts))
+        self.changed_facts = tuple(key for key, value in facts.items() if before.get(key) != value)
+        self._facts = {key: before.get(key) for key in facts}
 
     def _take_up(self) -> int:
         """Read the batches that count, and cut both files behind them; return how many lines were dropped."""
@@ -224,6 +223,22 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
     return content
 
 
+def _lock(folder: Path, opened: ExitStack) -> None:
+    """Hold the folder itself until ``opened`` is closed, so that nothing in it is looked at before.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            "another process is writing this evaluation", str(folder), "wait for it, or give -o FOLDER"
+        ) from None
+
+
 def _refuse_strange_files(folder: Path) -> None:
     for name in (RESPONSES, BATCHES):
         if (folder / name).exists():
@@ -263,7 +278,7 @@ def _parse_batch(line: bytes, number: int) -> BatchRow | None:
         row = BatchRow(**json.loads(line))
     except (ValueError, TypeError):
         return None
-    return row if row.batch == number else None
+    return row if row.batch == number and all(map(_is_number, asdict(row).values())) else None
 
 
 def _parse_row(line: bytes, prompt_id: int, samples: int) -> PromptRow | None:
@@ -280,9 +295,16 @@ def _parse_row(line: bytes, prompt_id: int, samples: int) -> PromptRow | None:
 
 
 def _is_sound(response: Response) -> bool:
-    numbers = [response.tokens, response.log_prob, *(response.rewards or {}).values()]
-    parts = response.rewards is None or set(response.rewards) == set(PARTS)
-    return parts and isinstance(response.text, str) and all(isinstance(number, int | float) for number in numbers)
+    rewards = {} if response.rewards is None else response.rewards
+    if not isinstance(rewards, dict) or (rewards and set(rewards) != set(PARTS)):
+        return False
+    return isinstance(response.text, str) and all(
+        map(_is_number, (response.tokens, response.log_prob, *rewards.values()))
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.compare.tables import Table
 from harness.evaluate.categories import Category
-from harness.report.plain import plain
+from harness.report.plain import plain, plain_ends
 from harness.report.text import print_table
 
 LONGEST_TEXT = 400
@@ -100,7 +100,7 @@ def _lengths(figures: Mapping[str, float]) -> str:
 
 def _print_example(console: Console, example: Mapping[str, Any]) -> None:
     lines = [
-        ("prompt", plain(example["prompt"][-LONGEST_TEXT:])),
+        ("prompt", plain_ends(example["prompt"], LONGEST_TEXT)),
         ("response", plain(example["response"], LONGEST_TEXT)),
         ("expected", plain(example["ground_truth"], LONGEST_TEXT)),
     ]

@@ -13,7 +13,11 @@ from harness.memory_plan.shape import Shape
 from harness.scenario import Scenario
 from harness.scenario.rules import broken_rules
 
-SHARED = {"run": ("Python and its libraries",), "ray and driver": ("Python and its libraries", "Ray")}
+SHARED = {
+    "run": ("Python and its libraries",),
+    "host of the GPU": ("Python and its libraries",),
+    "ray and driver": ("Python and its libraries", "Ray"),
+}
 """What runs side by side have once, by process."""
 
 Runs = Sequence[tuple[Scenario, Shape]]
@@ -59,12 +63,15 @@ def needed_main(plans: Sequence[MemoryPlan]) -> int:
     """Bytes of main memory that plans need together; what several of them share counts once."""
     total = sum(plan.total("cpu") for plan in plans)
     shared = [
-        sum(amount.num_bytes for amount in process.amounts if amount.name in SHARED[process.name])
+        sum(
+            amount.num_bytes
+            for process in plan.processes
+            for amount in process.amounts
+            if process.device == "cpu" and amount.name in SHARED.get(process.name, ())
+        )
         for plan in plans
-        for process in plan.processes
-        if process.name in SHARED
     ]
-    return total - sum(shared[1:])
+    return total - sum(shared) + max(shared, default=0)
 
 
 def require_fit(runs: Runs, room: Room, on_gpu: bool) -> None:
@@ -90,12 +97,27 @@ def require_fit(runs: Runs, room: Room, on_gpu: bool) -> None:
 def advice(runs: Runs, room: Room, on_gpu: bool, found: Shortage) -> str:
     """Return what to write so that the runs fit, neutral changes first."""
     changes = smallest_changes(runs, room, on_gpu)
+    neutral = {lever.key for lever in LEVERS if lever.neutral}
+    if not changes or not {key for key, _ in changes} <= neutral:
+        largest = _largest_alone(runs, room, on_gpu, found.memory)
+        if largest is not None:
+            return (
+                "set interleaving to run: the arms then run one after the other, each in the memory of the one before, "
+                f"and the largest needs about {gib(largest)}"
+            )
     if changes is None:
         what = "no setting makes it fit: take a smaller model"
         return what + (" or a GPU with more memory" if "GPU" in found.memory else " or a machine with more memory")
     after = shortage_free_need(runs, changes, on_gpu, found.memory)
     text = " and ".join(f"{key} to {_yaml(value)}" for key, value in changes)
     return f"set {text}: then it needs about {gib(after)}"
+
+
+def _largest_alone(runs: Runs, room: Room, on_gpu: bool, memory: str) -> int | None:
+    """Bytes that the largest run needs by itself; None where there is one run, or one that does not even fit alone."""
+    if len(runs) < 2 or any(shortage([run], room, on_gpu) is not None for run in runs):
+        return None
+    return max(shortage_free_need([run], (), on_gpu, memory) for run in runs)
 
 
 def smallest_changes(runs: Runs, room: Room, on_gpu: bool) -> list[Change] | None:

@@ -13,13 +13,15 @@ from harness.scenario import Scenario
 def shape_for(scenario: Scenario) -> tuple[Shape | None, str]:
     """Return the shape of the scenario's model, or None and why it is not known."""
     settings: Any = scenario.model
+    if scenario.transport_sweep is not None:
+        return None, "a transport sweep trains no model"
     if settings.type == "preset":
         return shape_of_own(PRESETS[settings.preset]), ""
     if settings.type != "folder":
         return None, f"model.type {settings.type} has next to no weights"
     folder = _folder(settings.path)
     if folder is None:
-        return None, f"{settings.path} is not on this machine yet"
+        return None, f"{settings.path} is not on this machine yet, and the plan reads its config.json"
     shape = read_shape(folder)
     return shape, "" if shape else f"the config.json of {settings.path} is of no family that the plan knows"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,9 +16,14 @@ PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
 """Tokens assumed for the longest prompt of a task, with any tokenizer; others get ``LONG_PROMPT_TOKENS``."""
 LONG_PROMPT_TOKENS = 256
 PROCESS_BYTES = 576 * 2**20
-"""What a process of a run holds before it loads anything: torch, transformers and the rest; see docs/memory.md."""
-RAY_BYTES = 2**30
-"""Ray's own processes beside the parts. Not measured."""
+"""What a run in one process holds before it loads anything: torch, transformers and the rest; see docs/memory.md."""
+ACTOR_BYTES = {"learner": 320 * 2**20, "generator": 320 * 2**20, "scorer": 208 * 2**20, "ray and driver": 368 * 2**20}
+"""What each process of a run with actors holds before it loads anything, pages that processes share counted in parts
+(PSS): fewer libraries than a run in one process, and one copy of them for all; see docs/memory.md."""
+VLLM_BYTES = 288 * 2**20
+"""What vLLM adds to its process before it loads anything, likewise."""
+RAY_BYTES = 416 * 2**20
+"""Ray's own processes beside the parts, likewise."""
 CUDA_BYTES = 2**29
 """A CUDA context and its kernels. Not measured here: the size usually seen on recent GPUs."""
 SAMPLING_COPIES = 4
@@ -48,7 +52,7 @@ class ProcessPlan:
         amounts: purposes and bytes.
         overlapping: whether the Generator samples while the Learner trains, so that their phases add up.
         count: how many such processes there are.
-        gpus: share of a GPU that one reserves.
+        gpus: share of a GPU that one reserves; 0 on a GPU takes the first, as all runs of one process do.
     """
 
     name: str
@@ -100,23 +104,40 @@ def make_plan(
     learner = learner_amounts(scenario, shape, prompt, on_gpu)
     generator = generator_amounts(scenario, shape, prompt)
     if not scenario.uses_ray:
-        amounts = (*_base(on_gpu), *learner, *generator)
-        run = ProcessPlan("run", device, amounts, overlapping=scenario.max_lag > 0, gpus=float(on_gpu))
-        return MemoryPlan((run, *_host_side(on_gpu)), shape, prompt)
+        base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
+        amounts = (_cuda() if on_gpu else base, *learner, *generator)
+        run = ProcessPlan("run", device, amounts, overlapping=scenario.max_lag > 0)
+        hosts = (ProcessPlan("host of the GPU", "cpu", (base,)),) if on_gpu else ()
+        return MemoryPlan((run, *hosts), shape, prompt)
+    return MemoryPlan(_actors(scenario, learner, generator, on_gpu), shape, prompt)
+
+
+def _actors(
+    scenario: Scenario, learner: tuple[Amount, ...], generator: tuple[Amount, ...], on_gpu: bool
+) -> tuple[ProcessPlan, ...]:
+    """The processes of a run with Ray actors; parts on GPUs have a process in main memory too."""
     placement = scenario.placement
+    device: Literal["cpu", "cuda"] = "cuda" if on_gpu else "cpu"
+    of_learner = _libraries(ACTOR_BYTES["learner"])
+    of_generator = _libraries(ACTOR_BYTES["generator"] + _engine_bytes(scenario))
+    of_driver = _libraries(ACTOR_BYTES["ray and driver"])
+    count = placement.generator.count
     processes = [
-        ProcessPlan("learner", device, (*_base(on_gpu), *learner), gpus=placement.learner.gpus),
+        ProcessPlan("learner", device, (_cuda() if on_gpu else of_learner, *learner), gpus=placement.learner.gpus),
         ProcessPlan(
             "generator",
             device,
-            (*_base(on_gpu), *generator),
-            count=placement.generator.count,
+            (_cuda() if on_gpu else of_generator, *generator),
+            count=count,
             gpus=placement.generator.gpus,
         ),
-        ProcessPlan("scorer", "cpu", _base(False), count=placement.scorer.count),
-        ProcessPlan("ray and driver", "cpu", (*_base(False), Amount("Ray", RAY_BYTES))),
+        ProcessPlan("scorer", "cpu", (_libraries(ACTOR_BYTES["scorer"]),), count=placement.scorer.count),
+        ProcessPlan("ray and driver", "cpu", (of_driver, Amount("Ray", RAY_BYTES))),
     ]
-    return MemoryPlan((*processes, *_host_side(on_gpu)), shape, prompt)
+    if on_gpu:
+        processes.append(ProcessPlan("host of the learner", "cpu", (of_learner,)))
+        processes.append(ProcessPlan("host of the generator", "cpu", (of_generator,), count=count))
+    return tuple(processes)
 
 
 def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool) -> tuple[Amount, ...]:
@@ -189,10 +210,13 @@ def _published(scenario: Scenario) -> int:
     return _PUBLISHED_COPIES
 
 
-def _base(on_gpu: bool) -> tuple[Amount, ...]:
-    return (Amount("CUDA", CUDA_BYTES),) if on_gpu else (Amount("Python and its libraries", PROCESS_BYTES),)
+def _libraries(num_bytes: int) -> Amount:
+    return Amount("Python and its libraries", num_bytes)
 
 
-def _host_side(on_gpu: bool) -> Sequence[ProcessPlan]:
-    """Main memory of processes whose data is on a GPU."""
-    return (ProcessPlan("hosts of GPU parts", "cpu", _base(False)),) if on_gpu else ()
+def _engine_bytes(scenario: Scenario) -> int:
+    return VLLM_BYTES if scenario.engine.type == "vllm" else 0
+
+
+def _cuda() -> Amount:
+    return Amount("CUDA", CUDA_BYTES)

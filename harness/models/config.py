@@ -206,5 +206,15 @@ PRESETS: dict[str, ModelConfig] = {
         max_position_embeddings=256,
         tie_word_embeddings=False,
     ),
+    "maths": ModelConfig(
+        vocab_size=1024,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=2048,
+    ),
 }
 """The shipped shapes; replace ``vocab_size`` by the tokenizer's (``dataclasses.replace``)."""

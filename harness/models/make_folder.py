@@ -27,6 +27,7 @@ _TEXTS = (
 )
 """What the tokenizer's merges are learnt from; any other text is still encoded, byte by byte where need be."""
 _LARGEST_TOKENIZER = 1024
+_LARGEST_SEED = 2**63 - 1
 _EXAMPLE = "python -m harness.models.make_folder --shape qwen2.5-math-1.5b --layers 2 --vocab 512 -o models/qwen"
 
 
@@ -49,7 +50,7 @@ def make_folder(
         folder: a new or empty folder.
         layers, vocab_size: fewer than the shape has; None keeps its own.
         dtype: of the stored weights, ``bfloat16`` or ``float32``.
-        seed: of the weights.
+        seed: of the weights, from 0 to 2^63 - 1.
 
     Returns:
         The number of weights.
@@ -58,6 +59,8 @@ def make_folder(
         UserError: an unknown shape, a number out of bounds, a folder that holds something, or a disk too small.
     """
     config = shape_config(shape, layers=layers, vocab_size=vocab_size)
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise UserError(f"the seed is {seed}, must be from 0 to {_LARGEST_SEED}", "--seed", "leave --seed out for 0")
     target = Path(folder).expanduser()
     _require_empty(target)
     tokenizer = _tokenizer(config["vocab_size"])

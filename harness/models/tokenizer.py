@@ -15,7 +15,7 @@ SMALLEST_VOCABULARY = 258
 """The 256 bytes and the two special tokens."""
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, split_digits: bool = False) -> PreTrainedTokenizerFast:
     """Train byte-level BPE (Sennrich et al. 2016, over bytes as in GPT-2) and wrap it as transformers does.
 
     Every text can be encoded and comes back unchanged; nothing is added to it; the names of the special tokens,
@@ -24,6 +24,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     Args:
         texts: what the merges are learnt from.
         vocab_size: most entries, special tokens included; fewer where the texts run out of pairs to merge.
+        split_digits: give every digit a token of its own, also those that no text has shown, as Llama 1 does
+            (arXiv 2302.13971, section 2.1): numbers are then read and written by place.
 
     Raises:
         UserError: ``vocab_size`` is below 258, the bytes and the special tokens.
@@ -34,7 +36,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
             fix=f"ask for {SMALLEST_VOCABULARY} or more",
         )
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words]) if split_digits else words
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from harness.books import ATTEMPTS, sync_to_disk
+from harness.books import ATTEMPTS, sync_one, sync_to_disk
 from harness.errors import UserError
 from harness.results import Scrubber, campaign_name
 from harness.results.anonymous import safe_name
@@ -146,9 +146,4 @@ def rename_whole(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     os.rename(source, target)
     for home in (target.parent, source.parent):
-        with suppress(OSError):
-            handle = os.open(home, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        sync_one(home)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from harness.compare.evaluations import evaluations
+from harness.compare.learning import divergence
 from harness.report.plain import plain
-from harness.results import Manifest
+from harness.results import Manifest, load_run
 from harness.sweep.points import Point, State
 
-REWARD = "validation/reward"
 LONGEST_REASON = 300
 
 
@@ -30,7 +31,7 @@ def what_came_of_it(point: Point) -> str:
     manifest, seconds = point.manifest, f"in {duration(_seconds(point.manifest))}"
     match point.state:
         case State.FINISHED:
-            return f"{_reward(manifest)} {seconds}".strip()
+            return f"{_learned(point.folder)} {seconds}"
         case State.DIVERGED:
             return f"diverged at step {manifest.outcome['diverged']['step']} {seconds}"
         case State.FAILED:
@@ -88,13 +89,13 @@ def _seconds(manifest: Manifest) -> float:
     return (manifest.startup_s or 0.0) + (manifest.duration_s or 0.0)
 
 
-def _reward(manifest: Manifest) -> str:
-    first, last = (_evaluated(manifest, name) for name in ("first_evaluation", "last_evaluation"))
-    if last is None:
+def _learned(folder: Path) -> str:
+    """Say from where to where the validation reward went, and from which step on it was gone, if it was."""
+    run = load_run(folder)
+    evaluated = evaluations(run)
+    if not evaluated:
         return "finished"
-    return f"validation reward {last:.3f}" + (f", {first:.3f} at the start" if first is not None else "")
-
-
-def _evaluated(manifest: Manifest, name: str) -> float | None:
-    value: Any = manifest.outcome.get(name, {}).get(REWARD)
-    return value if isinstance(value, float | int) else None
+    first, last = evaluated[0].reward, evaluated[-1].reward
+    reward = f"{last:.3f}" if len(evaluated) == 1 else f"from {first:.3f} to {last:.3f}"
+    lost = divergence(run, evaluated)
+    return (f"diverged at step {lost.step}: " if lost else "") + f"validation reward {reward}"

@@ -86,9 +86,7 @@ def read_points(campaign: Path, variants: Sequence[Variant]) -> list[Point]:
 def read_point(campaign: Path, variant: Variant) -> Point:
     """Return what became of one point."""
     folder = campaign / same_folder_name(variant.name)
-    aside = campaign / ASIDE / folder.name
-    numbered = sorted(aside.iterdir(), key=lambda path: int(path.name)) if aside.is_dir() else []
-    earlier = tuple(_attempt(path, variant) for path in numbered)
+    earlier = tuple(_attempt(path, variant) for path in _set_aside_before(campaign, folder.name))
     if not folder.is_dir():
         return Point(variant, folder, earlier)
     return Point(variant, folder, earlier, _attempt(folder, variant), _manifest(folder))
@@ -100,12 +98,20 @@ def set_aside(campaign: Path, point: Point) -> None:
     Raises:
         UserError: it cannot be moved.
     """
-    target = campaign / ASIDE / point.folder.name / str(len(point.earlier))
+    before = _set_aside_before(campaign, point.folder.name)
+    target = campaign / ASIDE / point.folder.name / str(1 + int(before[-1].name) if before else 0)
     try:
         rename_whole(point.folder, target)
     except OSError as error:
         what = f"cannot move {str(point.folder)!r} to {str(target)!r}: {error.strerror or error}"
         raise UserError(what, str(point.folder), "make the results folder writable") from error
+
+
+def _set_aside_before(campaign: Path, name: str) -> list[Path]:
+    """Return the folders of a point's earlier attempts, oldest first; what else lies there is passed over."""
+    aside = campaign / ASIDE / name
+    found = [path for path in aside.iterdir() if path.name.isdecimal()] if aside.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def _attempt(folder: Path, variant: Variant) -> Attempt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -80,20 +79,21 @@ def run_sweep(
     variants = variants_of(scenario)
     together = _side_by_side(scenario, variants)
     console = Console(stderr=True)
-    check_before_start(together, lambda line: None if options.quiet else print(line, file=sys.stderr))
+    say = _speaker(console, options.quiet)
+    check_before_start(together, say)
     with signals_as_interrupts():
-        folder = _campaign(out, scenario, options, console)
+        folder = _campaign(out, scenario, options.fresh, say)
         with held(folder), Workshop([[variant.scenario for variant in group] for group in together]) as workshop:
             sweep = _Sweep(folder, scenario.name, together, options, build or workshop, console)
+            _say_all_blocks(scenario, say)
             try:
                 sweep.run()
+                if any(point.last is not None for point in sweep.points()):
+                    show(folder)
             except (KeyboardInterrupt, Interrupted):
                 said = standing(sweep.points())
                 raise Interrupted(f"{said}; the same command goes on from there\n  results: {folder}") from None
-        points = read_points(folder, variants)
-        if any(point.last is not None for point in points):
-            show(folder)
-    _raise_failed(points, folder)
+    _raise_failed(read_points(folder, variants), folder)
     return 0
 
 
@@ -102,7 +102,7 @@ def show_status(scenario: Scenario, out: Path) -> int:
     variants, folder = variants_of(scenario), find_campaign(out, scenario)
     console = Console(width=None if Console().is_terminal else 160)
     if folder is None:
-        _say_changes(out, scenario, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+        _say_changes(out, scenario, _speaker(console, quiet=False))
         print(f"no sweep of this scenario in {out}: {len(variants)} points to run")
         return 0
     points = read_points(folder, variants)
@@ -136,7 +136,7 @@ class _Sweep:
         console: Console,
     ) -> None:
         self._folder, self._together, self._options = folder, together, options
-        self._build, self._console = build, console
+        self._build, self._console, self._say = build, console, _speaker(console, options.quiet)
         self._variants = [variant for group in together for variant in group]
         self._results: dict[str, Point] = {}
         self._campaign = Campaign(folder.parent.parent, scenario_name, folder.name, durable=True)
@@ -236,10 +236,6 @@ class _Sweep:
             if point.variant in variants:
                 self._say(point_line(point, number, len(points), left_s))
 
-    def _say(self, line: str) -> None:
-        if not self._options.quiet:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
 
 def _side_by_side(scenario: Scenario, variants: Sequence[Variant]) -> list[list[Variant]]:
     """Return the variants in groups that run side by side: one each, so that each is finished by itself.
@@ -247,26 +243,40 @@ def _side_by_side(scenario: Scenario, variants: Sequence[Variant]) -> list[list[
     Arms take turns by step only where the scenario says so; then an interruption costs all arms of a point.
     """
     if scenario.interleaving != "step":
-        return [[variant] for variant in variants]
+        return _in_turn([[variant] for variant in variants])
     grouped = itertools.groupby(variants, lambda variant: (variant.block, variant.point))
-    return [list(group) for _, group in grouped]
+    return _in_turn([list(group) for _, group in grouped])
 
 
-def _campaign(out: Path, scenario: Scenario, options: SweepOptions, console: Console) -> Path:
+def _in_turn(groups: Sequence[list[Variant]]) -> list[list[Variant]]:
+    """Turn the order round in every second block, so that drift of the machine hits the points alike."""
+    blocks = itertools.groupby(groups, lambda group: group[0].block)
+    return [group for block, members in blocks for group in (reversed([*members]) if (block or 0) % 2 else members)]
+
+
+def _speaker(console: Console, quiet: bool) -> Callable[[str], None]:
+    """Return what prints a line as it is, or nothing."""
+    return lambda line: None if quiet else console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _campaign(out: Path, scenario: Scenario, fresh: bool, say: Callable[[str], None]) -> Path:
     """Return the campaign to go on with, or a new one."""
-
-    def say(line: str) -> None:
-        if not options.quiet:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    found = None if options.fresh else find_campaign(out, scenario)
+    found = None if fresh else find_campaign(out, scenario)
     if found is not None:
         return found
-    if not options.fresh:
+    if not fresh:
         _say_changes(out, scenario, say)
     folder = begin_campaign(out, scenario)
     say(f"a new sweep of {scenario.name} ({scenario_hash(scenario)})")
     return folder
+
+
+def _say_all_blocks(scenario: Scenario, say: Callable[[str], None]) -> None:
+    if scenario.stop_at_half_width is not None:
+        say(
+            f"stop_at_half_width plays no part in a sweep: all {scenario.blocks} blocks are run. "
+            f"To stop early: python -m harness run {scenario.name}"
+        )
 
 
 def _say_changes(out: Path, scenario: Scenario, say: Callable[[str], None]) -> None:

@@ -1,6 +1,6 @@
-"""A policy that GRPO can begin with: a preset trained on the grammar's sentences, deterministic and kept on disk.
+"""A policy that GRPO can begin with: a preset trained on examples of its task, deterministic and kept on disk.
 
-From random weights the keyword reward is 0 for every rollout, and a group of equal rewards teaches nothing.
+From random weights the reward is 0 for every rollout, and a group of equal rewards teaches nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from harness.models.decoder import DecoderLM
-from harness.tasks.keywords import check_keyword_count
 from harness.warm_start.cache import default_cache_folder, read_entry, write_entry
+from harness.warm_start.curriculum import Curriculum
 from harness.warm_start.progress import WarmStartProgress
-from harness.warm_start.recipe import RECIPES, Recipe, content_key, preset_config, taught_reward, training_precision
-from harness.warm_start.training import WarmStartTraining, grammar_tokenizer, initialize_as_copier
+from harness.warm_start.recipe import (
+    RECIPES,
+    Recipe,
+    content_key,
+    preset_config,
+    preset_curriculum,
+    training_precision,
+)
+from harness.warm_start.training import WarmStartTraining, initialize_as_copier
 
 __all__ = ["RECIPES", "Recipe", "WarmStartReport", "default_cache_folder", "initial_policy", "warm_start_policy"]
 
@@ -35,7 +42,6 @@ class WarmStartReport:
 
     preset: str
     seed: int
-    keywords_per_prompt: int
     parameters: int
     steps: int
     reward: float
@@ -49,14 +55,14 @@ class WarmStartReport:
 
 
 def initial_policy(preset: str, seed: int) -> tuple[DecoderLM, PreTrainedTokenizerBase]:
-    """Return the preset untrained, as a warm start with this seed begins, and the grammar's tokenizer.
+    """Return the preset untrained, as a warm start with this seed begins, and its tokenizer.
 
     Raises:
         UserError: there is no such preset.
     """
     model = DecoderLM(preset_config(preset), seed=None)
     initialize_as_copier(model, seed)
-    return model.eval(), grammar_tokenizer()
+    return model.eval(), preset_curriculum(preset).train_tokenizer()
 
 
 def warm_start_policy(
@@ -76,12 +82,12 @@ def warm_start_policy(
     outside is read or changed.
 
     Args:
-        preset: ``tiny``, ``small`` or ``course``.
+        preset: ``tiny``, ``small``, ``course`` or ``maths``.
         seed: of weights, demonstrations and evaluations.
         progress: show a progress bar on a terminal, or a line at the start and the end elsewhere.
         cache_dir: where policies are kept; None takes ``default_cache_folder()``.
         threads: of the training; None leaves torch's number as it is.
-        keywords_per_prompt: keywords of the prompts that the policy is to begin on.
+        keywords_per_prompt: keywords of the prompts that the policy is to begin on; ``maths`` has none.
         should_stop: polled before each step and each sampled token.
         recipe: how to train; None takes the preset's.
 
@@ -90,11 +96,10 @@ def warm_start_policy(
         RunStopped: training did not reach its reward.
         Interrupted: ``should_stop`` said so.
     """
-    check_keyword_count(keywords_per_prompt)
-    config = preset_config(preset)
-    recipe = recipe or RECIPES[preset]
+    curriculum = preset_curriculum(preset, keywords_per_prompt)
+    config, recipe = preset_config(preset), recipe or RECIPES[preset]
     folder = Path(cache_dir) if cache_dir is not None else default_cache_folder()
-    entry = folder / f"warm-start-{preset}-{content_key(preset, recipe, seed, keywords_per_prompt)}"
+    entry = folder / f"warm-start-{preset}-{content_key(preset, recipe, seed, curriculum)}"
     kept = read_entry(entry)
     if kept is not None:
         model, tokenizer, stored = kept
@@ -102,9 +107,9 @@ def warm_start_policy(
         assert isinstance(model, DecoderLM)
         return model, tokenizer, WarmStartReport(**stored, examples=examples, from_cache=True)
     title = f"warm start of {preset} ({config.num_parameters / 1e6:.1f}M parameters)"
-    goals = (taught_reward(recipe, keywords_per_prompt), recipe.start_reward)
-    with _torch_threads(threads), WarmStartProgress(Console(stderr=True), title, goals, not progress) as bar:
-        model, tokenizer, report = _train(preset, seed, recipe, keywords_per_prompt, bar, should_stop)
+    lessons = curriculum.lessons(recipe, seed)
+    with _torch_threads(threads), WarmStartProgress(Console(stderr=True), title, lessons, not progress) as bar:
+        model, tokenizer, report = _train(preset, seed, recipe, curriculum, bar, should_stop)
     stored = asdict(report)
     del stored["from_cache"]
     write_entry(entry, model, tokenizer, stored)
@@ -115,18 +120,17 @@ def _train(
     preset: str,
     seed: int,
     recipe: Recipe,
-    keywords_per_prompt: int,
+    curriculum: Curriculum,
     bar: WarmStartProgress,
     should_stop: Callable[[], bool],
 ) -> tuple[DecoderLM, PreTrainedTokenizerBase, WarmStartReport]:
     started, cpu_started = time.perf_counter(), time.process_time()
     model, tokenizer = initial_policy(preset, seed)
-    training = WarmStartTraining(model.train(), tokenizer, recipe, seed, keywords_per_prompt, bar.show, should_stop)
+    training = WarmStartTraining(model.train(), tokenizer, recipe, seed, curriculum, bar.show, should_stop)
     evaluation = training.run()
     report = WarmStartReport(
         preset=preset,
         seed=seed,
-        keywords_per_prompt=keywords_per_prompt,
         parameters=model.config.num_parameters,
         steps=training.steps,
         reward=evaluation.reward,

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from harness.warm_start.curriculum import Lesson
+
 
 class WarmStartProgress:
-    """Shows step, loss and validation reward; the bar is the reward on its way to the first part's goal.
+    """Shows step, loss and validation reward; the bar is the reward on its way to the first lesson's goal.
 
     Args:
         console: where to draw.
         title: what is trained.
-        goals: the rewards that end the first part, from below, and the second, from above.
+        lessons: what is taught; they say which rewards are wanted.
         quiet: show nothing.
     """
 
-    def __init__(self, console: Console, title: str, goals: tuple[float, float], quiet: bool) -> None:
+    def __init__(self, console: Console, title: str, lessons: Sequence[Lesson], quiet: bool) -> None:
         self._console, self._title, self._quiet = console, title, quiet
-        self._taught_reward, self._start_reward = goals
+        self._lessons = list(lessons)
         self._live = console.is_terminal and not quiet
         self._reward = 0.0
-        self._is_taught = False
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -33,10 +35,12 @@ class WarmStartProgress:
             transient=True,
             disable=not self._live,
         )
-        self._task = self._bar.add_task(title, total=self._taught_reward, facts="starting")
+        self._task = self._bar.add_task(title, total=lessons[0].goal, facts="starting")
 
     def __enter__(self) -> WarmStartProgress:
-        self._say(f"{self._title}: trained once, then kept; about half a minute for the preset small")
+        self._say(
+            f"{self._title}: trained once, then kept; about half a minute for the preset small, minutes for maths"
+        )
         self._bar.start()
         return self
 
@@ -51,9 +55,9 @@ class WarmStartProgress:
         """Take in one step; the listener of the training."""
         if reward is not None:
             self._reward = reward
-            self._is_taught = self._is_taught or reward >= self._taught_reward
-        goal = f"to at most {self._start_reward:.2f}" if self._is_taught else f"to at least {self._taught_reward:.2f}"
-        facts = f"step {step}, loss {loss:.2f}, validation reward {self._reward:.2f}, {goal}"
+            if len(self._lessons) > 1 and self._lessons[0].is_reached(reward):
+                del self._lessons[0]
+        facts = f"step {step}, loss {loss:.2f}, validation reward {self._reward:.2f}, to {self._lessons[0].wanted}"
         self._bar.update(self._task, completed=self._reward, facts=facts)
 
     def _say(self, line: str) -> None:

@@ -12,39 +12,30 @@ import torch
 
 from harness.errors import UserError
 from harness.models.config import PRESETS, ModelConfig
-from harness.seeds import derive_seed
-from harness.tasks import grammar, keywords, words
 from harness.tasks.grammar import KeepRates
+from harness.warm_start.curriculum import Curriculum
 
 VERSION = 1
 """Part of the cache key: raise it when a change outside the hashed sources changes the result."""
-VOCABULARY_SIZE = 1280
-"""The byte-pair merges of the grammar end near 1285 entries; then nearly every word of the list is one token."""
-TOKENIZER_DEMONSTRATIONS = 6000
-MOST_TRAINED_KEYWORDS = 4
 LOOSE_RATES = KeepRates(keep_all=0.4, keep_none=0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Supervised training of one preset, in two parts, each ended by an evaluation.
-
-    The first part's demonstrations keep every keyword, until the policy is good at copying. The second part's leave
-    some out, until the reward has come down into the range where GRPO is to begin: what is left to learn then is to use
-    the keywords, not how. Trained to the same reward by the first part alone, GRPO finds it easier to write ever longer
-    strings of words.
+    """Supervised training of one preset, in the lessons of its curriculum, each ended by an evaluation.
 
     Args:
         learning_rate: of AdamW, constant after ``warmup_steps``.
-        taught_reward: the first part ends at the first evaluation that reaches it, with prompts of two keywords; see
-            ``taught_reward`` for more.
-        start_reward: the second part ends at the first evaluation that is not above it.
-        loose_rates: how many keywords the second part's demonstrations keep.
+        taught_reward: the first lesson ends at the first evaluation that reaches it; in the keyword task with prompts
+            of two keywords, see ``keyword_curriculum.taught_reward`` for more.
+        start_reward: the second lesson ends at the first evaluation that is not above it.
+        loose_rates: how many keywords the demonstrations of the keyword task's second lesson keep.
         precision: bfloat16 means autocast, where the processor has bfloat16 arithmetic.
-        batch_size: demonstrations of one step.
+        batch_size: examples of one step.
+        share_beginning: compute what all prompts of a batch begin with once.
         average_decay: the policy that is evaluated and kept is the exponential average of the weights.
         evaluate_from: first step at which the policy may be evaluated.
-        evaluate_every: steps between evaluations, of the first and of the second part.
+        evaluate_every: steps between evaluations, of the first and of the second lesson.
         evaluation_prompts: held-out prompts of one evaluation, one sampled response each.
         max_tokens: longest response of an evaluation.
         max_steps: giving up.
@@ -56,6 +47,7 @@ class Recipe:
     loose_rates: KeepRates = LOOSE_RATES
     precision: Literal["float32", "bfloat16"] = "float32"
     batch_size: int = 32
+    share_beginning: bool = False
     warmup_steps: int = 20
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
@@ -71,41 +63,63 @@ RECIPES = {
     "tiny": Recipe(learning_rate=3e-3, taught_reward=0.45),
     "small": Recipe(learning_rate=1.5e-3, taught_reward=0.55, precision="bfloat16"),
     "course": Recipe(learning_rate=1e-3, taught_reward=0.55, precision="bfloat16"),
+    "maths": Recipe(
+        learning_rate=3e-3,
+        taught_reward=0.7,
+        start_reward=0.4,
+        precision="bfloat16",
+        share_beginning=True,
+        evaluate_from=400,
+        evaluate_every=(50, 10),
+        evaluation_prompts=128,
+        max_tokens=48,
+        max_steps=4000,
+    ),
 }
 
 
 def preset_config(preset: str) -> ModelConfig:
-    """Return the preset's shape with the vocabulary of the grammar's tokenizer.
+    """Return the preset's shape with the vocabulary of its curriculum's tokenizer.
 
     Raises:
         UserError: there is no such preset.
     """
-    if preset not in RECIPES:
-        raise UserError(
-            f"there is no preset {preset!r}; the presets are {', '.join(RECIPES)}",
-            where="model.preset",
-            fix="set model.preset to small",
-        )
-    return replace(PRESETS[preset], vocab_size=VOCABULARY_SIZE)
+    return replace(PRESETS[check_preset(preset)], vocab_size=preset_curriculum(preset).vocabulary_size)
 
 
-def trained_keyword_counts(keywords_per_prompt: int) -> tuple[int, ...]:
-    """Return how many keywords the demonstrations' prompts have.
+def preset_curriculum(preset: str, keywords_per_prompt: int = 2) -> Curriculum:
+    """Return what the preset is taught: arithmetic for ``maths``, sentences with given words for the others.
 
-    Prompts of more keywords than are asked for teach copying sooner: there is more to copy in each.
+    Args:
+        preset: its name.
+        keywords_per_prompt: keywords of the prompts that the policy is to begin on; arithmetic has none.
+
+    Raises:
+        UserError: there is no such preset, or ``keywords_per_prompt`` is out of its bounds.
     """
-    return tuple(range(2, max(MOST_TRAINED_KEYWORDS, keywords_per_prompt) + 1))
+    from harness.warm_start.arithmetic_curriculum import ArithmeticCurriculum
+    from harness.warm_start.keyword_curriculum import KeywordCurriculum
+
+    is_maths = check_preset(preset) == "maths"
+    return ArithmeticCurriculum() if is_maths else KeywordCurriculum(keywords_per_prompt)
 
 
-def taught_reward(recipe: Recipe, keywords_per_prompt: int) -> float:
-    """Return the reward that ends the first part: the recipe's for two keywords, and its power n - 1 for n of them.
+def check_preset(preset: str) -> str:
+    """Return the name of a preset.
 
-    Every further keyword is one more that may be missed.
+    Raises:
+        UserError: there is none of this name.
     """
-    return float(recipe.taught_reward ** (keywords_per_prompt - 1))
+    if preset in RECIPES:
+        return preset
+    raise UserError(
+        f"there is no preset {preset!r}; the presets are {', '.join(RECIPES)}",
+        where="model.preset",
+        fix="set model.preset to small",
+    )
 
 
-def content_key(preset: str, recipe: Recipe, seed: int, keywords_per_prompt: int) -> str:
+def content_key(preset: str, recipe: Recipe, seed: int, curriculum: Curriculum) -> str:
     """Return 16 hex digits that change with anything the warm-started policy depends on."""
     from harness.warm_start import training
 
@@ -116,9 +130,8 @@ def content_key(preset: str, recipe: Recipe, seed: int, keywords_per_prompt: int
         "recipe": asdict(recipe),
         "precision": str(training_precision(recipe)),
         "seed": seed,
-        "keywords_per_prompt": keywords_per_prompt,
-        "vocabulary": [VOCABULARY_SIZE, TOKENIZER_DEMONSTRATIONS, trained_keyword_counts(keywords_per_prompt)],
-        "sources": [inspect.getsource(module) for module in (words, keywords, grammar, training)],
+        **curriculum.key_parts(),
+        "sources": [inspect.getsource(module) for module in (*curriculum.sources(), training)],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -128,8 +141,3 @@ def training_precision(recipe: Recipe) -> torch.dtype:
     if recipe.precision == "bfloat16" and torch.cpu._is_avx512_bf16_supported():
         return torch.bfloat16
     return torch.float32
-
-
-def stream_seed(name: str, *parts: int) -> int:
-    """Return the seed of one of the warm start's independent random streams."""
-    return derive_seed("warm start", name, *parts)

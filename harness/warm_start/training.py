@@ -1,11 +1,14 @@
-"""The supervised training itself: a copying initialisation, next-token loss on the responses, stopping on reward."""
+"""The supervised training itself: a copying initialisation, next-token loss on the responses, stopping on reward.
+
+What is taught is a curriculum's matter (see ``curriculum``); nothing here knows a task.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,19 +21,9 @@ from harness.errors import Interrupted, RunStopped
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLayer, DecoderLM
 from harness.models.shared_prompt import response_log_probs
-from harness.models.tokenizer import train_tokenizer
-from harness.tasks.grammar import Demonstration, demonstrations
-from harness.tasks.keywords import KeywordTask
 from harness.types import SamplingParams
-from harness.warm_start.recipe import (
-    TOKENIZER_DEMONSTRATIONS,
-    VOCABULARY_SIZE,
-    Recipe,
-    stream_seed,
-    taught_reward,
-    trained_keyword_counts,
-    training_precision,
-)
+from harness.warm_start.curriculum import Curriculum, Example, Lesson, stream_seed
+from harness.warm_start.recipe import Recipe, training_precision
 
 EMBEDDING_GAIN = 4.0
 COPY_GAIN = 2.0
@@ -49,19 +42,17 @@ class Evaluation:
 
 
 class Batch(NamedTuple):
-    """Demonstrations as right-padded token ids: one response for each prompt."""
+    """Examples as right-padded token ids: P prompts, and B rows of which each follows one of them.
 
-    prompt_ids_BL: Tensor
-    prompt_lengths_B: Tensor
-    response_ids_BT: Tensor
-    response_mask_BT: Tensor
+    ``trained_mask_BT`` marks the tokens that are trained on: those of the responses.
+    """
 
-
-def grammar_tokenizer() -> PreTrainedTokenizerBase:
-    """Train the tokenizer on demonstrations of its own; it is the same for every preset and seed."""
-    examples = demonstrations(stream_seed("tokenizer"), trained_keyword_counts(2))
-    texts = ((one.prompt, one.response) for one in itertools.islice(examples, TOKENIZER_DEMONSTRATIONS))
-    return train_tokenizer(itertools.chain.from_iterable(texts), VOCABULARY_SIZE)
+    prompt_ids_PL: Tensor
+    prompt_lengths_P: Tensor
+    row_ids_BT: Tensor
+    row_mask_BT: Tensor
+    prompt_index_B: Tensor
+    trained_mask_BT: Tensor
 
 
 @torch.no_grad()
@@ -112,10 +103,10 @@ class WarmStartTraining:
 
     Args:
         model: trained in place; its own weights are not the result.
-        tokenizer: of the grammar.
+        tokenizer: the curriculum's.
         recipe: how to train.
-        seed: of the demonstrations and evaluations.
-        keywords_per_prompt: keywords of the evaluation's prompts.
+        seed: of the examples and evaluations.
+        curriculum: what to teach.
         listener: called after each step.
         should_stop: polled before each step.
     """
@@ -126,55 +117,50 @@ class WarmStartTraining:
         tokenizer: PreTrainedTokenizerBase,
         recipe: Recipe,
         seed: int,
-        keywords_per_prompt: int,
+        curriculum: Curriculum,
         listener: Listener,
         should_stop: Callable[[], bool],
     ) -> None:
         self.average = AveragedPolicy(model, recipe.average_decay)
         self.steps = 0
         self._model, self._tokenizer, self._recipe, self._seed = model, tokenizer, recipe, seed
-        self._counts = trained_keyword_counts(keywords_per_prompt)
-        self._taught_reward = taught_reward(recipe, keywords_per_prompt)
+        self._curriculum = curriculum
         self._listener, self._should_stop = listener, should_stop
-        self._evaluator = Evaluator(model.config, tokenizer, recipe, seed, keywords_per_prompt, should_stop)
+        self._evaluator = Evaluator(model.config, tokenizer, recipe, seed, curriculum, should_stop)
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.0
         )
 
     def run(self) -> Evaluation:
-        """Train both parts; return the last evaluation of the averaged policy.
+        """Teach all lessons; return the last evaluation of the averaged policy.
 
         Raises:
-            RunStopped: a part did not reach its reward in the recipe's ``max_steps``, or the loss is not finite.
+            RunStopped: a lesson did not reach its reward in the recipe's ``max_steps``, or the loss is not finite.
             Interrupted: ``should_stop`` said so.
         """
-        every_taught, every_loose = self._recipe.evaluate_every
-        high, low = self._taught_reward, self._recipe.start_reward
-        keep_all = demonstrations(stream_seed("taught", self._seed), self._counts)
-        keep_some = demonstrations(stream_seed("loose", self._seed), self._counts, self._recipe.loose_rates)
-        self._train(keep_all, every_taught, lambda reward: reward >= high, f"at least {high:.3f}")
-        return self._train(keep_some, every_loose, lambda reward: reward <= low, f"at most {low:.3f}")
+        return [self._teach(lesson) for lesson in self._curriculum.lessons(self._recipe, self._seed)][-1]
 
-    def _train(
-        self, examples: Iterator[Demonstration], every: int, is_reached: Callable[[float], bool], goal: str
-    ) -> Evaluation:
-        """Train on ``examples`` until an evaluation's reward is as wanted."""
+    def _teach(self, lesson: Lesson) -> Evaluation:
+        """Train on the lesson's examples until an evaluation's reward is as wanted."""
         last = math.nan
         while self.steps < self._recipe.max_steps:
             if self._should_stop():
                 raise Interrupted(f"the warm start was stopped after {self.steps} steps; nothing of it is kept")
             self.steps += 1
-            loss = self._step(encode_batch(self._tokenizer, list(itertools.islice(examples, self._recipe.batch_size))))
-            is_due = self.steps >= self._recipe.evaluate_from and self.steps % every == 0
+            loss = self._step(self._encode(list(itertools.islice(lesson.examples, self._recipe.batch_size))))
+            is_due = self.steps >= self._recipe.evaluate_from and self.steps % lesson.every == 0
             evaluation = self._evaluator.evaluate(self.average.model, self.steps) if is_due else None
             self._listener(self.steps, loss, evaluation.reward if evaluation else None)
-            if evaluation and is_reached(evaluation.reward):
+            if evaluation and lesson.is_reached(evaluation.reward):
                 return evaluation
             last = evaluation.reward if evaluation else last
         raise RunStopped(
             f"the warm start (seed {self._seed}) made {self.steps} steps and its validation reward is {last:.3f}; "
-            f"{goal} is needed. Set model.warm_start_seed to another number, or task.keywords_per_prompt to 2"
+            f"{lesson.wanted} is needed. Set model.warm_start_seed to another number{self._curriculum.or_else}"
         )
+
+    def _encode(self, examples: Sequence[Example]) -> Batch:
+        return encode_batch(self._tokenizer, examples, share_beginning=self._recipe.share_beginning)
 
     def _step(self, batch: Batch) -> float:
         recipe = self._recipe
@@ -193,23 +179,49 @@ class WarmStartTraining:
 
 def response_loss(model: DecoderLM, batch: Batch, precision: torch.dtype = torch.float32) -> Tensor:
     """Mean of -log p over the response tokens of the batch; the prompt's tokens are not trained on."""
+    *rows, trained_mask_BT = batch
     with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
-        log_probs_BT, _ = response_log_probs(model, *batch, torch.arange(len(batch.prompt_ids_BL)))
-    return -log_probs_BT.sum() / batch.response_mask_BT.sum()
+        log_probs_BT, _ = response_log_probs(model, *rows)
+    return -log_probs_BT.masked_fill(~trained_mask_BT, 0.0).sum() / trained_mask_BT.sum()
 
 
-def encode_batch(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Demonstration]) -> Batch:
-    """Return the examples as token ids; each response ends with the end-of-sequence token."""
+def encode_batch(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, share_beginning: bool = False
+) -> Batch:
+    """Return the examples as token ids; each response ends with the end-of-sequence token.
+
+    Args:
+        tokenizer: gives the ids.
+        examples: prompts with their responses.
+        share_beginning: compute the tokens with which all prompts begin once, and take the rest of each prompt into
+            its row. The loss is the same; it is quicker where prompts are long and alike.
+    """
     prompts = [tokenizer.encode(example.prompt) for example in examples]
     responses = [[*tokenizer.encode(example.response), tokenizer.eos_token_id] for example in examples]
-    response_lengths_B = torch.tensor([len(response) for response in responses])
-    response_ids_BT = _padded(responses, tokenizer.pad_token_id)
+    index_B = torch.arange(len(prompts))
+    if share_beginning:
+        shared = _common_beginning(prompts)
+        rests, prompts, index_B = [prompt[shared:] for prompt in prompts], [prompts[0][:shared]], 0 * index_B
+    else:
+        rests = [[] for _ in prompts]
+    rows = [rest + response for rest, response in zip(rests, responses, strict=True)]
+    row_ids_BT = _padded(rows, tokenizer.pad_token_id)
+    steps_T = torch.arange(row_ids_BT.shape[1])
+    row_mask_BT = steps_T < torch.tensor([len(row) for row in rows])[:, None]
     return Batch(
-        prompt_ids_BL=_padded(prompts, tokenizer.pad_token_id),
-        prompt_lengths_B=torch.tensor([len(prompt) for prompt in prompts]),
-        response_ids_BT=response_ids_BT,
-        response_mask_BT=torch.arange(response_ids_BT.shape[1]) < response_lengths_B[:, None],
+        prompt_ids_PL=_padded(prompts, tokenizer.pad_token_id),
+        prompt_lengths_P=torch.tensor([len(prompt) for prompt in prompts]),
+        row_ids_BT=row_ids_BT,
+        row_mask_BT=row_mask_BT,
+        prompt_index_B=index_B,
+        trained_mask_BT=row_mask_BT & (steps_T >= torch.tensor([len(rest) for rest in rests])[:, None]),
     )
+
+
+def _common_beginning(prompts: Sequence[Sequence[int]]) -> int:
+    """Return with how many equal tokens all prompts begin, at least one of each left out."""
+    columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
@@ -226,13 +238,13 @@ class Evaluator:
         tokenizer: PreTrainedTokenizerBase,
         recipe: Recipe,
         seed: int,
-        keywords_per_prompt: int,
+        curriculum: Curriculum,
         should_stop: Callable[[], bool],
     ) -> None:
-        self._task = KeywordTask(keywords_per_prompt, train_prompts=1, validation_prompts=recipe.evaluation_prompts)
+        self._task = curriculum.task(recipe.evaluation_prompts)
         self._prompt_ids = [tokenizer.encode(prompt.text) for prompt in self._task.validation_prompts]
         self._engine = NativeEngine(config, tokenizer, should_stop=should_stop)
-        self._sampling = SamplingParams(temperature=1.0, max_tokens=recipe.max_tokens)
+        self._sampling = SamplingParams(temperature=1.0, max_tokens=recipe.max_tokens, stop=curriculum.stop)
         self._seed = seed
 
     def evaluate(self, model: DecoderLM, step: int) -> Evaluation:

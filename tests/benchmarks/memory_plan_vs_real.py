@@ -3,6 +3,9 @@
 Each case is one run in a process of its own, on the CPU; its highest resident size (``ru_maxrss``) is set against the
 plan's peak. Prompts are counted with the run's own tokenizer, so that what is compared is the arithmetic and not the
 assumed length of prompts.
+
+With ``--actors SCENARIO`` it runs a shipped scenario with Ray actors and adds up the proportional set sizes (PSS) of
+all its processes once a second, so that pages which several of them share count once.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 GIB = 2**30
 QUICK = {"steps": 2, "evaluation": {"every": 2, "prompts": 4}}
@@ -46,11 +52,14 @@ CASES: dict[str, dict[str, Any]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="cases to run, by the start of their name")
+    parser.add_argument("--actors", metavar="SCENARIO", help="a shipped scenario with Ray actors, instead of the cases")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         return run_here(json.loads(options.child))
+    if options.actors:
+        return run_actors(options.actors)
     chosen = [name for name in CASES if not options.only or any(name.startswith(start) for start in options.only)]
     figures = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -76,6 +85,50 @@ def measure(name: str, scratch: Path) -> dict[str, float]:
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
+
+
+def run_actors(name: str) -> int:
+    """Run three steps of a scenario, and print plan and real size of its processes when they were largest."""
+    from harness.memory_plan.fit import needed_main
+    from harness.memory_plan.known import shape_for
+    from harness.memory_plan.plan import make_plan
+    from harness.scenario import expand, load_scenario
+
+    root = Path(__file__).resolve().parents[2]
+    changes = ["steps=3", "evaluation.every=3"]
+    variants = expand(load_scenario(root / "scenarios" / f"{name}.yaml", changes))
+    shapes = [(variant.scenario, shape_for(variant.scenario)[0]) for variant in variants]
+    planned = needed_main([make_plan(scenario, shape) for scenario, shape in shapes if shape is not None])
+    largest: list[tuple[int, str]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = [word for change in changes for word in ("--set", change)]
+        command = [sys.executable, "-m", "harness", "run", name, *settings, "--out", scratch]
+        with subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+            while run.poll() is None:
+                largest = max(largest, sizes_below(run.pid), key=lambda sizes: sum(size for size, _ in sizes))
+                time.sleep(1)
+    print("| process | real, MiB |\n|---|---|")
+    for size, title in sorted(largest, reverse=True):
+        print(f"| {title} | {size / 2**20:.0f} |")
+    print(table([{"case": name, "planned": planned, "real": sum(size for size, _ in largest)}]))
+    return run.returncode
+
+
+def sizes_below(pid: int) -> list[tuple[int, str]]:
+    """Proportional set size and title of a process and all below it; one just being started shares its parent's."""
+    found: dict[tuple[str, int], tuple[int, str]] = {}
+    try:
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+    for process in processes:
+        try:
+            words, memory = process.cmdline(), process.memory_full_info()
+        except psutil.Error:  # it has ended
+            continue
+        title = " ".join(Path(word).name for word in words[:3])
+        found[title, memory.uss] = memory.pss, title
+    return list(found.values())
 
 
 def folder(scratch: Path, layers: int, vocab: int) -> Path:

@@ -445,6 +445,9 @@ def test_what_cannot_be_scored_is_refused(case, model, engine):
         engine.score([[5]], [[len(TOKENIZER)]])
     with pytest.raises(UserError, match=rf"{CONTEXT + 1} tokens with its prompt"):
         engine.score([[5] * CONTEXT], [[6]])
+    assert engine.score([], []) == []
+    (just_fits,) = engine.score([[5] * (CONTEXT - 3)], [[6, 7]])  # and a token behind them, which vLLM samples
+    assert just_fits.shape == (2,)
 
 
 @pytest.mark.parametrize("case", [*with_ids(NATIVE_CASES), *VLLM_PARAMS])

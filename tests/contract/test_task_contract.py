@@ -11,6 +11,7 @@ import pytest
 from harness.protocols import Task
 from harness.tasks import JsonlTask, KeywordTask
 from harness.tasks.arithmetic import ArithmeticTask
+from harness.tasks.keyword_files import KeywordFileTask
 from harness.tasks.maths import MathsTask
 from harness.types import Prompt
 
@@ -39,6 +40,9 @@ def maths(folder: Path, prompt: str) -> MathsTask:
 BUILDERS: dict[str, Callable[[Path], Task]] = {
     "keywords": lambda folder: KeywordTask(2, 64, 32, seed=1),
     "keywords, four in a prompt": lambda folder: KeywordTask(4, 64, 32, seed=1),
+    "keywords, files": lambda folder: KeywordFileTask(
+        ROOT / "docs/examples/keywords/train.jsonl", ROOT / "docs/examples/keywords/validation.jsonl"
+    ),
     "jsonl, split": lambda folder: JsonlTask(EXAMPLE / "prompts.jsonl", REWARD, validation_fraction=0.25),
     "jsonl, two files": two_files,
     "maths": lambda folder: maths(folder, "r1_zero"),

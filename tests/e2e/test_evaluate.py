@@ -156,10 +156,12 @@ def test_nothing_kept_names_a_folder_of_this_machine(folder: Path, harness: Call
         (["--model", "none"], "none"),
         (["--model", "preset:huge"], "there is no preset 'huge'; the presets are tiny, small"),
         (["--max-tokens", "9999"], "set --max-tokens to at most"),
-        (["--temperature", "-1"], "temperature is -1.0, must be 0 (greedy) or more"),
+        (["--temperature", "-1"], "temperature is -1.0, must be 0 (greedy) or more\n  where: --temperature\n"),
         (["--temperature", "nan"], "temperature and top-p must be numbers"),
         (["--top-p", "0"], "top_p is 0.0, must be above 0"),
-        (["--batch", "0"], "0 is below 1"),
+        (["--batch", "0"], "--batch: '0' must be a whole number of at least 1"),
+        (["--samples", "x"], "--samples: 'x' must be a whole number of at least 1"),
+        (["--engine", "sglang"], "SGLang ends every child of its process when it ends, and this command samples"),
         (["--data", "none.jsonl"], "there is no such file"),
     ],
 )
@@ -171,6 +173,37 @@ def test_bad_input_is_one_clear_error(
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "bad").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "where"),
+    [
+        (["--keywords", "1"], "keywords_per_prompt is 1; it must be 2 to 8", "--keywords"),
+        (["--max-tokens", "3"], "--max-tokens is 3, must be at least 4", "--max-tokens"),
+        (["--top-p", "2"], "top_p is 2.0, must be above 0 and at most 1", "--top-p"),
+        (["--engine", "sglang"], "SGLang ends every child of its process", "--engine sglang"),
+        (["--chat"], "the model's tokenizer has no chat template", "--chat"),
+        (["-o", "."], "the data set's folder is the current one; it must be new", "."),
+    ],
+)
+def test_bad_input_to_dataset_is_one_clear_error(
+    harness: Callable[..., Done], arguments: list[str], what: str, where: str
+) -> None:
+    done = harness("dataset", "keywords", "--model", "tiny", "--engine", "fake", "-n", "5", "-o", "bad", *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {what}")
+    assert f"\n  where: {where}\n  fix:   " in done.stderr
+    assert not Path("bad").exists()
+
+
+def test_a_context_that_shortens_responses_is_said(folder: Path, harness: Callable[..., Done]) -> None:
+    rows = [{"prompt": "Say this. " * 30, "answer": "1"}]
+    (folder / "long.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    asked = ["--model", "tiny", "--data", "long.jsonl", "--reward", "waiting:score", "--engine", "fake"]
+    done = harness("evaluate", *asked, "-o", "long")
+    tokens = json.loads((folder / "long" / "evaluation.json").read_text())["settings"]["max_tokens"]
+    assert f"a response may have {tokens} tokens: more do not fit the context of 256\n" in done.stderr
+    assert "a response may have" not in harness("evaluate", *asked, "-o", "long").stderr
 
 
 @pytest.mark.parametrize("name", ["evaluate", "dataset"])

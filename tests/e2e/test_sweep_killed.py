@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ sweep: {{seed: {list(range(POINTS))}}}
 """
 PLAN: dict[str, object] = {"diverges": [1], "fails": {"4": 2}}
 Digest = dict[str, tuple[str, int, int]]
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """End what a test that fails leaves behind: a held run would sleep for an hour."""
+    yield
+    for process in STARTED:
+        process.kill()
+        process.communicate()
+    STARTED.clear()
 
 
 def start(tmp_path: Path, holds: int | None = None) -> subprocess.Popen[str]:
@@ -33,7 +45,10 @@ def start(tmp_path: Path, holds: int | None = None) -> subprocess.Popen[str]:
     (tmp_path / "trial.yaml").write_text(SWEEP)
     command = [sys.executable, str(PROGRAM), str(tmp_path / "trial.yaml"), str(tmp_path / "out")]
     environment = os.environ | {"SWEEP_PLAN": json.dumps(PLAN | {"holds": holds}), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    STARTED.append(
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    )
+    return STARTED[-1]
 
 
 def statuses(out: Path) -> dict[str, str]:
@@ -60,9 +75,10 @@ def digests(out: Path) -> Digest:
 
 def send_when_held(process: subprocess.Popen[str], out: Path, seed: int, number: int) -> None:
     """Send a signal once the run of a seed is held after its second step."""
-    rows = f"trial/*/seed={seed}/steps.jsonl"
+    rows, deadline = f"trial/*/seed={seed}/steps.jsonl", time.monotonic() + 300
     while not any(file.read_text().count('"kind":"step"') == 2 for file in out.glob(rows)):
         assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run was not held within 300 s"
         time.sleep(0.01)
     process.send_signal(number)
 
@@ -102,6 +118,16 @@ def test_a_sweep_killed_twice_goes_on_without_losing_or_redoing_a_point(tmp_path
     assert len(list((out / "trial").iterdir())) == 1
     cut_short = [json.loads(file.read_text())["status"] for file in out.glob("trial/*/.attempts/*/*/manifest.json")]
     assert sorted(cut_short) == ["failed", "failed", "running", "running"]
+
+
+def test_control_c_says_how_it_stands_and_the_run_says_that_it_was_interrupted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, holds=2)
+    send_when_held(process, out, 2, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "interrupted: 1 finished, 1 diverged, 1 cut short, 3 not run yet; the same command goes on from there" in said
+    assert statuses(out) == {"seed=0": "completed", "seed=1": "failed", "seed=2": "interrupted"}
 
 
 def test_control_c_twice_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -4,6 +4,10 @@ The model is random and every reward 0; weight decay alone changes the weights, 
 load that did not happen to be seen. No bound is on speed.
 """
 
+import os
+import signal
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -46,7 +50,9 @@ def mismatches(run: Run) -> list[float | None]:
     return [None if metric is None else metric.value for metric in found]
 
 
-def test_the_engine_agrees_at_every_step_in_this_process(tmp_path: Path) -> None:
+def test_the_engine_agrees_at_every_step_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the user's environment asks for a vLLM in a process of its own, whose weights nothing here reaches."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     finished = run(load_scenario("vllm_sync", [*SMALL, "transport.type=in_process"]), tmp_path)
     assert [row.step for row in finished.steps] == [0, 1, 2, 3]
     assert [row.version for row in finished.evaluations] == [0, 2, 4]
@@ -89,6 +95,31 @@ def test_two_generators_prove_their_weights_each(tmp_path: Path) -> None:
     # two prompts a step, so the probe holds at most 2 x 16 tokens, and both Generators score them
     assert all(count % 2 == 0 and count > 0 for count in counts)
     assert all(value is not None and value <= BOUND for value in mismatches(finished))
+
+
+STARTED = """
+import dataclasses, os, signal
+from harness.engines.vllm import vllm_engine
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.tokenizer import train_tokenizer
+from harness.scenario.engine_sections import VllmEngineSettings
+tokenizer = train_tokenizer(["the cat sat on the mat. " * 3], 280)
+shape = dataclasses.replace(PRESETS["tiny"], vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96)
+engine = vllm_engine(VllmEngineSettings(max_batch=4, context=64), DecoderLM(shape), tokenizer)
+assert len(engine.score([[5]], [[6, 7]])[0]) == 2
+print("started", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow  # imports vLLM in a process of its own
+def test_a_killed_process_leaves_no_file_of_vllm_behind(tmp_path: Path) -> None:
+    """vLLM keeps the store of its process group in a file ``vllm_dist_...``, which only an orderly end removes."""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", STARTED], env=environment, capture_output=True, text=True)
+    assert (ended.stdout.splitlines()[-1:], ended.returncode) == (["started"], -signal.SIGKILL), ended.stderr
+    assert [path.name for path in tmp_path.iterdir() if "vllm" in path.name] == []
 
 
 def test_a_head_size_that_vllm_cannot_serve_is_refused(tmp_path: Path) -> None:

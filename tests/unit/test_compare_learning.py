@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from harness.compare import Campaign, gather
-from harness.compare.learning import Divergence, LearningFigures, percentile
-from harness.compare.learning_findings import learning_findings
+from harness.compare.learning import Divergence, LearningFigures
+from harness.compare.learning_findings import answers, learning_details
 from harness.compare.outcome import outcome_table
 from harness.compare.sentences import findings
 from harness.report.curves import draw_learning
@@ -38,11 +38,6 @@ def learning_of(tmp_path: Path) -> LearningFigures:
     (run,) = campaign_of(tmp_path).runs
     assert run.learning is not None
     return run.learning
-
-
-def test_the_percentile_is_interpolated_between_neighbours() -> None:
-    assert percentile([3.0, 1.0, 2.0, 4.0, 5.0], 0.95) == pytest.approx(4.8)  # place 0.95 * 4 = 3.8
-    assert percentile([7.0], 0.95) == 7.0
 
 
 def test_figures_of_a_run_that_learns(make_run: Make, tmp_path: Path) -> None:
@@ -91,6 +86,23 @@ def test_a_fall_in_a_run_that_did_not_get_to_its_end_is_not_judged(make_run: Mak
     assert learning_of(tmp_path).divergence is None
 
 
+def test_a_single_variant_that_diverged_is_told_and_not_that_its_numbers_were_finite(
+    make_run: Make, tmp_path: Path
+) -> None:
+    losses = [0.1, 0.1, float("nan"), 0.1]
+    make_run(
+        evaluations={0: (0.4, 12.0), 4: (0.0, 12.0)},
+        metrics=lambda step: {"reward/total": Metric(0.0, count=64), "loss": Metric(losses[step])},
+        settings=SETTINGS,
+    )
+    said = findings(campaign_of(tmp_path))
+    assert said[0] == (
+        "Diverged: sync_k at step 1. From there to the end every reward, of training and validation, was at most a "
+        "tenth of the run's best validation reward."
+    )
+    assert "sync_k: loss was not finite in 1 steps." in said
+
+
 def make_learning_rates(make_run: Make) -> None:
     """Three seeds of three learning rates; the largest diverges in all, each seed at another step."""
     finals = {"1e-4": (0.80, 0.82, 0.84), "3e-4": (0.60, 0.63, 0.63), "3e-3": (0.0, 0.0, 0.0)}
@@ -102,7 +114,7 @@ def make_learning_rates(make_run: Make) -> None:
                 seed=seed,
                 position=3 * position + seed,
                 evaluations={0: (0.4, 12.0), 4: (reward, 12.0)},
-                metrics=step_metrics(gone if rate == "3e-3" else [0.5] * 4, [0.5, 0.5, 0.5, 2.0]),
+                metrics=step_metrics(gone if rate == "3e-3" else [0.5] * 4, [0.5, 0.5, 0.5, 2.1]),
                 settings=SETTINGS,
             )
 
@@ -111,8 +123,9 @@ def test_the_sentences_on_a_sweep(make_run: Make, tmp_path: Path) -> None:
     make_learning_rates(make_run)
     # means 0.82 and 0.62; t(0.975, 2) = 4.303: sd 0.02 / sqrt(3) * 4.303 = 0.0497, sd 0.01732: 0.0430
     # paired differences 0.20, 0.19, 0.21: mean 0.20, sd 0.01 / sqrt(3) * 4.303 = 0.0248
-    # gradient norms 0.5, 0.5, 0.5, 2.0: place 2.85 is 0.5 + 0.85 * 1.5 = 1.775
-    assert learning_findings(campaign_of(tmp_path)) == [
+    # gradient norms 0.5, 0.5, 0.5, 2.1: place 2.85 is 0.5 + 0.85 * 1.6 = 1.86
+    campaign = campaign_of(tmp_path)
+    assert answers(campaign) + learning_details(campaign) == [
         "Final validation reward, highest first: learning_rate=0.0001 0.82 (95% interval 0.77 to 0.87 over 3 runs); "
         "learning_rate=0.0003 0.62 (95% interval 0.58 to 0.66 over 3 runs).",
         "The final reward of learning_rate=0.0001 is shown to be higher than that of learning_rate=0.0003 (by 0.20, "
@@ -122,14 +135,14 @@ def test_the_sentences_on_a_sweep(make_run: Make, tmp_path: Path) -> None:
         "at most a tenth of the run's best validation reward. All numbers stayed finite.",
         "Validation reward 0.5 was first seen in learning_rate=0.0001 at step 4 (6.00 s); "
         "learning_rate=0.0003 at step 4 (6.00 s); never in learning_rate=0.003.",
-        "Gradient norm before clipping (bound 1), median and 95th percentile: learning_rate=0.0001 0.500 and 1.77, "
-        "scaled down in 25% of the steps; learning_rate=0.0003 0.500 and 1.77, scaled down in 25% of the steps; "
-        "learning_rate=0.003 0.500 and 1.77, scaled down in 25% of the steps.",
+        "Gradient norm before clipping (bound 1), median and 95th percentile: learning_rate=0.0001 0.500 and 1.86, "
+        "scaled down in 25% of the steps; learning_rate=0.0003 0.500 and 1.86, scaled down in 25% of the steps; "
+        "learning_rate=0.003 0.500 and 1.86, scaled down in 25% of the steps.",
     ]
 
 
 def test_more_comparisons_need_more_to_show_a_difference(make_run: Make, tmp_path: Path) -> None:
-    """Differences to the best of 0.10, 0.12, 0.14: shown alone, and not beside three more comparisons."""
+    """Differences to the best of 0.10, 0.12, 0.14: shown alone and beside one more variant, and not beside three."""
     finals = {"a": (0.80, 0.80, 0.80), "b": (0.70, 0.68, 0.66)}
     others = dict.fromkeys(("c", "d", "e"), (0.1, 0.5, 0.3))
     for position, (arm, rewards) in enumerate((finals | others).items()):
@@ -144,27 +157,31 @@ def test_more_comparisons_need_more_to_show_a_difference(make_run: Make, tmp_pat
     alone = campaign_of(tmp_path)
     two = Campaign(alone.folder, alone.scenario, alone.name, alone.started_at, alone.variants[:2])
     # sd 0.02 / sqrt(3) * t(0.975, 2) 4.303 = 0.0497: 0.07 to 0.17
-    assert any("higher than that of b (by 0.12, 0.07 to 0.17)" in said for said in learning_findings(two))
-    # four comparisons: t(1 - 0.05 / 8, 2) = 8.860, reach 0.1023: 0.02 to 0.22; the others -0.07 at least, 0.5 +- 1.02
-    said = " ".join(learning_findings(alone))
-    assert "higher than that of b (by 0.12, 0.02 to 0.22)" in said
-    assert "No difference is shown between a and c (+0.50, -0.52 to +1.52), d" in said
-    assert "95% intervals for the 4 comparisons together" in said
+    assert any("higher than that of b (by 0.12, 0.07 to 0.17)" in said for said in answers(two))
+    # three variants have three pairs, shown or not: t(1 - 0.05 / 6, 2) = 7.649, reach 0.0883: 0.03 to 0.21
+    three = Campaign(alone.folder, alone.scenario, alone.name, alone.started_at, alone.variants[:3])
+    said = " ".join(answers(three))
+    assert "higher than that of b (by 0.12, 0.03 to 0.21)" in said
+    assert "95% intervals for all 3 pairs of variants together" in said
+    # five have ten: t(1 - 0.05 / 20, 2) = 14.089, reach 0.1627 for b; c has sd 0.2, so reach 1.63 about 0.5
+    said = " ".join(answers(alone))
+    assert "No difference is shown between a and b (+0.12, -0.04 to +0.28), c (+0.50, -1.13 to +2.13), d" in said
+    assert "95% intervals for all 10 pairs of variants together" in said
 
 
 def test_one_seed_gives_figures(make_run: Make, tmp_path: Path) -> None:
     for arm, reward in (("a", 0.5), ("b", 0.9)):
         make_run(arm=arm, evaluations={0: (0.3, 9.0), 4: (reward, 9.0)}, metrics=lambda step: {})
-    assert learning_findings(campaign_of(tmp_path))[0] == (
+    assert answers(campaign_of(tmp_path)) == [
         "Final validation reward, highest first: b 0.90; a 0.50 (one seed each: figures, not a verdict)."
-    )
-    assert not any("shown" in said for said in learning_findings(campaign_of(tmp_path)))
+    ]
 
 
 def test_parts_that_only_sleep_are_not_ranked(make_run: Make, tmp_path: Path) -> None:
     for arm in ("a", "b"):
         make_run(arm=arm, evaluations={4: (0.2, 9.0)}, metrics=lambda step: {}, settings=SETTINGS)
-    assert learning_findings(campaign_of(tmp_path)) == ["No variant was seen at validation reward 0.5."]
+    assert answers(campaign_of(tmp_path)) == []
+    assert learning_details(campaign_of(tmp_path)) == ["No variant was seen at validation reward 0.5."]
 
 
 def test_importance_weights_are_told_with_the_gap(make_run: Make, tmp_path: Path) -> None:
@@ -178,7 +195,7 @@ def test_importance_weights_are_told_with_the_gap(make_run: Make, tmp_path: Path
 
     make_run(arm="off", evaluations={4: (0.2, 9.0)}, metrics=lambda step: {})
     make_run(arm="icepop", evaluations={4: (0.3, 9.0)}, metrics=metrics)
-    assert learning_findings(campaign_of(tmp_path))[-1] == (
+    assert learning_details(campaign_of(tmp_path))[-1] == (
         "Importance weights of the response tokens, Learner over engine: "
         "icepop KL 0.003 per token, bounded 2%, of these left out 1%."
     )

@@ -127,7 +127,7 @@ def test_the_last_rewards_of_paired_seeds_get_an_interval(make_lagged_run: Make,
     assert (
         "last validation reward 0.52 [0.43, 0.61] against 0.50 [0.40, 0.60] "
         "(difference +0.020, 95% interval -0.005 to +0.045, t over n = 3 paired seeds);"
-    ) in findings(campaign)[1]
+    ) in findings(campaign)[3]
     assert cautions(campaign)[-1] == (
         "Intervals of rewards are each for one pair of variants and assume normal differences."
     )

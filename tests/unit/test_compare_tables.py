@@ -189,6 +189,7 @@ def test_the_outcome_table(two_arms: Campaign) -> None:
 
 def test_the_sentences(two_arms: Campaign) -> None:
     assert findings(two_arms) == [
+        "Final validation reward, highest first: k4 0.61; k1 0.55 (one seed each: figures, not a verdict).",
         "The largest stage is update in k1 (33% of the loop) and k4 (47% of the loop).",
         "k4 against k1: 1.62 times the seconds per step (1.62 s against 1.00 s); "
         "last validation reward 0.61 against 0.55; "
@@ -197,7 +198,6 @@ def test_the_sentences(two_arms: Campaign) -> None:
         "k1: validation reward 0.25 to 0.55 in 4 steps, response length 12.0 to 18.0 tokens.",
         "k4: validation reward 0.25 to 0.61 in 4 steps, response length 12.0 to 24.0 tokens.",
         "Responses grew longer as the reward rose in k1 and k4: part of the gain may be length.",
-        "Final validation reward, highest first: k4 0.61; k1 0.55 (one seed each: figures, not a verdict).",
         "Validation reward 0.5 was first seen in k1 at step 4 (6.00 s); k4 at step 4 (8.48 s).",
         "Gradient norm before clipping, median and 95th percentile: k1 0.500 and 0.500; k4 0.500 and 0.500.",
     ]
@@ -237,7 +237,7 @@ def test_a_target_nobody_reached_is_said(make_run: Make, tmp_path: Path) -> None
 def test_a_target_only_one_reached_is_said(make_run: Make, tmp_path: Path) -> None:
     make_run(arm="k1", evaluations={4: (0.6, 12.0)}, **COMPARED)
     make_run(arm="k2", evaluations={4: (0.3, 12.0)}, **COMPARED)
-    assert "reward 0.5 never against 5.00 s." in findings(_only_campaign(tmp_path))[1]
+    assert "reward 0.5 never against 5.00 s." in findings(_only_campaign(tmp_path))[2]
 
 
 def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.dataset.command import chat_encoder
 from harness.dataset.keywords import Row, check_split_sizes, draw_prompts, fault, fill, split_sizes, tidy
 from harness.dataset.writing import check_target, write_dataset
 from harness.errors import RunStopped, UserError
+from harness.models.tokenizer import train_tokenizer
 from harness.tasks.keyword_files import KeywordFileTask
 from harness.types import Prompt
 
@@ -149,6 +151,31 @@ def test_a_folder_that_holds_something_is_never_overwritten(tmp_path: Path) -> N
     with pytest.raises(UserError, match="cannot write the data set"):
         write_dataset(tmp_path, {"train": [Row("p", "a")]}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_current_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for named in (Path("."), tmp_path, Path("..", tmp_path.name)):
+        with pytest.raises(UserError, match="is the current one; it must be new"):
+            check_target(named)
+    rows = {"train": [Row("p", "a")]}
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    write_dataset(Path("..", "new", "..", "other"), rows, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["below", "other"]
+
+
+def test_a_chat_asks_as_its_user_up_to_the_models_turn() -> None:
+    tokenizer = train_tokenizer(["user says red apple, model says"], 300)
+    with pytest.raises(UserError, match="has no chat template"):
+        chat_encoder(tokenizer)
+    tokenizer.chat_template = (
+        "{% for turn in messages %}[{{ turn.role }} says {{ turn.content }}]{% endfor %}"
+        "{% if add_generation_prompt %}[model says{% endif %}"
+    )
+    token_ids = chat_encoder(tokenizer)("red apple")
+    assert tokenizer.decode(token_ids) == "[user says red apple][model says"
+    assert all(type(token_id) is int for token_id in token_ids)
 
 
 def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:

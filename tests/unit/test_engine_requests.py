@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.engines.requests import check_request
+from harness.engines.requests import check_request, check_scored
 from harness.errors import UserError
 from harness.types import SamplingParams
 
@@ -46,3 +46,15 @@ def test_a_request_that_just_fits_passes():
 def test_a_bad_request_is_refused(change, message):
     with pytest.raises(UserError, match=message):
         check_request(**GOOD | change)
+
+
+def test_scored_responses_may_fill_the_context_but_for_the_room_that_the_engine_needs():
+    check_scored([[1, 2]], [[3, 4]], 10, 4)
+    check_scored([[1, 2]], [[3]], 10, 4, room=1)
+    check_scored([[1], [1, 2, 3]], [[2, 3, 4], [4]], 10, 4)  # each with its own prompt, not with the longest
+    with pytest.raises(
+        UserError, match=r"4 tokens with its prompt and 1 behind them, .* holds 4\n.*0 of.*\n.* most 1 "
+    ):
+        check_scored([[1, 2]], [[3, 4]], 10, 4, room=1)
+    with pytest.raises(UserError, match=r"the prompt or the response has no tokens\n  where: response 1 of"):
+        check_scored([[1], [2]], [[3], []], 10, 4)

@@ -207,7 +207,7 @@ def test_bad_requests_are_refused_before_sglang_hears_of_them() -> None:
     recorded = Recorded()
     with pytest.raises(UserError, match="prompt 1"):
         engine(recorded).generate([[5], []], 1, SamplingParams(), 0)
-    with pytest.raises(UserError, match="prompt 0"):
+    with pytest.raises(UserError, match="response 0 of those to score"):
         engine(recorded).score([[]], [[5]])
     assert recorded.calls == []
 

@@ -1,6 +1,7 @@
 """What an evaluation asks: which rows make which task, and which arguments are refused."""
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ def test_a_users_reward_function_works_in_a_process_of_its_own(tmp_path: Path) -
     rewards = found.rewards(lambda: False)
     assert isinstance(rewards, TimedRewards)
     rewards.close()
+
+
+def test_a_broken_reward_function_is_told_before_anything_is_sampled(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "broken_reward_of_evaluate.py").write_text("def score(response, truth):\n    return 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        read_questions(written(tmp_path, KEYWORDS), None, None, "broken_reward_of_evaluate:score")
 
 
 def test_built_in_keywords_are_the_held_out_ones() -> None:

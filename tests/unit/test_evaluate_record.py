@@ -112,8 +112,21 @@ def test_a_batch_whose_rows_are_gone_is_done_again(tmp_path: Path) -> None:
         assert (tmp_path / RESPONSES).read_bytes() == responses
 
 
+RESPONSE = b'{"text": "", "tokens": 1, "finish_reason": "stop", "log_prob": %s, "rewards": %s}'
+ROW = b'{"prompt_id": 3, "prompt_tokens": 3, "responses": [%s]}\n'
+
+
 @pytest.mark.parametrize(
-    "damage", [b"\x00\xff\n", b"[]\n", b"{}\n", b'{"prompt_id": 3, "prompt_tokens": 3, "responses": []}\n']
+    "damage",
+    [
+        b"\x00\xff\n",
+        b"[]\n",
+        b"{}\n",
+        ROW % b"",
+        ROW % (RESPONSE % (b"NaN", b"null")),
+        ROW % (RESPONSE % (b"0", b"[1]")),
+        ROW % (RESPONSE % (b"0", b'{"reward": 1}')),
+    ],
 )
 def test_rows_from_a_damaged_line_on_are_done_again(tmp_path: Path, damage: bytes) -> None:
     responses, _ = whole(tmp_path)
@@ -174,6 +187,28 @@ def test_two_processes_do_not_write_at_once(tmp_path: Path) -> None:
         Record(tmp_path, SETTINGS, {})
     record.close()
     Record(tmp_path, SETTINGS, {}).close()
+
+
+def test_who_comes_second_changes_nothing_before_the_first_has_written_its_settings(tmp_path: Path) -> None:
+    record = Record(tmp_path, SETTINGS, {})
+    (tmp_path / EVALUATION).unlink()  # as before the first one has written it
+    with pytest.raises(UserError, match="another process is writing this evaluation"):
+        Record(tmp_path, Settings(**{**SETTINGS.as_dict(), "stop": (), "seed": 7}), {})
+    assert not (tmp_path / EVALUATION).exists()
+    record.close()
+
+
+def test_what_was_true_at_its_start_is_kept_and_what_differs_named(tmp_path: Path) -> None:
+    begun = {"versions": {"torch": "1"}, "machine": {"cpus": (2,)}}
+    Record(tmp_path, SETTINGS, begun).close()
+    record = Record(tmp_path, SETTINGS, {**begun, "versions": {"torch": "2"}})
+    assert record.changed_facts == ("versions",)
+    record.finish({"prompts": 5})
+    record.close()
+    assert json.loads((tmp_path / EVALUATION).read_text())["versions"] == {"torch": "1"}
+    again = Record(tmp_path, SETTINGS, begun)
+    assert again.changed_facts == ()
+    again.close()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

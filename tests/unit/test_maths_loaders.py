@@ -48,6 +48,16 @@ def test_a_repeated_problem_is_kept_once(tmp_path: Path) -> None:
     assert [one.question for one in read_problems(write(tmp_path, MATH, "", other, MATH))] == [MATH["problem"], "p"]
 
 
+def test_white_space_around_a_problem_makes_no_other_problem(tmp_path: Path) -> None:
+    rows = [{"problem": text, "answer": "1"} for text in ("p", " p\n", "q", "r")]
+    task = MathsTask(write(tmp_path, *rows), validation_fraction=0.3)
+    assert sorted(prompt.text.splitlines()[-2] for prompt in (*task.train_prompts, *task.validation_prompts)) == [
+        "User: p",
+        "User: q",
+        "User: r",
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [
@@ -59,6 +69,9 @@ def test_a_repeated_problem_is_kept_once(tmp_path: Path) -> None:
         ('{"problem": " ", "answer": "1"}', "the field 'problem' is empty"),
         ('{"problem": "q", "answer": " "}', "the answer has 0 characters; it must have 1 to 1000"),
         ('{"problem": "q", "answer": ["1"]}', "the field 'answer' is a list (['1']), not text"),
+        ('{"problem": "q", "answer": NaN}', "the field 'answer' is a number (nan), not text"),
+        ('{"problem": "q", "answer": -1e999}', "the field 'answer' is a number (-inf), not text"),
+        ('{"problem": " What is half of one?\\n", "answer": "2"}', "the problem has come before with the answer"),
         ('{"problem": "q", "answer": true}', "the field 'answer' is true or false (True), not text"),
         (r'{"problem": "q", "solution": "\\boxed{1"}', r"no \boxed{...} that is closed again in the field 'solution'"),
         ('{"problem": "q", "problem": "r", "answer": "1"}', "the field 'problem' comes twice"),

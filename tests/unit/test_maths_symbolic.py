@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.tasks.maths import AnswerGrader
+from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn
 from harness.tasks.maths.symbolic import MAX_DEPTH, MAX_SYMBOLIC_CHARS, SymbolicComparer, as_latex
 
 NEVER_S = 600.0  # a limit that no test reaches
@@ -82,6 +82,19 @@ def test_a_comparison_at_its_limit_costs_its_process(make) -> None:
     comparer.timeout_s = NEVER_S
     assert comparer(r"\sqrt{36}", "6") is True
     assert comparer.counts.started == 2
+
+
+def test_a_response_is_worth_one_comparison_however_many_answers_it_holds(make) -> None:
+    grader = AnswerGrader(NEVER_S)
+    many = "".join(rf"\boxed{{\sqrt{{{number}}}}} answer is \sqrt{{{number}}} " for number in range(50))
+    parts = ", ".join(rf"\sqrt{{{number}}}" for number in range(20))
+    for response in (many, rf"\boxed{{{parts}}}", f"</think> <answer> {parts} </answer>"):
+        for function in (r1_zero_reward_fn, question_only_reward_fn):
+            before = grader.symbolic.counts.asked
+            function(response, parts.replace("sqrt{19}", "sqrt{20}"), agree=grader)
+            assert grader.symbolic.counts.asked <= before + 1
+    assert grader.symbolic.counts.asked > 0
+    grader.close()
 
 
 def test_a_process_that_dies_is_replaced(make) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import UserError
 from harness.memory_plan.check import check_memory, memory_table, on_gpu
-from harness.memory_plan.fit import Room, changed, require_fit, shortage, smallest_changes
+from harness.memory_plan.fit import Room, amounts_by_name, changed, gib, require_fit, shortage, smallest_changes
 from harness.memory_plan.plan import CUDA_BYTES, PROCESS_BYTES, make_plan
 from harness.memory_plan.room import free_main_memory
 from harness.memory_plan.shape import Shape, shape_of
@@ -169,6 +169,43 @@ def test_arms_side_by_side_add_up_but_for_the_libraries(tmp_path: Path) -> None:
     assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES - 1), on_gpu=False) is not None
 
 
+def test_libraries_of_actors_by_hand(tmp_path: Path) -> None:
+    mib = 2**20
+    text = "engine: {type: vllm}\ntransport: {type: shared_memory}\nplacement: {generator: {count: 2}}\n"
+    plan = make_plan(scenario(tmp_path, text), shape_for_small())
+    libraries = {process.name: sizes(process)["Python and its libraries"] // mib for process in plan.processes}
+    assert libraries == {"learner": 320, "generator": 320 + 288, "scorer": 208, "ray and driver": 368}
+    assert amounts_by_name([plan] * 2)["Python and its libraries"] == mib * (2 * (320 + 2 * 608 + 208) + 368)
+
+
+def test_parts_on_gpus_have_processes_in_main_memory_too(tmp_path: Path) -> None:
+    text = "transport: {type: nixl}\nplacement: {device: cuda, generator: {count: 3, gpus: 1}, learner: {gpus: 1}}\n"
+    plan = make_plan(scenario(tmp_path, text), shape_for_small(), on_gpu=True)
+    mib = 2**20
+    assert plan.total("cpu") == mib * (320 + 3 * 320 + 208 + 368 + 416)
+
+
+def test_arms_of_one_process_share_its_first_gpu(tmp_path: Path) -> None:
+    one = scenario(tmp_path, "placement: {device: cuda}\n"), shape_for_small()
+    (run, host) = make_plan(*one, on_gpu=True).processes
+    assert shortage([one, one], Room(host.peak, (2 * run.peak,)), on_gpu=True) is None
+    found = shortage([one, one], Room(host.peak, (2 * run.peak - 1, 80 * GIB)), on_gpu=True)
+    assert found is not None
+    assert (found.memory, found.needed) == ("GPU 0", 2 * run.peak)
+
+
+def test_arms_that_fit_one_by_one_are_told_to_run_so(tmp_path: Path) -> None:
+    one = scenario(tmp_path, "transport: {type: shared_memory}\n"), shape_for_small()
+    need = make_plan(*one).total("cpu")
+    with pytest.raises(UserError) as refused:
+        require_fit([one] * 5, Room(need), on_gpu=False)
+    assert "set interleaving to run" in (refused.value.fix or "")
+    assert f"the largest needs about {gib(need)}" in (refused.value.fix or "")
+    with pytest.raises(UserError) as refused:
+        require_fit([one] * 5, Room(GIB), on_gpu=False)
+    assert (refused.value.fix or "").startswith("no setting makes it fit")
+
+
 def shape_for_small() -> Shape:
     from harness.memory_plan.shape import shape_of_own
     from harness.models.config import PRESETS
@@ -187,7 +224,11 @@ def test_the_line_before_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("model: {type: folder, path: Qwen/Qwen2.5-Math-1.5B}\n", "Qwen/Qwen2.5-Math-1.5B is not on this machine yet"),
+        (
+            "model: {type: folder, path: Qwen/Qwen2.5-Math-1.5B}\n",
+            "Qwen/Qwen2.5-Math-1.5B is not on this machine yet, and the plan reads its config.json",
+        ),
+        ("extends: transport_sweep\n", "a transport sweep trains no model"),
         ("model: {type: paced}\nengine: {type: paced}\n", "model.type paced has next to no weights"),
     ],
 )

@@ -61,6 +61,8 @@ def test_course_preset_has_the_shape_the_reference_names():
         ("small", 4 * 786_944 + 1024 * 256 + 256),
         # layer: 4*512*512 + 3*1344*512 + 2*512 = 3,113,984; embeddings and output apart
         ("course", 4 * 3_113_984 + 2 * 1024 * 512 + 512),
+        # layer: 4*128*128 + 3*512*128 + 2*128 = 262,400
+        ("maths", 3 * 262_400 + 1024 * 128 + 128),
     ],
 )
 def test_number_of_parameters(name, expected):

@@ -65,3 +65,12 @@ def test_read_back_from_disk_it_gives_the_same_ids(tmp_path):
 def test_too_small_a_vocabulary_is_refused():
     with pytest.raises(UserError, match="vocab_size is 257, must be at least 258"):
         train_tokenizer(TEXTS, 257)
+
+
+def test_digits_can_have_a_token_each():
+    texts = ["the year 1984 and 1985 and 19 more"] * 4
+    together, apart = train_tokenizer(texts, 300), train_tokenizer(texts, 300, split_digits=True)
+    assert len(together.encode("1984")) < 4
+    assert apart.convert_ids_to_tokens(apart.encode("1984 ٣")[:4]) == ["1", "9", "8", "4"]
+    assert apart.decode(apart.encode("a 1984٣.5 b")) == "a 1984٣.5 b"
+    assert len(apart.encode(" and")) == 1

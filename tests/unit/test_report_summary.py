@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.report.plain import plain
+from harness.report.plain import plain, plain_ends
 from harness.report.summary import before_and_after, print_run_summary, shown_path
 from harness.results import RolloutRow, RunFolder
 from harness.types import ExampleRollout
@@ -40,6 +40,13 @@ def test_rollouts_of_the_first_and_last_version_are_paired_by_prompt() -> None:
     ]
     assert before_and_after(rows[:3]) == []
     assert before_and_after([]) == []
+
+
+def test_a_long_prompt_is_shown_with_both_ends() -> None:
+    assert plain_ends("a\nb", 4) == r"a\nb"
+    assert plain_ends("abcdefgh", 8) == "abcdefgh"
+    assert plain_ends("abcdefghi", 8) == "ab ... defghi"  # 8 // 4 of the beginning, the rest of the end
+    assert plain_ends("Instructions. " * 50 + "\nWhat is 2 + 2?", 80).endswith(r"\nWhat is 2 + 2?")
 
 
 def test_the_summary_ends_with_rollouts_and_pictures(

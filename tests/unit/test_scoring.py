@@ -14,6 +14,7 @@ import pytest
 
 from harness.errors import Interrupted
 from harness.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
+from harness.side_process import SideProcess
 from harness.tasks.rewards import UserReward
 
 NAME = "failing_reward_under_test"
@@ -303,6 +304,26 @@ def test_an_answer_too_many_spoils_the_next_group_and_no_reward(timed, write: Wr
     rewards = timed(write(WRITES.format(forged) + LINK))
     assert rewards(["a"], "") == [whole(1.0)]  # the forged one, since it came first
     assert "answered {'at': [1, 0], 'rewards': {'reward': 1.0" in failure(rewards, "b")
+
+
+def test_bytes_that_never_make_an_answer_do_not_outlast_the_limit(timed, write: Write) -> None:
+    dribbles = "fd = next(fd for fd in range(3, 99) if 'socket' in link(fd))\n    while True: os.write(fd, b'x')\n"
+
+    def bytes_have_come() -> bool:
+        select.select([rewards._process._connection], [], [])
+        return False
+
+    rewards = timed(write("import os\n" + LINK + SIGNATURE + dribbles), 0.01, bytes_have_come)
+    assert "the reward function took longer than the 0.01 s" in failure(rewards, "a")
+
+
+def test_killing_a_process_twice_closes_nothing_of_others() -> None:
+    process = SideProcess("harness.scoring.process:serve_rewards")
+    process.kill()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]  # they get the numbers that have become free
+    process.kill()
+    for descriptor in others:
+        os.close(descriptor)
 
 
 def test_the_stop_signal_ends_a_function_that_hangs(timed, write: Write) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,17 @@ import pytest
 
 from harness.build import Parts, build_simulated_parts
 from harness.compare import gather
-from harness.errors import Diverged, RunStopped, UserError
-from harness.results import find_runs
+from harness.errors import Diverged, Interrupted, RunStopped, UserError
+from harness.results import RunFolder, find_runs, read_manifest
 from harness.scenario import Scenario, load_scenario
 from harness.sim.stages import SimulatedLearner
 from harness.sweep import SweepOptions, run_sweep
 from harness.sweep.campaign import IDENTITY, changes_since_newest, find_campaign
+from harness.sweep.lines import what_came_of_it
 from harness.sweep.points import State, read_point, read_points
 from harness.sweep.runner import show_status, variants_of
 from harness.trace import RecordingTracer
-from harness.types import RolloutGroup, UpdateResult
+from harness.types import Metric, RolloutGroup, UpdateResult
 
 SWEEP = 'steps: 3\nprofile: "off"\ntrackers: []\nevaluation: {every: 3, prompts: 4}\nsweep: {seed: [0, 1, 2]}\n'
 QUIET = SweepOptions(quiet=True)
@@ -269,6 +271,72 @@ def test_blocks_are_points_too_each_with_a_sentinel(tmp_path: Path) -> None:
         ("a,block=0", 0), ("a,block=1", 1), ("b,block=0", 0), ("b,block=1", 1),
     ]  # fmt: skip
     assert all(run.manifest.sentinel for run in runs)
+
+
+def test_every_second_block_runs_its_points_in_reverse(tmp_path: Path) -> None:
+    """So that a machine that slows down steadily favours no arm."""
+    text = SWEEP.replace("sweep: {seed: [0, 1, 2]}", "blocks: 3\narms: {a: {}, b: {epochs_per_batch: 2}}")
+    started = []
+
+    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+        started.append((resolved.seed, resolved.epochs_per_batch))
+        return build_simulated_parts(resolved, tracer, should_stop)
+
+    run_sweep(scenario(tmp_path, text), tmp_path / "out", QUIET, build, unseen)
+    assert started == [(0, 1), (0, 2), (1, 2), (1, 1), (2, 1), (2, 2)]
+
+
+def test_blocks_do_not_stop_early_and_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten blocks are the fewest that stopping early may be asked for; here the first would be enough."""
+    text = SWEEP.replace("sweep: {seed: [0, 1, 2]}", "blocks: 10\narms: {a: {}, b: {}}\nstop_at_half_width: 0.99")
+    plan = Plan({})
+    run_sweep(scenario(tmp_path, text), tmp_path / "out", SweepOptions(), plan, unseen)
+    assert len(plan.started) == 20
+    said = (
+        "stop_at_half_width plays no part in a sweep: all 10 blocks are run. To stop early: python -m harness run trial"
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_a_reward_that_is_gone_is_told_with_its_point(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    """A tenth of 0.4 is 0.04, which no reward after version 0 reaches: diverged at step 1."""
+    made = make_run(
+        point={"seed": 0},
+        evaluations={0: (0.4, 12.0), 4: (0.0, 12.0)},
+        metrics=lambda step: {"reward/total": Metric(0.0, count=64)},
+        settings="steps: 4\n",
+    ).folder
+    (variant, *_) = variants_of(scenario(tmp_path, SWEEP.replace("steps: 3", "steps: 4")))
+    point = read_point(made.parent, replace(variant, name=made.name))
+    assert point.state is State.FINISHED
+    assert what_came_of_it(point).startswith("diverged at step 1: validation reward from 0.400 to 0.000 in ")
+
+
+def test_an_interrupt_while_the_comparison_is_drawn_says_that_every_point_is_there(tmp_path: Path) -> None:
+    def interrupted(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    trial, out, plan = scenario(tmp_path), tmp_path / "out", Plan({})
+    with pytest.raises(Interrupted, match="3 finished; the same command goes on from there"):
+        run_sweep(trial, out, QUIET, plan, interrupted)
+    shown: list[Path] = []
+    run_sweep(trial, out, QUIET, plan, shown.append)
+    assert (plan.started, len(shown)) == ([0, 1, 2], 1)
+
+
+def test_attempts_set_aside_keep_their_numbers_whatever_else_lies_there(tmp_path: Path) -> None:
+    trial, out = scenario(tmp_path), tmp_path / "out"
+    plan = Plan({1: [RunStopped("reason 0"), RunStopped("reason 1"), RunStopped("reason 2")]})
+    with pytest.raises(RunStopped):
+        run_sweep(trial, out, QUIET, plan, unseen)
+    folder = find_campaign(out, trial)
+    assert folder is not None
+    aside = folder / ".attempts" / "seed=1"
+    shutil.rmtree(aside / "0")  # tidied away by hand
+    (aside / ".DS_Store").write_text("")
+    assert run_sweep(trial, out, replace(QUIET, retry_failed=True), plan, unseen) == 0
+    kept = {path.name: read_manifest(path).error for path in aside.iterdir() if path.is_dir()}
+    assert kept == {"1": "reason 1", "2": "reason 2"}
 
 
 def test_a_scenario_of_one_run_can_be_swept_too(tmp_path: Path) -> None:

@@ -18,18 +18,21 @@ from rich.console import Console
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.grammar import Demonstration, demonstrations
 from harness.tasks.keywords import KeywordTask
+from harness.tasks.maths import PROMPT_TEMPLATES
 from harness.tasks.words import WORDS
 from harness.warm_start import RECIPES, default_cache_folder, initial_policy, warm_start_policy
 from harness.warm_start.cache import read_entry, write_entry
+from harness.warm_start.curriculum import Lesson
+from harness.warm_start.keyword_curriculum import KeywordCurriculum, taught_reward, trained_keyword_counts
 from harness.warm_start.progress import WarmStartProgress
-from harness.warm_start.recipe import content_key, preset_config, taught_reward, trained_keyword_counts
+from harness.warm_start.recipe import content_key, preset_config, preset_curriculum
 from harness.warm_start.training import (
     COPY_GAIN,
     AveragedPolicy,
     encode_batch,
-    grammar_tokenizer,
     initialize_as_copier,
     response_loss,
 )
@@ -55,6 +58,8 @@ BRIEF = replace(
     max_tokens=8,
 )
 
+LESSONS = (Lesson(iter(()), 20, 0.5), Lesson(iter(()), 10, 0.4, from_below=False))
+
 
 def start(folder: Path, seed: int = 0, **options):
     return warm_start_policy("tiny", seed, **{"progress": False, "cache_dir": folder, "recipe": BRIEF, **options})
@@ -71,7 +76,7 @@ def entries(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return grammar_tokenizer()
+    return KeywordCurriculum().train_tokenizer()
 
 
 def test_tokenizer_gives_nearly_every_word_one_token(tokenizer) -> None:
@@ -81,7 +86,8 @@ def test_tokenizer_gives_nearly_every_word_one_token(tokenizer) -> None:
 
 
 def test_presets_have_the_tokenizers_vocabulary() -> None:
-    assert {preset_config(preset).vocab_size for preset in RECIPES} == {1280}
+    sizes = {preset: preset_config(preset).vocab_size for preset in RECIPES}
+    assert sizes == {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
     # a layer: 2 * 256 * (256 + 128) attention + 3 * 256 * 768 SwiGLU + 2 * 256 norms = 786,944; four of them,
     # embeddings 1280 * 256 = 327,680, and the last norm's 256
     assert preset_config("small").num_parameters == 3_475_712
@@ -101,12 +107,41 @@ def test_batch_is_prompts_and_responses_with_an_end(tokenizer) -> None:
     examples = [Demonstration("Write a", "The red apple.", 0), Demonstration("Write", "The.", 0)]
     batch = encode_batch(tokenizer, examples)
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    assert batch.prompt_ids_BL.tolist() == [tokenizer.encode("Write a"), [*tokenizer.encode("Write"), pad]]
-    assert batch.prompt_lengths_B.tolist() == [2, 1]
+    assert batch.prompt_ids_PL.tolist() == [tokenizer.encode("Write a"), [*tokenizer.encode("Write"), pad]]
+    assert batch.prompt_lengths_P.tolist() == [2, 1]
+    assert batch.prompt_index_B.tolist() == [0, 1]
     long, short = tokenizer.encode("The red apple."), tokenizer.encode("The.")
     assert (len(long), len(short)) == (4, 2)
-    assert batch.response_ids_BT.tolist() == [[*long, eos], [*short, eos, pad, pad]]
-    assert batch.response_mask_BT.tolist() == [[True] * 5, [True, True, True, False, False]]
+    assert batch.row_ids_BT.tolist() == [[*long, eos], [*short, eos, pad, pad]]
+    assert batch.row_mask_BT.tolist() == [[True] * 5, [True, True, True, False, False]]
+    assert torch.equal(batch.trained_mask_BT, batch.row_mask_BT)
+
+
+def test_batch_with_a_shared_beginning_has_the_rest_of_each_prompt_in_its_row(tokenizer) -> None:
+    examples = [Demonstration("Write a dog", "The.", 0), Demonstration("Write a cat.", "A red.", 0)]
+    batch = encode_batch(tokenizer, examples, share_beginning=True)
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    assert batch.prompt_ids_PL.tolist() == [tokenizer.encode("Write a")]
+    assert (batch.prompt_lengths_P.tolist(), batch.prompt_index_B.tolist()) == ([2], [0, 0])
+    dog, the, cat, red = (tokenizer.encode(text) for text in (" dog", "The.", " cat.", "A red."))
+    assert [len(part) for part in (dog, the, cat, red)] == [1, 2, 2, 3]
+    assert batch.row_ids_BT.tolist() == [[*dog, *the, eos, pad, pad], [*cat, *red, eos]]
+    assert batch.row_mask_BT.tolist() == [[True] * 4 + [False] * 2, [True] * 6]
+    assert batch.trained_mask_BT.tolist() == [[False, True, True, True, False, False], [False] * 2 + [True] * 4]
+
+
+def test_equal_prompts_keep_a_token_each(tokenizer) -> None:
+    batch = encode_batch(tokenizer, [Demonstration("Write a", "The.", 0)] * 2, share_beginning=True)
+    assert batch.prompt_ids_PL.tolist() == [tokenizer.encode("Write")]  # " a" is left to the rows
+    assert batch.row_ids_BT[:, 0].tolist() == tokenizer.encode(" a") * 2
+
+
+def test_sharing_the_beginning_leaves_the_loss_as_it_is(tokenizer) -> None:
+    model = DecoderLM(preset_config("tiny"), seed=3)
+    examples = list(itertools.islice(demonstrations(0, (2, 3)), 4))
+    apart, shared = (encode_batch(tokenizer, examples, share_beginning=share) for share in (False, True))
+    assert (len(apart.prompt_ids_PL), len(shared.prompt_ids_PL)) == (4, 1)
+    assert response_loss(model, shared).item() == pytest.approx(response_loss(model, apart).item(), rel=1e-6)
 
 
 def test_loss_is_the_mean_over_response_tokens_only(tokenizer) -> None:
@@ -212,8 +247,8 @@ def test_anything_that_matters_has_another_entry(tmp_path: Path) -> None:
     start(tmp_path, keywords_per_prompt=3)
     start(tmp_path, recipe=replace(BRIEF, learning_rate=1e-3))
     assert len(entries(tmp_path)) == 4
-    key = content_key("tiny", BRIEF, 0, 2)
-    assert key == content_key("tiny", BRIEF, 0, 2)
+    key = content_key("tiny", BRIEF, 0, KeywordCurriculum(2))
+    assert key == content_key("tiny", BRIEF, 0, KeywordCurriculum(2))
     assert f"warm-start-tiny-{key}" in entries(tmp_path)
 
 
@@ -294,7 +329,7 @@ def test_should_stop_interrupts_and_keeps_nothing(tmp_path: Path) -> None:
 
 
 def test_unknown_preset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no preset 'huge'; the presets are tiny, small, course"):
+    with pytest.raises(UserError, match="no preset 'huge'; the presets are tiny, small, course, maths"):
         warm_start_policy("huge", 0, progress=False, cache_dir=tmp_path)
 
 
@@ -313,7 +348,7 @@ def test_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_progress_off_a_terminal_is_two_lines() -> None:
     shown = io.StringIO()
-    with WarmStartProgress(Console(file=shown, width=200), "warm start of tiny", (0.5, 0.4), quiet=False) as bar:
+    with WarmStartProgress(Console(file=shown, width=200), "warm start of tiny", LESSONS, quiet=False) as bar:
         bar.show(1, 7.0, None)
         bar.show(2, 6.0, 0.25)
     first, second = shown.getvalue().splitlines()
@@ -324,14 +359,14 @@ def test_progress_off_a_terminal_is_two_lines() -> None:
 @pytest.mark.parametrize(
     ("rewards", "says"),
     [
-        ((0.125,), "step 1, loss 5.50, validation reward 0.12, to at least 0.50"),
-        ((0.125, 0.5, None), "step 3, loss 5.50, validation reward 0.50, to at most 0.40"),
+        ((0.125,), "step 1, loss 5.50, validation reward 0.12, to at least 0.500"),
+        ((0.125, 0.5, None), "step 3, loss 5.50, validation reward 0.50, to at most 0.400"),
     ],
 )
 def test_progress_on_a_terminal_shows_step_loss_and_reward(rewards: tuple[float | None, ...], says: str) -> None:
     shown = io.StringIO()
     console = Console(file=shown, width=200, force_terminal=True)
-    with WarmStartProgress(console, "title", (0.5, 0.4), quiet=False) as bar:
+    with WarmStartProgress(console, "title", LESSONS, quiet=False) as bar:
         for step, reward in enumerate(rewards, start=1):
             bar.show(step, 5.5, reward)
     assert says in shown.getvalue()
@@ -339,7 +374,7 @@ def test_progress_on_a_terminal_shows_step_loss_and_reward(rewards: tuple[float 
 
 def test_quiet_progress_shows_nothing() -> None:
     shown = io.StringIO()
-    with WarmStartProgress(Console(file=shown, force_terminal=True), "title", (0.5, 0.4), quiet=True) as bar:
+    with WarmStartProgress(Console(file=shown, force_terminal=True), "title", LESSONS, quiet=True) as bar:
         bar.show(20, 5.5, 0.125)
     assert shown.getvalue() == ""
 
@@ -361,3 +396,64 @@ def test_tiny_starts_where_grpo_can_learn(tmp_path: Path) -> None:
     assert {prompt for prompt, _ in report.examples} <= prompts
     assert all(len(response.split()) >= 3 for _, response in report.examples)
     assert (model.config, len(tokenizer)) == (preset_config("tiny"), 1280)
+
+
+BRIEF_MATHS = replace(
+    RECIPES["maths"],
+    taught_reward=0.0,
+    start_reward=1.0,
+    evaluate_from=2,
+    evaluate_every=(2, 2),
+    evaluation_prompts=8,
+    batch_size=4,
+    max_tokens=8,
+)
+
+
+def test_maths_is_taught_arithmetic_and_measured_by_it(tmp_path: Path) -> None:
+    model, tokenizer, report = start_maths(tmp_path, threads=1)
+    other, _, _ = start_maths(tmp_path / "other", threads=1)
+    again, _, report_again = start_maths(tmp_path)
+    assert same_weights(model, other)
+    assert same_weights(model, again)
+    assert report_again == replace(report, from_cache=True)
+    # two lessons, each ended by its first evaluation
+    assert (report.preset, report.steps, report.reward) == ("maths", 4, 0.0)
+    prompts = {prompt.text for prompt in ArithmeticTask(1, 8).validation_prompts}
+    assert {prompt for prompt, _ in report.examples} == prompts
+    assert (model.config, len(tokenizer)) == (preset_config("maths"), 1024)
+    assert model.config.max_position_embeddings >= 1024
+
+
+def start_maths(folder: Path, **options):
+    return warm_start_policy("maths", 0, progress=False, cache_dir=folder, recipe=BRIEF_MATHS, **options)
+
+
+def test_maths_ignores_the_number_of_keywords(tmp_path: Path) -> None:
+    start_maths(tmp_path)
+    assert start_maths(tmp_path, keywords_per_prompt=5)[2].from_cache is True
+
+
+@pytest.fixture(scope="module")
+def maths_tokenizer():
+    return preset_curriculum("maths").train_tokenizer()
+
+
+def test_maths_tokenizer_gives_every_digit_a_token_of_its_own(maths_tokenizer) -> None:
+    tokens = maths_tokenizer.convert_ids_to_tokens(maths_tokenizer.encode("17+46=63 </answer>"))
+    assert tokens == ["1", "7", "+", "4", "6", "=", "6", "3", "\u0120</", "answer", ">"]  # U+0120 stands for a space
+    assert all(sum(character.isdigit() for character in token) < 2 for token in maths_tokenizer.get_vocab())
+
+
+@pytest.mark.parametrize("text", ["", "What is 1,234.5 + 6?", "x² ≤ ½, naïve 中文 🙂\n\t\x00", "<|eos|> 007"])
+def test_maths_tokenizer_encodes_any_text(maths_tokenizer, text: str) -> None:
+    assert maths_tokenizer.decode(maths_tokenizer.encode(text), skip_special_tokens=True) == text
+
+
+def test_r1_zero_prompt_and_a_long_question_leave_room_for_a_response(maths_tokenizer) -> None:
+    arithmetic = ArithmeticTask(1, 32).validation_prompts
+    assert max(len(maths_tokenizer.encode(prompt.text)) for prompt in arithmetic) <= 100
+    # the longest question of GSM8K's test set has 848 characters; made of words the tokenizer knows little of
+    question = "Veronica's unpredictable juggling academy buys 37 zithers for $1,250 every fortnight. " * 10
+    prompt = PROMPT_TEMPLATES["r1_zero"].render(question)
+    assert len(maths_tokenizer.encode(prompt)) + 256 <= 1024

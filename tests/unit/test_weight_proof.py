@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from harness.build.options import mismatch_bound
+from harness.compare.figures import run_figures
+from harness.compare.outcome import LINES
 from harness.engines.faulty import SkipsLoads
 from harness.engines.native import NativeEngine, native_engine
-from harness.errors import RunStopped
+from harness.errors import Diverged, RunStopped
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import PRESETS
@@ -22,9 +25,9 @@ from harness.run import run_command
 from harness.scenario import load_scenario
 from harness.trace import RecordingTracer, Stage
 from harness.transports.in_process import InProcessTransport
-from harness.types import Completion, GroupData, LogProbProbe, Metric, Prompt
+from harness.types import Completion, GroupData, LogProbProbe, Metric, Prompt, RolloutGroup
 from harness.weight_sync import WeightLoader, WeightPublisher
-from harness.workers import probe_rows
+from harness.workers import LearnerWorker, probe_rows
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 SHAPE = dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96)
@@ -137,6 +140,77 @@ def test_a_probe_is_the_start_of_a_few_rollouts() -> None:
     assert rows == [([1, 2], list(range(16))), ([3], [4, 5]), ([7], [8])]
 
 
+class FixedTrainer:
+    """A trainer whose policy gives every token the same log-probability."""
+
+    options = TrainerOptions(2, LossOptions())
+
+    def __init__(self, log_prob: float) -> None:
+        self.log_prob = log_prob
+
+    def prepare(self, groups): ...
+    def train(self, step, batch):
+        return {}
+
+    def weights(self):
+        return {"w": torch.zeros(1)}
+
+    def log_probs_of(self, prompts, responses):
+        return [np.full(len(response), self.log_prob, np.float32) for response in responses]
+
+
+def learner_of(log_prob: float) -> LearnerWorker:
+    transport, first = InProcessTransport(snapshot=False), [(np.array([1]), np.array([2, 3]))]
+    return LearnerWorker(
+        FixedTrainer(log_prob), transport, RecordingTracer(time.perf_counter_ns), False, first_probe=first
+    )
+
+
+def rollouts_of(*groups: GroupData) -> tuple[RolloutGroup, ...]:
+    return tuple(RolloutGroup(0, 0, 0, 0, (1,), group) for group in groups)
+
+
+def probed(learner: LearnerWorker, version: int):
+    probe = learner.publish_weights(version, frozenset()).probe
+    return None if probe is None else [row.tolist() for row in (*probe.prompts, *probe.responses)]
+
+
+def test_a_batch_that_gives_no_probe_leaves_the_one_before_it() -> None:
+    """Prompt and response of one token each: nothing is left to score behind anything."""
+    learner = learner_of(-1.0)
+    assert probed(learner, 0) == [[1], [2, 3]]
+    learner.update(0, rollouts_of(group_of([3], [4, 5, 6])))
+    assert probed(learner, 1) == [[3], [4, 5]]
+    learner.update(1, rollouts_of(group_of([7], [9])))
+    assert probed(learner, 2) == [[3], [4, 5]]
+
+
+@pytest.mark.parametrize("log_prob", [float("nan"), float("-inf")])
+def test_a_learner_whose_log_probs_are_no_numbers_has_diverged_and_says_at_which_step(log_prob: float) -> None:
+    """Version 3 is what step 2 made of version 2. The engine is not to blame, so it is not asked."""
+    with pytest.raises(Diverged, match="log-probabilities at policy version 3 are not finite") as diverged:
+        learner_of(log_prob).publish_weights(3, frozenset())
+    assert diverged.value.step == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        (["engine.type=vllm"], 1e-4),
+        (["engine.type=vllm", "engine.precision=bfloat16"], 0.5),
+        (["engine.type=vllm", "model.precision=bfloat16"], 0.5),
+        (["engine.type=vllm", "model={type: folder, path: m, dtype: bfloat16}"], 0.5),  # the Learner's weights round
+        (["engine.type=vllm", "model={type: folder, path: m, dtype: float32}"], 1e-4),
+        (["engine.type=vllm", "engine.precision=bfloat16", "engine.mismatch_bound=0.1"], 0.1),
+        (["engine.type=native"], None),
+        (["engine.type=native", "engine.mismatch_bound=0.2"], 0.2),
+    ],
+)
+def test_the_bound_is_that_of_float32_only_where_nothing_rounds(settings: list[str], bound: float | None) -> None:
+    scenario = load_scenario("quickstart", ["model.precision=float32", "engine.precision=float32", *settings])
+    assert mismatch_bound(scenario) == bound
+
+
 SETTINGS = [
     "model.preset=tiny",
     "model.warm_start=false",
@@ -167,6 +241,12 @@ def run_quickstart(out: Path, *settings: str):
     return run, error
 
 
+def shown(run) -> float | None:
+    """What the table of the outcome shows of it."""
+    (line,) = [line for line in LINES if line.key == "engine_mismatch_max" and line.in_table]
+    return line.get(run_figures(run))
+
+
 def test_a_run_logs_the_mismatch_of_each_sync(tmp_path: Path) -> None:
     run, error = run_quickstart(tmp_path)
     assert error is None
@@ -175,6 +255,7 @@ def test_a_run_logs_the_mismatch_of_each_sync(tmp_path: Path) -> None:
     assert all(isinstance(metric, Metric) and 0 < metric.value < 1e-4 for metric in largest)
     told = json.loads((run.folder / "manifest.json").read_text())["outcome"]["syncs"]
     assert told["engine_mismatch/max"] == max(metric.value for metric in largest)
+    assert shown(run) == told["engine_mismatch/max"]
 
 
 def test_a_skipped_load_stops_the_run_at_the_step_whose_weights_it_is(tmp_path: Path) -> None:
@@ -189,3 +270,4 @@ def test_without_a_bound_nothing_is_measured_and_nothing_found(tmp_path: Path) -
     run, error = run_quickstart(tmp_path, "faults.skip_weight_loads=[2]", "engine.mismatch_bound=null")
     assert error is None
     assert [row.metric("engine_mismatch/max") for row in run.steps] == [None] * 3
+    assert shown(run) is None

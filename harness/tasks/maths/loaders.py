@@ -9,6 +9,7 @@ Hendrycks et al. (arXiv 2103.03874) and Cobbe et al. (arXiv 2110.14168).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,7 +31,7 @@ class MathsProblem(NamedTuple):
     """One problem.
 
     Attributes:
-        question: its text.
+        question: its text, without white space around it.
         answer: the right answer alone, as the file writes it.
         level: how hard it is, where the file says so.
         subject: what it is about, where the file says so.
@@ -97,7 +98,7 @@ def parse_problem(line: bytes, where: str, file_format: Literal["gsm8k", "math"]
         UserError: the line is no JSON object, a field is missing, or the answer cannot be found in it.
     """
     row = parse_object(line, where, EXAMPLES[file_format])
-    question = _needed(row, {"gsm8k": "question", "math": "problem"}[file_format], where, file_format)
+    question = _needed(row, {"gsm8k": "question", "math": "problem"}[file_format], where, file_format).strip()
     answer = _ANSWERS[file_format](row, where).strip()
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         raise UserError(
@@ -121,7 +122,7 @@ def _gsm8k_answer(row: dict[str, Any], where: str) -> str:
 
 def _math_answer(row: dict[str, Any], where: str) -> str:
     given = row.get("answer")
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given):
         return str(given)
     if given is not None:
         return checked_text(given, "answer", where)

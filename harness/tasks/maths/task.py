@@ -44,7 +44,7 @@ class MathsTask:
         symbolic_timeout_s: float = SYMBOLIC_TIMEOUT_S,
     ) -> None:
         _check_prompt(prompt)
-        _check_installed()
+        check_installed()
         prompts = read_maths_prompts(train, format, prompt)
         if validation is None:
             self.train_prompts, self.validation_prompts = split_prompts(prompts, validation_fraction, str(train))
@@ -74,8 +74,12 @@ def _check_prompt(prompt: str) -> None:
         )
 
 
-def _check_installed() -> None:
-    """Refuse to run without the library: every answer that only algebra can judge would be wrong without a word."""
+def check_installed() -> None:
+    """Refuse to run without the library, since what only algebra can judge could not be graded.
+
+    Raises:
+        UserError: math-verify is not installed.
+    """
     if find_spec("math_verify") is None:
         raise UserError(
             "math-verify is not installed, which compares answers by algebra",
