@@ -151,7 +151,7 @@ def _other_policy(curves: Curves, pair: str) -> str:
     kinds = {run.kl.reference for run in curves.campaign.runs if run.kl}
     if len(kinds) != 1:
         return "reference"
-    return {"frozen": "initial policy", "reclone": "re-cloned reference"}.get(kinds.pop(), "reference")
+    return {"frozen": "initial policy", "reclone": "re-cloned reference"}.get(str(kinds.pop()), "reference")
 
 
 def _set_norm_scale(axes: Axes, curves: Curves) -> None:

@@ -126,7 +126,7 @@ def sizes_below(pid: int) -> list[tuple[int, str]]:
             words, memory = process.cmdline(), process.memory_full_info()
         except psutil.Error:  # it has ended
             continue
-        title = " ".join(Path(word).name for word in words[:3])
+        title = " ".join(Path(word).name for word in words[:3])[:40].strip()
         found[title, memory.uss] = memory.pss, title
     return list(found.values())
 

@@ -22,7 +22,7 @@ from harness.engines.native import NativeEngine, native_engine
 from harness.engines.paced import PacedEngine, PacedTokenizer
 from harness.engines.streams import pinned_lengths
 from harness.engines.vllm import VllmEngine, vllm_engine
-from harness.errors import Interrupted, RunStopped, UserError
+from harness.errors import Diverged, Interrupted, UserError
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, KVCache
 from harness.models.sorting import SortingModel
@@ -514,7 +514,7 @@ def test_prompts_too_long_or_with_unknown_tokens_are_refused(case, model, engine
 def test_weights_that_have_diverged_stop_the_run(case, model):
     engine = case.engine_to_spoil(model)
     engine.load_weights({name: tensor * torch.nan for name, tensor in model.named_parameters()})
-    with pytest.raises(RunStopped, match=r"not finite at prompt 0, sample 0, token 0"):
+    with pytest.raises(Diverged, match=r"not finite at prompt 0, sample 0, token 0"):
         engine.generate(PROMPTS, 2, SAMPLING, 0)
 
 

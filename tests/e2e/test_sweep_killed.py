@@ -126,7 +126,9 @@ def test_control_c_says_how_it_stands_and_the_run_says_that_it_was_interrupted(t
     send_when_held(process, out, 2, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
-    assert "interrupted: 1 finished, 1 diverged, 1 cut short, 3 not run yet; the same command goes on from there" in said
+    assert (
+        "interrupted: 1 finished, 1 diverged, 1 cut short, 3 not run yet; the same command goes on from there" in said
+    )
     assert statuses(out) == {"seed=0": "completed", "seed=1": "failed", "seed=2": "interrupted"}
 
 
