@@ -101,7 +101,6 @@ def test_a_variant_without_the_metric_leaves_no_trace() -> None:
     assert draw_chart(Chart("Clip", "step", "share", [logged, Line(1, [])], "It rises.")) == alone
 
 
-
 def test_a_band_goes_there_and_back_and_markers_are_few() -> None:
     points = [(float(x), 1.0) for x in range(100)]
     band = [(0.0, 0.0, 2.0), (99.0, 0.0, 1.0)]
