@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.report.pipes import silence_output
+from harness.report.plain import plain_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -318,5 +319,5 @@ def _set_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _say(message: str, code: int) -> int:
-    print(message, file=sys.stderr, flush=True)
+    print(plain_lines(message), file=sys.stderr, flush=True)
     return code

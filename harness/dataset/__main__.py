@@ -8,31 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
-from harness.errors import Interrupted, RunStopped, UserError
-from harness.report.pipes import silence_output
-from harness.report.plain import plain_lines
+from harness.arguments import from_1
 
 EXAMPLE = "example:\n  python -m harness dataset keywords --engine vllm --model DIR -n 1000 -o data/keywords"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Have a model write a data set; return the exit code."""
+    """Have a model write a data set; return the exit code. ``harness.cli`` tells what is raised."""
     options = _parser().parse_args(arguments)
-    errors = Console(stderr=True)
-    try:
-        from harness.dataset.command import make_keyword_dataset
+    from harness.dataset.command import make_keyword_dataset
 
-        make_keyword_dataset(options, errors)
-    except UserError as error:
-        return _say(errors, f"error: {error}", 2)
-    except RunStopped as error:
-        return _say(errors, f"stopped: {error}", 1)
-    except (Interrupted, KeyboardInterrupt) as error:
-        return _say(errors, f"interrupted: {error}" if str(error) else "interrupted", 130)
-    except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        silence_output()
+    make_keyword_dataset(options, Console(stderr=True))
     return 0
 
 
@@ -59,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="MODEL", help="preset:NAME, a model folder, or a hub name")
-    parser.add_argument("-n", "--rows", type=_from_1, required=True, metavar="N", help="rows of both files together")
+    parser.add_argument("-n", "--rows", type=from_1, required=True, metavar="N", help="rows of both files together")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="new folder for the two files")
     parser.add_argument("--keywords", type=int, default=2, metavar="N", help="words to include, 2 to 8 (default: 2)")
     parser.add_argument(
@@ -73,25 +60,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
     parser.add_argument("--chat", action="store_true", help="ask through the model's chat template")
-    parser.add_argument("--samples", type=_from_1, default=4, metavar="N", help="answers to each prompt (default: 4)")
+    parser.add_argument("--samples", type=from_1, default=4, metavar="N", help="answers to each prompt (default: 4)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
-    parser.add_argument("--max-tokens", type=_from_1, default=48, metavar="N", help="longest answer (default: 48)")
+    parser.add_argument("--max-tokens", type=from_1, default=48, metavar="N", help="longest answer (default: 48)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    parser.add_argument("--batch", type=_from_1, default=64, metavar="N", help="prompts asked together (default: 64)")
+    parser.add_argument("--batch", type=from_1, default=64, metavar="N", help="prompts asked together (default: 64)")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
 
 
-def _from_1(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def _say(errors: Console, message: str, code: int) -> int:
-    errors.print(Text(plain_lines(message)), soft_wrap=True)
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit("type: python -m harness dataset keywords")

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
-from harness.errors import Interrupted, RunStopped, UserError
+from harness.arguments import from_1
 from harness.evaluate.questions import TASKS
-from harness.report.pipes import silence_output
-from harness.report.plain import plain_lines
 
 EXAMPLES = """\
 examples:
@@ -23,21 +20,11 @@ killed or interrupted, the same command goes on after the last whole batch"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate a model, or go on with it; return the exit code."""
+    """Evaluate a model, or go on with it; return the exit code. ``harness.cli`` tells what is raised."""
     options = _parser().parse_args(arguments)
-    errors = Console(stderr=True)
-    try:
-        from harness.evaluate.command import run_evaluation
+    from harness.evaluate.command import run_evaluation
 
-        run_evaluation(options, errors)
-    except UserError as error:
-        return _say(errors, f"error: {error}", 2)
-    except RunStopped as error:
-        return _say(errors, f"stopped: {error}", 1)
-    except (Interrupted, KeyboardInterrupt) as error:
-        return _say(errors, f"interrupted: {error}" if str(error) else "interrupted", 130)
-    except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        silence_output()
+    run_evaluation(options, Console(stderr=True))
     return 0
 
 
@@ -65,7 +52,7 @@ def _what(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--reward", metavar="PACKAGE.MODULE:FUNCTION", help="your own grading, for prompt and answer rows"
     )
-    group.add_argument("--limit", type=_from_1, metavar="N", help="the first N prompts only")
+    group.add_argument("--limit", type=from_1, metavar="N", help="the first N prompts only")
 
 
 def _how(group: argparse._ArgumentGroup) -> None:
@@ -83,11 +70,14 @@ def _how(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
     group.add_argument("--min-tokens", type=int, default=0, metavar="N", help="shortest response (default: 0)")
     group.add_argument(
-        "--max-tokens", type=_from_1, metavar="N", help="longest response (default: 1024, or what the context leaves)"
+        "--max-tokens",
+        type=from_1,
+        metavar="N",
+        help="longest response (default: 1024, or what the context leaves)",
     )
-    group.add_argument("--samples", type=_from_1, default=1, metavar="N", help="responses to each prompt (default: 1)")
+    group.add_argument("--samples", type=from_1, default=1, metavar="N", help="responses to each prompt (default: 1)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    group.add_argument("--batch", type=_from_1, default=64, metavar="N", help="prompts sampled together (default: 64)")
+    group.add_argument("--batch", type=from_1, default=64, metavar="N", help="prompts sampled together (default: 64)")
 
 
 def _where(group: argparse._ArgumentGroup) -> None:
@@ -103,16 +93,5 @@ def _where(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
 
 
-def _from_1(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def _say(errors: Console, message: str, code: int) -> int:
-    errors.print(Text(plain_lines(message)), soft_wrap=True)
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit("type: python -m harness evaluate")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.arguments import from_1
 from harness.errors import UserError
 from harness.importers.command import CROSSWALKS, Imported, import_run, sentences
 from harness.report.plain import plain, plain_lines
@@ -65,19 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--out", metavar="DIR", type=Path, default=Path("results"), help="default: results")
     parser.add_argument("--name", type=_name, help="scenario to file it under; default: the trainer's name")
-    parser.add_argument("--devices", metavar="N", type=_count, help="devices of the run, where the log cannot tell")
+    parser.add_argument("--devices", metavar="N", type=from_1, help="devices of the run, where the log cannot tell")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the run; default: 0")
     parser.add_argument(
         "--asynchronous", action="store_true", help="verl: timing_s/gen is the trainer's wait for its next batch"
     )
     parser.add_argument("--validation", metavar="NAME", help="the log's name that is the validation reward")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of devices; it must be a whole number of at least 1")
-    return int(text)
 
 
 def _name(text: str) -> str:

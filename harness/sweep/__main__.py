@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.arguments import from_1
+
 EXAMPLE = """examples:
   python -m harness sweep learning_rates
   python -m harness sweep learning_rates --status
@@ -50,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="default: results")
     parser.add_argument("--status", action="store_true", help="show what became of each point, and run nothing")
     parser.add_argument(
-        "--attempts", type=_count, default=3, metavar="N", help="starts of a point that fails, in all (default: 3)"
+        "--attempts", type=from_1, default=3, metavar="N", help="starts of a point that fails, in all (default: 3)"
     )
     parser.add_argument(
         "--retry-failed", action="store_true", help="give points that failed too often as many attempts again"
@@ -58,12 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fresh", action="store_true", help="begin a new campaign; the old one stays as it is")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the comparison and errors")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of attempts; it must be a whole number of at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":
