@@ -185,7 +185,7 @@ def test_devices_are_a_whole_number(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as caught:
         main(["verl", "log.jsonl", f"--devices={devices}"])
     assert caught.value.code == 2
-    assert "it must be a whole number of at least 1" in capsys.readouterr().err
+    assert "must be a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_importing_loads_no_heavy_package(tmp_path: Path) -> None:
