@@ -60,6 +60,14 @@ def test_one_process_answers_all_and_an_answer_that_comes_again_is_remembered(ma
     assert (counts.started, counts.asked, counts.remembered) == (1, 2, 1)
 
 
+def test_a_large_parent_does_not_cost_the_process_after_each_answer(make) -> None:
+    held = b"x" * (600 << 20)  # a child begins with its parent's peak in ru_maxrss
+    comparer = make()
+    assert comparer(r"\sqrt{8}", r"2\sqrt{2}")
+    assert comparer(r"\sqrt{18}", r"3\sqrt{2}")
+    assert (len(held), comparer.counts.started) == (600 << 20, 1)
+
+
 def test_no_process_is_started_before_it_is_needed() -> None:
     grader = AnswerGrader()
     assert grader("0.5", "1/2")
