@@ -123,6 +123,8 @@ def vllm_options(model: nn.Module, settings: Any, context: int | None, device: s
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "enforce_eager": device == "cpu",
+        # a prompt cut in two has vLLM set a row's random stream back, which generators on a CPU cannot
+        "enable_chunked_prefill": device != "cpu",
         "block_size": BLOCK_SIZE,
         "seed": 0,
     }

@@ -8,15 +8,23 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from harness.engines.vllm import vllm_engine
 from harness.errors import RunStopped, UserError
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.tokenizer import train_tokenizer
 from harness.results import Run, find_runs
 from harness.run import run_command
 from harness.scenario import Scenario, load_scenario
+from harness.scenario.engine_sections import VllmEngineSettings
+from harness.types import SamplingParams
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),
@@ -72,6 +80,17 @@ def test_threads_of_one_process_may_serve_and_train_at_the_same_time(tmp_path: P
     finished = run(load_scenario("vllm_in_flight", settings), tmp_path)
     assert len(finished.steps) == 4
     assert all(value <= BOUND for value in mismatches(finished) if value is not None)
+
+
+def test_more_prompt_tokens_than_vllm_takes_at_once() -> None:
+    """64 different prompts of 200 tokens are 12,800; one that is cut in two to fill a step would end the engine."""
+    tokenizer = train_tokenizer(["the cat sat on the mat. " * 3], 280)
+    shape = replace(PRESETS["tiny"], vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96)
+    prompts = [[2 + (number * (place + 1) + place) % 250 for place in range(200)] for number in range(64)]
+    with closing(vllm_engine(VllmEngineSettings(max_batch=64), DecoderLM(shape), tokenizer)) as engine:
+        sampling = SamplingParams(min_tokens=3, max_tokens=3)
+        together = engine.generate(prompts, 1, sampling, seed=0)
+        assert [len(group[0].token_ids) for group in together] == [3] * 64
 
 
 @pytest.mark.slow  # each starts Ray and imports vLLM in an actor: half a minute
