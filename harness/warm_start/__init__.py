@@ -18,15 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from harness.models.decoder import DecoderLM
 from harness.warm_start.cache import default_cache_folder, read_entry, write_entry
 from harness.warm_start.curriculum import Curriculum
+from harness.warm_start.presets import content_key, preset_config, preset_curriculum
 from harness.warm_start.progress import WarmStartProgress
-from harness.warm_start.recipe import (
-    RECIPES,
-    Recipe,
-    content_key,
-    preset_config,
-    preset_curriculum,
-    training_precision,
-)
+from harness.warm_start.recipe import RECIPES, Recipe, training_precision
 from harness.warm_start.training import WarmStartTraining, initialize_as_copier
 
 __all__ = ["RECIPES", "Recipe", "WarmStartReport", "default_cache_folder", "initial_policy", "warm_start_policy"]

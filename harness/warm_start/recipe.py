@@ -1,22 +1,15 @@
-"""How each preset is warm-started, and the key under which the result is kept."""
+"""How each preset is warm-started."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from harness.errors import UserError
-from harness.models.config import PRESETS, ModelConfig
 from harness.tasks.grammar import KeepRates
-from harness.warm_start.curriculum import Curriculum
 
-VERSION = 1
-"""Part of the cache key: raise it when a change outside the hashed sources changes the result."""
 LOOSE_RATES = KeepRates(keep_all=0.4, keep_none=0.1)
 
 
@@ -78,32 +71,6 @@ RECIPES = {
 }
 
 
-def preset_config(preset: str) -> ModelConfig:
-    """Return the preset's shape with the vocabulary of its curriculum's tokenizer.
-
-    Raises:
-        UserError: there is no such preset.
-    """
-    return replace(PRESETS[check_preset(preset)], vocab_size=preset_curriculum(preset).vocabulary_size)
-
-
-def preset_curriculum(preset: str, keywords_per_prompt: int = 2) -> Curriculum:
-    """Return what the preset is taught: arithmetic for ``maths``, sentences with given words for the others.
-
-    Args:
-        preset: its name.
-        keywords_per_prompt: keywords of the prompts that the policy is to begin on; arithmetic has none.
-
-    Raises:
-        UserError: there is no such preset, or ``keywords_per_prompt`` is out of its bounds.
-    """
-    from harness.warm_start.arithmetic_curriculum import ArithmeticCurriculum
-    from harness.warm_start.keyword_curriculum import KeywordCurriculum
-
-    is_maths = check_preset(preset) == "maths"
-    return ArithmeticCurriculum() if is_maths else KeywordCurriculum(keywords_per_prompt)
-
-
 def check_preset(preset: str) -> str:
     """Return the name of a preset.
 
@@ -117,23 +84,6 @@ def check_preset(preset: str) -> str:
         where="model.preset",
         fix="set model.preset to small",
     )
-
-
-def content_key(preset: str, recipe: Recipe, seed: int, curriculum: Curriculum) -> str:
-    """Return 16 hex digits that change with anything the warm-started policy depends on."""
-    from harness.warm_start import training
-
-    parts = {
-        "version": VERSION,
-        "torch": torch.__version__,
-        "model": asdict(preset_config(preset)),
-        "recipe": asdict(recipe),
-        "precision": str(training_precision(recipe)),
-        "seed": seed,
-        **curriculum.key_parts(),
-        "sources": [inspect.getsource(module) for module in (*curriculum.sources(), training)],
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def training_precision(recipe: Recipe) -> torch.dtype:

@@ -27,8 +27,8 @@ from harness.warm_start import RECIPES, default_cache_folder, initial_policy, wa
 from harness.warm_start.cache import read_entry, write_entry
 from harness.warm_start.curriculum import Lesson
 from harness.warm_start.keyword_curriculum import KeywordCurriculum, taught_reward, trained_keyword_counts
+from harness.warm_start.presets import content_key, preset_config, preset_curriculum
 from harness.warm_start.progress import WarmStartProgress
-from harness.warm_start.recipe import content_key, preset_config, preset_curriculum
 from harness.warm_start.training import (
     COPY_GAIN,
     AveragedPolicy,
