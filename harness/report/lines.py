@@ -6,6 +6,7 @@ where seeds do not share their x values, each seed has its own thin line.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,10 @@ def draw(axes: Axes, curves: Curves, points: Points, over_steps: bool = True) ->
     return True
 
 
+HEADING_WIDTH = 80
+"""Characters of a line of the heading, which shares its height with the legend."""
+
+
 def finish(figure: Figure, curves: Curves, what: str, seeds: str, extra: Sequence[Any] = ()) -> Figure:
     """Give the figure its heading and the legend of its variants.
 
@@ -114,6 +119,6 @@ def finish(figure: Figure, curves: Curves, what: str, seeds: str, extra: Sequenc
     figure.legend(handles=[*keys, *extra], loc="outside right upper", frameon=False)
     heading = f"{label(curves.campaign.scenario)}: {what}"
     if curves.several_seeds:
-        heading += f"\n{seeds}"
+        heading += "\n" + textwrap.fill(seeds, HEADING_WIDTH)
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
     return figure
