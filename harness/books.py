@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.build import Parts
 from harness.errors import Diverged, Interrupted, RunStopped, UserError
+from harness.memory_plan import memory_table
 from harness.memory_plan.utilisation import utilisation_of
 from harness.provenance import code_state, machine_facts, package_versions
 from harness.recorder import Row, RunRecorder
@@ -127,10 +128,12 @@ class Campaign:
         """
         startup_s = tracer.clock_ns() / 1e9
         folder = self.open_folder(variant, startup_s, interleaving, parts.threads, parts.num_parameters)
-        gpus = self._machine["gpus"] if parts.learner_on_gpu else None
-        utilisation = utilisation_of(variant.scenario, gpus or ())
+        gpus = self._machine["gpus"] or ()
+        utilisation = utilisation_of(variant.scenario, gpus if parts.learner_on_gpu else ())
         recorder = RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row, profiled, utilisation=utilisation)
-        return Books(folder, recorder, self._durable)
+        books = Books(folder, recorder, self._durable)
+        books.log_lines(memory_table(variant.scenario, bool(gpus)))
+        return books
 
     def open_folder(
         self,

@@ -17,13 +17,11 @@ from harness.books import Books, Campaign
 from harness.build import Build, Parts
 from harness.errors import HarnessError, RunStopped, UserError
 from harness.loop import FullSpeed, Pace, first_error, run_loop
-from harness.memory_plan import memory_table
 from harness.probes.load import load_profile
-from harness.probes.nvml import list_gpus
 from harness.probes.profile import ProbeProfile
 from harness.progress import RunProgress
 from harness.results.writer import POLICY, PROFILES
-from harness.scenario import Variant
+from harness.scenario import Scenario, Variant
 from harness.trace import RecordingTracer
 from harness.trackers.streams import open_streams
 from harness.watchdog import stack_dumps, watch
@@ -163,7 +161,6 @@ class Conductor:
         profiled = arm.profile.touched_steps(scenario.max_lag)
         books = self._campaign.open_books(arm.variant, arm.tracer, _parts(arm), interleaving, arm.hear, profiled)
         arm.books = books
-        books.log_lines(memory_table(scenario, bool(list_gpus()[0])))
         books.streams = open_streams(scenario.trackers, books.folder.folder, arm.label, note=books.folder.log)
         arm.listeners.append(lambda row, train_s: books.streams.on_row(row))
 
@@ -304,6 +301,12 @@ def interleaving_of(variants: Sequence[Variant]) -> str | None:
     if asked != "auto":
         return asked
     return "step" if all(variant.scenario.max_lag == 0 for variant in variants) else "run"
+
+
+def side_by_side(variants: Sequence[Variant]) -> list[list[Scenario]]:
+    """The scenarios of a point's arms whose parts are alive at the same time, group by group."""
+    scenarios = [variant.scenario for variant in variants]
+    return [scenarios] if interleaving_of(variants) == "step" else [[scenario] for scenario in scenarios]
 
 
 def _turnstile(arms: Sequence[Arm]) -> Turnstile:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from harness.build import all_lanes
-from harness.conductor import interleaving_of
+from harness.conductor import interleaving_of, side_by_side
 from harness.errors import UserError
 from harness.memory_plan.check import check_memory
 from harness.memory_plan.fit import Room
@@ -66,9 +66,7 @@ def _check_memory(points: Sequence[Sequence[Variant]], say: Callable[[str], None
     """Plan the runs that are alive together: the arms of a point where they take turns by step, else one by one."""
     lines: dict[str, None] = {}
     for variants in points:
-        scenarios = [variant.scenario for variant in variants]
-        together = [scenarios] if interleaving_of(variants) == "step" else [[scenario] for scenario in scenarios]
-        lines |= dict.fromkeys(check_memory(group, room) for group in together)
+        lines |= dict.fromkeys(check_memory(group, room) for group in side_by_side(variants))
     for line in lines:
         say(line)
 

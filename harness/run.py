@@ -13,7 +13,7 @@ from harness.blocks import BlockWatch
 from harness.books import Campaign
 from harness.build import Build, Workshop
 from harness.build.interrupts import signals_as_interrupts
-from harness.conductor import Conductor, interleaving_of
+from harness.conductor import Conductor, interleaving_of, side_by_side
 from harness.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.preflight import check_before_start
 from harness.results.writer import PICTURES, REPORT
@@ -64,7 +64,7 @@ def run_command(
     campaign = Campaign(out, scenario.name)
     with (
         signals_as_interrupts(),
-        Workshop([group for variants in points for group in _together(variants)]) as workshop,
+        Workshop([group for variants in points for group in side_by_side(variants)]) as workshop,
     ):
         console = Console(stderr=True)
         conductor = Conductor(campaign, build or workshop, console, quiet)
@@ -125,12 +125,6 @@ def _sweep_transports(
         except (UserError, RunStopped) as error:
             failures.append((variant.name or variant.scenario.name, error))
     return failures
-
-
-def _together(variants: Sequence[Variant]) -> list[list[Scenario]]:
-    """The scenarios whose parts stand side by side, group by group."""
-    scenarios = [variant.scenario for variant in variants]
-    return [scenarios] if interleaving_of(variants) == "step" else [[scenario] for scenario in scenarios]
 
 
 def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | None) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from harness.build.making import never
 from harness.build.options import resolve_device
 from harness.build.table import BUILDERS, Policy
 from harness.errors import UserError
@@ -19,12 +20,11 @@ from harness.scenario.engine_sections import (
     VllmEngineSettings,
 )
 from harness.scenario.model_sections import FolderModelSettings, PresetModelSettings
-from harness.scenario.sections import PlacementSettings
+from harness.scenario.sections import PlacementSettings, Precision
 
 PRESET = "preset:"
 
 EngineName = Literal["native", "vllm", "sglang", "fake"]
-Precision = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -79,9 +79,9 @@ def make_sampler(
         placement=PlacementSettings(device=device),
     )
     chosen = resolve_device(scenario, scenario.placement.generator)
-    policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, _never)
+    policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, never)
     checksums = _checksums(policy)
-    made: Engine = BUILDERS["engine", engine](scenario, policy, chosen, _never)
+    made: Engine = BUILDERS["engine", engine](scenario, policy, chosen, never)
     return Sampler(policy, made, chosen, checksums)
 
 
@@ -147,8 +147,3 @@ def _tokenizer_digest(tokenizer: Any) -> str:
 
 def _short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _never() -> bool:
-    """Stop signal: Ctrl-C raises in the command's own thread."""
-    return False

@@ -93,13 +93,18 @@ def make_scorer(scenario: Scenario, lane: str, task: Task, tracer: Tracer, shoul
 
 
 def make_learner(
-    scenario: Scenario, sender: WeightSender, policy: Policy, tracer: Tracer, should_stop: StopSignal
+    scenario: Scenario,
+    sender: WeightSender,
+    policy: Policy,
+    tracer: Tracer,
+    should_stop: StopSignal,
+    task: Task | None = None,
 ) -> LearnerWorker:
-    """Return the Learner's worker."""
+    """Return the Learner's worker; without a task it makes one where weight syncs are proven by its prompts."""
     trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, should_stop)
     save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
     proven = mismatch_bound(scenario) is not None
-    probe = first_probe_rows(make_task(scenario), policy.tokenizer) if proven else None
+    probe = first_probe_rows(task or make_task(scenario), policy.tokenizer) if proven else None
     verify = getattr(scenario.transport, "verify", False)
     return LearnerWorker(trainer, sender, tracer, verify, save, first_probe=probe)
 

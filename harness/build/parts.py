@@ -91,7 +91,7 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
     scorer = make_scorer(scenario, "scorer", task, tracer, should_stop)
     executors = [_one_thread(threads) for _ in range(1 if colocated else 4)]
     sampling, loading, scoring, training = executors * (4 // len(executors))
-    learner = InProcessLearner(make_learner(scenario, transport, policy, tracer, should_stop), training)
+    learner = InProcessLearner(make_learner(scenario, transport, policy, tracer, should_stop, task), training)
 
     def save_to(folder: Path) -> None:
         learner.policy_folder = folder
