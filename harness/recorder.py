@@ -15,8 +15,10 @@ from harness.replay import ReplayStats
 from harness.results import (
     RunFolder,
     VersionChange,
+    batch_row,
     evaluation_row,
     lane_seconds,
+    shard_row,
     step_row,
     tail_row,
 )
@@ -173,6 +175,9 @@ class RunRecorder:
             profiled=profiled,
         )
         self.folder.append_step(row)
+        self.folder.append_groups(map(shard_row, facts.scored))
+        if facts.replay is not None:
+            self.folder.append_groups([batch_row(facts.step, facts.groups)])
         self.folder.flush()
         self.steps_done += 1
         self._on_row(row, train_s)
@@ -187,6 +192,7 @@ class RunRecorder:
         metrics = scored.metrics | failed
         row = evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics)
         self.folder.append_step(row)
+        self.folder.append_groups([shard_row(scored)])
         self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
         self.folder.flush()
         self.evaluations.append((version, scored.metrics))

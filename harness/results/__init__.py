@@ -8,14 +8,18 @@ from harness.results.ledger import LedgerFigures, Rollouts
 from harness.results.manifest import STATUSES, Manifest
 from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
 from harness.results.rows import (
+    BatchRow,
     EvaluationRow,
     RolloutRow,
+    ShardRow,
     StepRow,
     TailRow,
     VersionChange,
+    batch_row,
     evaluation_row,
     lane_kind,
     lane_seconds,
+    shard_row,
     step_row,
     tail_row,
 )
@@ -23,6 +27,7 @@ from harness.results.writer import RunFolder, campaign_name
 
 __all__ = [
     "STATUSES",
+    "BatchRow",
     "DamagedRun",
     "EvaluationRow",
     "LedgerFigures",
@@ -32,9 +37,11 @@ __all__ = [
     "Run",
     "RunFolder",
     "Scrubber",
+    "ShardRow",
     "StepRow",
     "TailRow",
     "VersionChange",
+    "batch_row",
     "campaign_name",
     "evaluation_row",
     "find_run_folders",
@@ -43,6 +50,7 @@ __all__ = [
     "lane_seconds",
     "load_run",
     "read_manifest",
+    "shard_row",
     "step_row",
     "tail_row",
 ]

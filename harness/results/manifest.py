@@ -38,6 +38,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "commit": _TEXT + _NONE,
     "dirty": _YES_NO + _NONE,
     "parameters": _WHOLE + _NONE,
+    "simulated": _TEXT + _NONE,
     "outcome": (dict,),
 }
 
@@ -62,6 +63,7 @@ class Manifest:
         machine: see ``harness.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
+        simulated: name of the machine profile by which the run was simulated; None in a run that took place.
         outcome: figures of the finished run, free in form.
     """
 
@@ -87,6 +89,7 @@ class Manifest:
     commit: str | None = None
     dirty: bool | None = None
     parameters: int | None = None
+    simulated: str | None = None
     outcome: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self, scrubber: Scrubber) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, VersionChange
+from harness.results.rows import BatchRow, EvaluationRow, RolloutRow, ShardRow, StepRow, TailRow, VersionChange
 from harness.results.syncs import SyncRow
 from harness.trace import Span, Stage
 
@@ -130,6 +130,37 @@ def _are(values: Iterable[Any], kinds: frozenset[Any], of: Callable[[Any], Any] 
     return kinds.issuperset(map(of, values))
 
 
+def _shard(row: dict[str, Any]) -> ShardRow:
+    groups = len(row["prompt_ids"])
+    for name in ("prompt_tokens", "versions", "lengths", "rewards"):
+        if len(row[name]) != groups:
+            raise ValueError(f"{name!r} has {len(row[name])} items for {groups} groups")
+    return ShardRow(
+        purpose=str(row["purpose"]),
+        step=_whole(row["step"], "step"),
+        shard=_whole(row["shard"], "shard"),
+        prompt_ids=_wholes(row["prompt_ids"], "prompt_ids"),
+        prompt_tokens=tuple(None if n is None else _whole(n, "prompt_tokens") for n in row["prompt_tokens"]),
+        versions=tuple(_pair(versions, "versions") for versions in row["versions"]),
+        lengths=tuple(_wholes(lengths, "lengths") for lengths in row["lengths"]),
+        rewards=tuple(tuple(_number(reward, "rewards") for reward in rewards) for rewards in row["rewards"]),
+        failed_groups=_whole(row["failed_groups"], "failed_groups"),
+    )
+
+
+def _batch(row: dict[str, Any]) -> BatchRow:
+    return BatchRow(_whole(row["step"], "step"), tuple(_pair(group, "groups") for group in row["groups"]))
+
+
+def _wholes(values: Any, name: str) -> tuple[int, ...]:
+    return tuple(_whole(value, name) for value in values)
+
+
+def _pair(values: Any, name: str) -> tuple[int, int]:
+    first, second = _wholes(values, name)
+    return first, second
+
+
 def _sync(row: dict[str, Any]) -> SyncRow:
     return SyncRow(**{name: row[name] for name in SyncRow.__slots__})
 
@@ -142,3 +173,4 @@ STEP_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], StepRow | Evaluation
 }
 ROLLOUT_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], RolloutRow]] = {"rollout": _rollout}
 SPAN_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], Span]] = {None: _span}
+GROUP_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], ShardRow | BatchRow]] = {"shard": _shard, "batch": _batch}

@@ -21,10 +21,10 @@ from harness.errors import UserError
 from harness.results.jsonl import read_rows
 from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
-from harness.results.parse import ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS, spans_at_once
-from harness.results.rows import EvaluationRow, RolloutRow, StepRow, TailRow, VersionChange, restore_non_finite
+from harness.results.parse import GROUP_MAKERS, ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS, spans_at_once
+from harness.results.rows import BatchRow, EvaluationRow, RolloutRow, ShardRow, StepRow, TailRow, VersionChange, restore_non_finite
 from harness.results.syncs import SyncRow
-from harness.results.writer import MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.results.writer import GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
 from harness.trace import Span
 
 DID_NOT_FINISH = "did not finish"
@@ -55,6 +55,10 @@ class Run:
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
         return read_rows(self.folder / ROLLOUTS, "harness.rollouts", ROLLOUT_MAKERS)
+
+    def groups(self) -> list[ShardRow | BatchRow]:
+        """Read how long which rollouts were and what they earned; empty in a run of before it was written."""
+        return read_rows(self.folder / GROUPS, "harness.groups", GROUP_MAKERS)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

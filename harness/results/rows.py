@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
 from harness.trace import Span
-from harness.types import Metric, Metrics
+from harness.types import Metric, Metrics, RolloutGroup, ScoredBatch
 
 SCHEMA_VERSIONS = {
     "harness.manifest": 1,
@@ -24,6 +24,7 @@ SCHEMA_VERSIONS = {
     "harness.steps": 1,
     "harness.rollouts": 1,
     "harness.counters": 1,
+    "harness.groups": 1,
 }
 _REDUCTIONS: tuple[Literal["mean", "sum", "max", "min"], ...] = ("mean", "sum", "max", "min")
 _ESCAPES = str.maketrans({"~": "~0", "/": "~1"})
@@ -113,6 +114,60 @@ class RolloutRow:
     reward: float
     num_tokens: int
     finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRow:
+    """The rollouts of one scored shard: what was generated, token by token counted.
+
+    Attributes:
+        purpose: ``train`` or ``evaluate``.
+        step: number of the rollout batch, or for an evaluation the policy version.
+        shard: part of the batch.
+        prompt_ids: of each group.
+        prompt_tokens: of each group's prompt; None where no tokens are behind it.
+        versions: (oldest, newest) policy version of each group's tokens.
+        lengths: response tokens of each rollout, by group.
+        rewards: of each rollout, by group.
+        failed_groups: groups that got no reward and are in no other field.
+    """
+
+    purpose: str
+    step: int
+    shard: int
+    prompt_ids: tuple[int, ...]
+    prompt_tokens: tuple[int | None, ...]
+    versions: tuple[tuple[int, int], ...]
+    lengths: tuple[tuple[int, ...], ...]
+    rewards: tuple[tuple[float, ...], ...]
+    failed_groups: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """The groups that a training step trained on, where that is not the fresh batch: (batch number, prompt id)."""
+
+    step: int
+    groups: tuple[tuple[int, int], ...]
+
+
+def shard_row(scored: ScoredBatch) -> dict[str, Any]:
+    """Return the JSON row of a scored shard; see ``ShardRow``."""
+    item, groups = scored.item, scored.groups
+    head: dict[str, Any] = {"kind": "shard", "purpose": item.purpose.value, "step": item.step, "shard": item.shard}
+    return head | {
+        "prompt_ids": [group.prompt_id for group in groups],
+        "prompt_tokens": [group.prompt_length for group in groups],
+        "versions": [(group.min_version, group.max_version) for group in groups],
+        "lengths": [group.lengths for group in groups],
+        "rewards": [group.rewards for group in groups],
+        "failed_groups": scored.failed_groups,
+    }
+
+
+def batch_row(step: int, groups: Iterable[RolloutGroup]) -> dict[str, Any]:
+    """Return the JSON row of the groups that a step trained on; see ``BatchRow``."""
+    return {"kind": "batch", "step": step, "groups": [(group.step, group.prompt_id) for group in groups]}
 
 
 def lane_seconds(spans: Iterable[Span]) -> LaneSeconds:

@@ -28,7 +28,7 @@ from harness.whole_files import whole_file
 from harness.types import ExampleRollout, Purpose
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
-SPANS, STEPS, ROLLOUTS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl"
+SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
 POLICY, PICTURES, PROFILES, REPORT = "policy", "pictures", "profiles", "report.html"
 
 
@@ -71,8 +71,7 @@ class RunFolder:
     def _write_headers(self) -> None:
         self._files[STEPS].lock()
         for name, schema in ((SPANS, "harness.spans"), (STEPS, "harness.steps"), (ROLLOUTS, "harness.rollouts")):
-            header = {"kind": "header", "schema": schema, "schema_version": SCHEMA_VERSIONS[schema]}
-            self._files[name].append(_json_line(header))
+            self._files[name].append(_header_line(schema))
         self.flush()
 
     @classmethod
@@ -154,14 +153,28 @@ class RunFolder:
             UserError: the file cannot be made.
         """
         lines = [_json_line(row.to_json()) for row in rows]
-        if lines and COUNTERS not in self._files:
+        if lines:
+            self._late_file(COUNTERS, _json_line(counters_header())).append("".join(lines))
+
+    def append_groups(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add rows of ``groups.jsonl``, made by ``shard_row`` and ``batch_row``; the first ones make the file.
+
+        Raises:
+            UserError: the file cannot be made.
+        """
+        lines = [_json_line(row) for row in rows]
+        if lines:
+            self._late_file(GROUPS, _header_line("harness.groups")).append("".join(lines))
+
+    def _late_file(self, name: str, header: str) -> _AppendOnly:
+        """Return a file that only some runs have, made with its header when it is first asked for."""
+        if name not in self._files:
             try:
-                self._files[COUNTERS] = _AppendOnly(self.folder / COUNTERS)
+                self._files[name] = _AppendOnly(self.folder / name)
             except OSError as error:
                 raise self._cannot_write(error) from error
-            self._files[COUNTERS].append(_json_line(counters_header()))
-        if lines:
-            self._files[COUNTERS].append("".join(lines))
+            self._files[name].append(header)
+        return self._files[name]
 
     def log(self, text: str) -> None:
         """Add a line with the time to ``log.txt``, without names and absolute paths."""
@@ -256,6 +269,10 @@ class _AppendOnly:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _header_line(schema: str) -> str:
+    return _json_line({"kind": "header", "schema": schema, "schema_version": SCHEMA_VERSIONS[schema]})
 
 
 def _json_line(row: dict[str, Any]) -> str:
