@@ -42,6 +42,23 @@ ELSEWHERE = {
         "have a model write a data set",
         "dataset keywords --model DIR -o data/keywords",
     ),
+    "calibrate": (
+        "harness.calibrate.__main__",
+        "learn what the stages cost on this machine",
+        "calibrate --name my-machine",
+    ),
+    "simulate": (
+        "harness.simulate.__main__",
+        "predict a run, or thousands of them, from a machine profile",
+        "simulate async_lag1 --machine cpu-2-cores",
+    ),
+    "whatif": (
+        "harness.whatif.__main__",
+        "replay a recorded run with one thing changed",
+        "whatif results/reference/async_lag1 --scale update=0.5",
+    ),
+    "faults": ("harness.fault_runs.__main__", "run the loop through seeded faults", "faults --schedules 10000"),
+    "holdout": ("harness.holdout.__main__", "examine the simulator on runs it has not seen", "holdout"),
     "import": ("harness.importers.__main__", "read the metric log of another trainer", "import trl LOG -o results/"),
 }
 """Commands with a command line of their own: module, purpose, example."""
