@@ -50,7 +50,7 @@ ELSEWHERE = {
     "simulate": (
         "harness.simulate.__main__",
         "predict a run, or thousands of them, from a machine profile",
-        "simulate async_lag1 --machine cpu-2-cores",
+        "simulate async_lag1 --machine cpu-2-cores --arm lag1",
     ),
     "whatif": (
         "harness.whatif.__main__",

@@ -187,6 +187,11 @@ class ReplayBuffer:
         self._version = version
         self._evict_aged()
         taken = tuple(self._take(entry) for entry in self._drawn())
+        self.stats = replace(
+            self.stats,
+            taken=self.stats.taken + len(taken),
+            distinct_taken=self.stats.distinct_taken + sum(item.uses == 1 for item in taken),
+        )
         self._evict_used_up()
         return taken
 
@@ -208,10 +213,6 @@ class ReplayBuffer:
 
     def _take(self, entry: _Entry) -> Taken:
         entry.uses += 1
-        first_time = entry.uses == 1
-        self.stats = replace(
-            self.stats, taken=self.stats.taken + 1, distinct_taken=self.stats.distinct_taken + first_time
-        )
         return Taken(entry.group, entry.uses, self._version - entry.group.min_version)
 
     # ---- eviction

@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -56,6 +55,10 @@ class Span(NamedTuple):
     end_ns: int
     step: int
     version: int
+
+
+_make_span: Callable[[tuple[str, Stage, int, int, int, int]], Span] = partial(tuple.__new__, Span)
+"""Faster than ``Span(...)``, for one is made at the end of each stage."""
 
 
 class OpenSpan(NamedTuple):
@@ -189,22 +192,35 @@ class _RecordedSpan:
     __slots__ = ("_lane", "_recorder", "_stage", "_start_ns", "_step", "_version")
 
     def __init__(self, recorder: RecordingTracer, lane: str, stage: Stage, step: int, version: int) -> None:
-        self._recorder, self._lane, self._stage, self._step, self._version = recorder, lane, stage, step, version
+        self._recorder = recorder
+        self._lane = lane
+        self._stage = stage
+        self._step = step
+        self._version = version
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        recorder.open_spans[id(self)] = self
+        recorder.open_spans[self] = None
         self._start_ns = recorder.clock_ns()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         recorder = self._recorder
         end_ns = recorder.clock_ns()
-        del recorder.open_spans[id(self)]
-        recorder.finished.append(Span(self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
+        del recorder.open_spans[self]
+        recorder.finished.append(
+            _make_span((self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
+        )
 
     def as_open(self) -> OpenSpan:
         """Return what is known of a span that has not ended."""
         return OpenSpan(self._lane, self._stage, self._start_ns, self._step, self._version)
+
+
+class _UnrecordedSpan(_RecordedSpan):
+    __slots__ = ()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        del self._recorder.open_spans[self]
 
 
 class RecordingTracer:
@@ -220,7 +236,7 @@ class RecordingTracer:
         self.finished: deque[Span] = deque()  # a deque, since parts may end spans in other threads
         self._drained = 0
         self._draining = threading.Lock()
-        self.open_spans: dict[int, _RecordedSpan] = {}
+        self.open_spans: dict[_RecordedSpan, None] = {}
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
         """Open a span; see ``Tracer``."""
@@ -231,15 +247,9 @@ class RecordingTracer:
         for span in spans:
             self.finished.append(span._replace(start_ns=self._at(span.start_ns), end_ns=self._at(span.end_ns)))
 
-    @contextmanager
-    def underway(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> Iterator[None]:
+    def underway(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
         """Count as open, for ``still_open``, what another process works on; that process records its spans itself."""
-        span = _RecordedSpan(self, lane, stage, step, version)
-        span.__enter__()
-        try:
-            yield
-        finally:
-            del self.open_spans[id(span)]
+        return _UnrecordedSpan(self, lane, stage, step, version)
 
     def drain(self) -> list[Span]:
         """Return the spans finished since the last call, in the order in which they ended, and forget them."""
@@ -255,4 +265,4 @@ class RecordingTracer:
 
     def still_open(self) -> list[OpenSpan]:
         """Return each open span: who is doing, or waiting for, what since when."""
-        return [span.as_open() for span in list(self.open_spans.values())]
+        return [span.as_open() for span in list(self.open_spans)]

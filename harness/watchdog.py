@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import RunStopped
+from harness.results import lane_kind
 from harness.trace import OpenSpan, RecordingTracer, Stage
 
 DUMP_S = 5.0
@@ -23,6 +24,9 @@ UNBLOCKED_BY = {
     Stage.WAIT_FOR_RECORDER: "the recorder",
 }
 """Whom each wait is for."""
+
+LANE_KINDS = {"a Scorer": "scorer", "a Generator": "generator", "the Learner": "learner"}
+"""The lanes of whoever a wait is for; see ``lane_kind``."""
 
 _PTRACE_FIX = "allow it with `sysctl kernel.yama.ptrace_scope=0` as root (in a container: --cap-add SYS_PTRACE)"
 
@@ -67,21 +71,50 @@ async def watch(
         raise RunStopped(headline)
 
 
-def open_lines(spans: Sequence[OpenSpan], now_ns: int) -> list[str]:
+def open_lines(spans: Sequence[OpenSpan], now_ns: int, decimals: int = 1) -> list[str]:
     """Return a line for each open span, longest first.
 
     Args:
         spans: what is under way.
         now_ns: the time on the clock of the spans.
+        decimals: of the seconds.
     """
-    return [_open_line(span, now_ns) for span in sorted(spans, key=lambda span: (span.start_ns, span.lane))]
+    return [_open_line(span, now_ns, decimals) for span in sorted(spans, key=_oldest_first)]
 
 
-def _open_line(span: OpenSpan, now_ns: int) -> str:
+def _oldest_first(span: OpenSpan) -> tuple[int, str]:
+    return span.start_ns, span.lane
+
+
+def waiting_chain(spans: Sequence[OpenSpan]) -> list[str]:
+    """Follow the waits from the oldest one, each to a lane that could end it: a circle, or a part that is stuck.
+
+    Args:
+        spans: what is under way.
+
+    Returns:
+        A line for each lane on the way.
+    """
+    of_kind: dict[str, OpenSpan] = {}
+    for open_span in sorted(spans, key=lambda span: (span.stage.is_wait, *_oldest_first(span))):
+        of_kind.setdefault(lane_kind(open_span.lane), open_span)  # who works rather than who waits
+    waits = [span for span in sorted(spans, key=_oldest_first) if span.stage.is_wait]
+    lines, told, span = [], set[str](), waits[0] if waits else None
+    while span is not None and span.stage.is_wait and span.lane not in told:
+        told.add(span.lane)
+        wanted = UNBLOCKED_BY[span.stage]
+        mover = of_kind.get(LANE_KINDS.get(wanted, ""))
+        known = f", such as {mover.lane}, in {mover.stage}" if mover else ", and none has anything to do"
+        lines.append(f"{span.lane} waits for {wanted}{known if wanted in LANE_KINDS else ''}")
+        span = mover
+    return lines
+
+
+def _open_line(span: OpenSpan, now_ns: int, decimals: int) -> str:
     step = f" for step {span.step}" if span.step >= 0 else ""
     version = f", at policy version {span.version}" if span.version >= 0 else ""
     waits = f", waits for {UNBLOCKED_BY[span.stage]}" if span.stage.is_wait else ""
-    since, so_far = _seconds(span.start_ns), _seconds(now_ns - span.start_ns)
+    since, so_far = _seconds(span.start_ns, decimals), _seconds(now_ns - span.start_ns, decimals)
     return f"{span.lane}: {span.stage}{step} since {since} s ({so_far} s so far){version}{waits}"
 
 
@@ -105,8 +138,8 @@ def likely_culprit(spans: Sequence[OpenSpan], now_ns: int) -> str:
     return f"{doing}: everyone else waits for {'it' if len(busy) == 1 else 'them'}"
 
 
-def _seconds(duration_ns: int) -> str:
-    return f"{duration_ns / 1e9:.1f}"
+def _seconds(duration_ns: int, decimals: int = 1) -> str:
+    return f"{duration_ns / 1e9:.{decimals}f}"
 
 
 def stack_dumps(processes: Mapping[str, int], py_spy: Path | None = None, limit_s: float = DUMP_S) -> str:

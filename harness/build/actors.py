@@ -25,10 +25,11 @@ from harness.actors.samplers import OtherMachines
 from harness.actors.session import RaySession
 from harness.actors.shells import RemoteGenerator, RemoteLearner, RemoteScorer
 from harness.build.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task, never
-from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
-from harness.build.parts import Parts, instruments_of, keep_traces, lanes_of
+from harness.build.options import StopSignal, resolve_device, threads_of
+from harness.build.parts import Parts, instruments_of, keep_traces
 from harness.engines.vllm_machine import ENVIRONMENT as VLLM_ENVIRONMENT
 from harness.errors import HarnessError, UserError
+from harness.planning import lanes_of, loop_plan
 from harness.probes.cuda_events import DeviceTime
 from harness.probes.nsight import new_tag, nsight_runtime_env
 from harness.probes.nsight_reports import report_folders, wait_for_reports

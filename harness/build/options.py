@@ -1,4 +1,4 @@
-"""What the loop and the Learner are told, from a scenario; and what the parts may use."""
+"""What the Learner is told, from a scenario; and what the parts may use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.learner import TrainerOptions
-from harness.loop import LoopPlan
+from harness.planning import threads_on
 from harness.provenance import usable_cores
-from harness.replay import ReplayOptions
 from harness.scenario import PartSettings, Scenario, no_gpu_error
-from harness.tasks.schedule import prompt_schedule
 from harness.trace import RecordingTracer
 
 if TYPE_CHECKING:
@@ -20,37 +18,6 @@ if TYPE_CHECKING:
 
 StopSignal = Callable[[], bool]
 Build = Callable[[Scenario, RecordingTracer, StopSignal], "Parts"]
-
-
-def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPlan:
-    """Return what the loop is to do.
-
-    Args:
-        scenario: the resolved scenario.
-        num_train: training prompts of the task.
-        num_validation: validation prompts of the task; at most ``evaluation.prompts`` of them are used.
-    """
-    return LoopPlan(
-        scenario.steps,
-        scenario.group_size,
-        scenario.max_lag,
-        scenario.evaluation.every,
-        prompt_schedule(num_train, scenario.prompts_per_batch, scenario.seed),
-        tuple(range(min(num_validation, scenario.evaluation.prompts))),
-        scenario.seed,
-        scenario.lag_control,
-        replay_options(scenario),
-    )
-
-
-def replay_options(scenario: Scenario) -> ReplayOptions | None:
-    """Return the replay buffer's options; None for a run without one."""
-    replay = scenario.replay
-    if replay.capacity == 0:
-        return None
-    return ReplayOptions(
-        replay.capacity, scenario.replay_max_age, replay.sampling, scenario.replay_sample_groups, replay.max_uses
-    )
 
 
 def trainer_options(scenario: Scenario) -> TrainerOptions:
@@ -114,10 +81,7 @@ def mismatch_bound(scenario: Scenario) -> float | None:
 
 def threads_of(scenario: Scenario, part: PartSettings) -> int:
     """Return the CPU threads of a part: as asked for, else the CPUs of its actor, else its share of the cores."""
-    asked = part.threads or scenario.model.threads
-    if asked or scenario.uses_ray:
-        return asked or max(1, int(part.cpus))
-    return usable_cores() if scenario.placement.colocated else max(1, usable_cores() // 2)
+    return threads_on(usable_cores(), scenario, part)
 
 
 def resolve_device(scenario: Scenario, part: PartSettings) -> str:

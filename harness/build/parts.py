@@ -12,10 +12,11 @@ import torch
 
 from harness.arm_probes import Elsewhere
 from harness.build.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
-from harness.build.options import StopSignal, loop_plan, resolve_device, threads_of
+from harness.build.options import StopSignal, resolve_device, threads_of
 from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessScorer
 from harness.instruments import Instruments
 from harness.loop import LoopPlan
+from harness.planning import all_lanes, lanes_of, loop_plan
 from harness.probes.cuda_events import DeviceTime
 from harness.probes.load import load_profile
 from harness.probes.torch_window import collect_traces, process_name
@@ -165,22 +166,6 @@ def build_simulated_parts(scenario: Scenario, tracer: RecordingTracer, should_st
         SimulatedLearner(tracer, constant(0.0), epochs_per_batch=scenario.optimizer_steps_per_batch),
         loop_plan(scenario, num_train=4 * scenario.prompts_per_batch, num_validation=scenario.evaluation.prompts),
     )
-
-
-def lanes_of(kind: str, scenario: Scenario) -> list[str]:
-    """Return the lane names of the Generators or Scorers: ``generator``, or ``generator0``, ``generator1`` ..."""
-    count = {"generator": scenario.placement.generator.count, "scorer": scenario.placement.scorer.count}[kind]
-    return numbered_lanes(kind, count)
-
-
-def all_lanes(scenario: Scenario) -> tuple[str, ...]:
-    """Return the names of all lanes of a run."""
-    return (*lanes_of("generator", scenario), *lanes_of("scorer", scenario), "learner")
-
-
-def numbered_lanes(kind: str, count: int) -> list[str]:
-    """Return the lane names of so many equal parts."""
-    return [kind] if count == 1 else [f"{kind}{index}" for index in range(count)]
 
 
 def _once(notes: list[str]) -> Callable[[], list[str]]:

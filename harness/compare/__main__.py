@@ -24,7 +24,7 @@ from harness.compare.benchmarks import (
     is_benchmark_file,
     read_benchmark_files,
 )
-from harness.compare.campaigns import Campaign, gather, gather_newest
+from harness.compare.campaigns import Campaign, gather, gather_newest, is_called
 from harness.compare.gates import FINE, GateResult, gate, read_limit
 from harness.compare.groups import DIFFERENCES
 from harness.compare.judging import Judge
@@ -143,8 +143,8 @@ def _show(
 
 
 def _save(options: argparse.Namespace, campaign: Campaign, errors: Console) -> None:
-    arms = {variant.name for variant in campaign.variants}
-    arm = options.baseline if options.baseline in arms else None
+    wanted = options.baseline
+    arm = next((item.name for item in campaign.variants if wanted is not None and is_called(item.name, wanted)), None)
     before = save_baseline(options.paths[0], options.save_baseline, campaign, arm)
     said = f"baseline {options.save_baseline!r} is {campaign.scenario}/{campaign.name}"
     errors.print(Text(plain(said + (f"; it was {before}" if before else ""))), soft_wrap=True)

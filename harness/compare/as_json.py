@@ -48,6 +48,7 @@ def comparison(
 def _campaign(campaign: Campaign, judged: Sequence[Judgement]) -> dict[str, Any]:
     return {
         "scenario": campaign.scenario,
+        "simulated": campaign.simulated,
         "campaign": campaign.name,
         "folder": str(campaign.folder),
         "started_at": campaign.started_at,

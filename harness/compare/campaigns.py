@@ -17,6 +17,8 @@ from harness.results import DamagedRun, Manifest, find_run_folders, read_manifes
 
 MOST_WITH_SPANS = 200
 """Runs of a campaign whose spans are read where not all are asked for: they take a third of the time of a reading."""
+SIMULATED = " (simulated)"
+"""What the name of a variant ends in whose runs never took place, wherever it is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,17 @@ class Campaign:
     def runs(self) -> list[RunFigures]:
         """All runs, variant by variant."""
         return [run for variant in self.variants for run in variant.runs]
+
+    @property
+    def simulated(self) -> str | None:
+        """Name of the machine profile by which runs of it were simulated; None where all took place."""
+        names = dict.fromkeys(run.manifest.simulated for run in self.runs if run.manifest.simulated)
+        return ", ".join(names) or None
+
+    @property
+    def title(self) -> str:
+        """The scenario's name for a heading, which says where runs were simulated."""
+        return self.scenario + (SIMULATED if self.simulated else "")
 
 
 def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tuple[list[Campaign], list[DamagedRun]]:
@@ -153,11 +166,16 @@ def _campaigns(
 def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
     """Return (variant's name, index of the run) in the order of showing; the first variant is the baseline.
 
+    The names of simulated runs end in ``SIMULATED``.
+
     Variants come in the order of the scenario, or where that was not saved by start and then by name; their runs by
     seed.
     """
     points = [(manifest.arm, manifest.point) for manifest in manifests]
-    labels = variant_labels(points, manifests[0].scenario)
+    labels = [
+        label + (SIMULATED if manifest.simulated else "")
+        for label, manifest in zip(variant_labels(points, manifests[0].scenario), manifests, strict=True)
+    ]
     positions, started = _earliest(labels, manifests, _position), _earliest(labels, manifests, _start)
     names = {label: _natural(label) for label in positions}
 
@@ -167,6 +185,11 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
         return positions[label], started[label], names[label], manifest.seed, block
 
     return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
+
+
+def is_called(name: str, asked: str) -> bool:
+    """Whether a variant's name is the one that is asked for, whether or not that says ``SIMULATED``."""
+    return name.removesuffix(SIMULATED) == asked.removesuffix(SIMULATED)
 
 
 def _earliest(labels: Sequence[str], manifests: Sequence[Manifest], read: Callable[[Manifest], Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ def cautions(campaign: Campaign) -> list[str]:
     if any(run.timed_syncs for run in campaign.runs):
         return [*_unfinished(campaign), *unlike(campaign.runs), _SWEEP]
     return [
+        *_simulated(campaign),
         *_unfinished(campaign),
         *unlike(campaign.runs),
         *_turns(campaign),
@@ -28,8 +29,14 @@ _SWEEP = "Transports took turns within each repeat, sizes came one after the oth
 
 
 def unlike(runs: Sequence[RunFigures]) -> list[str]:
-    """Say where runs differ in machine, versions, threads or code."""
+    """Say where some runs were simulated and others took place, and where they differ in machine, versions or code."""
     said = []
+    simulated = sum(run.manifest.simulated is not None for run in runs)
+    if 0 < simulated < len(runs):
+        said.append(
+            f"{_count(simulated, 'run')} of {len(runs)} were simulated and the others took place: a difference between "
+            "the two may be an error of the simulation."
+        )
     machines = _values(str(run.manifest.machine.get("fingerprint", _UNKNOWN)) for run in runs)
     if len(machines) > 1:
         said.append(
@@ -55,7 +62,8 @@ def origin(campaign: Campaign) -> str:
     machine = manifest.machine
     if campaign.runs[0].is_imported:
         return str(machine.get("missing", {}).get("cpu") or "imported from another trainer's log")
-    parts = [str(machine.get("cpu") or "unknown CPU")]
+    parts = [f"SIMULATED by the machine profile {campaign.simulated}"] if campaign.simulated else []
+    parts.append(str(machine.get("cpu") or "unknown CPU"))
     if machine.get("cores"):
         parts.append(_count(int(machine["cores"]), "core"))
     if manifest.threads:
@@ -76,6 +84,27 @@ def _gpus(gpus: object) -> str:
     return f"{len(gpus)} x {', '.join(names)}"
 
 
+def _simulated(campaign: Campaign) -> list[str]:
+    """Say that the runs never took place, and what is not known of them for that."""
+    if campaign.simulated is None:
+        return []
+    said = [
+        f"These runs never took place: their seconds are what the machine profile {campaign.simulated} predicts. "
+        "Rewards, losses and gradients are not simulated."
+    ]
+    by_hand = [run.manifest.machine.get("origin") for run in campaign.runs]
+    if "datasheet" in by_hand:
+        said.append(f"The machine profile {campaign.simulated} is taken from data sheets and was not measured.")
+    leaving = _values(
+        text for run in campaign.runs for text in _texts(run.manifest.outcome.get("extrapolating")) if text
+    )
+    return said + [f"EXTRAPOLATING: {text}" for text in leaving]
+
+
+def _texts(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list | tuple) else []
+
+
 def _unfinished(campaign: Campaign) -> list[str]:
     said = []
     for variant in campaign.variants:
@@ -88,7 +117,7 @@ def _unfinished(campaign: Campaign) -> list[str]:
 
 
 def _turns(campaign: Campaign) -> list[str]:
-    if len(campaign.runs) == 1:
+    if len(campaign.runs) == 1 or campaign.simulated:
         return []
     ways = {run.manifest.interleaving for run in campaign.runs}
     if ways != {"step"} and any(run.manifest.block is not None for run in campaign.runs):

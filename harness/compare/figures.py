@@ -168,7 +168,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         UserError: the spans or the scenario of the run are damaged.
     """
     evaluated = evaluations(run)
-    target = _as_float(run.setting("reward_target"))
+    target = None if run.manifest.simulated else _as_float(run.setting("reward_target"))  # it has no rewards
     columns = {} if brief else metric_columns(run.steps)
     loop_s, walls = loop_seconds(run), [row.wall_s for row in run.steps]
     stages = stage_columns(run.steps)

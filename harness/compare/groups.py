@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from harness.compare.campaigns import Campaign
 from harness.results import Manifest
 
-DIFFERENCES = ("machine", "versions", "threads", "commit")
+DIFFERENCES = ("machine", "versions", "threads", "commit", "simulation")
 UNKNOWN, NOT_INSTALLED = "unknown", "none"
 
 
@@ -25,17 +25,20 @@ class Environment:
         versions: (package, version) in order of the names.
         threads: None in runs of before it was written.
         facts: processor, cores, memory and GPUs in words; they follow from the machine.
+        simulated: name of the machine profile by which the runs were simulated; None where they took place.
     """
 
     machine: str
     versions: tuple[tuple[str, str], ...]
     threads: int | None
     facts: str
+    simulated: str | None = None
 
     @property
     def label(self) -> str:
         """Everything in one line for people."""
-        return ", ".join([_machine_words(self), *_threads_words(self), *(" ".join(pair) for pair in self.versions)])
+        versions = (" ".join(pair) for pair in self.versions)
+        return ", ".join([*_simulated_words(self), _machine_words(self), *_threads_words(self), *versions])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def environment(manifest: Manifest) -> Environment:
         versions=tuple(sorted((name, str(version)) for name, version in manifest.versions.items() if version)),
         threads=manifest.threads,
         facts=", ".join([*facts, *_gpu_names(machine.get("gpus"))]),
+        simulated=manifest.simulated,
     )
 
 
@@ -82,6 +86,7 @@ def differences(one: Manifest, other: Manifest) -> tuple[str, ...]:
         "versions": dict(a.versions) != dict(b.versions),
         "threads": None not in (a.threads, b.threads) and a.threads != b.threads,
         "commit": None not in (one.commit, other.commit) and one.commit != other.commit,
+        "simulation": one.simulated != other.simulated,
     }
     return tuple(name for name in DIFFERENCES if found[name])
 
@@ -127,6 +132,8 @@ def group_letter(index: int) -> str:
 def _what_differs(found: Environment, every: Sequence[Environment]) -> str:
     """Name the machine, threads and package versions of a group where not all groups share them."""
     words = []
+    if len({item.simulated for item in every}) > 1:
+        words += _simulated_words(found) or ["not simulated"]
     if len({item.machine for item in every}) > 1:
         words.append(_machine_words(found))
     if len({item.threads for item in every}) > 1:
@@ -136,6 +143,10 @@ def _what_differs(found: Environment, every: Sequence[Environment]) -> str:
     unlike = [name for name in names if len({versions.get(name, NOT_INSTALLED) for versions in all_versions}) > 1]
     said = [f"no {name}" if mine.get(name) in (None, NOT_INSTALLED) else f"{name} {mine[name]}" for name in unlike]
     return ", ".join([*words, *said])
+
+
+def _simulated_words(found: Environment) -> list[str]:
+    return [] if found.simulated is None else [f"simulated by the profile {found.simulated}"]
 
 
 def _machine_words(found: Environment) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from harness.compare.baselines import load_baseline
-from harness.compare.campaigns import Campaign
+from harness.compare.campaigns import Campaign, is_called
 from harness.compare.verdicts import Baseline, Judgement, judge_against, judgements
 from harness.stats import STEP_THRESHOLD
 
@@ -47,9 +47,9 @@ class Judge:
 
     def _judge(self, campaign: Campaign) -> list[Judgement]:
         name = self._baseline
-        if name is None or any(variant.name == name for variant in campaign.variants):
+        if name is None or any(is_called(variant.name, name) for variant in campaign.variants):
             return judgements(campaign, name, self._threshold, self._allowed)
-        if name in self._arms:
+        if any(is_called(arm, name) for arm in self._arms):
             return judgements(campaign, None, self._threshold, self._allowed)
         if self._stored is None:
             self._stored = load_baseline(self._results, name)

@@ -196,7 +196,7 @@ def _overview_row(campaign: Campaign) -> tuple[str, ...]:
     lengths = _over_runs([run.last.length for run in runs if run.last and run.last.length is not None], numbers.number)
     seconds = _over_runs([run.step_s for run in runs if run.step_s is not None], numbers.number)
     steps = _over_runs([float(run.steps) for run in runs], numbers.count)
-    head = (campaign.scenario, campaign.name, str(len(runs)), overall_status(runs))
+    head = (campaign.title, campaign.name, str(len(runs)), overall_status(runs))
     return (*head, steps, seconds, rewards, lengths)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.compare import numbers
-from harness.compare.campaigns import MOST_WITH_SPANS, Campaign, Spread, Variant
+from harness.compare.campaigns import MOST_WITH_SPANS, SIMULATED, Campaign, Spread, Variant
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.lanes import in_pipeline_order
 from harness.trace import Stage
@@ -33,6 +33,13 @@ class Table:
     notes: tuple[str, ...] = ()
     words: int = 1
     divisible: bool = False
+
+
+def marked(tables: Sequence[Table], campaign: Campaign) -> list[Table]:
+    """Return a campaign's tables, each with a title that says so where its runs were simulated."""
+    if campaign.simulated is None:
+        return list(tables)
+    return [replace(table, title=table.title + SIMULATED) for table in tables]
 
 
 def stage_table(campaign: Campaign) -> Table:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign, Variant
+from harness.compare.campaigns import Campaign, Variant, is_called
 from harness.compare.figures import RunFigures
 from harness.compare.groups import differences
 from harness.compare.series import UNFLAGGED_WARMUP, StepSeries
@@ -123,7 +123,8 @@ def judge_against(baseline: Baseline, campaign: Campaign, threshold: float, allo
     """
     found = []
     for other in campaign.variants:
-        same = next((variant for variant in baseline.campaign.variants if variant.name == other.name), baseline.variant)
+        namesakes = (variant for variant in baseline.campaign.variants if is_called(variant.name, other.name))
+        same = next(namesakes, baseline.variant)
         reasons = []
         if campaign.scenario != baseline.campaign.scenario:
             reasons.append(f"they are runs of the scenarios {baseline.campaign.scenario} and {campaign.scenario}")
@@ -152,7 +153,7 @@ def variant_named(campaign: Campaign, name: str | None) -> Variant:
     if name is None:
         return campaign.variants[0]
     for variant in campaign.variants:
-        if variant.name == name:
+        if is_called(variant.name, name):
             return variant
     names = ", ".join(variant.name for variant in campaign.variants)
     raise UserError(f"{campaign.scenario}/{campaign.name} has no arm called {name!r}", "--baseline", f"it has {names}")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from harness import passes
 from harness.errors import Diverged, Interrupted, UserError
 from harness.grpo import (
     Aggregation,
@@ -103,17 +104,14 @@ class TrainerOptions:
     @property
     def old_is_engine(self) -> bool:
         """Whether the ratio divides by the engine's log-probs; else by the Learner's own at the start of the step."""
-        return self.behaviour_is_engine and self.proximal == "engine"
+        return passes.old_is_engine(self.behaviour_is_engine, self.proximal)
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether the Learner computes the old log-probs.
-
-        With one optimizer step the policy's own detached ones are the same, for the ratio and for importance weights.
-        Monitoring fresh rollouts needs them as its p all the same.
-        """
-        monitored = self.monitor_kl and not self.behaviour_is_engine
-        return not self.old_is_engine and (self.optimizer_steps_per_batch > 1 or monitored)
+        """Whether the Learner computes the old log-probs; see ``harness.passes``."""
+        return passes.needs_old_log_probs(
+            self.behaviour_is_engine, self.proximal, self.optimizer_steps_per_batch, self.monitor_kl
+        )
 
     @property
     def compares_engine(self) -> bool:
@@ -123,7 +121,7 @@ class TrainerOptions:
     @property
     def needs_reference(self) -> bool:
         """Whether a reference policy is kept."""
-        return self.monitor_kl or self.loss.kl_coefficient > 0
+        return passes.needs_reference(self.monitor_kl, self.loss.kl_coefficient)
 
 
 @dataclass

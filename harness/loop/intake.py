@@ -40,10 +40,15 @@ class InOrder:
     def __init__(self, shards: int) -> None:
         self._shards = shards
         self._parts: dict[int, dict[int, ScoredBatch]] = {}  # step -> shard -> scored
+        self._waiting = 0
 
     def add(self, scored: ScoredBatch, version: int) -> list[RolloutGroup]:
         """See ``Intake``."""
-        self._parts.setdefault(scored.item.step, {})[scored.item.shard] = scored
+        parts, shard = self._parts.setdefault(scored.item.step, {}), scored.item.shard
+        if shard in parts:
+            self._waiting -= _rollouts(parts[shard])
+        parts[shard] = scored
+        self._waiting += _rollouts(scored)
         return []
 
     def expire(self, version: int) -> list[RolloutGroup]:
@@ -57,12 +62,13 @@ class InOrder:
     def take(self, step: int) -> Batch:
         """See ``Intake``."""
         parts = self._parts.pop(step)
+        self._waiting -= sum(map(_rollouts, parts.values()))
         return tuple(parts[index] for index in sorted(parts))
 
     @property
     def waiting(self) -> int:
         """See ``Intake``."""
-        return sum(_rollouts(part) for parts in self._parts.values() for part in parts.values())
+        return self._waiting
 
 
 class FirstComeDropStale:
@@ -76,16 +82,24 @@ class FirstComeDropStale:
     def __init__(self, shards: int, max_lag: int) -> None:
         self._shards, self._max_lag = shards, max_lag
         self._queue: deque[ScoredBatch] = deque()
+        self._expired_at = -1  # the version at which everything in the queue was found to be young enough
+        self._waiting = 0
 
     def add(self, scored: ScoredBatch, version: int) -> list[RolloutGroup]:
         """See ``Intake``. A shard whose groups all failed is part of a batch like any other, and never too old."""
+        if version == self._expired_at and self._is_stale(scored, version):
+            return list(scored.groups)
         self._queue.append(scored)
-        return self.expire(version)
+        self._waiting += _rollouts(scored)
+        return [] if version == self._expired_at else self.expire(version)
 
     def expire(self, version: int) -> list[RolloutGroup]:
         """See ``Intake``."""
+        self._expired_at = version
         stale = [part for part in self._queue if self._is_stale(part, version)]
-        self._queue = deque(part for part in self._queue if not self._is_stale(part, version))
+        if stale:
+            self._queue = deque(part for part in self._queue if not self._is_stale(part, version))
+            self._waiting -= sum(map(_rollouts, stale))
         return [group for part in stale for group in part.groups]
 
     def _is_stale(self, part: ScoredBatch, version: int) -> bool:
@@ -97,13 +111,15 @@ class FirstComeDropStale:
 
     def take(self, step: int) -> Batch:
         """See ``Intake``."""
-        return tuple(self._queue.popleft() for _ in range(self._shards))
+        batch = tuple(self._queue.popleft() for _ in range(self._shards))
+        self._waiting -= sum(map(_rollouts, batch))
+        return batch
 
     @property
     def waiting(self) -> int:
         """See ``Intake``."""
-        return sum(_rollouts(part) for part in self._queue)
+        return self._waiting
 
 
 def _rollouts(part: ScoredBatch) -> int:
-    return sum(len(group.lengths) for group in part.groups)
+    return sum([len(group.lengths) for group in part.groups])

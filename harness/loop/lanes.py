@@ -10,6 +10,9 @@
     Learner     take the batch of step ``step``, update,    wait_for_batch       the last shard of the batch being
                 publish version ``step + 1``                                     scored
 
+Each wait has a bell of its own, which is rung by whoever is named on the right: so an order costs the same among many
+Generators as among few.
+
 Under ``wait`` and ``in_flight``, batch ``step`` is consumed at policy version ``step``, so a Generator that holds
 version v may start it exactly when ``step - v <= max_lag``. That admission rule implies both lag invariants of the
 design. Under ``drop`` a Generator always starts with the newest weights, and a batch that has become too old is
@@ -22,14 +25,15 @@ repeats its work on the new one, under the same seed.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 from harness.errors import PartReplaced, RunStopped
+from harness.loop.answers import check_generated, check_published, check_scored
 from harness.loop.bell import Bell
 from harness.loop.evaluations import Evaluations
+from harness.loop.holders import Holders
 from harness.loop.intake import Batch, FirstComeDropStale, InOrder, Intake
 from harness.loop.ledger import Count, Ledger, count
 from harness.loop.plan import LoopPlan
@@ -48,15 +52,30 @@ async def run_loop(
     tracer: Tracer,
     observer: Observer | None = None,
     pace: Pace | None = None,
+    *,
+    intake: Intake | None = None,
+    new_bell: Callable[[], Bell] = Bell,
 ) -> None:
     """Run ``plan.steps`` training steps.
 
+    Args:
+        generators, scorers, learner: the parts.
+        plan: what to do.
+        tracer: records the lanes' waits.
+        observer: hears of events.
+        pace: may hold batches back.
+        intake: makes batches of scored shards; None takes the one of ``plan.lag_control``.
+        new_bell: makes what wakes those who wait: one for each kind of wait.
+
     Raises:
-        RunStopped: a lag bound was broken, or no group of a batch could be scored.
+        RunStopped: a lag bound was broken, no group of a batch could be scored, or a part answered something else than
+            it was asked.
         ValueError: there are more Generators than prompts in a batch.
         Exception: whatever a part raised; the other lanes are cancelled first.
     """
     lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), pace or FullSpeed())
+    lanes.intake = intake or lanes.intake
+    lanes.bells = {wait: new_bell() for wait in lanes.bells}
     try:
         async with asyncio.TaskGroup() as tasks:
             for coroutine in lanes.coroutines():
@@ -71,6 +90,9 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first error of a group of tasks: the others were cancelled because of it."""
     error = group.exceptions[0]
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+_WAITS = Stage.WAIT_FOR_BATCH, Stage.WAIT_FOR_ROLLOUTS, Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM
 
 
 class _Lanes:
@@ -88,14 +110,14 @@ class _Lanes:
     ) -> None:
         self.generators, self.scorers, self.learner = generators, scorers, learner
         self.plan, self.tracer, self.observer, self.pace = plan, tracer, observer, pace
-        self.bell = Bell()
+        self.bells = {wait: Bell() for wait in _WAITS}
         self.orders = plan.train_orders(len(generators))
         self.version = 0  # of the Learner
         self.newest: WeightTicket | None = None  # published last
         self.evaluations = Evaluations()
-        self.pins: Counter[int] = Counter()  # versions being loaded or evaluated right now
-        self.holds = dict.fromkeys((generator.lane for generator in generators), -1)  # version in each Generator
-        self.incarnations: dict[str, int] = {}  # lane -> newest part known to stand there
+        self.pins: dict[int, int] = {}  # version -> how many load or evaluate it right now
+        self.holds = Holders(generator.lane for generator in generators)
+        self.incarnations: dict[str, set[int]] = {}  # lane -> parts known to have stood there after the first
         self.unscored: deque[tuple[WorkItem, tuple[RolloutGroup, ...]]] = deque()
         self.intake: Intake = (
             FirstComeDropStale(len(generators), plan.max_lag)
@@ -124,8 +146,10 @@ class _Lanes:
         for item in self.orders:
             await self._wait(generator.lane, Stage.WAIT_FOR_ROOM, self._has_room, item.step)
             if self.version == self.plan.steps:
+                self._let_in()
                 break
             self.under_way += len(item.prompt_ids)
+            self._let_in()
             self._hand_to_scorer(item, await self._sample(generator, item, evaluates))
         if evaluates and self.plan.is_evaluated(self.plan.steps):
             await self._freshen(generator, self.plan.steps, self.plan.steps, evaluates)
@@ -145,21 +169,26 @@ class _Lanes:
         self.in_flight += len(item.prompt_ids) * item.group_size
         while True:
             self._check_start(generator, item)
+            held = self.holds[generator.lane]
             try:
-                return await self._generate(generator, item)
+                groups = await self._generate(generator, item)
             except PartReplaced as error:
                 self._replaced(generator.lane, error)
+            else:
+                check_generated(generator.lane, item, groups, held)
+                return groups
             await self._freshen(generator, item.step, needed, evaluates)
 
     async def _generate(self, generator: Generator, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """Generate one order; under ``in_flight``, take each newer version while it is being generated."""
         if self.plan.lag_control != "in_flight":
             return await generator.generate(item)
-        work = asyncio.ensure_future(generator.generate(item))
-        work.add_done_callback(lambda _: self.bell.ring())
+        work, published = asyncio.ensure_future(generator.generate(item)), self.bells[Stage.WAIT_FOR_WEIGHTS]
         try:
             while not work.done():
-                await self.bell.until(lambda: work.done() or self._newest().version > self.holds[generator.lane])
+                await published.until(
+                    lambda: work.done() or self._newest().version > self.holds[generator.lane], or_done=work
+                )
                 if not work.done():
                     await self._load(generator, self._newest())
             return await work
@@ -173,7 +202,7 @@ class _Lanes:
         """
         await self._wait_for_version(generator, needed, step)
         while evaluates and (ticket := self.evaluations.begin()) is not None:
-            with self._pinned(ticket.version):
+            with _Pin(self.pins, ticket.version):
                 await self._evaluate(generator, ticket)
         await self._load(generator, self._newest())
         while self._lag(generator) > self.plan.max_lag:
@@ -196,18 +225,18 @@ class _Lanes:
         if self.holds[generator.lane] == ticket.version:
             return
         measured: Metrics = {}
-        with self._pinned(ticket.version):
+        with _Pin(self.pins, ticket.version):
             while self.holds[generator.lane] != ticket.version:
                 try:
                     measured = await generator.load_weights(ticket)
                 except PartReplaced as error:
                     self._replaced(generator.lane, error)
                 else:
-                    self.holds[generator.lane] = ticket.version
+                    self.holds.set(generator.lane, ticket.version)
         self.observer.on_version(generator.lane, ticket.version)
         if measured:
             self.observer.on_sync(generator.lane, ticket.version, measured)
-        self.bell.ring()
+        self._ring(Stage.WAIT_FOR_BATCH)
 
     async def _evaluate(self, generator: Generator, ticket: WeightTicket) -> None:
         """Sample the validation prompts with exactly these weights.
@@ -215,13 +244,14 @@ class _Lanes:
         At lag 0 the step is complete only when the evaluation is scored, so the next batch waits for that.
         """
         version, item = ticket.version, self.plan.evaluation_order(ticket.version)
-        groups: tuple[RolloutGroup, ...] = ()
-        while not groups:
+        groups: tuple[RolloutGroup, ...] | None = None
+        while groups is None:
             await self._load(generator, ticket)
             try:
                 groups = await generator.generate(item)
             except PartReplaced as error:
                 self._replaced(generator.lane, error)
+        check_generated(generator.lane, item, groups, version)
         self._hand_to_scorer(item, groups)
         if self.plan.max_lag == 0:
             await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_told(version), version)
@@ -230,7 +260,7 @@ class _Lanes:
         if item.purpose is Purpose.TRAIN:
             self.ledger.generated += count(groups)
         self.unscored.append((item, groups))
-        self.bell.ring()
+        self.bells[Stage.WAIT_FOR_ROLLOUTS].ring_for_one()
 
     def _lag(self, generator: Generator) -> int:
         return self.version - self.holds[generator.lane]
@@ -244,12 +274,15 @@ class _Lanes:
             )
 
     def _replaced(self, lane: str, error: PartReplaced) -> None:
-        """A new part, without weights, stands on this lane; the same death may be heard of twice."""
-        if self.incarnations.get(lane, 0) >= error.incarnation:
+        """A new part, without weights, stands on this lane. Where a load and a batch are under way at once, the same
+        death may be heard of twice, and an older one after a newer one.
+        """
+        known = self.incarnations.setdefault(lane, set())
+        if error.incarnation in known:
             return
-        self.incarnations[lane] = error.incarnation
-        if lane in self.holds:
-            self.holds[lane] = -1
+        if lane in self.holds and error.incarnation > max(known, default=0):
+            self.holds.set(lane, -1)
+        known.add(error.incarnation)
         self.observer.on_replaced(lane, error.reason)
 
     # ---- Scorer
@@ -262,7 +295,7 @@ class _Lanes:
             if self.learner_done:
                 return
             await self._score(scorer, *self.unscored.popleft())
-            self.bell.ring()
+            self._ring(Stage.WAIT_FOR_BATCH)
 
     async def _score(self, scorer: Scorer, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         while True:
@@ -271,14 +304,18 @@ class _Lanes:
                 break
             except PartReplaced as error:
                 self._replaced(scorer.lane, error)
+        check_scored(scorer.lane, item, groups, scored)
         if item.purpose is Purpose.EVALUATE:
             for version, evaluation in self.evaluations.scored(scored):
                 self.observer.on_evaluation(version, evaluation)
+            self._ring(Stage.WAIT_FOR_WEIGHTS)
             return
         self.in_flight -= len(item.prompt_ids) * item.group_size
-        self.under_way -= scored.failed_groups
-        self.ledger.failed += count(groups) - count(scored.groups)
+        if scored.failed_groups:
+            self.under_way -= scored.failed_groups
+            self.ledger.failed += count(groups) - count(scored.groups)
         self._drop(self.intake.add(scored, self.version))
+        self._let_in()
 
     # ---- Learner
 
@@ -290,7 +327,7 @@ class _Lanes:
         await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_told, self.plan.steps)
         await self.learner.checkpoint(self.version)
         self.learner_done = True
-        self.bell.ring()
+        self._ring(*_WAITS)
 
     async def _train_step(self, step: int) -> None:
         """Train on the batch that is ready. Its handles end with this call, so that while the Learner waits for the
@@ -303,6 +340,7 @@ class _Lanes:
         self._count_uses(taken)
         self.version = step + 1
         self._drop(self.intake.expire(self.version))
+        self._let_in()
         ticket = await self._publish()
         if self.plan.max_lag == 0:
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
@@ -320,7 +358,7 @@ class _Lanes:
             raise RunStopped(f"no group of a rollout batch could be scored; the first failure: {failure}")
         self._check_consumption(step, groups)
         self.under_way -= len(groups)
-        self.bell.ring()
+        self._let_in()
         return batch
 
     def _choose(self, step: int, batch: Batch) -> tuple[Taken, ...]:
@@ -349,17 +387,18 @@ class _Lanes:
         if self.newest is not None:
             needed.add(self.newest.version)
         ticket = await self.learner.publish_weights(self.version, frozenset(needed))
+        check_published(self.learner.lane, self.version, ticket)
         self.newest = ticket
         if self.plan.is_evaluated(ticket.version):
             self.evaluations.add(ticket)
         self.observer.on_version(self.learner.lane, ticket.version)
-        self.bell.ring()
+        self._ring(Stage.WAIT_FOR_WEIGHTS)
         return ticket
 
     def _weights_in_use(self) -> bool:
         """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
         last = self.version == self.plan.steps
-        return (last or min(self.holds.values()) >= self.version) and self.evaluations.all_told
+        return (last or self.holds.oldest >= self.version) and self.evaluations.all_told
 
     def _check_consumption(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         oldest = min(group.min_version for group in groups)
@@ -373,24 +412,45 @@ class _Lanes:
     # ---- all
 
     def _drop(self, groups: Sequence[RolloutGroup]) -> None:
-        dropped = count(groups)
-        self.under_way -= len(groups)
-        self.dropped += dropped
-        self.ledger.dropped += dropped
-        self.bell.ring()
+        if groups:
+            dropped = count(groups)
+            self.under_way -= len(groups)
+            self.dropped += dropped
+            self.ledger.dropped += dropped
 
-    @contextmanager
-    def _pinned(self, version: int) -> Iterator[None]:
-        """Keep a published version readable."""
-        self.pins[version] += 1
-        try:
-            yield
-        finally:
-            self.pins[version] -= 1
-            self.pins += Counter()  # forget versions that nobody pins
+    def _let_in(self) -> None:
+        """Have one Generator order a batch if there is room for it; it lets in the next."""
+        if self._has_room():
+            self.bells[Stage.WAIT_FOR_ROOM].ring_for_one()
+
+    def _ring(self, *waits: Stage) -> None:
+        for wait in waits:
+            self.bells[wait].ring()
 
     async def _wait(self, lane: str, stage: Stage, condition: Callable[[], bool], step: int) -> None:
         """Wait for ``condition`` under a wait span; no span where it holds already."""
         if not condition():
             with self.tracer.span(lane, stage, step, self.version):
-                await self.bell.until(condition)
+                await self.bells[stage].until(condition)
+
+
+class _Pin:
+    """Keeps a published version readable.
+
+    Args:
+        pins: version -> how many need it; a version that nobody needs is not in it.
+        version: needed until the block ends.
+    """
+
+    __slots__ = ("_pins", "_version")
+
+    def __init__(self, pins: dict[int, int], version: int) -> None:
+        self._pins, self._version = pins, version
+
+    def __enter__(self) -> None:
+        self._pins[self._version] = self._pins.get(self._version, 0) + 1
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        left = self._pins.pop(self._version) - 1
+        if left:
+            self._pins[self._version] = left

@@ -29,10 +29,11 @@ class Count:
 
 def count(groups: Iterable[RolloutGroup]) -> Count:
     """Return how many rollouts and tokens these groups hold."""
-    total = Count()
+    rollouts = tokens = 0
     for group in groups:
-        total += Count(len(group.lengths), group.num_tokens)
-    return total
+        rollouts += len(group.lengths)
+        tokens += sum(group.lengths)
+    return Count(rollouts, tokens)
 
 
 @dataclass(slots=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.memory_plan.shape import Shape, read_shape, shape_of_own
+from harness.memory_plan.shape import Shape, read_shape, shape_of, shape_of_own
 from harness.models.config import PRESETS
+from harness.models.public_shapes import PUBLISHED
 from harness.scenario import Scenario
+
+VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
+"""Tokens of the tokenizer that a preset has, as ``harness.warm_start.presets`` says; importing that needs torch."""
 
 
 def shape_for(scenario: Scenario) -> tuple[Shape | None, str]:
@@ -16,10 +21,12 @@ def shape_for(scenario: Scenario) -> tuple[Shape | None, str]:
     if scenario.transport_sweep is not None:
         return None, "a transport sweep trains no model"
     if settings.type == "preset":
-        return shape_of_own(PRESETS[settings.preset]), ""
+        return shape_of_own(replace(PRESETS[settings.preset], vocab_size=VOCABULARY[settings.preset])), ""
     if settings.type != "folder":
         return None, f"model.type {settings.type} has next to no weights"
     folder = _folder(settings.path)
+    if folder is None and settings.path in PUBLISHED:
+        return shape_of(PUBLISHED[settings.path]), ""
     if folder is None:
         return None, f"{settings.path} is not on this machine yet, and the plan reads its config.json"
     shape = read_shape(folder)

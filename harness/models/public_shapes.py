@@ -44,6 +44,36 @@ PUBLIC_SHAPES: dict[str, dict[str, Any]] = {"qwen2.5-math-1.5b": QWEN2_5_MATH_1_
 """Name -> ``config.json``."""
 
 
+def _qwen2_5(
+    hidden: int, intermediate: int, layers: int, heads: int, key_value_heads: int, vocab: int, tied: bool, context: int
+) -> dict[str, Any]:
+    return {
+        **QWEN2_5_MATH_1_5B,
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "max_position_embeddings": context,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": tied,
+    }
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B": _qwen2_5(896, 4864, 24, 14, 2, 151936, True, 32768),
+    "Qwen/Qwen2.5-1.5B": _qwen2_5(1536, 8960, 28, 12, 2, 151936, True, 131072),
+    "Qwen/Qwen2.5-3B": _qwen2_5(2048, 11008, 36, 16, 2, 151936, True, 32768),
+    "Qwen/Qwen2.5-7B": _qwen2_5(3584, 18944, 28, 28, 4, 152064, False, 131072),
+    "Qwen/Qwen2.5-14B": _qwen2_5(5120, 13824, 48, 40, 8, 152064, False, 131072),
+    "Qwen/Qwen2.5-32B": _qwen2_5(5120, 27648, 64, 40, 8, 152064, False, 131072),
+}
+"""Name on the hub -> ``config.json`` in what decides its size, for plans and simulations of models that are not here:
+https://huggingface.co/Qwen/Qwen2.5-7B/blob/main/config.json and its sisters, which litgpt's ``litgpt/config.py``
+repeats."""
+
+
 def shape_config(name: str, *, layers: int | None = None, vocab_size: int | None = None) -> dict[str, Any]:
     """Return the ``config.json`` of a public model, with fewer layers or a smaller vocabulary if asked for.
 

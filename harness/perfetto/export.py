@@ -134,6 +134,8 @@ def _labels(run: Run) -> list[str]:
     """Return what the trace says of a run beside its name."""
     manifest = run.manifest
     labels = [f"{manifest.scenario} {manifest.campaign}", run.status, f"seed {manifest.seed}"]
+    if manifest.simulated is not None:
+        labels.insert(0, f"SIMULATED by the machine profile {manifest.simulated}")
     return labels + [f"{lane} died {times} times" for lane, times in sorted(run.replaced.items())]
 
 

@@ -38,7 +38,7 @@ def draw_stages(campaign: Campaign) -> Figure | None:
         axes.plot([wall, wall], [row - 0.44, row + 0.44], color="black", linewidth=2)
         axes.annotate(f"{number(wall)} s", (max(end, wall), row), (6, 0), textcoords="offset points", va="center")
     _finish(axes, range(len(variants)), [variant_label(variant) for variant in variants])
-    axes.set_title(f"{label(campaign.scenario)}: time of a training step by stage")
+    axes.set_title(f"{label(campaign.title)}: time of a training step by stage")
     stages = [stage for stage in Stage if any(stage in _stage_seconds(variant) for variant in variants)]
     place_legend(figure, [*stage_keys(stages), line_key("wall-clock")])
     return figure
@@ -56,7 +56,7 @@ def draw_lanes(campaign: Campaign) -> Figure | None:
         axes.barh(place, unattributed, BAR_HEIGHT, _stack(axes, place, parts), **UNATTRIBUTED)
         seen |= set(parts)
     _finish(axes, places, _lane_names(bars))
-    axes.set_title(f"{label(campaign.scenario)}: time of a training step by lane")
+    axes.set_title(f"{label(campaign.title)}: time of a training step by lane")
     place_legend(
         figure, [*stage_keys(stage for stage in Stage if stage in seen), patch_key("under no span", UNATTRIBUTED)]
     )

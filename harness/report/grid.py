@@ -84,6 +84,6 @@ def _head(figure: Figure, curves: Curves, lines: Sequence[str]) -> None:
         for name, (colour, marker) in variant_looks(list(lines)).items()
     ]
     figure.legend(handles=keys, loc="outside right upper", frameon=False)
-    heading = f"{label(curves.campaign.scenario)}: validation reward"
+    heading = f"{label(curves.campaign.title)}: validation reward"
     seeds = f"\n{len({run.manifest.seed for run in curves.all_runs()})} seeds; {BAND}" if curves.several_seeds else ""
     figure.suptitle(heading + seeds, x=0.01, ha="left", fontsize=13)

@@ -39,7 +39,7 @@ def draw_lag(curves: Curves) -> Figure | None:
         axes.set_title(f"{names[name]}: mean {number(_mean(found))}")
     panels[-1].set_xlabel("lag of a trained rollout, in policy versions (that of its oldest token)")
     figure.supylabel("share of trained rollouts", fontsize=11)
-    heading = f"{label(curves.campaign.scenario)}: how old the trained rollouts were"
+    heading = f"{label(curves.campaign.title)}: how old the trained rollouts were"
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
     return figure
 

@@ -117,7 +117,7 @@ def finish(figure: Figure, curves: Curves, what: str, seeds: str, extra: Sequenc
         for name, (colour, marker) in looks.items()
     ]
     figure.legend(handles=[*keys, *extra], loc="outside right upper", frameon=False)
-    heading = f"{label(curves.campaign.scenario)}: {what}"
+    heading = f"{label(curves.campaign.title)}: {what}"
     if curves.several_seeds:
         heading += "\n" + textwrap.fill(seeds, HEADING_WIDTH)
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)

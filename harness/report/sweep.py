@@ -36,7 +36,7 @@ def draw_sweep(campaign: Campaign) -> Figure | None:
         _draw_panel(panel, [point for point in points if (point.receivers, point.tensors) == kind], names)
         panel.set_title(f"receivers: {kind[0]}, tensors: {kind[1]}")
     figure.suptitle(
-        f"{label(campaign.scenario)}: a weight sync, from publish to the receiver's own tensors", x=0.01, ha="left"
+        f"{label(campaign.title)}: a weight sync, from publish to the receiver's own tensors", x=0.01, ha="left"
     )
     figure.supxlabel("size of the weights, MB")
     figure.supylabel("milliseconds (median; bars from the 10th to the 90th percentile)")

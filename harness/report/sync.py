@@ -37,7 +37,7 @@ def draw_sync(campaign: Campaign) -> Figure | None:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(AXIS_LABEL)
     axes.set_xlim(0, axes.dataLim.x1 * 1.45)
-    axes.set_title(f"{label(campaign.scenario)}: what a weight sync is made of")
+    axes.set_title(f"{label(campaign.title)}: what a weight sync is made of")
     seen = [stage for part, stage in STAGES.items() if any(pooled(variant_syncs(item), part) for item in variants)]
     whisker = line_key("publish to loaded,\np10 to p90", linewidth=1.5)
     place_legend(figure, [*stage_keys(seen), whisker])

@@ -16,7 +16,7 @@ from harness.compare.off_policy import off_policy_table
 from harness.compare.outcome import outcome_table, overview_table
 from harness.compare.sentences import findings
 from harness.compare.sweep_tables import sweep_points, sweep_tables
-from harness.compare.tables import Table, columns_apart, lane_table, stage_table
+from harness.compare.tables import Table, columns_apart, lane_table, marked, stage_table
 from harness.compare.transports import sync_table
 from harness.compare.verdict_tables import verdict_sentences, verdict_tables
 from harness.compare.verdicts import Judgement, judgements
@@ -40,9 +40,9 @@ def print_campaign(console: Console, campaign: Campaign, judge: Judging = judgem
     """Print a campaign's tables, verdicts and sentences."""
     judged = judge(campaign)
     console.print()
-    console.print(Text(plain(f"{campaign.scenario} / {campaign.name}"), style="bold underline"))
+    console.print(Text(plain(f"{campaign.title} / {campaign.name}"), style="bold underline"))
     console.print(Text(plain(origin(campaign)), style="dim"))
-    for table in (*_tables(campaign), *verdict_tables(judged)):
+    for table in marked([*_tables(campaign), *verdict_tables(judged)], campaign):
         print_table(console, table)
     print_list(console, "Verdicts", verdict_sentences(judged))
     print_list(console, "What the figures say", findings(campaign))
@@ -76,11 +76,12 @@ def print_list(console: Console, heading: str, sentences: Sequence[str]) -> None
 
 def markdown(campaigns: Sequence[Campaign], detailed: Sequence[Campaign], judge: Judging = judgements) -> str:
     """Return the comparison as Markdown."""
-    parts = [_markdown_table(overview_table(campaigns))] if len(campaigns) > 1 else []
+    parts = [markdown_table(overview_table(campaigns))] if len(campaigns) > 1 else []
     for campaign in detailed:
-        parts.append(f"## {_cell(f'{campaign.scenario} / {campaign.name}')}\n\n{_cell(origin(campaign))}")
+        parts.append(f"## {_cell(f'{campaign.title} / {campaign.name}')}\n\n{_cell(origin(campaign))}")
         judged = judge(campaign)
-        parts += [_markdown_table(table) for table in (*_tables(campaign), *verdict_tables(judged))]
+        tables = marked([*_tables(campaign), *verdict_tables(judged)], campaign)
+        parts += [markdown_table(table) for table in tables]
         sentences = [*verdict_sentences(judged), *findings(campaign), *cautions(campaign)]
         parts.append("\n".join(f"- {_cell(sentence)}" for sentence in sentences))
     return "\n\n".join(parts) + "\n"
@@ -103,7 +104,8 @@ def _fitting(table: Table, width: int) -> list[Table]:
     return columns_apart(table, room)
 
 
-def _markdown_table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """Return a table as Markdown, its notes below it."""
     lines = [f"**{_cell(table.title)}**", "", _markdown_row(table.header)]
     lines.append(
         "|" + "|".join(" --- " if index < table.words else " ---: " for index in range(len(table.header))) + "|"

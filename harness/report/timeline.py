@@ -7,7 +7,7 @@ the first one after the first quarter. It starts when the step before it ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from harness.intervals import Interval
 from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look
 from harness.report.lines import Curves
 from harness.report.style import label
-from harness.results import Run, StepRow
+from harness.results import Run, StepRow, VersionChange
 from harness.trace import Span, Stage
 
 if TYPE_CHECKING:
@@ -76,12 +76,24 @@ def excerpt(run: Run) -> Excerpt | None:
     spans, rows = run.spans(), choose_steps(run.steps)
     if not spans or not rows:
         return None
-    origin_ns = loop_window(spans, None)[0]
+    return excerpt_of(spans, rows, run.version_changes, loop_window(spans, None)[0])
+
+
+def excerpt_of(
+    spans: Sequence[Span], rows: Sequence[StepRow], changes: Sequence[VersionChange], origin_ns: int = 0
+) -> Excerpt:
+    """Return what happened in these training steps, at least one, which follow each other.
+
+    Args:
+        spans, changes: of the whole run.
+        rows: of the steps.
+        origin_ns: when the loop began, on the clock of the spans.
+    """
     start_s, end_s = rows[0].elapsed_s - rows[0].wall_s, rows[-1].elapsed_s
     window = origin_ns + round(start_s * 1e9), origin_ns + round(end_s * 1e9)
     shown = [span for span in spans if span.start_ns < window[1] and span.end_ns > window[0]]
-    changes = [(item.lane, origin_ns + round(item.elapsed_s * 1e9), item.version) for item in run.version_changes]
-    inside = [change for change in changes if window[0] <= change[1] <= window[1]]
+    placed = [(item.lane, origin_ns + round(item.elapsed_s * 1e9), item.version) for item in changes]
+    inside = [change for change in placed if window[0] <= change[1] <= window[1]]
     return Excerpt(window, (rows[0].step, rows[-1].step), tuple(shown), tuple(inside))
 
 
@@ -91,6 +103,12 @@ def draw_timeline(curves: Curves) -> Figure | None:
     shown = dict(list(found.items())[:MOST_VARIANTS])
     if not shown:
         return None
+    more = f" (first {MOST_VARIANTS} of {len(found)} variants)" if len(found) > MOST_VARIANTS else ""
+    return draw_excerpts(shown, f"{label(curves.campaign.title)}: what each lane did when{more}")
+
+
+def draw_excerpts(shown: Mapping[str, Excerpt], heading: str) -> Figure:
+    """Draw excerpts, at least one, by name: one above the other, on one common scale of seconds."""
     figure, panels = _canvas([len(part.lanes) for part in shown.values()])
     longest = max(part.seconds for part in shown.values())
     for axes, (name, part) in zip(panels, shown.items(), strict=True):
@@ -102,8 +120,6 @@ def draw_timeline(curves: Curves) -> Figure | None:
     marks = [line_key("policy version now held", marker="v", linewidth=0, markersize=5)] if marked else []
     blank = patch_key("under no span", {"color": "white", "edgecolor": "#A8A8A8", "linewidth": 0.8})
     place_legend(figure, [*stage_keys(stage for stage in Stage if stage in seen), blank, *marks])
-    more = f" (first {MOST_VARIANTS} of {len(found)} variants)" if len(found) > MOST_VARIANTS else ""
-    heading = f"{label(curves.campaign.scenario)}: what each lane did when{more}"
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
     return figure
 

@@ -4,11 +4,15 @@ A machine profile is a YAML file in ``profiles/machines/``, written by ``python 
 that nobody here has, made from data sheets and tagged as such.
 
 Seconds of a stage = (sum over its terms of coefficient x units) x (factor of the model, where it was measured). What a
-term counts is said in ``harness.sim.terms``.
+term counts is said in ``harness.sim.terms``, under which circumstances a cost holds in ``harness.sim.circumstances``.
+
+These seconds are means. A spread s of logarithms is that of a factor with the mean 1, exp(s z - s^2 / 2) with z
+standard normal, so that drawing it changes no mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -34,9 +38,9 @@ class StageCost(Section):
     """The cost of one stage under given circumstances.
 
     Attributes:
-        stage: a stage's name; ``call`` is a call to an actor and its answer, ``record`` the harness's own bookkeeping
-            after a training step.
-        where: circumstances that must agree: ``engine``, ``transport``, ``precision``, ``threads``, ``placement``.
+        stage: a stage's name; ``call`` is a call to a part, one way, ``record`` the harness's own bookkeeping after a
+            training step. A Generator evaluates at the cost of ``generate``, a Scorer at that of ``score``.
+        where: circumstances that must agree; see ``harness.sim.circumstances``. One that is not named may be any.
         seconds: of one unit of each term.
         covariance: of these coefficients, in their order; empty where they are not measured.
         models: corrections by model name.
@@ -44,7 +48,8 @@ class StageCost(Section):
         step_log_sd: spread of the logarithm of single spans around the prediction, within a run.
         step_correlation: of that between one training step and the next, 0 to 1.
         run_log_sd: spread from run to run, the same for all spans of a run.
-        ranges: smallest and largest units of each term that were fitted.
+        ranges: smallest and largest units of each term for which the cost holds: those that were fitted, and a quarter
+            beyond.
         spans: fitted.
     """
 
@@ -59,6 +64,15 @@ class StageCost(Section):
     run_log_sd: NotNegative = 0.0
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     spans: AtLeast0 = 0
+
+    def holds_under(self, circumstances: Mapping[str, str]) -> bool:
+        """Whether every circumstance that the cost names is as it says."""
+        return all(circumstances.get(key) == value for key, value in self.where.items())
+
+    def seconds_of(self, units: Mapping[str, float], model: str = "") -> float:
+        """Return the mean seconds of so many units, for a model by its name; terms without a cost are free."""
+        factor = self.models[model].factor if model in self.models else 1.0
+        return factor * sum(seconds * units.get(term, 0.0) for term, seconds in self.seconds.items())
 
 
 class Contention(Section):
@@ -87,6 +101,7 @@ class Lengths(Section):
         cap: ``sampling.max_tokens`` of those runs: a response as long was cut off.
         prompts: tokens of each group's prompt.
         groups: tokens of each response, by group.
+        trained: optimizer steps behind the policy that sampled each group, in rising order; empty where not known.
     """
 
     task: NonEmptyText
@@ -95,6 +110,7 @@ class Lengths(Section):
     cap: AtLeast1
     prompts: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
+    trained: tuple[AtLeast0, ...] = ()
 
 
 class Device(Section):
@@ -130,6 +146,8 @@ class MachineProfile(Section):
         device: the processor.
         versions: of the packages that the measured runs used; a simulation of others is refused.
         sources: runs it was fitted to, or web addresses of data sheets; never empty.
+        notes: what was assumed or carried over, in sentences.
+        run_correlation: of the run effects (see ``StageCost.run_log_sd``) of two stages in the same run.
         contention: on shared cores; None where every part has a device of its own.
         stages: costs.
         lengths: as sampled.
@@ -142,6 +160,13 @@ class MachineProfile(Section):
     device: Device
     versions: dict[str, str] = Field(default_factory=dict)
     sources: tuple[NonEmptyText, ...]
+    notes: tuple[NonEmptyText, ...] = ()
+    run_correlation: Annotated[float, Field(ge=0, lt=1)] = 0.5
     contention: Contention | None = None
     stages: tuple[StageCost, ...]
     lengths: tuple[Lengths, ...] = ()
+
+    def cost_of(self, stage: str, circumstances: Mapping[str, str]) -> StageCost | None:
+        """Return the cost of a stage that holds under these circumstances, the one that names most of them."""
+        fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(circumstances)]
+        return max(fitting, key=lambda cost: len(cost.where), default=None)

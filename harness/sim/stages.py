@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from harness.errors import PartReplaced
@@ -140,14 +140,24 @@ class SimulatedScorer:
         with self.tracer.span(self.lane, stage, item.step, groups[0].min_version):
             await asyncio.sleep(self.score_cost(item.step))
         failed = [group.prompt_id for group in groups if self.fails(item, group.prompt_id)]
-        scored = tuple(
-            replace(group, rewards=(self.reward,) * len(group.lengths))
-            for group in groups
-            if group.prompt_id not in failed
-        )
+        scored = tuple(self._rewarded(group) for group in groups if group.prompt_id not in failed)
         failure = f"the reward of prompt {failed[0]} failed" if failed else None
         metrics = self._metrics(scored, evaluating) if scored else {}
         return ScoredBatch(item, scored, metrics, failed_groups=len(failed), failure=failure)
+
+    def _rewarded(self, group: RolloutGroup) -> RolloutGroup:
+        """Fill in the rewards, several times as fast as ``dataclasses.replace``."""
+        return RolloutGroup(
+            group.prompt_id,
+            group.step,
+            group.min_version,
+            group.max_version,
+            group.lengths,
+            group.data,
+            (self.reward,) * len(group.lengths),
+            group.mean_version,
+            group.prompt_length,
+        )
 
     def _metrics(self, groups: tuple[RolloutGroup, ...], evaluating: bool) -> Metrics:
         rollouts = sum(len(group.lengths) for group in groups)

@@ -18,8 +18,8 @@ from harness.actors.logs import ProcessLogs
 from harness.actors.parts import Blueprint, cause_of_death, own_error
 from harness.actors.processes import ProcessSetup, Reply
 from harness.actors.session import RaySession
-from harness.build.parts import numbered_lanes
 from harness.errors import RunStopped
+from harness.planning import numbered_lanes
 from harness.results.syncs import SyncRow
 from harness.scenario import PartSettings, PlacementSettings
 from harness.trace import Span, Stage

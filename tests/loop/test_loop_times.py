@@ -214,7 +214,7 @@ def test_a_generator_that_lies_about_its_version_stops_the_run() -> None:
             tracer,
         )
 
-    with pytest.raises(RunStopped, match=r"step 2 at policy version 2 .* oldest token is of version 0: lag 2 is above"):
+    with pytest.raises(RunStopped, match=r"shard 0 of batch 2 with version 1, and sampled with the versions 0 to 1"):
         run_virtual(main)
 
 

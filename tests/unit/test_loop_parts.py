@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.loop import Bell, Count, Ledger, LoopPlan
+from harness.loop import Bell, Count, Ledger, LoopPlan, first_error
+from harness.loop.holders import Holders
 from harness.loop.intake import FirstComeDropStale, InOrder
 from harness.loop.ledger import count
 from harness.types import Purpose, RolloutGroup, ScoredBatch, WorkItem
@@ -162,27 +163,127 @@ def test_room_is_for_twice_the_batches_that_can_be_fresh_enough():
     assert [replace(PLAN, max_lag=lag).room for lag in (1, 2, 4)] == [4, 6, 10]  # 2 * (lag + 1)
 
 
+# ---- versions held
+
+
+def test_the_oldest_version_held_is_known_through_every_change():
+    holders = Holders(["a", "b", "c"])
+    assert (holders["a"], holders.oldest, "a" in holders, "d" in holders) == (-1, -1, True, False)
+    oldest = []
+    for lane, version in [("a", 0), ("b", 0), ("c", 2), ("a", 1), ("b", 3), ("b", -1), ("b", 2), ("a", 2)]:
+        holders.set(lane, version)
+        oldest.append(holders.oldest)
+    assert oldest == [-1, -1, 0, 0, 1, -1, 1, 2]
+    holders.set("a", 2)  # no change
+    assert (holders["a"], holders.oldest) == (2, 2)
+
+
 # ---- bell
 
 
-def test_a_bell_wakes_in_order_of_arrival_those_whose_condition_holds():
-    woken: list[str] = []
-
-    async def main() -> None:
-        bell, allowed = Bell(), {"b"}
-
-        async def wait(name: str) -> None:
-            await bell.until(lambda: name in allowed)
-            woken.append(name)
-
-        tasks = [asyncio.create_task(wait(name)) for name in "abcd"]
+async def settle() -> None:
+    """Let every task go on as far as it can."""
+    for _ in range(5):
         await asyncio.sleep(0)
-        tasks[3].cancel()  # who gives up disturbs nobody
-        for new in ("", "ac"):
-            bell.ring()
-            allowed.update(new)
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks[:3])
+
+
+class Waiters:
+    """Tasks that wait at a bell until their name is allowed, and then take it away if ``greedy``."""
+
+    def __init__(self, names: str, greedy: bool = False) -> None:
+        self.bell, self.allowed, self.woken, self.looks = Bell(), "", "", 0
+        self.tasks = [asyncio.ensure_future(self._wait(name, greedy)) for name in names]
+
+    async def _wait(self, name: str, greedy: bool) -> None:
+        def is_allowed() -> bool:
+            self.looks += 1
+            return name in self.allowed
+
+        await self.bell.until(is_allowed)
+        self.woken += name
+        if greedy:
+            self.allowed = ""
+
+
+def test_a_bell_wakes_in_order_of_arrival_those_whose_condition_holds():
+    async def main() -> None:
+        waiters = Waiters("abcd")
+        waiters.allowed = "b"
+        await settle()  # who comes to a condition that holds does not wait
+        assert waiters.woken == "b"
+        waiters.tasks[3].cancel()  # who gives up disturbs nobody
+        waiters.allowed = "dca"
+        await settle()
+        assert waiters.woken == "b"  # nobody rang
+        waiters.bell.ring()
+        await settle()
+        assert waiters.woken == "bac"
+        assert [task.cancelled() for task in waiters.tasks] == [False, False, False, True]
 
     asyncio.run(main())
-    assert woken == ["b", "a", "c"]
+
+
+def test_who_was_too_slow_waits_anew_behind_the_others():
+    async def main() -> None:
+        waiters = Waiters("abc", greedy=True)
+        await settle()
+        for expected in ("a", "ab", "abc"):
+            waiters.allowed = "abc"  # for one of them
+            waiters.bell.ring()
+            await settle()
+            assert waiters.woken == expected
+
+    asyncio.run(main())
+
+
+def test_a_bell_for_one_wakes_the_first_whose_condition_holds():
+    async def main() -> None:
+        waiters = Waiters("abcd")
+        await settle()
+        waiters.tasks[1].cancel()
+        waiters.allowed = "bcd"
+        for expected in ("c", "cd", "cd"):
+            waiters.bell.ring_for_one()
+            await settle()
+            assert waiters.woken == expected
+        waiters.allowed = "a"
+        waiters.bell.ring_for_one()
+        await settle()
+        assert waiters.woken == "cda"
+
+    asyncio.run(main())
+
+
+def test_a_bell_for_one_looks_no_further_than_that_one():
+    async def main() -> None:
+        waiters = Waiters("abcdefgh")
+        await settle()
+        waiters.looks, waiters.allowed = 0, "abcdefgh"
+        waiters.bell.ring_for_one()
+        await settle()
+        assert (waiters.woken, waiters.looks) == ("a", 2)  # when the bell rang, and once more when it woke
+        waiters.bell.ring()
+        await settle()
+
+    asyncio.run(main())
+
+
+def test_a_waiter_is_also_woken_by_a_future_that_is_done():
+    async def main() -> None:
+        bell, work = Bell(), asyncio.get_running_loop().create_future()
+        waiter = asyncio.ensure_future(bell.until(lambda: work.done(), or_done=work))
+        await settle()
+        work.set_result(None)
+        await settle()
+        assert waiter.done()
+        bell.ring()  # nobody is there any more
+
+    asyncio.run(main())
+
+
+# ---- errors
+
+
+def test_the_first_of_nested_errors_is_found():
+    inner = ExceptionGroup("inner", [ValueError("this"), KeyError("not this")])
+    assert str(first_error(ExceptionGroup("outer", [inner, RuntimeError("nor this")]))) == "this"

@@ -18,10 +18,10 @@ GIB = 2**30
 SHIPPED = [path for path in scenario_files() if load_scenario(path).transport_sweep is None]
 
 
-@pytest.mark.parametrize("gpus", [(), (80 * GIB,)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("gpus", [(), (80 * GIB, 80 * GIB)], ids=["cpu", "gpus"])
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_no_shipped_scenario_is_refused_on_a_machine_of_24_gib(path: Path, gpus: tuple[int, ...]) -> None:
-    """12 GiB are in use, arms that take turns stand side by side, and scenarios that ask for a GPU have one."""
+    """12 GiB are in use, arms that take turns stand side by side, and scenarios that ask for GPUs have two."""
     lines: list[str] = []
     variants = [variant for variant in expand(load_scenario(path)) if not variant.block]
     points = [list(group) for _, group in itertools.groupby(variants, key=lambda variant: variant.point)]

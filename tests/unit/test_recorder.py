@@ -13,7 +13,7 @@ import pytest
 from harness.loop import Count, Ledger, StepFacts
 from harness.recorder import RunRecorder
 from harness.replay import ReplayStats, Taken
-from harness.results import Manifest, Run, RunFolder, Scrubber, VersionChange, load_run
+from harness.results import BatchRow, Manifest, Run, RunFolder, Scrubber, ShardRow, VersionChange, load_run
 from harness.results.writer import MANIFEST
 from harness.step_metrics import (
     idle_ratios,
@@ -174,6 +174,31 @@ def test_idle_ratios_are_means_over_the_lanes_of_a_kind() -> None:
 
 
 # ---- written and read back
+
+
+def test_lengths_and_rewards_of_every_shard_and_evaluation_are_kept(recorder: RunRecorder, clock: HandClock) -> None:
+    prompted = replace(YOUNG, prompt_length=7)
+    failed = replace(SCORED, groups=(prompted,), failed_groups=1)
+    validation = ScoredBatch(
+        WorkItem(Purpose.EVALUATE, 4, 0, (0,), 1, 0), (RolloutGroup(0, 4, 4, 4, (9,), None, (1.0,)),), {}
+    )
+    clock.set(12.0)
+    recorder.on_step(replace(FACTS, scored=(SCORED, replace(failed, item=replace(ITEM, shard=1)))))
+    recorder.on_evaluation(4, validation)
+    assert _read(recorder).groups() == [
+        ShardRow(
+            "train", 3, 0, (0, 1), (None, None), ((3, 3), (1, 3)), ((4, 6), (10, 10)), ((0.0, 1.0), (1.0, 1.0)), 0
+        ),
+        ShardRow("train", 3, 1, (0,), (7,), ((3, 3),), ((4, 6),), ((0.0, 1.0),), 1),
+        ShardRow("evaluate", 4, 0, (0,), (None,), ((4, 4),), ((9,),), ((1.0,),), 0),
+    ]
+
+
+def test_under_replay_the_groups_trained_on_are_kept_too(recorder: RunRecorder, clock: HandClock) -> None:
+    clock.set(12.0)
+    older = replace(OLD, step=1)
+    recorder.on_step(replace(FACTS, taken=(Taken(older, 2, 2), Taken(YOUNG, 1, 0)), replay=(ReplayStats(), 5)))
+    assert _read(recorder).groups()[1:] == [BatchRow(3, ((1, 1), (3, 0)))]  # (batch number, prompt id)
 
 
 def test_a_row_holds_versions_changes_and_lags(recorder: RunRecorder, clock: HandClock) -> None:

@@ -313,6 +313,30 @@ def test_a_manifest_that_is_no_object_is_an_error_with_its_path(make_run: Make, 
     assert caught.value.where == str(path)
 
 
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ('{"kind":"batch","step":0,"groups":[[0]]}', "not enough values to unpack (expected 2, got 1)"),
+        ('{"kind":"batch","groups":[]}', "the row lacks 'step'"),
+        (
+            '{"kind":"shard","purpose":"train","step":0,"shard":0,"prompt_ids":[1],"prompt_tokens":[4],'
+            '"versions":[[0,0]],"lengths":[],"rewards":[[1.0]],"failed_groups":0}',
+            "'lengths' has 0 items for 1 groups",
+        ),
+    ],
+)
+def test_damaged_groups_are_named(make_run: Make, row: str, problem: str) -> None:
+    path = make_run(steps=1).folder / "groups.jsonl"
+    path.write_text(f'{{"kind":"header","schema":"harness.groups","schema_version":1}}\n{row}\n')
+    with pytest.raises(UserError) as caught:
+        load_run(path.parent).groups()
+    assert caught.value.what == f"{str(path)!r} is damaged at line 2: {problem}"
+
+
+def test_a_run_of_before_groups_were_written_has_none(make_run: Make) -> None:
+    assert load_run(make_run(steps=1).folder).groups() == []
+
+
 def test_spans_and_rollouts_may_be_left_out_of_a_copy_but_steps_may_not(make_run: Make) -> None:
     folder = make_run(steps=1).folder
     for name in ("spans.jsonl", "rollouts.jsonl", "scenario.resolved.yaml"):

@@ -13,7 +13,7 @@ import pytest
 from harness.errors import RunStopped
 from harness.sim.clock import run_virtual
 from harness.trace import OpenSpan, RecordingTracer, Span, Stage
-from harness.watchdog import likely_culprit, open_lines, stack_dumps, watch
+from harness.watchdog import likely_culprit, open_lines, stack_dumps, waiting_chain, watch
 
 S = 1_000_000_000
 
@@ -178,6 +178,24 @@ def test_the_culprits_are_those_who_do_not_wait() -> None:
     )
     assert likely_culprit([loads], now_ns) == "generator.0 has been in weight_transfer for 6.0 s"
     assert likely_culprit([], now_ns) == "no stage and no wait is under way: the loop itself does not go on"
+
+
+def test_waits_are_followed_to_a_circle_to_whoever_is_stuck_or_to_nobody() -> None:
+    learner = OpenSpan("learner", Stage.WAIT_FOR_BATCH, 3 * S, 1, 1)
+    scorers = [OpenSpan(f"scorer{i}", Stage.WAIT_FOR_ROLLOUTS, (5 - i) * S, 1, -1) for i in range(2)]
+    held = [OpenSpan(f"generator{i}", Stage.WAIT_FOR_WEIGHTS, (6 + i) * S, 2, 1) for i in range(3)]
+    assert waiting_chain([*held, *scorers, learner]) == [
+        "learner waits for a Scorer, such as scorer1, in wait_for_rollouts",
+        "scorer1 waits for a Generator, such as generator0, in wait_for_weights",
+        "generator0 waits for the Learner, such as learner, in wait_for_batch",
+    ]
+    stuck = OpenSpan("generator2", Stage.GENERATE, 9 * S, 1, 1)  # began last, and is the only one that works
+    assert waiting_chain([*held[:2], stuck, *scorers, learner])[1:] == [
+        "scorer1 waits for a Generator, such as generator2, in generate"
+    ]
+    assert waiting_chain([learner, stuck]) == ["learner waits for a Scorer, and none has anything to do"]
+    assert waiting_chain([OpenSpan("learner", Stage.WAIT_FOR_RECORDER, 0, 1, 1)]) == ["learner waits for the recorder"]
+    assert waiting_chain([stuck]) == waiting_chain([]) == []
 
 
 # ---- stacks of real processes

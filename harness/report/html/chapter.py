@@ -39,14 +39,14 @@ def report(chapters: Sequence[Chapter], overview: Sequence[Campaign], left_out: 
         left_out: sentences on runs that could not be read.
     """
     single = chapters[0][0].campaign if len(chapters) == 1 else None
-    title = f"{single.scenario} / {single.name}" if single else f"{len(chapters)} campaigns"
+    title = f"{single.title} / {single.name}" if single else f"{len(chapters)} campaigns"
     contents, body = list[Entry](), list[Markup]()
     head = [_title(chapters), _overview(overview)]
     head.append(_mind("Left out", left_out))
     for number, (material, judged) in enumerate(chapters, start=1):
         chapter, entries = _chapter(material, judged, f"c{number}", alone=single is not None)
         body.append(chapter)
-        contents += entries if single else [(f"c{number}", f"{material.campaign.scenario} / {material.campaign.name}")]
+        contents += entries if single else [(f"c{number}", f"{material.campaign.title} / {material.campaign.name}")]
     return document(f"Report: {title}", join(head), contents, body)
 
 
@@ -54,7 +54,7 @@ def _title(chapters: Sequence[Chapter]) -> Markup:
     eyebrow = element("p", "GRPO benchmark report", class_="eyebrow")
     if len(chapters) > 1:
         return join(eyebrow, element("h1", f"{len(chapters)} campaigns"))
-    return join(eyebrow, element("h1", chapters[0][0].campaign.scenario), _lead(chapters[0][0]))
+    return join(eyebrow, element("h1", chapters[0][0].campaign.title), _lead(chapters[0][0]))
 
 
 def _lead(material: Material) -> Markup | None:
@@ -96,7 +96,7 @@ def _chapter(material: Material, judged: Sequence[Judgement], anchor: str, alone
             ("examples", "Example rollouts", examples_section(material, f"{anchor}-examples")),
         ]
     named.append(("provenance", "Provenance", provenance_section(material, f"{anchor}-provenance")))
-    heading = f"Campaign {campaign.name}" if alone else f"{campaign.scenario} / {campaign.name}"
+    heading = f"Campaign {campaign.name}" if alone else f"{campaign.title} / {campaign.name}"
     head = [element("h2", heading, id=f"{anchor}-title"), None if alone else _lead(material)]
     head.append(element("p", origin(campaign), class_="origin"))
     article = element("article", head, [part for _, _, part in named], id=anchor, aria_labelledby=f"{anchor}-title")

@@ -8,9 +8,9 @@ from statistics import fmean
 from harness.compare.evaluations import Evaluated, evaluations
 from harness.compare.growth import metric_series
 from harness.compare.outcome import outcome_table, targets
-from harness.report.html.markup import Markup, element
+from harness.report.html.markup import Markup, element, join
 from harness.report.html.material import Material
-from harness.report.html.parts import details, figure, section, table, variant_legend
+from harness.report.html.parts import details, figure, section, tables, variant_legend
 from harness.report.html.plot import Chart, Line, Point, draw_chart
 from harness.results import Run
 
@@ -80,7 +80,7 @@ def _reward(material: Material) -> Markup | None:
 
 
 def _outcome(material: Material) -> Markup:
-    return table(outcome_table(material.campaign))
+    return join(*tables([outcome_table(material.campaign)], material.campaign))
 
 
 def _over_steps(

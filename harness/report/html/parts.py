@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.compare.tables import Table
+from harness.compare.campaigns import Campaign
+from harness.compare.tables import Table, marked
 from harness.report.html.looks import marker_id, stage_class, variant_class
 from harness.report.html.markup import Markup, element, join, text
 from harness.trace import Stage
@@ -45,6 +46,11 @@ def table(data: Table, caption: bool = True) -> Markup:
     title = element("caption", data.title) if caption else None
     inner = element("table", title, element("thead", head), element("tbody", body))
     return join(scroll(inner, data.title), [note(sentence) for sentence in data.notes])
+
+
+def tables(found: Iterable[Table | None], campaign: Campaign) -> list[Markup]:
+    """Return a campaign's tables, those that there are; their titles say so where its runs were simulated."""
+    return [table(data) for data in marked([data for data in found if data is not None], campaign)]
 
 
 def scroll(inner: Markup, label: str) -> Markup:

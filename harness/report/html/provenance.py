@@ -36,7 +36,10 @@ def provenance_section(material: Material, anchor: str) -> Markup | None:
 def _again(manifest: Manifest) -> Markup:
     """Say which command makes such a campaign."""
     commands = [f"git checkout {manifest.commit}"] if manifest.commit else []
-    commands.append(f"make bench SCENARIO={manifest.scenario}")
+    if manifest.simulated is None:
+        commands.append(f"make bench SCENARIO={manifest.scenario}")
+    else:
+        commands.append(f"python -m harness simulate {manifest.scenario} --machine {manifest.simulated}")
     said = note("To run it again:")
     if manifest.dirty:
         said = note("To run it again (tracked files differed from the commit when these runs were made):")
@@ -64,7 +67,7 @@ def _machine(runs: list[Run]) -> Table:
         own += [(f"version.{name}", version) for name, version in manifest.versions.items() if version]
         own += [("threads", manifest.threads), ("commit", manifest.commit), ("uncommitted changes", manifest.dirty)]
         own += [("policy parameters", manifest.parameters), ("probe profile", manifest.profile)]
-        own += [("interleaving", manifest.interleaving)]
+        own += [("interleaving", manifest.interleaving), ("simulated by the profile", manifest.simulated)]
         for name, value in own:
             if value is not None:
                 facts.setdefault(name, []).append(_written(value))

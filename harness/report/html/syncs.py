@@ -13,7 +13,7 @@ from harness.report.html.bars import Bar, Segment, draw_bars
 from harness.report.html.looks import stage_class
 from harness.report.html.markup import Markup, element
 from harness.report.html.material import Material
-from harness.report.html.parts import bullets, details, figure, section, stage_legend, table, variant_legend
+from harness.report.html.parts import bullets, details, figure, section, stage_legend, table, tables, variant_legend
 from harness.report.html.plot import Chart, Line, draw_chart
 from harness.report.html.scales import linear
 from harness.report.sync import STAGES
@@ -26,7 +26,13 @@ def sync_section(material: Material, anchor: str) -> Markup | None:
     if not variants or found is None:
         return None
     said = bullets(sync_findings(material.campaign), "plain-list")
-    return section(anchor, "Weight syncs", _anatomy(variants), said, details("Show the figures", table(found)))
+    return section(
+        anchor,
+        "Weight syncs",
+        _anatomy(variants),
+        said,
+        details("Show the figures", *tables([found], material.campaign)),
+    )
 
 
 def _anatomy(variants: list[Variant]) -> Markup:

@@ -16,7 +16,7 @@ from harness.report.html.headlines import exposed_shares
 from harness.report.html.looks import stage_class
 from harness.report.html.markup import Markup
 from harness.report.html.material import Material
-from harness.report.html.parts import details, figure, section, stage_legend, table
+from harness.report.html.parts import details, figure, section, stage_legend, tables
 from harness.report.html.scales import Scale, linear
 from harness.stats import t_interval
 from harness.trace import Stage
@@ -59,9 +59,9 @@ def _steps(material: Material, variants: Sequence[Variant]) -> Markup:
     legend = stage_legend(seen, [NOBODY] if material.exposures else [])
     sentence = _says(material, variants)
     drawing = draw_bars(bars, axis, "seconds per training step", sentence)
-    tables = [table(_exposed_table(material, variants)), table(stage_table(material.campaign))]
+    data = tables([_exposed_table(material, variants), stage_table(material.campaign)], material.campaign)
     return figure(
-        "Time of a training step, spent and exposed.", sentence, drawing, details("Show the figures", *tables),
+        "Time of a training step, spent and exposed.", sentence, drawing, details("Show the figures", *data),
         legend=legend,
     )  # fmt: skip
 
@@ -188,9 +188,9 @@ def _lanes(material: Material) -> Markup | None:
         for bar in bars
     ]
     drawing = draw_bars(scaled, axis, "percent of the loop", sentence)
+    data = tables([lane_table(material.campaign)], material.campaign)
     return figure(
-        "What each lane did.", sentence, drawing, details("Show the figures", table(lane_table(material.campaign))),
-        legend=legend,
+        "What each lane did.", sentence, drawing, details("Show the figures", *data), legend=legend,
     )  # fmt: skip
 
 

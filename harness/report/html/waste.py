@@ -9,7 +9,7 @@ from harness.compare.tables import Table
 from harness.report.html.bars import Bar, Segment, draw_bars
 from harness.report.html.markup import Markup, element
 from harness.report.html.material import Material
-from harness.report.html.parts import bullets, details, figure, section, table
+from harness.report.html.parts import bullets, details, figure, section, table, tables
 from harness.report.html.scales import Scale
 from harness.report.lag import trained_by_lag
 from harness.results import LedgerFigures, Rollouts
@@ -22,7 +22,7 @@ def waste_section(material: Material, anchor: str) -> Markup | None:
     """Return the section; None where no rollout lagged and no run got to its end."""
     found = off_policy_table(material.campaign)
     said = bullets(off_policy_findings(material.campaign), "plain-list")
-    data = details("Show the figures", table(found)) if found else None
+    data = details("Show the figures", *tables([found], material.campaign)) if found else None
     return section(anchor, "Lag and waste", _lag(material), _ledger(material), said, data)
 
 

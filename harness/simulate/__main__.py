@@ -1,0 +1,121 @@
+"""The command ``python -m harness simulate``: see ``--help``. Exit codes: those of ``harness.cli``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.arguments import from_1
+
+EXAMPLE = """examples:
+  python -m harness simulate async_lag1 --machine cpu-2-cores --arm lag1
+  python -m harness simulate async_lag1 --machine cpu-2-cores --arm lag1 --sweep lag=1,2,3 --sweep epochs_per_batch=1..4
+  python -m harness simulate sync_k1 --machine cpu-2-cores --set transport.type=nixl --ask generators
+
+Nothing is run: the training loop goes through the scenario on a virtual clock, and a machine profile says how long each
+stage takes. `python -m harness calibrate` makes a profile of this machine. The runs that are written can be read by
+compare, report and trace like real ones, and are marked as simulated there.
+"""
+ALLOWED = ("engine", "precision", "task", "threads", "transport", "device")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one command line; return the exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given)
+    from harness.simulate.command import simulate
+
+    return simulate(options, given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness simulate",
+        description="Predict what a run would take on a machine: step time, throughput, idle lanes, lag and waste.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
+    parser.add_argument(
+        "--machine", required=True, metavar="PROFILE", help="a YAML file, or the name of one in profiles/machines"
+    )
+    _changes(parser)
+    _worlds(parser)
+    _sweeps(parser)
+    _output(parser)
+    return parser
+
+
+def _changes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting: dotted key, YAML value; may be repeated",
+    )
+    parser.add_argument("--arm", metavar="NAME", help="simulate this arm alone")
+    parser.add_argument("--model", metavar="NAME", help="train a preset (small, course), or a public size such as 7b")
+    parser.add_argument("--generators", type=from_1, metavar="N", help="as --set placement.generator.count=N")
+    parser.add_argument(
+        "--learners",
+        type=from_1,
+        default=1,
+        metavar="M",
+        help="data-parallel Learners (default: 1): a model, unmeasured",
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        choices=ALLOWED,
+        help="take the profile's costs although the scenario differs from all of them in this; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-other-versions",
+        action="store_true",
+        help="take the profile although it was measured with other versions of the packages than are installed here",
+    )
+
+
+def _worlds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draws",
+        type=from_1,
+        metavar="N",
+        help="simulated worlds behind an interval (default: 39; of a sweep 19, of more than 150 points 7)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the worlds (default: 0)")
+
+
+def _sweeps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="an axis: KEY=1..64 or KEY=a,b,c; every combination is simulated. Beside dotted keys there are "
+        "generators, learners, lag, transport and model; the first axis is the picture's x axis",
+    )
+    parser.add_argument(
+        "--ask", choices=("generators", "lag", "transport"), help="a ready-made first axis: how many, or which"
+    )
+    parser.add_argument(
+        "--steps", type=from_1, default=12, metavar="N", help="training steps of a point of a sweep (default: 12)"
+    )
+    parser.add_argument("--processes", type=from_1, metavar="N", help="for a sweep (default: as many as cores)")
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/simulated"), metavar="DIR", help="default: results/simulated"
+    )
+    parser.add_argument("--no-run", action="store_true", help="write no runs, only print")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only tables and errors")
+
+
+if __name__ == "__main__":
+    sys.exit("type: python -m harness simulate SCENARIO --machine PROFILE")

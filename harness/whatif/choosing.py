@@ -1,0 +1,39 @@
+"""Which run is meant: the only one of a folder, or the one that is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.errors import UserError
+from harness.results import Run, find_run_folders, load_run, read_manifest
+
+SHOWN = 12
+
+
+def choose_run(path: Path, name: str | None = None) -> Run:
+    """Return the run at or below a folder.
+
+    Args:
+        path: a run's folder, or one above.
+        name: of the run's folder, or of its arm; None where there is one run only.
+
+    Raises:
+        UserError: there is no run, none of that name, or more than one that fits.
+    """
+    folders = find_run_folders(path)
+    found = folders if name is None else [folder for folder in folders if name in _names(folder)]
+    if len(found) == 1:
+        return load_run(found[0])
+    shown = [folder.name if folder != path else str(folder) for folder in (found or folders)]
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    listed = ", ".join(dict.fromkeys(shown[:SHOWN])) + more
+    if not found:
+        raise UserError(f"no run in {str(path)!r} is called {name!r}; there are {listed}", "--run", "name one of them")
+    called = "" if name is None else f" called {name!r}"
+    raise UserError(
+        f"{len(found)} runs in {str(path)!r}{called}: {listed}", "--run", "name one with --run, or its folder"
+    )
+
+
+def _names(folder: Path) -> list[str | None]:
+    return [folder.name, read_manifest(folder).arm]
