@@ -57,7 +57,7 @@ class Span(NamedTuple):
     version: int
 
 
-_make_span: Callable[[tuple[str, Stage, int, int, int, int]], Span] = partial(tuple.__new__, Span)
+make_span: Callable[[tuple[str, Stage, int, int, int, int]], Span] = partial(tuple.__new__, Span)
 """Faster than ``Span(...)``, for one is made at the end of each stage."""
 
 
@@ -208,7 +208,7 @@ class _RecordedSpan:
         end_ns = recorder.clock_ns()
         del recorder.open_spans[self]
         recorder.finished.append(
-            _make_span((self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
+            make_span((self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
         )
 
     def as_open(self) -> OpenSpan:

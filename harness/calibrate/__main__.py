@@ -12,8 +12,8 @@ EXAMPLE = """examples:
   python -m harness calibrate --name my-machine --from results/calibration results/transport_sweep
   python -m harness calibrate --name no-course --from results/calibration --exclude-model course --out no-course.yaml
 
-Without --from the runs of scenarios/calibration.yaml are made first (a few minutes, with the machine otherwise idle),
-and a short transport sweep; their results stay. docs/calibrating.md says what the profile holds.
+Without --from the runs of scenarios/calibration.yaml are made first, and a short transport sweep (about ten minutes on
+two cores; leave the machine alone meanwhile); their results stay. docs/calibrating.md says what the profile holds.
 """
 
 

@@ -43,6 +43,9 @@ def calibrate(options: argparse.Namespace, run: RunScenario | None = None) -> in
         UserError: the name or file cannot be used, or the runs cannot be fitted.
     """
     path = _path(options)
+    if options.sources and options.set:
+        what = "--set changes runs that are measured, and --from names runs that were"
+        raise UserError(what, "--set", "leave one of them out")
     sources = options.sources or _measure(options, run or _really_run)
     found = calibration(
         find_sources(sources),

@@ -14,7 +14,7 @@ from harness.calibrate.least_squares import Fit, active_terms, fit_costs
 from harness.calibrate.lengths import recorded_lengths
 from harness.calibrate.observations import Observation, observe, observe_sweep, run_label
 from harness.calibrate.run_effects import run_correlation
-from harness.calibrate.sources import check_runs
+from harness.calibrate.sources import FEWEST_STEPS, check_runs, model_of
 from harness.calibrate.syncs import costs_of_other_transports
 from harness.calibrate.terms import COST_MODELS, CostModel
 from harness.results import Run
@@ -82,7 +82,7 @@ def calibration(
         ),
         versions=_versions(training),
         sources=tuple(sorted(run_label(run) for run in (*training, *sweeps))),
-        notes=(*_left_out(exclude_models), *notes, *said),
+        notes=(*_left_out(exclude_models), *_unused(runs, (*training, *sweeps), exclude_models), *notes, *said),
         run_correlation=rounded(run_correlation(found, stages)),
         contention=contention,
         stages=tuple(stages),
@@ -240,3 +240,11 @@ def _description(facts: Mapping[str, object]) -> str:
 
 def _left_out(models: Collection[str]) -> list[str]:
     return [f"runs of the model {name} were left out of the fit" for name in sorted(models)]
+
+
+def _unused(runs: Sequence[Run], used: Sequence[Run], models: Collection[str]) -> list[str]:
+    """Say how many runs could not be used, other than those of models that were left out on purpose."""
+    folders = {run.folder for run in used}
+    count = sum(run.folder not in folders and model_of(run) not in models for run in runs)
+    why = f"not completed, or fewer than {FEWEST_STEPS} training steps beyond warm-up"
+    return [f"{count} of {len(runs)} runs could not be used: {why}"] if count else []

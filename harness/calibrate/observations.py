@@ -13,26 +13,15 @@ from functools import cached_property
 from itertools import pairwise
 
 from harness.calibrate.rollouts import Rollouts
+from harness.compare.campaigns import variant_labels
 from harness.errors import UserError
 from harness.intervals import Interval, merge
-from harness.memory_plan.known import shape_for
-from harness.memory_plan.shape import Shape
 from harness.results import Run, lane_kind
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario, load_scenario
 from harness.sim.circumstances import circumstances, model_name, placement_of
-from harness.sim.terms import (
-    Group,
-    Terms,
-    batch_terms,
-    call_terms,
-    generate_terms,
-    pass_terms,
-    sync_terms,
-    update_terms,
-    weight_bytes,
-    weight_tensors,
-)
+from harness.sim.terms import Group, Terms, sync_terms
+from harness.sim.workload import Workload
 from harness.trace import Span, Stage
 
 TOUCHED = 0.02
@@ -70,7 +59,7 @@ class Observation:
         units: what was counted, by term.
         seconds: it took.
         run: label of its run.
-        arm: of that run.
+        arm: of that run, with what it has of a sweep; repeats share it.
         step: training step or policy version.
         others: mean number of other parts at work during the span.
     """
@@ -92,10 +81,12 @@ class Observation:
 
 
 def run_label(run: Run) -> str:
-    """Return what a profile calls a run: scenario, campaign, arm and, where there are several, seed."""
+    """Return what a profile calls a run: scenario, campaign, and its arm, point, seed and block where it has them."""
     manifest = run.manifest
-    parts = [manifest.scenario, manifest.campaign, manifest.arm or "", f"block{manifest.block}"]
-    return "/".join(part for part in parts if part and part != "blockNone")
+    variant = variant_labels([(manifest.arm, manifest.point)], "")[0]
+    seed = f"seed={manifest.point['seed']}" if "seed" in manifest.point else ""
+    block = "" if manifest.block is None else f"block{manifest.block}"
+    return "/".join(part for part in (manifest.scenario, manifest.campaign, variant, seed, block) if part)
 
 
 def observe(run: Run) -> list[Observation]:
@@ -132,12 +123,14 @@ class _Reading:
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self.label, self.arm = run, run_label(run), run.manifest.arm or run.manifest.scenario
+        manifest = run.manifest
+        self.run, self.label = run, run_label(run)
+        self.arm = variant_labels([(manifest.arm, manifest.point)], manifest.scenario)[0]
         self.scenario: Scenario = load_scenario(run.folder / SCENARIO)
-        shape, reason = shape_for(self.scenario)
-        if shape is None:
-            raise UserError(f"{self.label}: {reason}, so its work cannot be counted", str(run.folder))
-        self.shape: Shape = shape
+        self.work = Workload(self.scenario)
+        if self.work.shape is None:
+            what = f"{self.label}: {self.work.shape_missing}, so its work cannot be counted"
+            raise UserError(what, str(run.folder), "leave it out: name the folders of other runs with --from")
         self.cores = int(run.manifest.machine.get("cores") or 1)
         self.spans = sorted(run.spans(), key=lambda span: (span.start_ns, span.end_ns))
         self.left_out = {row.step for row in run.steps if row.warmup or row.profiled}
@@ -166,37 +159,31 @@ class _Reading:
 
     def _work(self, span: Span, kind: str) -> Iterator[Observation]:
         if span.stage in SYNC:
-            receivers = self.scenario.placement.generator.count
-            units = sync_terms(weight_bytes(self.shape), weight_tensors(self.shape), receivers, first=span.step == 0)
             part = {"part": kind} if span.stage is Stage.WEIGHT_VERIFY else {}
-            yield self._observation(span, span.stage.value, units, part)
+            yield self._observation(span, span.stage.value, self.work.sync(first=span.step == 0), part)
         elif span.stage is Stage.CHECKPOINT:
-            units = sync_terms(weight_bytes(self.shape), weight_tensors(self.shape))
-            yield self._observation(span, "checkpoint", units)
+            yield self._observation(span, "checkpoint", self.work.sync(first=False))
         elif groups := self.rollouts.behind(span):
             stage, units = self._units(span, kind, groups)
             yield self._observation(span, stage, units)
 
     def _units(self, span: Span, kind: str, groups: Sequence[Group]) -> tuple[str, Terms]:
-        scenario, shape = self.scenario, self.shape
+        work = self.work
         if kind == "generator":
-            max_batch = int(getattr(scenario.engine, "max_batch", len(groups) * scenario.group_size))
-            return "generate", generate_terms(shape, groups, max_batch)
+            return "generate", work.generate(groups)
         if kind == "scorer":
-            return "score", batch_terms(groups)
-        microbatch = scenario.microbatch_size
+            return "score", work.batch(groups)
         if span.stage is Stage.UPDATE:
-            return "update", update_terms(
-                shape, groups, microbatch, scenario.epochs_per_batch, scenario.minibatches_per_epoch
-            )
+            return "update", work.update(groups)
         if span.stage is Stage.PREPARE_BATCH:
-            return "prepare_batch", batch_terms(groups)
-        twice = span.stage is Stage.REFERENCE_LOGPROBS and scenario.loss.kl.monitor
-        return span.stage.value, pass_terms(shape, groups, microbatch, 2 if twice else 1)
+            return "prepare_batch", work.batch(groups)
+        if span.stage is Stage.REFERENCE_LOGPROBS:
+            return "reference_logprobs", work.reference_log_probs(groups)
+        return span.stage.value, work.log_probs(groups)
 
     def _record(self, span: Span, kind: str) -> Iterator[Observation]:
         if kind == "learner" and (groups := self.rollouts.trained_on(span.step)):
-            yield replace(self._observation(span, "record", batch_terms(groups)), others=0.0)
+            yield replace(self._observation(span, "record", self.work.batch(groups)), others=0.0)
 
     def _call(self, span: Span, kind: str) -> Iterator[Observation]:
         """One way of a call: on its far side lies the first or the last stage that the actor worked on for it."""
@@ -212,7 +199,7 @@ class _Reading:
             return
         carried = self.rollouts.behind(worked) if (call, way) in CARRIES_GROUPS else []
         told = {"call": call, "way": way}
-        yield replace(self._observation(span, "call", call_terms(carried), told), step=worked.step)
+        yield replace(self._observation(span, "call", self.work.call(carried), told), step=worked.step)
 
     def _in_process_calls(self) -> Iterator[Observation]:
         """Calls to threads leave no spans: what lies between the stages of two calls is counted as the second's way."""
@@ -228,7 +215,7 @@ class _Reading:
                 continue
             told = {"call": str(pair[1]), "way": "there"}
             span = after._replace(start_ns=gap[0], end_ns=gap[1])
-            yield self._observation(span, "call", call_terms(), told)
+            yield self._observation(span, "call", self.work.call(), told)
 
     @cached_property
     def _starts(self) -> dict[tuple[str, int], Span]:

@@ -16,26 +16,27 @@ _AGAIN = "measure again: python -m harness calibrate --name NAME"
 
 
 def find_sources(paths: Sequence[Path]) -> list[Run]:
-    """Read every run at or below the paths.
+    """Read every run at or below the paths, each once: a folder may be named twice, and a campaign may have a copy.
 
     Raises:
         UserError: there is no run there, or one is damaged.
     """
-    runs: list[Run] = []
+    runs: dict[tuple[str, str], Run] = {}
     for path in paths:
         found, damaged = find_runs(path)
         if damaged:
             first = damaged[0].error
             raise UserError(first.what, first.where, "take that folder away, or name others with --from")
-        runs += found
-    return runs
+        runs |= {(run_label(run), run.manifest.started_at): run for run in found}
+    return list(runs.values())
 
 
 def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tuple[list[Run], list[Run]]:
     """Return the training runs and the transport sweeps that a profile can be fitted to.
 
     Raises:
-        UserError: none is left, one was simulated or knows no lengths, or they are of several machines or versions.
+        UserError: none is left, one was simulated, slowed down or knows no lengths, they are of several machines or
+            versions, or none is of a model that is to be left out.
     """
     finished = [run for run in runs if run.status == "completed"]
     if not finished:
@@ -46,17 +47,26 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
     if not training:
         raise UserError("only transport sweeps were given, and they train nothing", "--from", "add training runs")
     _refuse([run for run in training if not run.groups()], "was recorded before lengths were (it has no groups.jsonl)")
+    delayed = [run for run in training if any((run.setting("faults.delays") or {}).values())]
+    _refuse(delayed, "was slowed down on purpose (faults.delays)")
     _check_alike([*training, *sweeps])
-    kept = [run for run in training if _model(run) not in exclude_models]
-    if not kept:
-        names = ", ".join(sorted({_model(run) for run in training}))
-        raise UserError(f"without {', '.join(exclude_models)} no run is left", "--exclude-model", f"there are: {names}")
+    _check_models(exclude_models, {model_of(run) for run in training})
+    kept = [run for run in training if model_of(run) not in exclude_models]
     enough = [run for run in kept if _steps(run) >= FEWEST_STEPS]
     if not enough:
         most = max(map(_steps, kept))
         what = f"no run has {FEWEST_STEPS} training steps beyond warm-up; the longest has {most}"
         raise UserError(what, "--from", "calibrate from longer runs: --set steps=16")
     return enough, sweeps
+
+
+def _check_models(excluded: Collection[str], there: Collection[str]) -> None:
+    unknown = [name for name in excluded if name not in there]
+    there_are = f"there are: {', '.join(sorted(there))}"
+    if unknown:
+        raise UserError(f"no run is of the model {unknown[0]!r}", "--exclude-model", there_are)
+    if not set(there) - set(excluded):
+        raise UserError(f"without {', '.join(excluded)} no run is left", "--exclude-model", there_are)
 
 
 def _refuse(runs: Sequence[Run], why: str) -> None:
@@ -85,6 +95,7 @@ def _steps(run: Run) -> int:
     return sum(not (row.warmup or row.profiled) for row in run.steps)
 
 
-def _model(run: Run) -> str:
+def model_of(run: Run) -> str:
+    """Return the name of a run's model, as ``harness.sim.circumstances.model_name`` has it."""
     named = run.setting("model.preset") or run.setting("model.path") or run.setting("model.type")
     return str(named).rstrip("/").rsplit("/", 1)[-1]

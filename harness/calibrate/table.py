@@ -9,7 +9,7 @@ from statistics import median
 
 from harness.calibrate.observations import Observation
 from harness.compare.tables import Table
-from harness.sim.machine import MachineProfile, StageCost
+from harness.sim.machine import Contention, MachineProfile, StageCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,14 @@ def fit_table(profile: MachineProfile, fits: Sequence[StageFit]) -> Table:
     """Return how well each cost describes its spans."""
     return Table(
         title=f"How well {profile.name} describes the runs it was fitted to",
-        header=("stage", "under", "spans", "error", "worst arm", "by"),
+        header=("stage", "under", "spans", "error", "worst arm", "by", "a span", "a run", "unseen"),
         rows=tuple(map(_fit_row, fits)),
         notes=(
             "error: median over the arms of how far the mean of a stage's spans is from its prediction; worst arm: the "
             "one with the largest, measured over predicted.",
+            "a span, a run: spread of single spans within a run, and of whole runs, around the prediction; unseen: "
+            "that of a model that was not measured.",
+            *_slowdown(profile.contention),
             *profile.notes,
         ),
         words=2,
@@ -89,7 +92,15 @@ def _fit_row(fit: StageFit) -> tuple[str, ...]:
         "" if error is None else f"{error:.1%}",
         "" if worst is None else worst[0],
         "" if worst is None else f"{worst[1]:+.0%}",
+        *(f"{spread:.0%}" for spread in (fit.cost.step_log_sd, fit.cost.run_log_sd, fit.cost.unseen_log_sd)),
     )
+
+
+def _slowdown(contention: Contention | None) -> tuple[str, ...]:
+    if contention is None:
+        return ()
+    found = f"{contention.slowdown:.2f}, with a standard error of {contention.slowdown_sd:.2f}"
+    return (f"slow-down of a part by each other one at work: {found}.",)
 
 
 def _under(cost: StageCost) -> str:

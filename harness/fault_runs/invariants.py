@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.errors import HarnessError
 
 MOST_EVENTS = 20_000
-"""A run of at most 8 steps that has more never ends; the longest of the first 10,000 schedules has a tenth of it."""
+"""A run of at most 10 steps that has more never ends; the longest of the first 10,000 schedules has a tenth of it."""
 
 INVARIANTS = {
     "lag at start": "a Generator starts a batch at most max_lag versions behind the Learner",

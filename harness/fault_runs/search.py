@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
+from harness.errors import UserError
 from harness.fault_runs.draws import draw
 from harness.fault_runs.running import Outcome, Wiring, run_schedule
 
@@ -67,6 +70,9 @@ def search(
         jobs: processes; with 1 it is this one.
         wiring: what the loop is put together from; only with one job.
         told: hears how many more schedules are done.
+
+    Raises:
+        UserError: one of the processes was killed from outside.
     """
     summary = Summary()
     portions = [(start, min(PORTION, first + schedules - start)) for start in range(first, first + schedules, PORTION)]
@@ -82,8 +88,18 @@ def _parts(portions: list[tuple[int, int]], jobs: int, wiring: Wiring | None) ->
         yield from (_portion(first, schedules, wiring) for first, schedules in portions)
         return
     assert wiring is None, "a planted bug is searched for in one process"
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_leave_ctrl_c_to_the_parent)
+    try:
         yield from pool.map(_portion, *zip(*portions, strict=True))
+    except BrokenProcessPool as error:
+        what = "a process of the search was killed from outside, as where memory is short"
+        raise UserError(what, "--jobs", f"take fewer than {jobs} processes: --jobs 1") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave_ctrl_c_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _portion(first: int, schedules: int, wiring: Wiring | None = None) -> Summary:

@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    reference = Path("results/reference")
+    reference = Path("results/reference/simulator")
     folders = (
         ("--fit", reference / "calibration", "runs that are fitted"),
         ("--held", reference / "holdout", "runs that are predicted"),

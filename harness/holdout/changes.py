@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from math import exp, log
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -15,7 +13,6 @@ from harness.holdout.reading import Measured
 from harness.holdout.side_by_side import Each
 from harness.results import Run
 from harness.sim.machine import MachineProfile
-from harness.sim.machines import save_machine
 from harness.sim.measures import Measures
 from harness.stats import t_interval
 from harness.whatif.effects import what_if
@@ -77,10 +74,7 @@ def _change_score(
 def replayed(question: tuple[Run, Sequence[str], MachineProfile]) -> Replay:
     """Ask ``whatif`` about a recorded run; how far its replay is off is shown, so it is no reason to refuse here."""
     run, settings, machine = question
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{machine.name}.yaml"
-        save_machine(machine, path)
-        answer = what_if(run, settings, machine=str(path), bound=float("inf"))
+    answer = what_if(run, settings, machine=machine, bound=float("inf"), with_gains=False)
     return Replay(answer.ratio, answer.error)
 
 

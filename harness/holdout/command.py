@@ -15,7 +15,7 @@ from harness.holdout.judging import falls_short
 from harness.holdout.picture import save_picture
 from harness.holdout.plan import load_plan
 from harness.holdout.reading import read_measured
-from harness.holdout.tables import as_markdown, findings, in_page, tables
+from harness.holdout.tables import around, as_markdown, findings, in_page, tables
 from harness.report.console import Output
 from harness.report.plain import plain
 from harness.report.text import print_list, print_table
@@ -29,8 +29,7 @@ def hold_out(options: argparse.Namespace) -> int:
         UserError: the plan or the runs cannot be used, or a file cannot be written.
     """
     kept = load_document(options.check) if options.check else None
-    if options.out and options.out.suffix != ".md":
-        raise UserError(f"-o is {str(options.out)!r}, must end in .md", "-o", "-o docs/measured/holdout.md")
+    _check_files(options)
     document = _examined(options)
     output = Output()
     for table in tables(document):
@@ -46,6 +45,17 @@ def hold_out(options: argparse.Namespace) -> int:
         save_picture(document, options.picture)
     _say_what_falls_short(output, document)
     return _checked(output, document, kept) if kept else 0
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Refuse what cannot be written before anything is computed."""
+    if options.out and options.out.suffix != ".md":
+        raise UserError(f"-o is {str(options.out)!r}, must end in .md", "-o", "-o docs/measured/holdout.md")
+    if options.picture and options.picture.suffix != ".png":
+        what = f"--picture is {str(options.picture)!r}, must end in .png"
+        raise UserError(what, "--picture", "--picture docs/pictures/holdout.png")
+    if options.page:
+        around(read_text(options.page))
 
 
 def _examined(options: argparse.Namespace) -> Document:

@@ -97,7 +97,7 @@ def load_plan(path_or_name: str | Path) -> Plan:
 
 
 def _check(plan: Plan, subject: str) -> None:
-    """Refuse a plan that fits what it predicts, or names an arm that it does not examine."""
+    """Refuse a plan that fits what it predicts, names an arm that it does not examine, or has nothing to rank."""
     if plan.fit == plan.held_out:
         what = f"`fit` and `held_out` are both {plan.fit!r}: a run that was fitted proves nothing"
         raise UserError(what, subject, "hold out another scenario")
@@ -106,6 +106,9 @@ def _check(plan: Plan, subject: str) -> None:
         if strangers:
             what = f"`tiers.{name}.without` names {strangers[0]!r}, which is no arm of that tier"
             raise UserError(what, subject, f"name one of {', '.join(tier.arms)}")
+    if len(plan.arms) < 2:
+        what = f"the tiers have one arm, {plan.arms[0]!r}, and arms are ranked against each other"
+        raise UserError(what, subject, "add another arm")
     changed = (plan.whatif.start, *plan.whatif.changes) if plan.whatif else ()
     for arm in changed:
         if arm not in plan.arms:

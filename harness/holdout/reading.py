@@ -48,17 +48,19 @@ def read_measured(plan: Plan, fit: Path, held_out: Path, syncs: Path | None = No
 
     Raises:
         UserError: a run is damaged, did not complete, was simulated, is on both sides, or is not what the plan says; or
-            an arm was not measured.
+            an arm, or a change beside what it starts from, was not measured.
     """
     fitted = _completed(fit, plan.fit, "--fit")
     held = _completed(held_out, plan.held_out, "--held")
     swept = _completed(syncs, plan.transport_costs, "--syncs") if syncs and plan.transport_costs else ()
     _check_apart(fitted, held)
+    _check_versions(fitted, held)
     scenarios: dict[str, Scenario] = {}
     for variant in expand(load_scenario(plan.held_out)):
         scenarios.setdefault(variant.arm or "", variant.scenario)  # of the first block
     by_arm = _by_arm(plan, held, scenarios, held_out)
     _check_promises(plan, fitted, scenarios)
+    _check_pairs(plan, by_arm, held_out)
     return Measured(fitted, swept, by_arm, {arm: scenarios[arm] for arm in by_arm})
 
 
@@ -88,6 +90,16 @@ def _check_apart(fitted: Iterable[Run], held: Iterable[Run]) -> None:
         if (twin := seen.get(_identity(run))) is not None:
             what = f"this held-out run is among the fitted ones, as {str(twin.folder)!r}"
             raise UserError(what, str(run.folder), "fit other runs: python -m harness calibrate")
+
+
+def _check_versions(fitted: Sequence[Run], held: Iterable[Run]) -> None:
+    """Refuse a held-out run of other versions than the fitted ones: it would examine the packages too."""
+    known = fitted[0].manifest.versions
+    for run in held:
+        for package, version in run.manifest.versions.items():
+            if known.get(package, version) != version:
+                what = f"this run used {package} {version}, and the fitted ones {known[package]}"
+                raise UserError(what, str(run.folder), "fit and hold out runs of the same versions")
 
 
 def _identity(run: Run) -> tuple[object, ...]:
@@ -153,7 +165,17 @@ def _check_promises(plan: Plan, fitted: Sequence[Run], scenarios: Mapping[str, S
                 raise UserError(what, None, "leave its runs out of the fit")
 
 
-def preset_of(run: Run) -> str | None:
-    """Return the model preset of a run."""
-    preset = run.setting("model.preset")
-    return preset if isinstance(preset, str) else None
+def _check_pairs(plan: Plan, by_arm: Mapping[str, Sequence[Run]], folder: Path) -> None:
+    """Refuse a change that was never measured in the campaign, and with the seed, of a run that it starts from."""
+    change = plan.whatif
+    if change is None:
+        return
+    start = _repeats(by_arm[change.start])
+    for arm in change.changes:
+        if not start & _repeats(by_arm[arm]):
+            what = f"no run of {arm!r} has campaign and seed in common with one of {change.start!r}"
+            raise UserError(what, str(folder), f"measure them together: python -m harness run {plan.held_out}")
+
+
+def _repeats(runs: Iterable[Run]) -> set[tuple[str, int]]:
+    return {(run.manifest.campaign, run.manifest.seed) for run in runs}

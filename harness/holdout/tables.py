@@ -54,13 +54,23 @@ def in_page(page: str, document: Document) -> str:
     Raises:
         UserError: it has no such marks.
     """
+    head, tail = around(page)
+    shown = [tier_table(document), *([change_table(document)] if document.changes else [])]
+    parts = [*map(markdown_table, shown), verdict(document), ranking_finding(document)]
+    return f"{head}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{tail}"
+
+
+def around(page: str) -> tuple[str, str]:
+    """Return what of a page stands before and after the place of the table.
+
+    Raises:
+        UserError: it has no such marks.
+    """
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
         raise UserError("the page has no place for the table", None, f"put the lines `{BEGIN}` and `{END}` into it")
-    shown = [tier_table(document), *([change_table(document)] if document.changes else [])]
-    parts = [*map(markdown_table, shown), verdict(document), ranking_finding(document)]
-    return f"{head}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{tail}"
+    return head, tail
 
 
 def verdict(document: Document) -> str:

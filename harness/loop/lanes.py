@@ -3,15 +3,18 @@
     lane        does                                        waits for            is unblocked by
     ----------  ------------------------------------------  -------------------  --------------------------------------
     Generator   take an order, load weights, generate       wait_for_weights     the Learner publishing version
-                                                                                 >= batch - max_lag
-                                                            wait_for_room        the Learner taking or dropping a batch
-                                                                                 (``lag_control: drop`` only)
+                                                                                 >= batch - max_lag; at lag 0 also a
+                                                                                 Scorer finishing an evaluation
+                                                            wait_for_room        the Learner taking a batch, and
+                                                                                 whoever drops a shard or finds it
+                                                                                 failed (``lag_control: drop`` only)
     Scorer      score what was generated                    wait_for_rollouts    a Generator finishing an order
     Learner     take the batch of step ``step``, update,    wait_for_batch       the last shard of the batch being
-                publish version ``step + 1``                                     scored
+                publish version ``step + 1``                                     scored; at lag 0 also the last
+                                                                                 Generator loading its weights
 
-Each wait has a bell of its own, which is rung by whoever is named on the right: so an order costs the same among many
-Generators as among few.
+Each wait has a bell of its own, which is rung by whoever is named on the right, and at the end by the Learner: so an
+order costs the same among many Generators as among few.
 
 Under ``wait`` and ``in_flight``, batch ``step`` is consumed at policy version ``step``, so a Generator that holds
 version v may start it exactly when ``step - v <= max_lag``. That admission rule implies both lag invariants of the

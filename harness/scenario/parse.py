@@ -60,8 +60,12 @@ def parse_yaml(text: str, source: str) -> Any:
     return value
 
 
-def parse_document(text: str, source: str) -> Tree:
-    """Return the mapping in a scenario file; twice-written keys are among the tree's problems.
+def parse_document(text: str, source: str, kind: str = "scenario", example: str = "steps: 60") -> Tree:
+    """Return the mapping in a file; twice-written keys are among the tree's problems.
+
+    Args:
+        kind: of file, as an error names it.
+        example: a line that such a file may have.
 
     Raises:
         UserError: the text is not YAML, or its top is not a mapping.
@@ -70,7 +74,7 @@ def parse_document(text: str, source: str) -> Tree:
     data = builder.build(_compose(text, source), ())
     if not isinstance(data, dict):
         found = "nothing: the file is empty" if data is None else shown(data)
-        raise UserError(f"a scenario is a mapping of `key: value` lines, found {found}", source, "write `steps: 60`")
+        raise UserError(f"a {kind} is a mapping of `key: value` lines, found {found}", source, f"write `{example}`")
     return Tree(data, builder.origins, tuple(builder.problems))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from harness.planning import threads_on
+from harness.planning import on_gpu, threads_on
 from harness.scenario import PartSettings, Scenario
 
 CALLS = ("generate", "score", "update", "publish", "load", "checkpoint")
@@ -77,6 +77,5 @@ def _engine(scenario: Scenario) -> dict[str, str]:
 
 
 def _computing(scenario: Scenario, part: PartSettings, cores: int) -> dict[str, str]:
-    on_gpu = scenario.placement.device == "cuda" or (scenario.placement.device == "auto" and part.gpus > 0)
-    threads = str(threads_on(cores, scenario, part))
-    return {"threads": threads, "device": "cuda" if on_gpu else "cpu", "placement": placement_of(scenario)}
+    threads, device = str(threads_on(cores, scenario, part)), "cuda" if on_gpu(scenario, part) else "cpu"
+    return {"threads": threads, "device": device, "placement": placement_of(scenario)}

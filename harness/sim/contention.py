@@ -57,8 +57,8 @@ class OwnDevice:
         at = max(now, self._free_s.get(thread, 0.0))
         times: Times = []
         for piece in pieces:
-            times.append((at, at + piece.seconds))
-            at += piece.seconds
+            start, at = at, at + piece.seconds
+            times.append((start, at))
         self._free_s[thread] = at
         if at > now:
             done: asyncio.Future[None] = loop.create_future()

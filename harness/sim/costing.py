@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
@@ -23,7 +24,6 @@ _SETTINGS = {
     "task": "task.type",
 }
 """Where a scenario sets a circumstance."""
-_REMEMBERED = 4096
 
 
 class Seconds(Protocol):
@@ -65,7 +65,7 @@ class Costing:
         self._scenario, self._machine, self._draw, self._model = scenario, machine, draw, model
         self._allow = frozenset(allow)
         self._cores = machine.contention.cores if machine.contention else 1
-        self._prices: dict[tuple[str, tuple[tuple[str, str], ...]], _Price | None] = {}
+        self._prices: dict[tuple[str | tuple[str, str], ...], _Price | None] = {}  # by stage and circumstances
         self._by_cost: dict[int, _Price] = {}
         self._noise: dict[tuple[int, str], StepNoise] = {}
         self._said: dict[str, None] = {}
@@ -79,7 +79,8 @@ class Costing:
         price = self.price(stage, also)
         if price is None:
             return 0.0
-        return price.of(terms) * self._step_factor(price, lane)
+        seconds = price.of(terms)
+        return seconds if self._draw is None else seconds * self._step_factor(self._draw, price.cost, lane)
 
     def price(self, stage: str, also: Mapping[str, str]) -> _Price | None:
         """Return the price of a stage; None where it is free.
@@ -87,10 +88,12 @@ class Costing:
         Raises:
             UserError: the profile has no cost of this stage under these circumstances.
         """
-        key = stage, tuple(also.items())
-        if key not in self._prices:
-            self._prices[key] = self._find(stage, circumstances(self._scenario, stage, self._cores) | dict(also))
-        return self._prices[key]
+        key: tuple[str | tuple[str, str], ...] = (stage, *also.items())
+        price = self._prices.get(key)
+        if price is None and key not in self._prices:
+            price = self._find(stage, circumstances(self._scenario, stage, self._cores) | dict(also))
+            self._prices[key] = price
+        return price
 
     @property
     def extrapolating(self) -> tuple[str, ...]:
@@ -142,14 +145,11 @@ class Costing:
         allowed = " ".join(f"--allow {key}" for key in differing)
         return UserError(what, "machine", f"set {changed}, {calibrated}, or take the nearest cost with {allowed}")
 
-    def _step_factor(self, price: _Price, lane: str) -> float:
-        if self._draw is None:
-            return 1.0
-        cost = price.cost
+    def _step_factor(self, draw: Draw, cost: StageCost, lane: str) -> float:
         noise = self._noise.get((id(cost), lane))
         if noise is None:
             name = (cost.stage, _told(cost.where), lane)
-            noise = StepNoise(self._draw, cost.step_log_sd, cost.step_correlation, *name)
+            noise = StepNoise(draw, cost.step_log_sd, cost.step_correlation, *name)
             self._noise[id(cost), lane] = noise
         return noise.next()
 
@@ -159,28 +159,19 @@ class _Price:
 
     def __init__(self, cost: StageCost, model: str, draw: Draw | None, run_correlation: float) -> None:
         self.cost, self._model = cost, model
-        self._coefficients = _coefficients(cost, draw)
+        self._counted = [(term, each, [math.inf, -math.inf]) for term, each in _coefficients(cost, draw)]
         self._factor = _correction(cost, model, draw, run_correlation)
-        self._seen: dict[str, tuple[float, float]] = {}
-        self._known: dict[tuple[tuple[str, float], ...], float] = {}
 
     def of(self, terms: Terms) -> float:
         """Return the seconds without step noise."""
-        asked = tuple(terms.items())
-        seconds = self._known.get(asked)
-        if seconds is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            seconds = self._known[asked] = self._count(terms)
-        return seconds
-
-    def _count(self, terms: Terms) -> float:
         total = 0.0
-        for term, coefficient in self._coefficients:
+        for term, coefficient, seen in self._counted:
             units = terms.get(term, 0.0)
             total += coefficient * units
-            low, high = self._seen.get(term, (units, units))
-            self._seen[term] = min(low, units), max(high, units)
+            if units < seen[0]:
+                seen[0] = units
+            if units > seen[1]:
+                seen[1] = units
         return total * self._factor
 
     def outside(self) -> Iterable[str]:
@@ -188,10 +179,11 @@ class _Price:
         if self.cost.models and self._model not in self.cost.models:
             measured = ", ".join(self.cost.models)
             yield f"{self.cost.stage}: {self._model or 'the model'} was not measured ({measured} were)"
+        seen = {term: units for term, _, units in self._counted}
         for term, (low, high) in self.cost.ranges.items():
-            if term not in self._seen:
+            least, most = seen.get(term, (math.inf, -math.inf))
+            if least > most:  # nobody asked for it
                 continue
-            least, most = self._seen[term]
             where = f" ({_told(self.cost.where)})" if self.cost.where else ""
             spanned = f"the {low:.4g} to {high:.4g} that were measured"
             if most > high * (1 + 1e-9):

@@ -15,7 +15,9 @@ from harness.sim.contention import Piece, Place, Times
 from harness.sim.costing import Seconds
 from harness.sim.terms import Group
 from harness.sim.workload import Workload
-from harness.trace import RecordingTracer, Span, Stage
+from harness.trace import RecordingTracer, Span, Stage, make_span
+
+_HALF_NS = TICKS_PER_NS // 2
 
 
 class Doing(NamedTuple):
@@ -44,6 +46,7 @@ class Desk:
         cores: that it would like to have for its work.
         way_cores: that the way of a call would like to have; 0: it only waits.
         delays: seconds by which each span of a stage is made longer.
+        steady: whether as many rollouts always take as long on their way, so that the costs are asked once.
     """
 
     lane: str
@@ -57,10 +60,12 @@ class Desk:
     cores: float = 1
     way_cores: float = 0
     delays: Mapping[str, float] = field(default_factory=dict)
+    steady: bool = False
+    _ways: dict[tuple[str, str, int, int], float] = field(default_factory=dict, repr=False)
 
     def doing(self, stage: Stage, seconds: float, step: int, version: int, works: bool = True) -> Doing:
         """Return a stage of a call, made longer where the scenario says so."""
-        return Doing(stage, seconds + self.delays.get(stage.value, 0.0), step, version, works)
+        return Doing(stage, seconds + self.delays.get(stage, 0.0), step, version, works)
 
     async def call(
         self,
@@ -83,9 +88,10 @@ class Desk:
             arrives: the call's first stage is the arrival of what was sent along with it, so that it has no way there.
             thread: on which the call takes its turn, if it is not the part's own.
         """
-        ways = [0.0 if arrives else self._way(method, "there", step, there), self._way(method, "back", step, back)]
-        pieces = [Piece(each.seconds, self.cores if each.works else 0) for each in stages]
-        pieces = [Piece(ways[0], self.way_cores, True), *pieces, Piece(ways[1], self.way_cores, True)]
+        there_s = 0.0 if arrives else self._way(method, "there", step, there)
+        pieces = [Piece(there_s, self.way_cores, True)]
+        pieces += [Piece(each.seconds, self.cores if each.works else 0) for each in stages]
+        pieces.append(Piece(self._way(method, "back", step, back), self.way_cores, True))
         told = stages[0] if stages else Doing(Stage.WAIT_FOR_CALL, 0.0, -1, -1)
         with self.tracer.underway(self.lane, told.stage, told.step, told.version):
             times = await self.place.run(thread or self.thread, pieces)
@@ -96,22 +102,28 @@ class Desk:
         """Return the stages' spans, and behind them the waits at both ends of an actor's call, if they took time."""
         ends = [clock_ns(times[0][0]), *[clock_ns(end) for _, end in times]]  # a piece begins where the last one ended
         spans = [
-            Span(self.lane, each.stage, ends[number], ends[number + 1], each.step, each.version)
+            make_span((self.lane, each.stage, ends[number], ends[number + 1], each.step, each.version))
             for number, each in enumerate(stages, start=1)
         ]
         if self.remote:
             waits = ((ends[0], ends[1]), (ends[-2], ends[-1])) if stages else ((ends[0], ends[-1]),)
             spans += [
-                Span(self.lane, Stage.WAIT_FOR_CALL, start, end, told.step, told.version)
+                make_span((self.lane, Stage.WAIT_FOR_CALL, start, end, told.step, told.version))
                 for start, end in waits
                 if start < end
             ]
         return spans
 
     def _way(self, method: str, way: str, step: int, groups: Sequence[Group]) -> float:
-        return self.costs.seconds("call", self.lane, step, self.work.call(groups), call=method, way=way)
+        key = method, way, len(groups), sum([len(lengths) for _, lengths in groups])
+        seconds = self._ways.get(key)
+        if seconds is None:
+            seconds = self.costs.seconds("call", self.lane, step, self.work.call(groups), call=method, way=way)
+            if self.steady:
+                self._ways[key] = seconds
+        return seconds
 
 
 def clock_ns(seconds: float) -> int:
     """Return the virtual clock's nanoseconds at so many seconds, rounded as it rounds them."""
-    return (to_ticks(seconds) + TICKS_PER_NS // 2) // TICKS_PER_NS
+    return (to_ticks(seconds) + _HALF_NS) // TICKS_PER_NS

@@ -46,7 +46,7 @@ def load_machine(name_or_path: str | Path) -> MachineProfile:
     """
     path = MACHINES.find(name_or_path)
     subject = display(path)
-    tree = parse_document(read_text(path), subject)
+    tree = parse_document(read_text(path), subject, "machine profile", "name: my-machine")
     problems = list(tree.problems)
     try:
         profile = MachineProfile.model_validate_json(json.dumps({"name": path.stem, **tree.data}))
@@ -152,6 +152,8 @@ def _as_problem(details: ErrorDetails) -> Problem:
         names = {name for section in _SECTIONS for name in section.model_fields}
         close = nearest(str(path[-1]), names, 2)
         return Problem(f"unknown key `{key}`", f"did you mean {' or '.join(close)}?" if close else None, (path,))
+    if kind == "missing" and isinstance(path[-1], int):
+        return Problem(f"`{dotted(path[:-1])}` has {path[-1]} items, must have more", None, (path[:-1],))
     if kind == "missing":
         return Problem(f"`{key}` is missing", f"add `{path[-1]}`", (path[:-1],) if len(path) > 1 else ())
     if kind == "literal_error":

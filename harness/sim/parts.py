@@ -36,6 +36,7 @@ class PricedGenerator:
         self._desk, self._lengths, self._pace, self.lane = desk, lengths, pace, desk.lane
         self.version = -1
         self._synced = False
+        self._loading = [Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD] + [Stage.WEIGHT_VERIFY] * desk.work.verifications
         self._held: list[tuple[float, int]] = []  # (since, version), for version shares
 
     async def load_weights(self, ticket: WeightTicket) -> Metrics:
@@ -46,17 +47,11 @@ class PricedGenerator:
         """
         desk, version = self._desk, ticket.version
         _check_readable(ticket)
-        terms = desk.work.sync(first=not self._synced)
+        terms, seconds = desk.work.sync(first=not self._synced), desk.costs.seconds
         self._synced = True
-        stages = [Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD] + [Stage.WEIGHT_VERIFY] * desk.work.verifications
         doing = [
-            desk.doing(
-                stage,
-                desk.costs.seconds(stage.value, self.lane, version, terms, part="generator"),
-                version,
-                version,
-            )
-            for stage in stages
+            desk.doing(stage, seconds(stage, self.lane, version, terms, part="generator"), version, version)
+            for stage in self._loading
         ]
         times = await desk.call("load", doing, version, arrives=desk.work.two_sided, thread=desk.loading)
         _check_readable(ticket)
@@ -137,7 +132,7 @@ class PricedScorer:
     def _metrics(self, item: WorkItem, groups: Sequence[RolloutGroup]) -> Metrics:
         lengths = [length for group in groups for length in group.lengths]
         prefix = "validation/" if item.purpose is Purpose.EVALUATE else ""
-        cut, count = sum(length >= self._cap for length in lengths), len(lengths)
+        cut, count = sum([length >= self._cap for length in lengths]), len(lengths)
         return {
             f"{prefix}response_length": Metric(sum(lengths) / count, count=count),
             f"{prefix}truncated_fraction": Metric(cut / count, count=count),
@@ -178,7 +173,7 @@ class PricedLearner:
             return [*nothing, desk.doing(Stage.UPDATE, passes, step, step, works=False)]
         asked += [(Stage.UPDATE, work.update)]
         return [
-            desk.doing(stage, desk.costs.seconds(stage.value, self.lane, step, count(groups)), step, step)
+            desk.doing(stage, desk.costs.seconds(stage, self.lane, step, count(groups)), step, step)
             for stage, count in asked
         ]
 
@@ -194,9 +189,7 @@ class PricedLearner:
         terms = work.sync(first=not self._synced)
         self._synced = True
         doing = [
-            desk.doing(
-                stage, desk.costs.seconds(stage.value, self.lane, version, terms, part="learner"), version, version
-            )
+            desk.doing(stage, desk.costs.seconds(stage, self.lane, version, terms, part="learner"), version, version)
             for stage in [Stage.WEIGHT_PUBLISH] + [Stage.WEIGHT_VERIFY] * work.verifications
         ]
         await desk.call("publish", doing, version)
@@ -213,7 +206,7 @@ class PricedLearner:
 
 
 def _counted(groups: Sequence[RolloutGroup]) -> tuple[Group, ...]:
-    return tuple((group.prompt_length or 0, group.lengths) for group in groups)
+    return tuple([(group.prompt_length or 0, group.lengths) for group in groups])
 
 
 def _check_readable(ticket: WeightTicket) -> None:

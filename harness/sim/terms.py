@@ -22,6 +22,8 @@ Which function counts which stage of a profile:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from harness.memory_plan.shape import Shape
 
@@ -46,28 +48,54 @@ def generate_terms(shape: Shape, groups: Sequence[Group], max_batch: int) -> Ter
         groups: what is sampled.
         max_batch: most rows decoded together.
     """
-    batches = list(_batches(groups, max_batch))
-    rows = [(prompt, length) for batch in batches for prompt, lengths in batch for length in lengths]
-    steps = sum(max(length for _, lengths in batch for length in lengths) - 1 for batch in batches)
-    row_steps = sum(length - 1 for _, length in rows)
-    context = sum((length - 1) * prompt + (length - 1) * length // 2 for prompt, length in rows)
-    prompts = [prompt for batch in batches for prompt, _ in batch]
+    sizes = _sizes_of(shape)
+    prompts = positions = rows = steps = row_steps = context = 0
+    for batch in _batches(groups, max_batch):
+        prompts += len(batch)
+        steps += max([length for _, lengths in batch for length in lengths]) - 1
+        for prompt, lengths in batch:
+            further = sum(lengths) - len(lengths)
+            positions += prompt
+            rows += len(lengths)
+            row_steps += further
+            context += further * prompt + sum([(length - 1) * length // 2 for length in lengths])
     return {
         "call": 1,
-        "response": len(rows),
-        "prompt_gflop": forward_gflop(shape, sum(prompts), len(prompts)),
+        "response": rows,
+        "prompt_gflop": sizes.forward_gflop(positions, prompts),
         "decode_step": steps,
-        "decode_layer": steps * shape.num_layers,
-        "weight_gb": steps * shape.num_parameters * BFLOAT16_BYTES / 1e9,
-        "row_layer": row_steps * shape.num_layers,
-        "row_gflop": row_steps * forward_gflop(shape, 1, 1),
-        "context_gb": context * shape.key_values_per_token * FLOAT32_BYTES / 1e9,
+        "decode_layer": steps * sizes.num_layers,
+        "weight_gb": steps * sizes.parameters * BFLOAT16_BYTES / 1e9,
+        "row_layer": row_steps * sizes.num_layers,
+        "row_gflop": row_steps * sizes.token_gflop,
+        "context_gb": context * sizes.key_values_per_token * FLOAT32_BYTES / 1e9,
     }
 
 
-def forward_gflop(shape: Shape, positions: float, scored: float) -> float:
-    """Return the products of one pass: every position through the layers, logits for the scored ones."""
-    return 2 * (positions * shape.num_layers * shape.layer_parameters + scored * shape.embedding_parameters) / 1e9
+class _Sizes(NamedTuple):
+    """What the terms ask of a shape, worked out once.
+
+    ``layers`` and ``output`` are the weights of all layers and of the output matrix, ``token_gflop`` the products of
+    one position whose logits are made.
+    """
+
+    num_layers: int
+    layers: int
+    output: int
+    parameters: int
+    key_values_per_token: int
+    token_gflop: float
+
+    def forward_gflop(self, positions: float, scored: float) -> float:
+        """Return the products of one pass: every position through the layers, logits for the scored ones."""
+        return 2 * (positions * self.layers + scored * self.output) / 1e9
+
+
+@lru_cache(maxsize=64)
+def _sizes_of(shape: Shape) -> _Sizes:
+    layers, output = shape.num_layers * shape.layer_parameters, shape.embedding_parameters
+    sizes = _Sizes(shape.num_layers, layers, output, shape.num_parameters, shape.key_values_per_token, 0.0)
+    return sizes._replace(token_gflop=sizes.forward_gflop(1, 1))
 
 
 def pass_terms(shape: Shape, groups: Sequence[Group], microbatch: int, passes: int = 1) -> Terms:
@@ -82,6 +110,7 @@ def pass_terms(shape: Shape, groups: Sequence[Group], microbatch: int, passes: i
         microbatch: most responses in one forward pass.
         passes: over the batch; 2 where ``loss.kl.monitor`` asks for the drift from the previous policy as well.
     """
+    sizes = _sizes_of(shape)
     names = ("microbatch", "position_layer", "position_gflop", "pair_gb", "logit_gb")
     terms = {"call": 1.0} | dict.fromkeys(names, 0.0)
     for prompts, responses in _microbatches(groups, microbatch):
@@ -90,7 +119,7 @@ def pass_terms(shape: Shape, groups: Sequence[Group], microbatch: int, passes: i
         pairs = shape.num_heads * (len(prompts) * max(prompts) ** 2 + len(responses) * (max(responses) - 1) * keys)
         terms["microbatch"] += 1
         terms["position_layer"] += positions * shape.num_layers
-        terms["position_gflop"] += forward_gflop(shape, positions, scored)
+        terms["position_gflop"] += sizes.forward_gflop(positions, scored)
         terms["pair_gb"] += pairs * shape.num_layers * FLOAT32_BYTES / 1e9
         terms["logit_gb"] += scored * shape.vocab_size * FLOAT32_BYTES / 1e9
     return {name: units if name == "call" else passes * units for name, units in terms.items()}
@@ -107,8 +136,8 @@ def update_terms(shape: Shape, groups: Sequence[Group], microbatch: int, epochs:
 
 def batch_terms(groups: Sequence[Group]) -> Terms:
     """Count what goes by rollouts and tokens: scoring, making a batch, recording."""
-    responses = sum(len(lengths) for _, lengths in groups)
-    tokens = sum(sum(lengths) for _, lengths in groups)
+    responses = sum([len(lengths) for _, lengths in groups])
+    tokens = sum([sum(lengths) for _, lengths in groups])
     return {"call": 1, "group": len(groups), "response": responses, "token": tokens}
 
 
@@ -131,7 +160,7 @@ def call_terms(groups: Sequence[Group] = ()) -> Terms:
     Args:
         groups: that are sent along; none where the call carries no rollouts.
     """
-    return {"call": 1, "group": len(groups), "response": sum(len(lengths) for _, lengths in groups)}
+    return {"call": 1, "group": len(groups), "response": sum([len(lengths) for _, lengths in groups])}
 
 
 def weight_bytes(shape: Shape) -> int:
@@ -147,7 +176,7 @@ def weight_tensors(shape: Shape) -> int:
 
 def _batches(groups: Sequence[Group], max_batch: int) -> Iterator[Sequence[Group]]:
     """The groups of each batch, as ``harness.engines.batch.split_into_batches`` cuts them."""
-    samples = max(len(lengths) for _, lengths in groups)
+    samples = max([len(lengths) for _, lengths in groups])
     if samples > max_batch:
         for prompt, lengths in groups:
             for start in range(0, len(lengths), max_batch):
@@ -163,5 +192,5 @@ def _microbatches(groups: Sequence[Group], microbatch: int) -> Iterator[tuple[li
     rows = [(index, length) for index, (_, lengths) in enumerate(groups) for length in lengths]
     for start in range(0, len(rows), microbatch):
         part = rows[start : start + microbatch]
-        present = dict.fromkeys(index for index, _ in part)
+        present = dict.fromkeys([index for index, _ in part])
         yield [groups[index][0] for index in present], [length for _, length in part]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
 
@@ -45,48 +46,50 @@ class Workload:
 
     def __init__(self, scenario: Scenario, shape: Shape | None = None) -> None:
         self.scenario = scenario
+        engine: Any = scenario.engine
+        self._max_batch, self._is_continuous = getattr(engine, "max_batch", 256), engine.type in _CONTINUOUS
         self._calls: dict[tuple[int, int], Terms] = {}  # there are few, and calls are many
         self._syncs: dict[bool, Terms] = {}
         self.shape, self.shape_missing = (shape, "") if shape is not None else shape_for(scenario)
 
     # ---- which stages there are
 
-    @property
+    @cached_property
     def has_old_log_probs(self) -> bool:
         """Whether the Learner has the stage ``old_logprobs``."""
         scenario = self.scenario
         steps, monitor = scenario.optimizer_steps_per_batch, scenario.loss.kl.monitor
         return needs_old_log_probs(scenario.behaviour_is_older, scenario.loss.proximal, steps, monitor)
 
-    @property
+    @cached_property
     def has_reference(self) -> bool:
         """Whether the Learner has the stage ``reference_logprobs``."""
         return needs_reference(self.scenario.loss.kl.monitor, self.scenario.loss.kl.coefficient)
 
-    @property
+    @cached_property
     def verifies(self) -> bool:
         """Whether both ends of a weight sync take a checksum."""
         return bool(getattr(self.scenario.transport, "verify", False))
 
-    @property
+    @cached_property
     def proves(self) -> bool:
         """Whether engine and Learner compare log-probs after a weight sync; see ``build.options.mismatch_bound``."""
         settings: Any = self.scenario.engine
-        return settings.type in _CONTINUOUS or getattr(settings, "mismatch_bound", None) is not None
+        return self._is_continuous or getattr(settings, "mismatch_bound", None) is not None
 
-    @property
+    @cached_property
     def verifications(self) -> int:
         """Spans of ``weight_verify`` at each end of a weight sync."""
         return int(self.verifies) + int(self.proves)
 
-    @property
+    @cached_property
     def two_sided(self) -> bool:
         """Whether the weights arrive on the way to the call that loads them."""
         return self.scenario.transport.type in TWO_SIDED
 
     # ---- what they count
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of one weight sync."""
         settings: Any = self.scenario.model
@@ -98,7 +101,7 @@ class Workload:
         each = BFLOAT16_BYTES if getattr(settings, "dtype", "float32") == "bfloat16" else FLOAT32_BYTES
         return weight_bytes(self.shape) * each // FLOAT32_BYTES
 
-    @property
+    @cached_property
     def weight_tensors(self) -> int:
         """Tensors of one weight sync."""
         settings: Any = self.scenario.model
@@ -110,12 +113,10 @@ class Workload:
         """Count what sampling these groups asks of the engine, for training or validation."""
         if self.shape is None:
             return batch_terms(groups)
-        engine: Any = self.scenario.engine
-        max_batch = getattr(engine, "max_batch", 256)
-        terms = generate_terms(self.shape, groups, max_batch)
-        if engine.type not in _CONTINUOUS:
+        terms = generate_terms(self.shape, groups, self._max_batch)
+        if not self._is_continuous:
             return terms
-        steps = decode_steps([length for _, lengths in groups for length in lengths], max_batch)
+        steps = decode_steps([length for _, lengths in groups for length in lengths], self._max_batch)
         weight_gb = steps * self.shape.num_parameters * BFLOAT16_BYTES / 1e9
         return terms | {"decode_step": steps, "decode_layer": steps * self.shape.num_layers, "weight_gb": weight_gb}
 
@@ -162,7 +163,7 @@ class Workload:
         return terms
 
     def _microbatch(self, groups: Sequence[Group]) -> int:
-        rows = sum(len(lengths) for _, lengths in groups)
+        rows = sum([len(lengths) for _, lengths in groups])
         return max(1, -(-rows // (self.scenario.minibatches_per_epoch * self.scenario.gradient_accumulation_steps)))
 
 

@@ -14,7 +14,15 @@ import numpy as np
 from harness.errors import UserError
 from harness.loop import LoopPlan, Observer, SilentObserver, run_loop
 from harness.memory_plan.shape import Shape
-from harness.planning import all_lanes, lanes_of, loop_plan, number_of_prompts, threads_on
+from harness.planning import (
+    all_lanes,
+    lanes_of,
+    loop_plan,
+    number_of_prompts,
+    on_gpu,
+    on_one_thread,
+    threads_on,
+)
 from harness.results import lane_kind
 from harness.scenario import PartSettings, Scenario
 from harness.seeds import derive_seed
@@ -173,10 +181,11 @@ class _Desks:
         work: Workload,
     ) -> None:
         self._scenario, self._tracer, self._costs, self._work = scenario, tracer, costs, work
+        self._steady = draw is None and isinstance(costs, Costing)
         self._cores = _shared_cores(machine, draw)
         self._number_of_cores = machine.contention.cores if machine.contention else 1
         self._gpu: Place = SharedCores(1)  # colocated parts share it: together they get its whole speed
-        self._takes_turns = scenario.placement.colocated and not scenario.uses_ray
+        self._takes_turns = on_one_thread(scenario)
         self._thread_of_all = OwnDevice()
         self._delays: dict[str, float] = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
 
@@ -197,11 +206,11 @@ class _Desks:
             cores=1 if on_gpu else threads,
             way_cores=CALL_CORES if self._scenario.uses_ray and not on_gpu else 0,
             delays=self._delays,
+            steady=self._steady,
         )
 
     def _on_gpu(self, kind: str, part: PartSettings) -> bool:
-        wanted = self._scenario.placement.device
-        return kind != "scorer" and (wanted == "cuda" or (wanted == "auto" and part.gpus > 0))
+        return kind != "scorer" and on_gpu(self._scenario, part)
 
     def _place(self, on_gpu: bool) -> Place:
         """Return where a part works: a GPU of its own or the one that colocated parts share; the cores that all share,

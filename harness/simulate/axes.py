@@ -106,7 +106,7 @@ def axis_of(question: str, scenario: Scenario, machine: MachineProfile) -> Axis:
         for cost in machine.stages
         if cost.stage == "weight_publish" and "transport" in cost.where
     )
-    kinds = [kind for kind in known if kind != "in_process"]
+    kinds = [kind for kind in known if not kind.startswith("in_process")]  # which no other placement can have
     if not kinds:
         what = f"the profile {machine.name} knows no transport that takes time, so there is nothing to choose from"
         raise UserError(what, "--ask transport", "take a profile that was calibrated with transports")

@@ -1,8 +1,8 @@
 """What to choose on an axis, and what it costs to be wrong.
 
-The knee of a line is the smallest value whose throughput is within 5% of the best one on that line, by the medians over
-the draws. The price of one step less or more is taken draw by draw: the same worlds stand behind both, so that what
-they share cancels.
+The knee of a line is the smallest value whose throughput is within 5% of the best one on that line. That, and the price
+of one step less or more, is taken draw by draw, and then the median: the same worlds stand behind all values, so that
+what they share cancels. Medians of throughput alone would compare the middle world of one value with that of another.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Knee:
     Attributes:
         value: the choice.
         throughput: there, in tokens a second.
-        best: the value with the highest throughput, and how much that is.
+        best: the value that comes closest to the highest throughput of each draw, and its throughput.
         less, more: the neighbours; None at the ends of the axis. For values without an order, ``more`` is the next best
             and ``less`` the worst.
         between: the smallest and largest choice in 90% of the draws; None for values without an order.
@@ -76,8 +76,8 @@ def find_knee(choices: Sequence[Choice], axis: Axis) -> Knee:
 
 def _on_ordered(choices: Sequence[Choice]) -> Knee:
     ordered = sorted(choices, key=lambda choice: choice.value)
-    place = smallest_good([choice.middle for choice in ordered])
-    best = max(ordered, key=lambda choice: choice.middle)
+    shares = shares_of_best(ordered)
+    place, best = smallest_good(shares), ordered[shares.index(max(shares))]
     draws = range(len(ordered[0].throughput))
     chosen = [ordered[smallest_good([choice.throughput[draw] for choice in ordered])].value for draw in draws]
     return Knee(
@@ -108,6 +108,15 @@ def _of_names(choices: Sequence[Choice]) -> Knee:
         between=None,
         at_end=False,
     )
+
+
+def shares_of_best(choices: Sequence[Choice]) -> list[float]:
+    """Return each value's throughput over that of the draw's best value, as the median over the draws."""
+    best = [max(draw) for draw in zip(*(choice.throughput for choice in choices), strict=True)]
+    return [
+        median(own / most if most else 1.0 for own, most in zip(choice.throughput, best, strict=True))
+        for choice in choices
+    ]
 
 
 def smallest_good(throughputs: Sequence[float]) -> int:

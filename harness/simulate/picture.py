@@ -86,6 +86,8 @@ def _heading(scenario: str, machine: MachineProfile, lines: int) -> str:
 
 
 def _draw_line(axes: Axes, axis: Axis, answers: Sequence[Answer], colour: Any, marker: str, aside: float) -> None:
+    if axis.is_numeric:  # in the order of the numbers, whatever the order in which they were typed
+        answers = sorted(answers, key=lambda answer: float(answer.point[axis.key]))
     found = [answer.found for answer in answers if answer.found is not None]
     middle = [item.throughput.value for item in found]
     low, high = ([getattr(item.throughput, end) for item in found] for end in ("low", "high"))

@@ -45,9 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "results", metavar="RESULTS", type=Path, help="a run's folder, or one with the runs of a scenario"
     )
-    parser.add_argument(
-        "--run", metavar="NAME", help="which run, where there are several: its folder's name or its arm's"
-    )
+    parser.add_argument("--run", metavar="NAME", help="which run, where there are several: its folder or its arm")
     parser.add_argument(
         "--set",
         action="append",

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import UserError
-from harness.passes import needs_old_log_probs
 from harness.results import Run
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
@@ -22,6 +21,7 @@ from harness.scenario.check import check_variant
 from harness.scenario.parse import parse_yaml
 from harness.scenario.problems import as_user_error
 from harness.scenario.tree import Tree, paths_in, tree_of_key
+from harness.sim.workload import Workload
 from harness.trace import Stage
 from harness.whatif.recorded import Recording
 from harness.whatif.replay import CALL, RECORD, Factors
@@ -36,6 +36,8 @@ WORK = (
     "transport",
     "placement.generator.count",
 )
+MOST_SCALE = 1e6
+"""A stage can be made to take so many times its seconds; beyond, the clock's nanoseconds would lose their meaning."""
 _SAME_POLICY = ("steps", "evaluation.every", "transport", "gradient_accumulation_steps", "placement.generator.count")
 """Changes that leave what is learnt as it is."""
 
@@ -87,8 +89,7 @@ class Change:
 
 def old_log_probs(scenario: Scenario) -> bool:
     """Whether a training step has the stage ``old_logprobs``."""
-    steps, monitor = scenario.optimizer_steps_per_batch, scenario.loss.kl.monitor
-    return needs_old_log_probs(scenario.behaviour_is_older, scenario.loss.proximal, steps, monitor)
+    return Workload(scenario).has_old_log_probs
 
 
 def scenario_of(run: Run) -> Scenario:
@@ -130,7 +131,7 @@ def read_change(run: Run, recording: Recording, settings: Sequence[str], scales:
             "--set transport.type",
             "choose a transport between actors, or simulate: python -m harness simulate",
         )
-    return Change(before, after, Factors(dict(_scale(text, recording) for text in scales)), keys, tuple(settings))
+    return Change(before, after, _factors(scales, recording), keys, tuple(settings))
 
 
 def _setting(text: str) -> Tree:
@@ -141,6 +142,16 @@ def _setting(text: str) -> Tree:
     return tree_of_key(key.strip(), parse_yaml(value, origin), origin)
 
 
+def _factors(scales: Sequence[str], recording: Recording) -> Factors:
+    stages: dict[str, float] = {}
+    for text in scales:
+        name, factor = _scale(text, recording)
+        if name in stages:
+            raise UserError(f"--scale names {name} twice", f"--scale {text}", "give one factor for each stage")
+        stages[name] = factor
+    return Factors(stages)
+
+
 def _scale(text: str, recording: Recording) -> tuple[str, float]:
     name, sign, factor_text = text.partition("=")
     name = name.strip()
@@ -149,9 +160,9 @@ def _scale(text: str, recording: Recording) -> tuple[str, float]:
         factor = float(factor_text) if sign else math.nan
     except ValueError:
         factor = math.nan
-    if not (factor >= 0 and math.isfinite(factor)):
+    if not 0 <= factor <= MOST_SCALE:
         raise UserError(
-            f"--scale takes STAGE=FACTOR with a factor of at least 0, got {text!r}",
+            f"--scale takes STAGE=FACTOR with a factor from 0 to {MOST_SCALE:,.0f}, got {text!r}",
             None,
             "write for example --scale update=0.5",
         )

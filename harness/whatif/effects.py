@@ -9,7 +9,7 @@ from harness.compare.lanes import account_spans
 from harness.compare.numbers import percent
 from harness.errors import UserError
 from harness.loop import LoopPlan
-from harness.planning import lanes_of, replay_options
+from harness.planning import lanes_of, on_one_thread, replay_options
 from harness.results import Run, lane_kind
 from harness.scenario import Scenario
 from harness.sim.machine import MachineProfile
@@ -20,7 +20,7 @@ from harness.whatif.machines import choose_machine
 from harness.whatif.recorded import Recording, read_recording
 from harness.whatif.replay import Changed, Factors, Replayed, Setting, replay
 from harness.whatif.rollouts import Rollouts
-from harness.whatif.sharing import contention_of, cores_of, on_one_thread, place_of, undisturbed, way_cores_of
+from harness.whatif.sharing import contention_of, cores_of, place_of, undisturbed, way_cores_of
 from harness.whatif.works import ChangedWork, Priced, WithoutStages
 
 ERROR_BOUND = 0.03
@@ -123,7 +123,7 @@ def what_if(
     contention = contention_of(scenario, profile)
     recording = undisturbed(recording, contention, scenario)
     worlds = _Worlds(recording, change, profile)
-    recorded_s = step_time(run.steps)
+    recorded_s = _recorded_step_s(run)
     before = _outcome(worlds.before())
     check_error(run, before.step_s / recorded_s - 1, bound)
     after = _outcome(worlds.after())
@@ -135,6 +135,14 @@ def what_if(
     return Answer(run, change, recorded_s, before, after, gains, lane_gains, notes, name)
 
 
+def _recorded_step_s(run: Run) -> float:
+    seconds = step_time(run.steps)
+    if seconds <= 0:
+        where = str(run.folder)
+        raise UserError(f"the training steps of the run {where!r} took no time", where, "name another run")
+    return seconds
+
+
 def check_error(run: Run, error: float, bound: float) -> None:
     """Refuse to predict from a run whose own replay is off.
 
@@ -142,11 +150,12 @@ def check_error(run: Run, error: float, bound: float) -> None:
         UserError: by more than ``bound``.
     """
     if abs(error) > bound:
+        accept = f", or accept it with --error-bound {100 * abs(error) + 0.1:.1f}%" if abs(error) < 0.99 else ""
         raise UserError(
             f"replayed as it was, a training step of this run is off by {percent(abs(error))} of its time, more than "
             f"the bound of {percent(bound)}: what a change does would be no surer",
             str(run.folder),
-            f"name another run, or accept it with --error-bound {100 * abs(error) + 0.1:.1f}%",
+            f"name another run{accept}",
         )
 
 
@@ -261,13 +270,15 @@ def _lane_gains(worlds: _Worlds, after: Outcome) -> tuple[Gain, ...]:
 
 
 def _gain(worlds: _Worlds, after: Outcome, factors: Factors) -> float:
-    return 1 - step_time(worlds.after(factors).rows) / after.step_s
+    return 1 - step_time(worlds.after(factors).rows) / after.step_s if after.step_s > 0 else 0.0
 
 
 def _notes(
     run: Run, change: Change, worlds: _Worlds, after: Outcome, machine: MachineProfile | None
 ) -> tuple[str, ...]:
     notes = []
+    if run.manifest.simulated is not None:
+        notes.append(f"the run itself was simulated ({run.manifest.simulated}): its times were predicted, not measured")
     overlaps = change.before.max_lag > 0 or change.after.max_lag > 0
     shares = not run.manifest.machine.get("gpus") and change.before.engine.type != "paced"
     if overlaps and shares and machine is None and not on_one_thread(change.before):
@@ -280,6 +291,8 @@ def _notes(
             "the rollouts are those of the recorded run; a policy that is trained otherwise may write longer or "
             "shorter ones"
         )
+    if all(row.warmup or row.profiled for row in after.replayed.rows):
+        notes.append("the steps that are left are all warm-up, which takes longer than what follows")
     for work, calls in after.replayed.borrowed.items():
         times = f"1 call to {work.value} was" if calls == 1 else f"{calls} calls to {work.value} were"
         notes.append(f"{times} never recorded and {'takes' if calls == 1 else 'take'} the time of others of this run")

@@ -154,6 +154,11 @@ def read_recording(run: Run, one_thread: bool = False) -> Recording:
 
 def _checked_spans(run: Run) -> list[Span]:
     where = str(run.folder)
+    if run.syncs:
+        what = f"{where!r} is a transport sweep, which trains nothing, so there is nothing to replay"
+        raise UserError(what, where, "name a training run")
+    if not run.steps or run.tail is None:
+        raise UserError(f"the run {where!r} did not get to its end ({run.status})", where, "name a completed run")
     spans = run.spans()
     if not spans:
         raise UserError(
@@ -161,8 +166,6 @@ def _checked_spans(run: Run) -> list[Span]:
             str(run.folder / SPANS),
             "name another run",
         )
-    if not run.steps or run.tail is None:
-        raise UserError(f"the run {where!r} did not get to its end ({run.status})", where, "name a completed run")
     if any(run.replaced.values()):
         died = ", ".join(f"{lane} {times} times" for lane, times in run.replaced.items() if times)
         raise UserError(

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from harness.planning import threads_on
+from harness.planning import on_gpu, on_one_thread, threads_on
 from harness.results import lane_kind
 from harness.scenario import Scenario
 from harness.sim.contention import OwnDevice, Place, SharedCores
@@ -28,21 +28,11 @@ def contention_of(scenario: Scenario, machine: MachineProfile | None) -> Content
 
     Paced parts only sleep, parts on one thread take turns, and GPUs are taken to be the parts' own.
     """
-    paced = scenario.engine.type == "paced"
-    if machine is None or paced or on_one_thread(scenario) or _on_gpus(scenario):
+    paced, computing = scenario.engine.type == "paced", (scenario.placement.generator, scenario.placement.learner)
+    on_gpus = any(on_gpu(scenario, part) for part in computing)
+    if machine is None or paced or on_one_thread(scenario) or on_gpus:
         return None
     return machine.contention
-
-
-def _on_gpus(scenario: Scenario) -> bool:
-    placement = scenario.placement
-    asked = max(placement.generator.gpus, placement.learner.gpus)
-    return placement.device == "cuda" or (placement.device == "auto" and asked > 0)
-
-
-def on_one_thread(scenario: Scenario) -> bool:
-    """Whether all parts take turns on one thread of one process."""
-    return not scenario.uses_ray and scenario.placement.colocated
 
 
 def cores_of(scenario: Scenario, contention: Contention | None) -> Cores:

@@ -57,7 +57,8 @@ def cautions(answer: Answer) -> Iterator[str]:
 
 
 def _time_table(answer: Answer) -> Table:
-    rows = [("recorded", number(answer.recorded_step_s), NONE)]
+    recorded = "recorded" if answer.run.manifest.simulated is None else "recorded (simulated)"
+    rows = [(recorded, number(answer.recorded_step_s), NONE)]
     rows.append(("replayed as it was (simulated)", number(answer.before.step_s), change(1 + answer.error)))
     if not answer.change.is_none:
         rows.append((f"{changed_to(answer)} (simulated)", number(answer.after.step_s), change(answer.ratio)))

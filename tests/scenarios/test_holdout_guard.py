@@ -34,7 +34,7 @@ def numbers_of(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
 def test_the_simulator_is_no_worse_and_the_committed_figures_come_out_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One examination of all recorded runs, as the command makes it; about 15 s on two cores."""
+    """One examination of all recorded runs, as the command makes it; about 20 s on two quiet cores."""
     monkeypatch.chdir(ROOT)
     kept = load_document(KEPT)
     assert main(["holdout", "--quiet", "--check", str(KEPT), "-o", str(tmp_path / "holdout.md")]) == 0

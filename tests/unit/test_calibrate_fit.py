@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from harness.calibrate.command import calibrate
 from harness.calibrate.contention import ASSUMED
 from harness.calibrate.fit import fit
+from harness.calibrate.observations import observe, run_label
 from harness.calibrate.sources import find_sources
 from harness.cli import main
 from harness.errors import UserError
@@ -60,6 +62,7 @@ class Writer:
         steps: int = STEPS,
         groups: bool = True,
         status: str = "completed",
+        settings: str = "",
         **manifest: Any,
     ) -> Path:
         """Write one run below ``root``; return its folder."""
@@ -72,7 +75,7 @@ class Writer:
         run.write_scenario(
             f"name: calibration\nmodel: {{preset: {preset}, threads: 1, precision: bfloat16}}\n"
             f"engine: {{type: native, precision: bfloat16}}\nrollout_batch_size: {rollouts}\ngroup_size: {group_size}\n"
-            "transport: {type: shared_memory}\nplacement: {colocated: false}\n"
+            f"transport: {{type: shared_memory}}\nplacement: {{colocated: false}}\n{settings}"
         )
         told = {"arm": name, "machine": MACHINE, "versions": VERSIONS} | manifest
         run.write_manifest(
@@ -178,6 +181,8 @@ def test_costs_without_noise_are_found_and_written_and_read_again(
     shown = capsys.readouterr().out
     assert "Costs of abacus" in shown
     assert re.search(r"prompt_gflop +7 ms", shown)
+    told = " ".join(shown.split())
+    assert "slow-down of a part by each other one at work: 0.20, with a standard error of 0.15" in told
 
 
 def test_ranges_and_spans_are_those_of_the_runs(writer: Writer) -> None:
@@ -259,6 +264,7 @@ Refused = tuple[Callable[[Writer], object], str]
         (lambda w: w.write(status="failed"), "none of 1 runs was completed"),
         (lambda w: w.write(simulated="h200-sxm"), "was simulated, and teaches nothing of a machine"),
         (lambda w: w.write(groups=False), "was recorded before lengths were (it has no groups.jsonl)"),
+        (lambda w: w.write(settings="faults: {delays: {update: 0.5}}\n"), "was slowed down on purpose (faults.delays)"),
         (lambda w: w.write(steps=6), "no run has 5 training steps beyond warm-up; the longest has 4"),
         (
             lambda w: (w.write(), w.write(machine=MACHINE | {"fingerprint": "ba9876543210"})),
@@ -287,12 +293,47 @@ def test_leaving_every_model_out_is_refused_with_the_models(writer: Writer) -> N
     assert caught.value.fix == "there are: small"
 
 
+def test_a_model_that_no_run_has_cannot_be_left_out(writer: Writer) -> None:
+    writer.write()
+    with pytest.raises(UserError, match="no run is of the model 'coarse'") as caught:
+        fit(_runs(writer), "abacus", exclude_models=("coarse",))
+    assert caught.value.fix == "there are: small"
+
+
+def test_a_run_that_is_named_twice_or_has_a_copy_is_read_once(writer: Writer, tmp_path: Path) -> None:
+    writer.write_all(noise=0.0)
+    shutil.copytree(writer.root, tmp_path / "copy")
+    assert len(find_sources([writer.root, writer.root, tmp_path / "copy"])) == 12
+
+
+def test_runs_of_a_sweep_are_runs_of_their_own(writer: Writer) -> None:
+    """Seeds repeat an arm; another value of an axis is another arm."""
+    points = ({"max_lag": 1, "seed": 0}, {"max_lag": 1, "seed": 1}, {"max_lag": 2, "seed": 0})
+    runs = [find_sources([writer.write(arm="a", point=point)])[0] for point in points]
+    assert [run_label(run) for run in runs] == [
+        "calibration/20261121-120000/a, max_lag=1/seed=0",
+        "calibration/20261121-120000/a, max_lag=1/seed=1",
+        "calibration/20261121-120000/a, max_lag=2/seed=0",
+    ]
+    assert [observe(run)[0].arm for run in runs] == ["a, max_lag=1", "a, max_lag=1", "a, max_lag=2"]
+
+
+def test_runs_that_could_not_be_used_are_said(writer: Writer) -> None:
+    writer.write()
+    writer.write(steps=6)
+    writer.write(status="interrupted")
+    profile = fit(_runs(writer), "abacus")
+    assert len(profile.sources) == 1
+    assert profile.notes[0].startswith("2 of 3 runs could not be used: not completed, or fewer than 5 training steps")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--name", "../abacus"], "--name is '../abacus', must be letters"),
         (["--from", "nowhere"], "'nowhere' does not exist"),
         (["--out", "{file}"], "is there already"),
+        (["--from", "nowhere", "--set", "steps=4"], "--set changes runs that are measured"),
     ],
 )
 def test_a_command_that_cannot_be_carried_out_changes_nothing(

@@ -1,6 +1,8 @@
 """Drawing, shrinking, searching and the command."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -85,6 +87,23 @@ def test_a_run_repeats_event_by_event():
 
 def test_how_many_processes_there_are_changes_nothing():
     assert search(100, 120, jobs=2) == search(100, 120)
+
+
+def test_processes_leave_ctrl_c_to_the_command_that_started_them():
+    def interrupt(more: int) -> None:
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, signal.SIGINT)
+
+    assert search(0, 200, jobs=2, told=interrupt) == search(0, 200)
+
+
+def test_a_killed_process_ends_the_search_with_what_to_do():
+    def kill(more: int) -> None:
+        for process in multiprocessing.active_children()[:1]:
+            process.kill()
+
+    with pytest.raises(UserError, match="killed from outside"):
+        search(0, 1000, jobs=2, told=kill)
 
 
 @pytest.mark.parametrize("seed", [3, 12])

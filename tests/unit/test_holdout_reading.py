@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
+from harness.holdout.__main__ import main
 from harness.holdout.changes import paired_log_ratios
 from harness.holdout.plan import Plan, load_plan
 from harness.holdout.reading import read_measured
@@ -120,6 +122,43 @@ def test_a_run_with_other_settings_is_refused(plan: Plan, write: Callable[..., N
     (tmp_path / "scenarios" / "unseen.yaml").write_text(UNSEEN.replace("128", "160"))
     with pytest.raises(UserError, match="this run has `rollout_batch_size` 128, and the scenario says 160"):
         read_measured(plan, *folders(tmp_path))
+
+
+def test_a_run_of_other_versions_is_refused(plan: Plan, write: Callable[..., None], tmp_path: Path) -> None:
+    write("learn", "20261121-100000")
+    write("unseen", "20261121-110000", versions={"python": "3.11.7", "torch": "2.14.0"})
+    with pytest.raises(UserError, match=r"this run used torch 2\.14\.0, and the fitted ones 2\.13\.0"):
+        read_measured(plan, *folders(tmp_path))
+
+
+def test_a_change_is_measured_beside_what_it_starts_from(
+    plan: Plan, write: Callable[..., None], tmp_path: Path
+) -> None:
+    write("learn", "20261121-100000")
+    write("unseen", "20261121-110000", only=("base", "lag1"))
+    write("unseen", "20261121-120000", only=("big",))
+    with pytest.raises(UserError, match="no run of 'big' has campaign and seed in common with one of 'base'"):
+        read_measured(plan, *folders(tmp_path))
+
+
+def test_one_arm_alone_cannot_be_ranked(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "profiles" / "exam.yaml"
+    lines = [line for line in PLAN.splitlines() if not line.startswith(("  strategy", "whatif"))]
+    path.write_text("\n".join(lines).replace("[base, big]", "[base]"))
+    with pytest.raises(UserError, match="the tiers have one arm, 'base', and arms are ranked against each other"):
+        load_plan(path)
+
+
+def test_files_that_cannot_be_written_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no marks")
+    for option, value, said in (
+        ("-o", "table.txt", "must end in .md"),
+        ("--picture", "picture.pdf", "must end in .png"),
+        ("--page", str(page), "the page has no place for the table"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            main([option, value, "--fit", str(tmp_path / "nowhere")])
 
 
 def test_a_description_may_change(plan: Plan, write: Callable[..., None], tmp_path: Path) -> None:

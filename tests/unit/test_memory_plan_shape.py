@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.memory_plan.known import shape_for
 from harness.memory_plan.shape import read_shape, shape_of, shape_of_own
 from harness.models.config import PRESETS
 from harness.models.public_shapes import PUBLIC_SHAPES, shape_config
+from harness.scenario import Scenario
+from harness.warm_start.presets import preset_config
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
 
@@ -43,6 +46,12 @@ def test_own_models_are_counted_as_they_count_themselves(name: str) -> None:
     assert shape_of_own(PRESETS[name]).num_parameters == PRESETS[name].num_parameters
     read = shape_of(PRESETS[name].to_hf())
     assert read == shape_of_own(PRESETS[name])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_vocabulary_is_that_of_its_tokenizer(name: str) -> None:
+    scenario = Scenario.model_validate({"model": {"type": "preset", "preset": name}})
+    assert shape_for(scenario) == (shape_of_own(preset_config(name)), "")
 
 
 def test_norms_of_heads_and_a_head_width_of_its_own() -> None:

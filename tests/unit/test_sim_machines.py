@@ -77,6 +77,8 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest() -> None:
         ("call: 0.01", "call: fast", "`stages[0].seconds.call` is text 'fast', expected a number"),
         ("made: '2026-11-21'\n", "", "`made` is missing"),
         ("  - [0.0, 2.5e-13]\n", "", "`stages[0].covariance` must have 2 rows of 2 numbers"),
+        ("row: [10.0, 2000.0]", "row: [10.0]", "`stages[0].ranges.row` has 1 items, must have more"),
+        ("call: 0.01", "call: .nan", "`stages[0].seconds.call` is nan, expected a finite number"),
         ("row: [10.0, 2000.0]", "row: [2000.0, 10.0]", "`stages[0].ranges.row` runs from 2000 down to 10"),
         ("[calibration/20261121-120000/small]", "[]", "`sources` must not be empty"),
     ],
@@ -103,8 +105,9 @@ def test_several_problems_are_told_at_once(tmp_path: Path) -> None:
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "abacus.yaml"
     file.write_text("- 1\n", encoding="utf-8")
-    with pytest.raises(UserError, match="mapping"):
+    with pytest.raises(UserError, match="a machine profile is a mapping") as caught:
         load_machine(file)
+    assert caught.value.fix == "write `name: my-machine`"
 
 
 def test_every_shipped_profile_can_be_loaded_and_is_written_as_it_stands() -> None:

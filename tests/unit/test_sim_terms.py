@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.memory_plan.shape import Shape
 from harness.sim.terms import (
@@ -44,6 +46,27 @@ def test_a_group_larger_than_a_batch_is_prefilled_for_each_piece_of_it() -> None
     units = generate_terms(SHAPE, [(5, (2, 2, 4))], max_batch=2)
     assert units["decode_step"] == 1 + 3
     assert units["prompt_gflop"] == pytest.approx(2 * (10 * 3 * LAYER + 2 * 800) / 1e9)
+
+
+@given(st.data())
+def test_decoding_is_counted_as_if_token_by_token(data: st.DataObject) -> None:
+    """Each step makes a token of every row that has not ended; its query sees the prompt and the tokens before."""
+    size = data.draw(st.integers(1, 4))
+    lengths = st.lists(st.integers(1, 12), min_size=size, max_size=size)
+    groups = data.draw(st.lists(st.tuples(st.integers(1, 9), lengths), min_size=1, max_size=6))
+    together = data.draw(st.integers(1, 4))
+    steps = row_steps = context = 0
+    for start in range(0, len(groups), together):
+        rows = [(prompt, length) for prompt, row in groups[start : start + together] for length in row]
+        tokens = 1  # of each row that goes on, the first one having come with the prompt
+        while going := [prompt for prompt, length in rows if length > tokens]:
+            steps, row_steps = steps + 1, row_steps + len(going)
+            context += sum(prompt + tokens for prompt in going)
+            tokens += 1
+    units = generate_terms(SHAPE, groups, max_batch=together * size)
+    assert (units["decode_step"], units["row_layer"], units["response"]) == (steps, 3 * row_steps, size * len(groups))
+    assert units["row_gflop"] == pytest.approx(row_steps * 2 * (3 * LAYER + 800) / 1e9)
+    assert units["context_gb"] == pytest.approx(context * 2 * 3 * 4 * 4 / 1e9)
 
 
 def test_a_pass_runs_each_prompt_once_and_each_response_without_its_last_token() -> None:

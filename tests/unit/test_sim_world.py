@@ -10,6 +10,7 @@ from harness.recorder import RunRecorder
 from harness.results import RunFolder
 from harness.scenario import Scenario
 from harness.sim.clock import run_virtual
+from harness.sim.costing import Costing
 from harness.sim.machine import Contention, Device, MachineProfile, StageCost
 from harness.sim.simulation import simulate_run
 from harness.sim.world import Draw, build_world
@@ -270,6 +271,21 @@ def test_the_same_seed_gives_the_same_spans_and_a_draw_others():
     assert runs[0].spans == runs[1].spans
     assert runs[0].seconds != runs[2].seconds
     assert simulate_run(scenario(), machine(*noisy)).seconds == pytest.approx(29.285, abs=1e-9)
+
+
+def test_costs_that_are_asked_once_are_those_that_are_asked_each_time():
+    class Asked:
+        """A ``Costing`` that its desks do not know, so that they ask it for each call."""
+
+        def __init__(self, costing):
+            self.seconds = costing.seconds
+
+    lengths = {"max_tokens": 9, "pinned_lengths": (3, 9)}
+    found = scenario(sampling=lengths, max_lag=1, steps=4, replay={"capacity": 4, "sample_groups": 1})
+    prices = [stage for stage in BY_HAND if stage.stage != "call"]
+    profile = machine(*prices, cost("call", call=0.01, response=0.003, group=0.002))
+    known, asked = simulate_run(found, profile), simulate_run(found, profile, costs=Asked(Costing(found, profile)))
+    assert known.spans == asked.spans
 
 
 def test_two_scenarios_share_the_noise_of_what_they_share():

@@ -15,9 +15,10 @@ from harness.scenario import load_scenario
 from harness.sim.machines import load_machine
 from harness.simulate.axes import Axis, axis_of, points_of, read_axes, read_axis
 from harness.simulate.knee import Choice, advice, find_knee, smallest_good
+from harness.simulate.picture import draw_sweep
 from harness.simulate.points import Question, answers
 from harness.simulate.settings import steady
-from harness.simulate.sweeping import Sweep, draws_for, run_sweep
+from harness.simulate.sweeping import Sweep, draws_for, knee_of, run_sweep
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 SMALL = (
@@ -64,6 +65,9 @@ def test_ready_made_questions_look_into_scenario_and_profile() -> None:
     assert axis_of("generators", scenario, machine).values == (1, 2, 3, 4)  # a batch has 16 / 4 prompts
     assert axis_of("lag", scenario, machine) == Axis("max_lag", (0, 1, 2, 3, 4))
     assert axis_of("transport", scenario, machine) == Axis("transport.type", ("shared_memory", "disk"))
+    measured = axis_of("transport", scenario, load_machine("cpu-2-cores")).values
+    assert {"shared_memory", "nixl", "disk"} <= set(measured)
+    assert not {"in_process", "in_process_copy"} & set(measured)
     no_transports = machine.model_copy(update={"stages": machine.stages[:6]})
     with pytest.raises(UserError, match="knows no transport"):
         axis_of("transport", scenario, no_transports)
@@ -95,6 +99,16 @@ def test_the_knee_is_the_smallest_value_within_five_percent_of_the_best() -> Non
     assert said.startswith("With lag 1: take generators 2, the smallest within 5% of the best throughput: 97.0 tokens")
     assert "one step less (1): -47.9%" in said  # 50 / 96 - 1
     assert "one step more (3): +4.1%" in said  # 102 / 98 - 1
+
+
+def test_a_value_is_judged_against_the_best_of_the_same_world() -> None:
+    # By the medians, 40, 60 and 60, 2 would be enough; but in two of the three worlds it has 0.6 and 0.9 of what 3 has,
+    # shares of 0.6, 0.9 and 1 with the median 0.9.
+    choices = [Choice(1, (30.0, 40.0, 60.0)), Choice(2, (36.0, 90.0, 60.0)), Choice(3, (60.0, 100.0, 60.0))]
+    knee = find_knee(choices, AXIS)
+    assert (knee.value, knee.best) == (3, (3, 60.0))
+    assert knee.less is not None
+    assert knee.less.ratio.value == pytest.approx(0.9)
 
 
 def test_the_ends_of_an_axis_have_one_neighbour_and_say_so() -> None:
@@ -163,6 +177,17 @@ def test_a_sweep_ends_in_files_a_picture_and_what_to_choose(tmp_path: Path) -> N
     again = run_sweep(sweep, tmp_path, 1, True, Console(quiet=True), Console(quiet=True))
     assert again.files[2].read_bytes() == picture.read_bytes()  # the same data, the same picture
     assert again.files[0].parent != points.parent
+
+
+def test_a_line_is_drawn_in_the_order_of_its_numbers_however_they_were_typed(tmp_path: Path) -> None:
+    pictures = []
+    for values in ((0, 1, 2), (2, 0, 1)):
+        axis = Axis("max_lag", values)
+        line = answers(question(), list(points_of([axis])), processes=1)
+        path = tmp_path / f"{values[0]}.png"
+        draw_sweep(path, "toy", load_machine(ABACUS), axis, {"": line}, {"": knee_of(line, axis)})
+        pictures.append(path.read_bytes())
+    assert pictures[0] == pictures[1]
 
 
 def test_a_sweep_of_which_nothing_can_be_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

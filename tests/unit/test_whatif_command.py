@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.cli import main
-from harness.results import find_runs, load_run
+from harness.errors import UserError
+from harness.results import RunFolder, find_runs, load_run
+from harness.whatif.choosing import choose_run
 from harness.whatif.effects import what_if
 
 RUNS = Path("results/reference/paced_overlap")
@@ -67,12 +70,16 @@ def test_nothing_changed_still_says_what_to_optimise(capsys: pytest.CaptureFixtu
         ([str(RUNS)], "error: 2 runs in 'results/reference/paced_overlap': lag1, sync\n  where: --run"),
         ([str(RUNS), "--run", "lag2"], "is called 'lag2'; there are lag1, sync"),
         (["nowhere"], "error: 'nowhere' does not exist"),
+        (
+            ["results/reference/async_lag1", "--run", "lag1"],
+            "3 runs in 'results/reference/async_lag1' called 'lag1': lag1,seed=0, lag1,seed=1, lag1,seed=2",
+        ),
         ([str(RUNS), "--run", "sync", "-o", "a.pdf"], "the picture 'a.pdf' must end in .png"),
         ([str(RUNS), "--run", "sync", "--error-bound", "5"], "'5' is no share above 0% and below 100%"),
         ([str(RUNS), "--run", "sync", "--machine", "nonesuch"], "no machine profile called 'nonesuch'"),
         (
             ["results/reference/transport_sweep"],
-            "has no spans, so there is nothing to replay",
+            "is a transport sweep, which trains nothing, so there is nothing to replay",
         ),
         (
             ["results/reference/sync_k", "--run", "k1", "--set", "epochs_per_batch=4"],
@@ -86,6 +93,21 @@ def test_refusals(arguments: list[str], said: str, capsys: pytest.CaptureFixture
     streams = capsys.readouterr()
     assert said in streams.err
     assert streams.out == ""
+
+
+def test_runs_of_several_campaigns_are_told_apart(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    for campaign in ("20261121-100000", "20261121-110000"):
+        make_run(scenario="pair", campaign=campaign, arm="sync")
+        make_run(scenario="pair", campaign=campaign, arm="lag1")
+    pair = tmp_path / "results" / "pair"
+    (pair / "20261121-110000" / "lag1" / "manifest.json").write_text("{")  # damaged, and not the one that is asked for
+
+    with pytest.raises(UserError) as caught:
+        choose_run(pair, "sync")
+    assert caught.value.what == f"2 runs in {str(pair)!r} called 'sync': 20261121-100000/sync, 20261121-110000/sync"
+    assert choose_run(pair, "20261121-110000/sync").manifest.campaign == "20261121-110000"
+    with pytest.raises(UserError, match=r"4 runs in .*: 20261121-100000/lag1, 20261121-100000/sync, 20261121-110000/"):
+        choose_run(pair)
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ from harness.sim.stages import (
 )
 from harness.trace import RecordingTracer
 from harness.whatif.effects import Answer, what_if
-from harness.whatif.table import sentences
+from harness.whatif.table import sentences, tables
 
 RECORDED: dict[str, Any] = {
     "name": "known",
@@ -239,6 +239,37 @@ def test_gains_are_those_of_the_changed_run(record: Record) -> None:
     assert gains(answer)["generate"] == pytest.approx(0, abs=1e-9)
 
 
+def test_a_run_of_which_nothing_takes_any_time(record: Record) -> None:
+    stages = ("generate", "score", "update", "weight_publish", "weight_transfer", "weight_load")
+    run = record()
+
+    answer = what_if(run, scales=[f"{stage}=0" for stage in stages])
+
+    assert answer.after.step_s == 0
+    assert [gain.gain for gain in answer.lane_gains] == [0.0, 0.0, 0.0]
+    assert "no stage that is 10% faster would make a step shorter by as much as 0.1%" in list(sentences(answer))
+    still = replace(run, steps=tuple(replace(row, wall_s=0.0) for row in run.steps))
+    with pytest.raises(UserError, match=r"the training steps of the run .* took no time"):
+        what_if(still)
+
+
+def test_a_replay_that_is_off_by_its_whole_time_cannot_be_accepted(record: Record) -> None:
+    run = record()
+    fast = replace(run, steps=tuple(replace(row, wall_s=row.wall_s / 4) for row in run.steps))
+
+    with pytest.raises(UserError, match=r"off by 300\.0%") as caught:
+        what_if(fast)
+    assert caught.value.fix == "name another run"  # --error-bound takes a share below 100%
+
+
+def test_a_simulated_run_is_no_measured_one(record: Record) -> None:
+    run = record()
+    answer = what_if(replace(run, manifest=replace(run.manifest, simulated="abacus")))
+
+    assert answer.notes[0] == "the run itself was simulated (abacus): its times were predicted, not measured"
+    assert tables(answer)[0].rows[0][0] == "recorded (simulated)"
+
+
 # ---- another strategy
 
 
@@ -273,6 +304,13 @@ def test_calls_beyond_the_recorded_ones_are_said(record: Record) -> None:
     calls = {"generate": 6, "score": 6, "update": 6, "publish": 6, "load": 6, "evaluate": 2}
     end = "were never recorded and take the time of others of this run"
     assert said == {f"{number} calls to {work} {end}" for work, number in calls.items()}
+
+
+def test_warm_up_alone_is_said_to_be_that(record: Record) -> None:
+    said = "the steps that are left are all warm-up, which takes longer than what follows"
+
+    assert said in what_if(record(), ["steps=1"]).notes
+    assert said not in what_if(record(), ["steps=6"]).notes
 
 
 def test_replay_draws_again_from_recorded_groups(record: Record) -> None:
@@ -455,9 +493,16 @@ def test_lag_1_from_a_measured_synchronous_run() -> None:
             "transport.type in_process moves the parts together, and this run has not timed that",
             "choose a transport between actors",
         ),
-        ([], ["update"], "--scale takes STAGE=FACTOR with a factor of at least 0, got 'update'", "--scale update=0.5"),
-        ([], ["update=-1"], "with a factor of at least 0, got 'update=-1'", "--scale update=0.5"),
-        ([], ["update=inf"], "with a factor of at least 0, got 'update=inf'", "--scale update=0.5"),
+        (
+            [],
+            ["update"],
+            "--scale takes STAGE=FACTOR with a factor from 0 to 1,000,000, got 'update'",
+            "--scale update=0.5",
+        ),
+        ([], ["update=-1"], "with a factor from 0 to 1,000,000, got 'update=-1'", "--scale update=0.5"),
+        ([], ["update=inf"], "with a factor from 0 to 1,000,000, got 'update=inf'", "--scale update=0.5"),
+        ([], ["update=1e308"], "with a factor from 0 to 1,000,000, got 'update=1e308'", "--scale update=0.5"),
+        ([], ["update=0.5", "update=2"], "--scale names update twice", "give one factor for each stage"),
         (
             [],
             ["checkpoint=0.5"],
@@ -501,8 +546,9 @@ def test_a_run_without_recorded_lengths(record: Record, tmp_path: Path) -> None:
 
 def test_runs_that_cannot_be_replayed(record: Record) -> None:
     cut = record()
-    with pytest.raises(UserError, match=r"did not get to its end \(completed\)"):
-        what_if(replace(cut, tail=None))
+    for status in ("completed", "failed", "did not finish"):
+        with pytest.raises(UserError, match=rf"did not get to its end \({status}\)"):
+            what_if(replace(cut, tail=None, status=status))
     died = replace(cut, manifest=replace(cut.manifest, outcome=cut.manifest.outcome | {"replaced": {"generator": 2}}))
     with pytest.raises(UserError, match=r"died and were replaced \(generator 2 times\)"):
         what_if(died)
