@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.report.pipes import silence_output
 from harness.report.plain import plain_lines
+from harness.whole_files import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,22 +89,6 @@ def main(argv: Sequence[str] | None = None, run_command: RunCommand | None = Non
     except Exception:
         traceback.print_exc()
         return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a folder that cannot be made or written to. Nothing is left behind, not even the folder.
-
-    Raises:
-        UserError: with the reason the system gives.
-    """
-    try:
-        existing = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
-        with tempfile.TemporaryDirectory(dir=existing):
-            pass
-    except OSError as error:
-        reason = "it is a file" if path.is_file() else error.strerror or error
-        what = f"cannot write results to {path} ({reason})"
-        raise UserError(what, f"--out {path}", "give a folder you may write to: --out DIR") from None
 
 
 def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from harness.errors import UserError
 
 
 @contextmanager
@@ -32,3 +35,19 @@ def move_whole(draft: Path, file: Path) -> None:
     beside = file.with_name(f".{file.name}.draft")
     shutil.move(draft, beside)
     os.replace(beside, file)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a folder that cannot be made or written to. Nothing is left behind, not even the folder.
+
+    Raises:
+        UserError: with the reason the system gives.
+    """
+    try:
+        existing = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
+        with tempfile.TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        reason = "it is a file" if path.is_file() else error.strerror or error
+        what = f"cannot write results to {path} ({reason})"
+        raise UserError(what, f"--out {path}", "give a folder you may write to: --out DIR") from None

@@ -27,6 +27,7 @@ from harness.simulate.recording import SimulatedCampaign, draws_of
 from harness.simulate.settings import load_for, only_variant, steady, variants_of
 from harness.simulate.sweeping import Sweep, draws_for, run_sweep
 from harness.simulate.tables import Forecasted, bottleneck, forecast_table, warnings
+from harness.whole_files import check_writable
 
 
 def simulate(options: argparse.Namespace, given: Sequence[str]) -> int:
@@ -39,6 +40,7 @@ def simulate(options: argparse.Namespace, given: Sequence[str]) -> int:
     Raises:
         UserError: scenario, profile or options cannot be used.
     """
+    check_writable(options.out)
     machine = load_machine(options.machine)
     _check_versions(machine, options.allow_other_versions)
     scenario, added = load_for(options.scenario, machine, options.set, options.model, options.generators)

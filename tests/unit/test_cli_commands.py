@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import check_writable, main
+from harness.cli import main
 from harness.errors import Interrupted, RunStopped, UserError
 from harness.scenario import Scenario, load_scenario
+from harness.whole_files import check_writable
 
 
 class RecordingRun:

@@ -194,6 +194,16 @@ def test_what_the_profile_cannot_do_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_results_that_cannot_be_written_are_refused_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert simulate("--ask", "lag", "--arm", "lag1", "--out", str(tmp_path / "file")) == 2
+    heard = capsys.readouterr()
+    assert heard.out == ""
+    assert "(it is a file)" in heard.err
+
+
 def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = load_machine(ABACUS).model_copy(update={"name": "paper", "origin": "datasheet"})
     save_machine(machine, tmp_path / "paper.yaml")
