@@ -15,14 +15,12 @@ from harness.memory_plan import memory_table
 from harness.memory_plan.utilisation import utilisation_of
 from harness.provenance import code_state, machine_facts, package_versions
 from harness.recorder import Row, RunRecorder
-from harness.results import Manifest, RunFolder, campaign_name
+from harness.results import Manifest, RunFolder
 from harness.results.anonymous import safe_name
-from harness.results.writer import timestamp, utc_now
+from harness.results.writer import begin_campaign, timestamp, utc_now
 from harness.scenario import Variant, resolved_yaml
 from harness.trace import RecordingTracer
 from harness.trackers.streams import Streams
-
-ATTEMPTS = 100
 
 
 class Books:
@@ -188,17 +186,8 @@ class Campaign:
     def _make_folder(self, variant_name: str | None) -> RunFolder:
         if self._name is not None:
             return RunFolder.create(self._out, self._scenario_name, self._name, variant_name)
-        for _ in range(ATTEMPTS):  # another command may take the name first
-            name = campaign_name(self._out, self._scenario_name, utc_now())
-            try:
-                folder = RunFolder.create(self._out, self._scenario_name, name, variant_name)
-            except UserError as error:
-                if isinstance(error.__cause__, FileExistsError) and self._folder_called(name).is_dir():
-                    continue
-                raise
-            self._name = name
-            return folder
-        raise UserError(f"no free folder name below {self._out} in {ATTEMPTS} attempts", str(self._out))
+        folder, self._name = begin_campaign(self._out, self._scenario_name, variant_name)
+        return folder
 
 
 def sync_to_disk(folder: Path) -> None:

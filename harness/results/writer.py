@@ -29,6 +29,8 @@ from harness.types import ExampleRollout, Purpose
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
+ATTEMPTS = 100
+"""Names that a new campaign tries."""
 POLICY, PICTURES, PROFILES, REPORT = "policy", "pictures", "profiles", "report.html"
 
 
@@ -40,6 +42,23 @@ def campaign_name(root: Path, scenario: str, now: datetime) -> str:
         number += 1
         name = f"{stamp}-{number}"
     return name
+
+
+def begin_campaign(root: Path, scenario: str, variant_name: str | None) -> tuple[RunFolder, str]:
+    """Make the first run folder of a new campaign; return it and the campaign's name, which no other command has taken.
+
+    Raises:
+        UserError: it cannot be written to, or other commands took every name.
+    """
+    for _ in range(ATTEMPTS):  # another command may take the name first
+        name = campaign_name(root, scenario, utc_now())
+        try:
+            return RunFolder.create(root, scenario, name, variant_name), name
+        except UserError as error:
+            taken = isinstance(error.__cause__, FileExistsError) and (root / safe_name(scenario) / name).is_dir()
+            if not taken:
+                raise
+    raise UserError(f"no free folder name below {root} in {ATTEMPTS} attempts", str(root))
 
 
 def utc_now() -> datetime:

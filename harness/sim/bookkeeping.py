@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.loop import Ledger, Observer, StepFacts
 from harness.sim.clock import VirtualClockLoop
 from harness.sim.costing import Seconds
-from harness.sim.workload import Workload
+from harness.sim.workload import Workload, sizes_of
 from harness.trace import RecordingTracer, Span, Stage
 from harness.types import Metrics, ScoredBatch
 
@@ -49,8 +49,7 @@ class Bookkeeping:
         facts, self._facts = self._facts, None
         if facts is None:
             return
-        groups = [(group.prompt_length or 0, group.lengths) for group in facts.groups]
-        seconds = self._costs.seconds("record", DRIVER, facts.step, self._work.batch(groups))
+        seconds = self._costs.seconds("record", DRIVER, facts.step, self._work.batch(sizes_of(facts.groups)))
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualClockLoop)
         loop.block(seconds)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from harness.sim.desk import Desk, Doing
 from harness.sim.lengths import LengthSource
 from harness.sim.terms import Group
+from harness.sim.workload import sizes_of
 from harness.trace import Stage
 from harness.types import (
     Metric,
@@ -108,7 +109,7 @@ class PricedScorer:
 
     async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         """Take the time of scoring."""
-        desk, counted = self._desk, _counted(groups)
+        desk, counted = self._desk, sizes_of(groups)
         seconds = desk.costs.seconds("score", self.lane, item.step, desk.work.batch(counted))
         stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.SCORE
         doing = desk.doing(stage, seconds, item.step, groups[0].min_version)
@@ -158,7 +159,7 @@ class PricedLearner:
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """Take the time of the stages of one training step."""
-        counted = _counted(groups)
+        counted = sizes_of(groups)
         await self._desk.call("update", self._training(step, counted), step, there=counted)
         return UpdateResult(step + 1, self._desk.work.scenario.optimizer_steps_per_batch, {})
 
@@ -203,10 +204,6 @@ class PricedLearner:
             seconds = desk.costs.seconds("checkpoint", self.lane, version, desk.work.sync(first=False))
             doing = [desk.doing(Stage.CHECKPOINT, seconds, version, version)]
         await desk.call("publish", doing, version)  # a call that carries no rollouts either
-
-
-def _counted(groups: Sequence[RolloutGroup]) -> tuple[Group, ...]:
-    return tuple([(group.prompt_length or 0, group.lengths) for group in groups])
 
 
 def _check_readable(ticket: WeightTicket) -> None:

@@ -25,6 +25,7 @@ from harness.sim.terms import (
     weight_bytes,
     weight_tensors,
 )
+from harness.types import RolloutGroup
 
 TWO_SIDED = ("gloo", "nccl")
 """Transports that move the weights on the way to the call that loads them."""
@@ -181,3 +182,8 @@ def decode_steps(lengths: Sequence[int], slots: int) -> int:
         start = 0 if len(ends) < slots else heappop(ends)
         heappush(ends, start + length - 1)
     return max(ends, default=0)
+
+
+def sizes_of(groups: Sequence[RolloutGroup]) -> tuple[Group, ...]:
+    """Return the tokens of each group's prompt and responses; a prompt that nobody counted has none."""
+    return tuple([(group.prompt_length or 0, group.lengths) for group in groups])

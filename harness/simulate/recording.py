@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
 from harness.loop import Ledger, Observer, StepFacts
 from harness.provenance import code_state
 from harness.recorder import RunRecorder
-from harness.results import Manifest, RunFolder, campaign_name
+from harness.results import Manifest, RunFolder
 from harness.results.anonymous import safe_name
-from harness.results.writer import timestamp, utc_now
+from harness.results.writer import begin_campaign, timestamp, utc_now
 from harness.scenario import Scenario, Variant, resolved_yaml
 from harness.sim.clock import run_virtual
 from harness.sim.machine import MachineProfile
@@ -27,7 +26,6 @@ from harness.simulate.settings import facts_of
 from harness.trace import RecordingTracer
 from harness.types import Metrics, ScoredBatch
 
-ATTEMPTS = 100
 LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
 """Metrics that say what was learnt, which a simulation does not know."""
 
@@ -102,18 +100,11 @@ class SimulatedCampaign:
         return folder
 
     def _make(self, variant_name: str | None) -> RunFolder:
-        for _ in range(ATTEMPTS):  # another command may take the name first
-            name = self._name or campaign_name(self._out, self._scenario.name, utc_now())
-            home = self._out / safe_name(self._scenario.name) / safe_name(name)
-            try:
-                folder = RunFolder.create(self._out, self._scenario.name, name, variant_name)
-            except UserError as error:
-                if isinstance(error.__cause__, FileExistsError) and home.is_dir() and not self._name:
-                    continue
-                raise
-            self._name, self.folder = name, home
-            return folder
-        raise UserError(f"no free folder name below {self._out} in {ATTEMPTS} attempts", str(self._out))
+        if self._name:
+            return RunFolder.create(self._out, self._scenario.name, self._name, variant_name)
+        folder, self._name = begin_campaign(self._out, self._scenario.name, variant_name)
+        self.folder = self._out / safe_name(self._scenario.name) / safe_name(self._name)
+        return folder
 
 
 def _simulate(

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from harness.books import ATTEMPTS, sync_one, sync_to_disk
+from harness.books import sync_one, sync_to_disk
 from harness.errors import UserError
 from harness.results import Scrubber, campaign_name
 from harness.results.anonymous import safe_name
-from harness.results.writer import utc_now
+from harness.results.writer import ATTEMPTS, utc_now
 from harness.scenario import Scenario, resolved_yaml
 from harness.whole_files import whole_file
 

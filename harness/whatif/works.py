@@ -16,7 +16,7 @@ from harness.sim.circumstances import model_name
 from harness.sim.costing import Costing
 from harness.sim.machine import MachineProfile
 from harness.sim.terms import Group, Terms
-from harness.sim.workload import Workload
+from harness.sim.workload import Workload, sizes_of
 from harness.trace import Stage
 from harness.types import Purpose, RolloutGroup, WorkItem
 from harness.whatif.parts import Lengths
@@ -149,7 +149,7 @@ class ChangedWork:
 
     def score(self, call: Call, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> Call:
         """Take the number and the lengths of the rollouts into account; an evaluation stays as it was."""
-        new = _counted(groups)
+        new = sizes_of(groups)
         if not self._differs(item):
             return self._on_the_way(call, new, new, new, new)
         old = self._recorded_shards(call.key) or [new]
@@ -159,7 +159,7 @@ class ChangedWork:
 
     def update(self, call: Call, step: int, groups: tuple[RolloutGroup, ...]) -> Call:
         """Take the passes over the batch, its size and its lengths into account, and stages that come or go."""
-        new = _counted(groups)
+        new = sizes_of(groups)
         if not self._work_differs:
             return self._on_the_way(call, there=new, new_there=new)
         old = self._trained.get(call.key) or new
@@ -259,7 +259,3 @@ def _stretched(call: Call, ratio: float) -> Call:
 
 def _resized(piece: Piece, ratio: float) -> Piece:
     return replace(piece, seconds=piece.seconds * ratio)
-
-
-def _counted(groups: Sequence[RolloutGroup]) -> list[Group]:
-    return [(group.prompt_length or 0, group.lengths) for group in groups]
