@@ -1,11 +1,11 @@
 # Every target makes the virtual environment by itself and leaves it alone when nothing has changed.
-#   PYTHON    the Python that makes it (3.11)            VENV   its folder
+#   PYTHON    the Python that makes it (3.11 to 3.13)    VENV   its folder
 #   SCENARIO  a name in scenarios/, or a YAML file       ARGS   more arguments for the command
 #   PARTS     optional parts for `make install`: peers, wandb, mlflow
 #   VLLM=no   makes `make test` and `make test-all` leave vLLM (4 GB) out; its tests are then skipped
 
-PYTHON ?= python3
 VENV ?= .venv
+PYTHON ?= $(shell $(VENV)/bin/python -c "print('$(VENV)/bin/python')" 2>/dev/null || echo python3)
 SCENARIO ?= quickstart
 PARTS ?=
 ARGS ?=

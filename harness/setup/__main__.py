@@ -9,34 +9,35 @@ import shutil
 import subprocess
 import sys
 
-SUPPORTED = (3, 11)
-NAME = "python%d.%d" % SUPPORTED  # noqa: UP031 (old syntax on purpose)
+SUPPORTED = ((3, 11), (3, 12), (3, 13))
+NAMES = ["python%d.%d" % version for version in SUPPORTED]  # noqa: UP031 (old syntax on purpose)
 
 
 def find_supported_python() -> str:
-    """Return the path of a working Python of the supported version, or an empty string."""
-    found = shutil.which(NAME)
-    if not found:
-        return ""
-    question = "import sys; sys.exit(sys.version_info[:2] != %r)" % (SUPPORTED,)  # noqa: UP031
-    answer = subprocess.call([found, "-c", question], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return found if answer == 0 else ""
+    """Return the path of a working Python of a supported version, or an empty string."""
+    for name in NAMES:
+        found = shutil.which(name)
+        question = "import sys; sys.exit(sys.version_info[:2] not in %r)" % (SUPPORTED,)  # noqa: UP031
+        if found and subprocess.call([found, "-c", question], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+            return found
+    return ""
 
 
 def refusal(executable: str, version: str) -> str:
     """Return the message for a Python that is not supported, when no other one was found."""
     return "\n".join(
         [
-            "this Python is " + version + ", and the harness needs Python %d.%d" % SUPPORTED,  # noqa: UP031
+            "this Python is " + version + ", and the harness needs Python 3.%d to 3.%d"  # noqa: UP031
+            % (SUPPORTED[0][1], SUPPORTED[-1][1]),
             "  where: " + executable,
-            "  fix:   install it, then name it: make install PYTHON=/path/to/" + NAME,
+            "  fix:   install one, then name it: make install PYTHON=/path/to/" + NAMES[-1],
         ]
     )
 
 
 def main() -> int:
     """Check the version of Python, then hand over to the commands. Returns the exit code."""
-    if sys.version_info[:2] == SUPPORTED:
+    if sys.version_info[:2] in SUPPORTED:
         from harness.setup.command import run
 
         return run(sys.argv[1:])

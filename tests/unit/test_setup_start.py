@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.setup.__main__ import refusal
+import pytest
+
+from harness.setup.__main__ import find_supported_python, refusal
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,16 +27,39 @@ def test_old_pythons_can_read_the_file_that_refuses_them() -> None:
 
 def test_the_refusal_names_the_version_the_place_and_the_way_out() -> None:
     assert refusal("/usr/bin/python3", "3.9") == (
-        "this Python is 3.9, and the harness needs Python 3.11\n"
+        "this Python is 3.9, and the harness needs Python 3.11 to 3.13\n"
         "  where: /usr/bin/python3\n"
-        "  fix:   install it, then name it: make install PYTHON=/path/to/python3.11"
+        "  fix:   install one, then name it: make install PYTHON=/path/to/python3.13"
     )
+
+
+def test_another_python_is_taken_only_if_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_supported_python() == ""
+    broken = tmp_path / "python3.11"  # as a version manager leaves it for a version that is not chosen
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    assert find_supported_python() == ""
+    (tmp_path / "python3.13").symlink_to(sys.executable)
+    assert find_supported_python() == str(tmp_path / "python3.13")
 
 
 def test_it_needs_the_standard_library_only() -> None:
     # -S: no site-packages, so that anything but the standard library and this project would fail to import
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import harness.setup.command, harness.setup.__main__"
     subprocess.run([sys.executable, "-S", "-c", code], check=True)
+
+
+def test_make_goes_on_with_the_python_of_the_environment(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    assert make(tmp_path, "-n", "install").splitlines()[0].startswith("python3 -m harness.setup")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    assert make(tmp_path, "-n", "install").splitlines()[0].startswith(".venv/bin/python -m harness.setup")
+    assert make(tmp_path, "-n", "install", "PYTHON=mine").splitlines()[0].startswith("mine -m harness.setup")
+    (tmp_path / ".venv/bin/python").unlink()
+    (tmp_path / ".venv/bin/python").symlink_to(tmp_path / "gone")
+    assert make(tmp_path, "-n", "install").splitlines()[0].startswith("python3 -m harness.setup")
 
 
 def test_an_unknown_part_is_refused_with_the_known_ones() -> None:
