@@ -21,7 +21,7 @@ from harness.loop import FullSpeed, Pace, first_error, run_loop
 from harness.memory_plan.outcome import memory_line, planned_bytes
 from harness.probes.device_memory import Peak
 from harness.probes.load import load_profile
-from harness.probes.main_memory import forget_own_peak, main_memory_peak
+from harness.probes.main_memory import forget_own_peak, main_memory_peak, with_children
 from harness.probes.profile import ProbeProfile
 from harness.progress import RunProgress
 from harness.results.writer import POLICY, PROFILES
@@ -305,7 +305,7 @@ def _measure_memory(arms: Sequence[Arm], has_gpu: bool) -> dict[str, Any]:
             pids |= set(arm.parts.processes().values())
         for pid, peak in arm.probes.device_peaks.items() if arm.probes is not None else ():
             on_gpus[pid] = peak.or_higher(on_gpus.get(pid, peak))
-    main = main_memory_peak(pids)
+    main = main_memory_peak(with_children(pids))
     if main is None:
         return {}
     found: dict[str, dict[str, int]] = {"main": {"peak_bytes": main.num_bytes, "processes": main.processes}}

@@ -58,7 +58,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call returned, the spans it recorded on the machine's monotonic clock, and what the device says of them."""
+    """What a call returned, the spans it recorded on the machine's monotonic clock, what the device says of them."""
 
     value: Any
     spans: list[Span]

@@ -1,6 +1,6 @@
 """Peak main memory of a run's processes, from the kernel's own high-water marks: read once, so that a run pays nothing.
 
-Sources: proc(5) on ``VmHWM``, ``smaps_rollup`` and ``clear_refs``. Linux.
+Source: proc(5) on ``status`` and ``clear_refs``. Linux.
 """
 
 from __future__ import annotations
@@ -26,33 +26,39 @@ def forget_own_peak(proc: Path = Path("/proc")) -> None:
         (proc / "self/clear_refs").write_text("5", encoding="ascii")
 
 
-def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainMemory | None:
-    """Return what these processes and all below them have held at most; None where it cannot be read.
-
-    Pages that processes share count once: each process's mark is lowered by what it shares now (its resident less its
-    proportional set size).
-
-    Args:
-        pids: of processes; those that have ended are left out.
-        proc: another folder in tests.
-    """
-    family = set(pids)
+def with_children(pids: Collection[int]) -> set[int]:
+    """Return these processes and all below them."""
+    found = set(pids)
     for pid in pids:
         with suppress(psutil.Error):
-            family |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    peaks = []
-    for pid in family:
+            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return found
+
+
+def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainMemory | None:
+    """Return what processes have held at most; None where none of them can be read. Those that have ended are left out.
+
+    What they share counts once: pages of files once for each program (its own and its libraries'), by the process that
+    has most of them; shared memory likewise, once for all. Both are taken as they are now, since only the whole of a
+    process has a high-water mark.
+
+    Args:
+        pids: of processes that belong together.
+        proc: another folder in tests.
+    """
+    own: list[int] = []
+    files: dict[str, int] = {}
+    shared = 0
+    for pid in pids:
         with suppress(OSError, LookupError, ValueError):  # it has ended, or is another user's
-            peaks.append(_own_peak(proc / str(pid)))
-    return MainMemory(sum(peaks), len(peaks)) if peaks else None
+            program, sizes = str((proc / str(pid) / "exe").readlink()), _sizes(proc / str(pid) / "status")
+            own.append(sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"])
+            files[program] = max(files.get(program, 0), sizes["RssFile"])
+            shared = max(shared, sizes["RssShmem"])
+    return MainMemory(sum(own) + sum(files.values()) + shared, len(own)) if own else None
 
 
-def _own_peak(process: Path) -> int:
-    now = _sizes(process / "smaps_rollup")
-    return _sizes(process / "status")["VmHWM"] - now["Rss"] + now["Pss"]
-
-
-def _sizes(file: Path) -> dict[str, int]:
-    """The lines of a file that are sizes in kB, in bytes."""
-    lines = [line.split() for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+def _sizes(status: Path) -> dict[str, int]:
+    """The lines of a process's status that are sizes in kB, in bytes."""
+    lines = [line.split() for line in status.read_text(encoding="utf-8", errors="replace").splitlines()]
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
