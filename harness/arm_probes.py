@@ -8,12 +8,12 @@ from typing import Protocol
 
 from harness.arms import PausableClock
 from harness.errors import RunStopped
-from harness.probes.cuda_events import DeviceTime
+from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
 from harness.probes.pyspy import PySpyRecorder
 from harness.probes.session import ProbeSession
 from harness.results.counters import CounterRow
-from harness.types import Metric, Metrics
+from harness.types import Metric, Metrics, combine_metrics
 
 LAST_SAMPLES_S = 2.0
 """Seconds to wait at the end for the last samples of other machines."""
@@ -46,9 +46,12 @@ class ArmProbes:
         profile: which there are.
         clock: the run's; starts and stops the sampler.
         processes: returns the process ids by lane, of the parts with a process of their own.
-        device_times: returns what GPUs took for stages since the last call.
+        device_figures: returns what stages took of GPUs, in time and memory, since the last call.
         folder: where the files of py-spy go.
         elsewhere: the samplers on other machines; None where there are none.
+
+    Attributes:
+        device_peaks: what each process of the run has held at most of its GPU so far, by pid.
     """
 
     def __init__(
@@ -56,18 +59,19 @@ class ArmProbes:
         profile: ProbeProfile,
         clock: PausableClock,
         processes: Callable[[], Mapping[str, int]],
-        device_times: Callable[[], Sequence[DeviceTime]],
+        device_figures: Callable[[], Sequence[DeviceFigure]],
         folder: Path,
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self._elsewhere = elsewhere
-        self._clock, self._processes, self._device_times = clock, processes, device_times
+        self._clock, self._processes, self._device_figures = clock, processes, device_figures
         self._session = ProbeSession(profile, clock.at)
         self._pyspy = None if profile.pyspy is None else PySpyRecorder(profile.pyspy, processes, folder)
         self._watched: dict[str, int] = {}
         self._kept: list[CounterRow] = []
         self._next_step, self._charged_s = 0, 0.0
         self._told: set[str] = set()
+        self.device_peaks: dict[int, Peak] = {}
         self._failure: RunStopped | None = None
 
     def start(self) -> None:
@@ -110,12 +114,12 @@ class ArmProbes:
         return new
 
     def step_metrics(self) -> Metrics:
-        """Return the CPU seconds of sampling, and device seconds by stage, since the last call."""
-        metrics: dict[str, Metric] = {}
-        for time in self._device_times():
-            name = f"timing_device_s/{time.stage.value}"
-            seconds = Metric(time.device_s, "sum")
-            metrics[name] = metrics[name].combine(seconds) if name in metrics else seconds
+        """Return the CPU seconds of sampling, and by stage device seconds and memory, since the last call."""
+        figures = self._device_figures()
+        metrics = combine_metrics([figure.metrics() for figure in figures])
+        for figure in figures:
+            if isinstance(figure, StageMemory):
+                self.device_peaks[figure.pid] = figure.peak.or_higher(self.device_peaks.get(figure.pid, figure.peak))
         spent_s = self._session.own_cpu_s
         if spent_s > 0:
             metrics["probe/cpu_s"] = Metric(spent_s - self._charged_s, "sum")

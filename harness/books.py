@@ -12,6 +12,7 @@ from typing import Any
 from harness.build import Parts
 from harness.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.memory_plan import memory_table
+from harness.memory_plan.outcome import memory_line
 from harness.memory_plan.utilisation import utilisation_of
 from harness.provenance import code_state, machine_facts, package_versions
 from harness.recorder import Row, RunRecorder
@@ -31,11 +32,15 @@ class Books:
 
     Attributes:
         streams: metrics for other programs; none until they are opened.
+        measure_memory: called once at the end: returns what the run held at most, for the manifest.
+        memory: what it returned; see ``harness.memory_plan.outcome``.
     """
 
     def __init__(self, folder: RunFolder, recorder: RunRecorder, durable: bool = False) -> None:
         self.folder, self.recorder, self._durable = folder, recorder, durable
         self.streams = Streams({}, folder.log)
+        self.measure_memory: Callable[[], dict[str, Any]] = dict
+        self.memory: dict[str, Any] = {}
         self._closed = False
 
     def log_lines(self, lines: Sequence[str]) -> None:
@@ -74,10 +79,14 @@ class Books:
             self.recorder.probes.close()
         self.recorder.write_spans()
         self.recorder.drain_probes()
+        self.memory = self.measure_memory()
+        if self.memory:
+            self.folder.log(memory_line(self.memory))
         if self._durable:
             self.folder.flush()
             sync_to_disk(self.folder.folder)
-        self.folder.finish(status, error, self.recorder.outcome() | (more or {}))
+        outcome = self.recorder.outcome() | ({"memory": self.memory} if self.memory else {})
+        self.folder.finish(status, error, outcome | (more or {}))
         if self._durable:
             sync_to_disk(self.folder.folder)
 
@@ -107,6 +116,11 @@ class Campaign:
         """Where the campaign's runs are."""
         return self._folder_called(self._name) if self._name else None
 
+    @property
+    def has_gpu(self) -> bool:
+        """Whether this machine has a GPU."""
+        return bool(self._machine["gpus"])
+
     def _folder_called(self, name: str) -> Path:
         return self._out / safe_name(self._scenario_name) / name
 
@@ -130,7 +144,7 @@ class Campaign:
         utilisation = utilisation_of(variant.scenario, gpus if parts.learner_on_gpu else ())
         recorder = RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row, profiled, utilisation=utilisation)
         books = Books(folder, recorder, self._durable)
-        books.log_lines(memory_table(variant.scenario, bool(gpus)))
+        books.log_lines(memory_table(variant.scenario, self.has_gpu))
         return books
 
     def open_folder(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +18,10 @@ from harness.books import Books, Campaign
 from harness.build import Build, Parts
 from harness.errors import HarnessError, RunStopped, UserError
 from harness.loop import FullSpeed, Pace, first_error, run_loop
+from harness.memory_plan.outcome import memory_line, planned_bytes
+from harness.probes.device_memory import Peak
 from harness.probes.load import load_profile
+from harness.probes.main_memory import forget_own_peak, main_memory_peak, with_children
 from harness.probes.profile import ProbeProfile
 from harness.progress import RunProgress
 from harness.results.writer import POLICY, PROFILES
@@ -33,13 +37,14 @@ AS_THE_SCENARIO_SAYS = "as the scenario says"
 
 @dataclass
 class Arm:
-    """One run on its way: its clock, and in turn its parts and its books."""
+    """One run on its way: its clock, and in turn its parts, its books and its probes."""
 
     variant: Variant
     clock: PausableClock
     tracer: RecordingTracer
     parts: Parts | None = None
     books: Books | None = None
+    probes: ArmProbes | None = None
     listeners: list[Listener] = field(default_factory=list)
 
     @cached_property
@@ -126,6 +131,16 @@ class Conductor:
         if not self._quiet:
             self._console.print(line, markup=False, highlight=False)
 
+    def _say_memory(self, together: Sequence[Arm], label: str) -> None:
+        """Say what runs side by side held at most, as the last of them found it; not for runs whose bars go away."""
+        found = [arm.books.memory for arm in together if arm.books is not None and arm.books.memory]
+        if found and not self._passing(together):
+            self.say(label + memory_line(max(found, key=lambda memory: memory["main"]["peak_bytes"])))
+
+    def _passing(self, arms: Sequence[Arm]) -> bool:
+        """Whether the bars of these runs go away: each is one of many."""
+        return bool(self._place) or all(arm.is_one_of_many for arm in arms)
+
     def _new_arm(self, variant: Variant) -> Arm:
         clock = PausableClock()
         return Arm(variant, clock, RecordingTracer(clock, clock.at))
@@ -165,10 +180,9 @@ class Conductor:
         arm.listeners.append(lambda row, train_s: books.streams.on_row(row))
 
     def _progress(self, arms: Sequence[Arm]) -> RunProgress:
-        passing = bool(self._place) or all(arm.is_one_of_many for arm in arms)
         labels = [f"{self._place} {arm.label}".lstrip() for arm in arms]
         steps = [arm.steps for arm in arms]
-        return RunProgress(self._console, labels, steps, self._quiet, passing)
+        return RunProgress(self._console, labels, steps, self._quiet, self._passing(arms))
 
     def _end(self, arm: Arm) -> None:
         """End an arm's parts."""
@@ -178,24 +192,28 @@ class Conductor:
 
     def _run_in_turns(self, arms: Sequence[Arm]) -> None:
         """Run all arms at once, one training step each in turn. One that cannot start ends the point: arms compare."""
+        forget_own_peak()
         if not all(self._prepare(arm) for arm in arms):
             return
         with self._progress(arms) as progress:
             if self._open_books(arms, "step", progress):
                 asyncio.run(self._alternate(arms, _turnstile(arms)))
+        self._say_memory(arms, "")
 
     def _run_one_by_one(self, arms: Sequence[Arm], interleaving: str | None) -> None:
         """Run one arm after the other, in an order drawn from the seed; each has the machine to itself."""
         block = arms[0].variant.block or 0
         for number in order_in_block(len(arms), block, arms[0].variant.scenario.seed - block):
             arm = arms[number]
+            forget_own_peak()
             if self._prepare(arm):
                 with self._progress([arm]) as progress:
                     if self._open_books([arm], interleaving, progress):
                         arm.clock.resume()
-                        asyncio.run(self._run_arm(arm, FullSpeed()))
+                        asyncio.run(self._run_arm(arm, FullSpeed(), [arm]))
                         arm.clock.pause()
             self._end(arm)
+            self._say_memory([arm], f"{arm.label}: " if len(arms) > 1 else "")
 
     async def _alternate(self, arms: Sequence[Arm], turnstile: Turnstile) -> None:
         """Let the arms take turns; one that fails drops out."""
@@ -206,7 +224,7 @@ class Conductor:
             # The turn of the last step is passed on only when the run is saved, so that saving costs nobody else time.
             books.recorder.on_step_done = lambda step: pace.finished(step) if step < arm.steps - 1 else None
             await pace.admit(0)
-            if await self._run_arm(arm, pace):
+            if await self._run_arm(arm, pace, arms):
                 pace.finished(arm.steps - 1)
             else:
                 turnstile.drop(number)
@@ -220,13 +238,19 @@ class Conductor:
             error = first_error(group)
             raise error from error.__cause__
 
-    async def _run_arm(self, arm: Arm, pace: Pace) -> bool:
-        """Run one arm to its end and close its books; return whether it got there."""
+    async def _run_arm(self, arm: Arm, pace: Pace, together: Sequence[Arm]) -> bool:
+        """Run one arm to its end and close its books; return whether it got there.
+
+        Args:
+            together: the arms whose parts are alive at the same time, itself among them.
+        """
         books, parts, profiles = _books(arm), _parts(arm), _books(arm).folder.folder / PROFILES
+        books.measure_memory = partial(_measure_memory, together, self._campaign.has_gpu)
         tasks: list[asyncio.Future[None]] = []
         try:
             elsewhere = parts.sample_elsewhere(arm.profile.sampler_hz)
-            probes = ArmProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_times, profiles, elsewhere)
+            probes = ArmProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere)
+            arm.probes = probes
             _hand_to_recorder(probes, books)
             parts.save_to(books.folder.folder / POLICY)
             probes.start()
@@ -268,6 +292,31 @@ class Conductor:
             lambda: stack_dumps(parts.processes()),
             say,
         )
+
+
+def _measure_memory(arms: Sequence[Arm], has_gpu: bool) -> dict[str, Any]:
+    """Return what the runs side by side have held at most so far, beside what was planned; see ``memory_plan.outcome``.
+
+    Empty where main memory cannot be read.
+    """
+    pids, on_gpus = {os.getpid()}, dict[int, Peak]()
+    for arm in arms:
+        if arm.parts is not None:
+            pids |= set(arm.parts.processes().values())
+        for pid, peak in arm.probes.device_peaks.items() if arm.probes is not None else ():
+            on_gpus[pid] = peak.or_higher(on_gpus.get(pid, peak))
+    main = main_memory_peak(with_children(pids))
+    if main is None:
+        return {}
+    found: dict[str, dict[str, int]] = {"main": {"peak_bytes": main.num_bytes, "processes": main.processes}}
+    if on_gpus:
+        allocated, reserved = (sum(sizes) for sizes in zip(*on_gpus.values(), strict=True))
+        found["gpu"] = {"peak_bytes": allocated, "reserved_bytes": reserved, "processes": len(on_gpus)}
+    planned = planned_bytes([arm.variant.scenario for arm in arms], has_gpu)
+    return {
+        memory: figures | ({"planned_bytes": planned[memory]} if memory in planned else {})
+        for memory, figures in found.items()
+    }
 
 
 def _hand_to_recorder(probes: ArmProbes, books: Books) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.probes.cuda_events import DeviceTime, DeviceTimeTracer, cuda_events
+from harness.probes.cuda_events import DeviceTimeTracer, cuda_events
+from harness.probes.device_memory import DeviceFigure, DeviceMemoryTracer, process_memory
 from harness.probes.nsight import CaptureControl
 from harness.probes.nvtx_ranges import NvtxTracer, open_domain
 from harness.probes.profile import ProbeProfile, Window
@@ -45,6 +46,7 @@ class Instruments:
             made.tracer = DelayedTracer(made.tracer, {Stage(name): seconds for name, seconds in self.delays.items()})
         if cuda:
             made.tracer = SynchronizedTracer(made.tracer, _synchronize())
+            made.tracer = made.device_memory = DeviceMemoryTracer(made.tracer, process_memory())
         self._add_probes(made, cuda)
         self._add_windows(made, lanes, cuda)
         return made
@@ -89,7 +91,7 @@ class InstrumentedTracer:
     Attributes:
         tracer: for the parts.
         windows: profilers that run for a few steps.
-        device_times: measures them; None without.
+        device_times, device_memory: measure them; None without.
         notes: what could not be measured, in words.
     """
 
@@ -97,6 +99,7 @@ class InstrumentedTracer:
         self.tracer = recorder
         self.windows: list[WindowTracer] = []
         self.device_times: DeviceTimeTracer | None = None
+        self.device_memory: DeviceMemoryTracer | None = None
         self.notes: list[str] = []
 
     def add_window(self, window: WindowTracer) -> None:
@@ -104,12 +107,13 @@ class InstrumentedTracer:
         self.windows.append(window)
         self.tracer = window
 
-    def drain_device_times(self) -> list[DeviceTime]:
-        """Return the device times of the spans that have ended since the last call.
+    def drain_device_figures(self) -> list[DeviceFigure]:
+        """Return device times and peaks of the spans that have ended since the last call.
 
         Spans end when the device is done (see ``SynchronizedTracer``), so all of them are known.
         """
-        return [] if self.device_times is None else self.device_times.drain(final=True)
+        times = [] if self.device_times is None else self.device_times.drain(final=True)
+        return [*times, *([] if self.device_memory is None else self.device_memory.drain())]
 
     def end_windows(self) -> None:
         """Stop the profilers that still run, and have them write what they have."""

@@ -54,8 +54,9 @@ def machine_facts(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgrou
     """Return what kind of machine this is.
 
     ``cpu`` is the model, ``cores`` how many this process may use, ``memory_gib`` what this process may use (a cgroup's
-    limit counts), ``gpus`` a list of models with their memory. What cannot be found is None, with the reason under
-    ``missing``. ``fingerprint`` is 12 hex digits of these facts: alike machines share it, and it leads back to none.
+    limit counts), ``gpus`` a list of models with their memory, driver, and limits of clocks and power. What cannot be
+    found is None, with the reason under ``missing``. ``fingerprint`` is 12 hex digits of these facts: alike machines
+    share it, and it leads back to none. ``os`` is no part of it: a kernel's update makes no other machine.
     """
     missing: dict[str, str] = {}
     cpu = _cpu_model(proc / "cpuinfo")
@@ -68,7 +69,16 @@ def machine_facts(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgrou
     if reason is not None:
         missing["gpus"] = reason
     facts = {"cpu": cpu, "cores": usable_cores(), "memory_gib": memory, "gpus": gpus}
-    return facts | {"fingerprint": fingerprint(facts), "missing": missing}
+    return facts | {"fingerprint": fingerprint(facts), "os": operating_system(), "missing": missing}
+
+
+def operating_system() -> dict[str, str | None]:
+    """Return ``system``, ``kernel`` release, and the ``distribution``'s name; None where there is none."""
+    try:
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
+    except OSError:
+        distribution = None
+    return {"system": platform.system(), "kernel": platform.release(), "distribution": distribution}
 
 
 def fingerprint(facts: dict[str, Any]) -> str:

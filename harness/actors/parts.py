@@ -15,7 +15,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 
 from harness.actors.processes import PartProcess, ProcessFacts, ProcessSetup, Reply, boot_id
 from harness.errors import HarnessError, PartReplaced, RunStopped
-from harness.probes.cuda_events import DeviceTime
+from harness.probes.device_memory import DeviceFigure
 from harness.trace import RecordingTracer, Span, Stage, Tracer
 
 CLOCK_READINGS = 5
@@ -103,7 +103,7 @@ class ActorPart:
 
     Attributes:
         rewire: called when a new actor stands on this lane, to connect it with the others.
-        device_times: that came with replies; whoever reads them takes them out.
+        device_figures: that came with replies; whoever reads them takes them out.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ActorPart:
         self._replacing = asyncio.Lock()
         self.handle, self._building = blueprint.launch()
         self.facts: ProcessFacts | None = None
-        self.device_times: list[DeviceTime] = []
+        self.device_figures: list[DeviceFigure] = []
         self._offset_ns = 0
 
     def wait_until_built(self) -> None:
@@ -180,7 +180,7 @@ class ActorPart:
                 raise RunStopped(f"{self.lane} could not {method}: {_first_line(error)}") from None
         spans = [self._on_our_clock(span) for span in reply.spans]
         self.tracer.record_elsewhere([*spans, *calls_under_way(self.lane, spans, called_ns, time.perf_counter_ns())])
-        self.device_times += reply.device_times
+        self.device_figures += reply.device_figures
         return reply.value, others
 
     def _on_our_clock(self, span: Span) -> Span:

@@ -18,7 +18,7 @@ import torch
 
 from harness.errors import UserError
 from harness.instruments import Instruments
-from harness.probes.cuda_events import DeviceTime
+from harness.probes.device_memory import DeviceFigure
 from harness.trace import RecordingTracer, Span, Stage, Tracer
 from harness.types import GroupData, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 from harness.workers import GeneratorWorker, LearnerWorker, ScorerWorker
@@ -58,11 +58,11 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call returned, the spans it recorded on the machine's monotonic clock, and device times that came in."""
+    """What a call returned, the spans it recorded on the machine's monotonic clock, what the device says of them."""
 
     value: Any
     spans: list[Span]
-    device_times: list[DeviceTime] = field(default_factory=list)
+    device_figures: list[DeviceFigure] = field(default_factory=list)
 
 
 class PartProcess:
@@ -120,7 +120,7 @@ class PartProcess:
         self._recorder.finished.append(span)
 
     def _reply(self, value: Any) -> Reply:
-        return Reply(value, self._recorder.drain(), self._instrumented.drain_device_times())
+        return Reply(value, self._recorder.drain(), self._instrumented.drain_device_figures())
 
 
 class GeneratorProcess(PartProcess):

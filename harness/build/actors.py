@@ -30,7 +30,7 @@ from harness.build.parts import Parts, instruments_of, keep_traces
 from harness.engines.vllm_machine import ENVIRONMENT as VLLM_ENVIRONMENT
 from harness.errors import HarnessError, UserError
 from harness.planning import lanes_of, loop_plan
-from harness.probes.cuda_events import DeviceTime
+from harness.probes.device_memory import DeviceFigure
 from harness.probes.nsight import new_tag, nsight_runtime_env
 from harness.probes.nsight_reports import report_folders, wait_for_reports
 from harness.probes.windows import lanes_in
@@ -81,7 +81,7 @@ def build_actor_parts(
         crew.save_to,
         crew.processes,
         crew.logs.new_lines,
-        crew.drain_device_times,
+        crew.drain_device_figures,
         crew.keep_profiles,
         crew.sample_elsewhere,
         [crew.close, placement.close, crew.instruments.remove_drafts],
@@ -212,11 +212,11 @@ class _Crew:
         window = self.instruments.profile.nsight
         return () if window is None else lanes_in(window, self.instruments.lanes)
 
-    def drain_device_times(self) -> list[DeviceTime]:
+    def drain_device_figures(self) -> list[DeviceFigure]:
         """Return what came in with the replies of all actors."""
-        found = [time for part in self.all for time in part.device_times]
+        found = [figure for part in self.all for figure in part.device_figures]
         for part in self.all:
-            part.device_times.clear()
+            part.device_figures.clear()
         return found
 
     def sample_elsewhere(self, hz: float) -> OtherMachines:

@@ -17,7 +17,7 @@ from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessSco
 from harness.instruments import Instruments
 from harness.loop import LoopPlan
 from harness.planning import all_lanes, lanes_of, loop_plan
-from harness.probes.cuda_events import DeviceTime
+from harness.probes.device_memory import DeviceFigure
 from harness.probes.load import load_profile
 from harness.probes.torch_window import collect_traces, process_name
 from harness.probes.windows import lanes_in
@@ -37,7 +37,7 @@ class Parts:
         save_to: tells the Learner where to save the policy; without it nothing is saved.
         processes: process ids by lane, of the parts that have a process of their own on this machine.
         drain_log: returns lines that the parts have printed since the last call.
-        drain_device_times: returns what GPUs took for stages, as far as it came in since the last call.
+        drain_device_figures: returns what stages took of GPUs, in time and memory, as it came in since the last call.
         sample_elsewhere: starts samplers, at so many samples a second, on the other machines that parts work on.
         learner_on_gpu: whether the Learner computes on a GPU of this machine.
         keep_profiles: after the loop: moves what profilers recorded into a folder. Parts may have ended by then.
@@ -53,7 +53,7 @@ class Parts:
     save_to: Callable[[Path], None] = lambda folder: None
     processes: Callable[[], Mapping[str, int]] = dict
     drain_log: Callable[[], list[str]] = list
-    drain_device_times: Callable[[], list[DeviceTime]] = list
+    drain_device_figures: Callable[[], list[DeviceFigure]] = list
     keep_profiles: Callable[[Path], None] = lambda folder: None
     sample_elsewhere: Callable[[float], Elsewhere | None] = lambda hz: None
     on_close: list[Callable[[], None]] = field(default_factory=list)
@@ -110,7 +110,7 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
         threads,
         save_to,
         drain_log=_once(instrumented.notes),
-        drain_device_times=instrumented.drain_device_times,
+        drain_device_figures=instrumented.drain_device_figures,
         keep_profiles=keep_profiles,
         on_close=[
             *(_ending(executor) for executor in executors),

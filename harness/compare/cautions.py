@@ -42,6 +42,13 @@ def unlike(runs: Sequence[RunFigures]) -> list[str]:
         said.append(
             f"The runs come from {len(machines)} kinds of machine ({', '.join(machines)}): seconds do not compare."
         )
+    systems = [_system(run.manifest.machine.get("os")) for run in runs if run.manifest.simulated is None]
+    known = _values(name for name in systems if name != _UNKNOWN)
+    if len(known) > 1:
+        said.append(f"The operating systems differ: {', '.join(known)}.")
+    if known and _UNKNOWN in systems:
+        unknown = _count(systems.count(_UNKNOWN), "run")
+        said.append(f"The operating system of {unknown} is unknown; of the others it is {', '.join(known)}.")
     packages = _values(name for run in runs for name in run.manifest.versions)
     for name in packages:
         versions = _values(str(run.manifest.versions.get(name) or "none") for run in runs)
@@ -54,6 +61,13 @@ def unlike(runs: Sequence[RunFigures]) -> list[str]:
     if len(commits) > 1:
         said.append(f"The commits differ: {', '.join(commits)}.")
     return said
+
+
+def _system(found: object) -> str:
+    """Name an operating system; runs of before it was written have none."""
+    if not isinstance(found, dict):
+        return _UNKNOWN
+    return f"{found.get('distribution') or found.get('system')} (kernel {found.get('kernel')})"
 
 
 def origin(campaign: Campaign) -> str:

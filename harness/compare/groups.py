@@ -24,7 +24,7 @@ class Environment:
         machine: fingerprint of the kind of machine.
         versions: (package, version) in order of the names.
         threads: None in runs of before it was written.
-        facts: processor, cores, memory and GPUs in words; they follow from the machine.
+        facts: processor, cores, memory, GPUs and their driver and limits in words; they follow from the machine.
         simulated: name of the machine profile by which the runs were simulated; None where they took place.
     """
 
@@ -69,7 +69,7 @@ def environment(manifest: Manifest) -> Environment:
         machine=str(machine.get("fingerprint") or UNKNOWN),
         versions=tuple(sorted((name, str(version)) for name, version in manifest.versions.items() if version)),
         threads=manifest.threads,
-        facts=", ".join([*facts, *_gpu_names(machine.get("gpus"))]),
+        facts=", ".join([*facts, *_gpu_words(machine.get("gpus"), recorded=manifest.simulated is None)]),
         simulated=manifest.simulated,
     )
 
@@ -159,11 +159,26 @@ def _threads_words(found: Environment) -> list[str]:
     return ["1 thread" if found.threads == 1 else f"{found.threads} threads"]
 
 
-def _gpu_names(gpus: object) -> list[str]:
+_LIMITS = {
+    "driver": "driver {}",
+    "power_limit_w": "power limit {} W",
+    "max_sm_clock_mhz": "SM clock up to {} MHz",
+    "max_memory_clock_mhz": "memory clock up to {} MHz",
+}
+
+
+def _gpu_words(gpus: object, recorded: bool) -> list[str]:
+    """Name GPUs and, where those of a machine were ``recorded``, driver and limits; older runs know no driver."""
     if not isinstance(gpus, list) or not gpus:
         return []
-    names = [str(gpu.get("name")) if isinstance(gpu, dict) else str(gpu) for gpu in gpus]
-    return [f"{len(names)} x {' and '.join(sorted(set(names)))}"]
+    known = [gpu if isinstance(gpu, dict) else {"name": gpu} for gpu in gpus]
+    names = {str(gpu.get("name")) for gpu in known}
+    words = [f"{len(known)} x {' and '.join(sorted(names))}"]
+    for key, form in _LIMITS.items() if recorded else ():
+        values = {str(gpu.get(key) or UNKNOWN) for gpu in known}
+        if values != {UNKNOWN} or key == "driver":
+            words.append(form.format(" and ".join(sorted(values))))
+    return words
 
 
 def _runs(number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.compare import numbers
 from harness.compare.campaigns import Campaign, Variant
@@ -65,6 +66,18 @@ def _learned(figure: str) -> Callable[[RunFigures], float | None]:
     return get
 
 
+def _memory(where: str, figure: str) -> Callable[[RunFigures], float | None]:
+    """Read GiB of what the manifest says of memory; None in runs of before it did, and where nothing was planned."""
+
+    def get(run: RunFigures) -> float | None:
+        found: Any = run.manifest.outcome.get("memory")
+        for key in (where, figure):
+            found = found.get(key) if isinstance(found, dict) else None
+        return found / 2**30 if isinstance(found, int | float) else None
+
+    return get
+
+
 def _diverged_step(run: RunFigures) -> float | None:
     found = run.learning.divergence if run.learning else None
     return None if found is None else found.step
@@ -102,6 +115,11 @@ LINES = (
     Line("tokens_per_s", "generated tokens per second, median", numbers.number, lambda run: run.throughput),
     Line("startup_s", "start-up, seconds", numbers.number, lambda run: run.manifest.startup_s),
     Line("loop_s", "loop, seconds", numbers.number, lambda run: run.loop_s),
+    *(
+        Line(f"{where}_memory_{key}_gib", f"{name} memory, {key}, GiB", numbers.number, _memory(where, f"{key}_bytes"))
+        for where, name in (("gpu", "GPU"), ("main", "main"))
+        for key in ("planned", "peak")
+    ),
 )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Self
 
 from harness.probes.windows import training_step
 from harness.trace import SpanContext, Stage, Tracer
+from harness.types import Metric, Metrics
 
 PENDING = 10_000
 """Spans whose events nobody has read yet; older ones are forgotten beyond it."""
@@ -45,6 +46,10 @@ class DeviceTime(NamedTuple):
     step: int
     host_s: float
     device_s: float
+
+    def metrics(self) -> Metrics:
+        """The figure of a step's row; spans of a stage add up."""
+        return {f"timing_device_s/{self.stage.value}": Metric(self.device_s, "sum")}
 
 
 def cuda_events() -> tuple[Callable[[], DeviceEvent] | None, str | None]:

@@ -53,8 +53,11 @@ DEFAULTS: dict[str, Any] = {
     "reasons": 0,
     "compute": (),
     "graphics": (),
+    "max_clocks": {1: 1980, 2: 2619},
+    "power_limit": 700_000,
+    "default_power_limit": 700_000,
 }
-"""What a call answers without a script: percent, bytes, MHz, degrees, mW, mJ, bits, processes."""
+"""What a call answers without a script: percent, bytes, MHz, degrees, mW, mJ, bits, processes, MHz by clock, mW."""
 
 
 @dataclass
@@ -89,13 +92,14 @@ class FakeNvml:
         devices: in NVML's order, which is that of the PCI bus.
         init, count: raised by ``nvmlInit`` and ``nvmlDeviceGetCount``.
         slices: MIG slices, by UUID.
+        driver: its version, or raised where that is asked for.
 
     Attributes:
         opened: how often it was initialised and not shut down.
     """
 
     NVMLError = NVMLError
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
     def __init__(
         self,
@@ -103,7 +107,9 @@ class FakeNvml:
         init: Exception | None = None,
         count: Exception | None = None,
         slices: Sequence[FakeDevice] = (),
+        driver: str | Exception = "580.95.05",
     ) -> None:
+        self._driver = driver
         self._devices, self._slices = devices, slices
         self._init, self._count = init, count
         self.opened = 0
@@ -135,6 +141,11 @@ class FakeNvml:
                 return device
         raise NVMLError(NOT_FOUND)
 
+    def nvmlSystemGetDriverVersion(self) -> str:
+        if isinstance(self._driver, Exception):
+            raise self._driver
+        return self._driver
+
     def nvmlDeviceGetUUID(self, device: FakeDevice) -> str:
         return device.uuid
 
@@ -147,6 +158,15 @@ class FakeNvml:
 
     def nvmlDeviceGetClockInfo(self, device: FakeDevice, clock: int) -> int:
         return int(device.answer("clock"))
+
+    def nvmlDeviceGetMaxClockInfo(self, device: FakeDevice, clock: int) -> int:
+        return int(device.answer("max_clocks")[clock])
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, device: FakeDevice) -> int:
+        return int(device.answer("power_limit"))
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, device: FakeDevice) -> int:
+        return int(device.answer("default_power_limit"))
 
     def nvmlDeviceGetTemperature(self, device: FakeDevice, sensor: int) -> int:
         return int(device.answer("temperature"))

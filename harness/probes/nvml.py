@@ -44,7 +44,7 @@ _REASONS = {
 
 
 def list_gpus() -> tuple[list[dict[str, Any]] | None, str | None]:
-    """Return each GPU's ``name`` and ``memory_gib``, or None and why they cannot be listed."""
+    """Return each GPU's ``name``, ``memory_gib`` and ``gpu_limits``, or None and why they cannot be listed."""
     try:
         import pynvml
     except ImportError:
@@ -68,7 +68,34 @@ def _gpu(pynvml: Any, handle: Any) -> dict[str, Any]:
         memory = round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / _GIB)
     except pynvml.NVMLError:  # a slice of a GPU without permission, or memory shared with the host
         memory = None
-    return {"name": _text(name), "memory_gib": memory}
+    return {"name": _text(name), "memory_gib": memory} | gpu_limits(pynvml, handle)
+
+
+def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
+    """Return what sets how fast a GPU may be, beside its model: ``driver``, clocks in MHz, power in W.
+
+    ``power_limit_w`` is the one that is enforced now, ``default_power_limit_w`` that of the model. What the driver does
+    not tell is None.
+    """
+
+    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except nvml.NVMLError:  # each may fail alone: older drivers, slices of a GPU
+            return None
+
+    def watts(function: Callable[[Any], int]) -> int | None:
+        milliwatts = ask(function, handle)
+        return None if milliwatts is None else round(milliwatts / 1000)
+
+    driver = ask(nvml.nvmlSystemGetDriverVersion)
+    return {
+        "driver": None if driver is None else _text(driver),
+        "max_sm_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        "max_memory_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        "power_limit_w": watts(nvml.nvmlDeviceGetEnforcedPowerLimit),
+        "default_power_limit_w": watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit),
+    }
 
 
 def load_nvml() -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.arm_probes import ArmProbes
 from harness.arms import PausableClock
 from harness.probes.cuda_events import DeviceTime
+from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
 from harness.results.counters import CounterRow
 from harness.trace import Stage
@@ -42,12 +43,12 @@ def probes(
     clock: PausableClock,
     tmp_path: Path,
     hz: float = 20.0,
-    times: Sequence[Sequence[DeviceTime]] = (),
+    figures: Sequence[Sequence[DeviceFigure]] = (),
     elsewhere: Elsewhere | None = None,
 ) -> ArmProbes:
-    device_times = iter(times)
+    device_figures = iter(figures)
     profile = ProbeProfile(sampler_hz=hz)
-    return ArmProbes(profile, clock, dict, lambda: next(device_times, ()), tmp_path, elsewhere)
+    return ArmProbes(profile, clock, dict, lambda: next(device_figures, ()), tmp_path, elsewhere)
 
 
 def collect(beside: ArmProbes, until: Callable[[list[CounterRow]], bool]) -> list[CounterRow]:
@@ -100,10 +101,33 @@ def test_device_times_are_added_up_by_stage(tmp_path: Path) -> None:
         DeviceTime("generator", Stage.GENERATE, 0, 0.3, 0.125),
         DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.5),
     ]
-    beside = probes(PausableClock(), tmp_path, hz=0.0, times=[first])
+    beside = probes(PausableClock(), tmp_path, hz=0.0, figures=[first])
     metrics = {name: (metric.value, metric.reduction) for name, metric in beside.step_metrics().items()}
     assert metrics == {"timing_device_s/update": (0.75, "sum"), "timing_device_s/generate": (0.125, "sum")}
     assert beside.step_metrics() == {}
+    beside.close()
+
+
+def test_peaks_are_the_highest_by_stage_and_by_process(tmp_path: Path) -> None:
+    steps = [
+        [
+            StageMemory(Stage.UPDATE, 11, Peak(70, 80)),
+            StageMemory(Stage.UPDATE, 11, Peak(60, 90)),
+            StageMemory(Stage.GENERATE, 12, Peak(30, 40)),
+            StageMemory(Stage.GENERATE, 13, Peak(20, 50)),
+        ],
+        [StageMemory(Stage.UPDATE, 11, Peak(75, 75))],
+    ]
+    beside = probes(PausableClock(), tmp_path, hz=0.0, figures=steps)
+    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.step_metrics().items()}
+    assert metrics == {
+        "memory/allocated_bytes/update": (70, "max"),
+        "memory/reserved_bytes/update": (90, "max"),
+        "memory/allocated_bytes/generate": (30, "max"),
+        "memory/reserved_bytes/generate": (50, "max"),
+    }
+    assert beside.step_metrics()["memory/allocated_bytes/update"].value == 75
+    assert beside.device_peaks == {11: Peak(75, 90), 12: Peak(30, 40), 13: Peak(20, 50)}
     beside.close()
 
 

@@ -32,8 +32,16 @@ def test_the_environment_of_a_run_in_words() -> None:
     )
     large = environment(replace(BASE, machine=LARGE, threads=1))
     assert large.label == (
-        "Abacus 9000, 1 core, 96 GiB, 1 x H100 (machine fedcba987654), 1 thread, python 3.11.7, torch 2.13.0"
+        "Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), 1 thread, "
+        "python 3.11.7, torch 2.13.0"
     )
+    limits = {"driver": "580.95.05", "max_sm_clock_mhz": 1980, "max_memory_clock_mhz": None, "power_limit_w": 700}
+    gpus = [{"name": "H100", **limits}, {"name": "H100", **limits, "power_limit_w": 500}]
+    assert environment(replace(BASE, machine=LARGE | {"gpus": gpus})).facts == (
+        "Abacus 9000, 1 core, 96 GiB, 2 x H100, driver 580.95.05, power limit 500 and 700 W, SM clock up to 1980 MHz"
+    )
+    simulated = environment(replace(BASE, machine=LARGE, simulated="h100-sxm"))
+    assert simulated.facts == "Abacus 9000, 1 core, 96 GiB, 1 x H100"
     assert environment(replace(BASE, machine={}, versions={}, threads=None)).label == "unknown CPU (machine unknown)"
 
 
@@ -79,7 +87,7 @@ def test_groups_stand_side_by_side_with_a_legend_of_what_differs(make_run: Make,
     assert [letters_of(campaign, found) for campaign in campaigns] == ["A", "A+B"]
     assert legend(found) == (
         "In A (2 runs): Abacus 3000, 2 cores, 24 GiB (machine 0123456789ab), no ray.",
-        "In B (2 runs): Abacus 9000, 1 core, 96 GiB, 1 x H100 (machine fedcba987654), ray 2.60.0.",
+        "In B (2 runs): Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), ray 2.60.0.",
         "Seconds of one of these groups are no measure for those of another.",
     )
     table = overview_table(campaigns)

@@ -11,6 +11,8 @@ import pytest
 from harness.compare import Campaign, gather, numbers
 from harness.compare.campaigns import Spread, variant_labels
 from harness.compare.cautions import cautions, origin, unlike
+from harness.compare.figures import RunFigures
+from harness.compare.groups import differences
 from harness.compare.outcome import outcome_table, overview_table
 from harness.compare.sentences import findings
 from harness.compare.tables import Table, columns_apart, lane_table, stage_table
@@ -278,6 +280,24 @@ def test_unlike_machines_versions_and_commits_are_said(two_arms: Campaign) -> No
         "The thread counts differ: 2, 4.",
         "The commits differ: abcdef1, 1234567.",
     ]
+
+
+def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference(two_arms: Campaign) -> None:
+    first, second = two_arms.runs  # of before it was written
+
+    def on(run: RunFigures, distribution: str | None, kernel: str) -> RunFigures:
+        found = {"system": "Linux", "kernel": kernel, "distribution": distribution}
+        return replace(run, manifest=replace(run.manifest, machine=run.manifest.machine | {"os": found}))
+
+    debian, other = on(first, "Debian GNU/Linux 12", "6.1.0"), on(second, None, "6.18.44")
+    assert unlike([first, second]) == unlike([debian, debian]) == []
+    assert unlike([debian, other]) == [
+        "The operating systems differ: Debian GNU/Linux 12 (kernel 6.1.0), Linux (kernel 6.18.44)."
+    ]
+    assert unlike([debian, second]) == [
+        "The operating system of 1 run is unknown; of the others it is Debian GNU/Linux 12 (kernel 6.1.0)."
+    ]
+    assert differences(debian.manifest, other.manifest) == differences(debian.manifest, second.manifest) == ()
 
 
 def test_the_origin_in_one_line(two_arms: Campaign) -> None:

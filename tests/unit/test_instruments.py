@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.instruments import Instruments
+from harness.probes.device_memory import process_memory
 from harness.probes.profile import ProbeProfile, TorchWindow
 from harness.trace import RecordingTracer, Span, Stage
 
@@ -17,7 +18,16 @@ def test_without_a_profile_and_delays_the_recorder_is_handed_on_as_it_is() -> No
     recorder = RecordingTracer(lambda: 0)
     made = Instruments(lanes=LANES).for_process(recorder, LANES, cuda=False)
     assert made.tracer is recorder
-    assert (made.windows, made.notes, made.drain_device_times()) == ([], [], [])
+    assert (made.windows, made.notes, made.drain_device_figures()) == ([], [], [])
+
+
+def test_only_a_process_that_computes_on_a_gpu_measures_device_memory() -> None:
+    instruments = Instruments(lanes=LANES)
+    on_cpu = instruments.for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
+    on_gpu = instruments.for_process(RecordingTracer(lambda: 0), LANES, cuda=True)
+    assert on_cpu.device_memory is None
+    assert on_gpu.tracer is on_gpu.device_memory
+    assert process_memory() is process_memory()  # lanes and arms of one process share its allocator
 
 
 def test_delays_are_part_of_their_spans() -> None:

@@ -22,11 +22,34 @@ from harness.probes.fake_nvml import (
     NVMLError,
     Process,
 )
-from harness.probes.nvml import GpuProbe, load_nvml, open_gpu_probe
+from harness.probes.nvml import GpuProbe, gpu_limits, load_nvml, open_gpu_probe
 from harness.probes.reading import Reading, Unknown
 from harness.results.counters import GPU_COUNTERS, explain
 
 GIB, SECOND = 2**30, 1_000_000_000
+
+
+def test_limits_of_a_gpu_are_what_the_driver_enforces() -> None:
+    device = FakeDevice(script={"power_limit": [500_400], "default_power_limit": [700_000]})
+    assert gpu_limits(FakeNvml([device]), device) == {
+        "driver": "580.95.05",
+        "max_sm_clock_mhz": 1980,
+        "max_memory_clock_mhz": 2619,
+        "power_limit_w": 500,
+        "default_power_limit_w": 700,
+    }
+
+
+def test_a_limit_that_the_driver_does_not_tell_is_unknown_and_no_other() -> None:
+    device = FakeDevice(script={"power_limit": [NVMLError(NO_PERMISSION)], "max_clocks": [NVMLError(NOT_SUPPORTED)]})
+    nvml = FakeNvml([device], driver=NVMLError(FUNCTION_NOT_FOUND))
+    assert gpu_limits(nvml, device) == {
+        "driver": None,
+        "max_sm_clock_mhz": None,
+        "max_memory_clock_mhz": None,
+        "power_limit_w": None,
+        "default_power_limit_w": 700,
+    }
 
 
 def probe(*devices: FakeDevice, **options: Any) -> GpuProbe:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import harness
+from harness.probes.fake_nvml import FakeDevice, FakeNvml
+from harness.probes.nvml import gpu_limits
 from harness.provenance import CodeState, code_state, fingerprint, machine_facts, package_versions
 
 
@@ -45,6 +48,30 @@ def test_the_fingerprint_tells_kinds_of_machine_apart_and_no_more() -> None:
     same = {"gpus": None, "memory_gib": 24, "cores": 2, "cpu": "Abacus"}
     assert fingerprint(facts) == fingerprint(same)
     assert fingerprint(facts) != fingerprint(facts | {"cores": 4})
+
+
+def test_driver_and_limits_of_a_gpu_are_part_of_the_fingerprint() -> None:
+    gpu = {"name": "H100", "memory_gib": 80} | gpu_limits(FakeNvml(), FakeDevice())
+    changes = ({"driver": "570.86.15"}, {"power_limit_w": 500}, {"max_sm_clock_mhz": 1755}, {"max_memory_clock_mhz": 1})
+    facts = {"cpu": "Abacus", "cores": 2, "memory_gib": 24}
+    prints = {fingerprint(facts | {"gpus": [gpu | change]}) for change in ({}, *changes)}
+    assert len(prints) == 1 + len(changes)
+
+
+def test_a_machine_without_a_gpu_keeps_the_fingerprint_of_older_runs() -> None:
+    """That of the reference runs and of profiles/machines/cpu-2-cores.yaml; the system is recorded beside it."""
+    facts = {"cpu": "AMD EPYC", "cores": 2, "memory_gib": 24, "gpus": None}
+    assert fingerprint(facts) == "fd71f050e3b1"
+    machine = machine_facts()
+    assert fingerprint({key: machine[key] for key in facts}) == machine["fingerprint"]
+
+
+def test_the_operating_system_has_a_kernel_and_a_distribution() -> None:
+    assert machine_facts()["os"] == {
+        "system": platform.system(),
+        "kernel": os.uname().release,
+        "distribution": platform.freedesktop_os_release()["PRETTY_NAME"],
+    }
 
 
 def test_facts_of_this_machine_name_neither_host_nor_user() -> None:

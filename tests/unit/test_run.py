@@ -113,6 +113,7 @@ def test_an_arm_that_stops_says_why_and_the_others_go_on(tmp_path: Path) -> None
     assert runs["k4"].manifest.error == "the loss is nan at training step 2"
     assert [row.step for row in runs["k4"].steps] == [0, 1]
     assert runs["k4"].manifest.outcome["steps_done"] == 2
+    assert runs["k4"].manifest.outcome["memory"]["main"]["peak_bytes"] > 0
     assert [row.step for row in runs["k1"].steps] == [0, 1, 2, 3]
     assert shown == [runs["k4"].folder.parent]
 
