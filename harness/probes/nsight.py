@@ -12,24 +12,24 @@ import shlex
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
+from harness.probes.nvtx_ranges import DOMAIN, INJECTION, open_domain
 from harness.probes.profile import NsightWindow
 
 SESSION_CONFIG = {"process_group_cleanup_enabled": False}
 """For ``ray.init(_system_config=...)``: else Ray 2.60 kills nsys with its actor, before the report is written."""
 CAPTURE_RANGE = "profiled_steps"
 """NVTX range that is open during the window; without CUDA it is what starts and stops the capture."""
-DOMAIN = "grpo"
-"""NVTX domain of all ranges of the harness."""
 REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY"
 """At 0, nsys also starts a capture at a range whose name was not registered beforehand."""
 WHERE = "nsight of the probe profile"
 
-_SIGNS = (REGISTER_ONLY, "NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "NSYSDK_INJECTION64_PATH")
+_SIGNS = (REGISTER_ONLY, "NSYS_PROFILING_SESSION_ID", INJECTION, "NSYSDK_INJECTION64_PATH")
 _NAME = re.compile(r"[a-z][a-z0-9-]+")
 _VALUE = re.compile(r"[\w.,:=+@%/-]+", re.ASCII)  # nothing that the shell, through which Ray starts it, would read
 _OURS = frozenset({"output", "force-overwrite"})
@@ -181,21 +181,20 @@ class CaptureControl:
 
     def __init__(self, cuda: bool) -> None:
         self._cuda = cuda
-        self._range: Any = None
+        self._end: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Start it."""
-        import nvtx
-
         if self._cuda:
             _cuda_profiler().start()
-        self._range = nvtx.start_range(CAPTURE_RANGE, domain=DOMAIN)
+        domain, _ = open_domain()
+        if domain is not None:
+            attributes = domain.get_event_attributes(CAPTURE_RANGE, category="window")
+            self._end = partial(domain.end_range, domain.start_range(attributes, payload=-1))
 
     def stop(self) -> None:
         """Stop it."""
-        import nvtx
-
-        nvtx.end_range(self._range)
+        self._end()
         if self._cuda:
             _finish_launched_work()
             _cuda_profiler().stop()
