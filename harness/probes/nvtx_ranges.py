@@ -36,9 +36,7 @@ class Domain(Protocol):
         """End a range, in any thread."""
 
 
-def open_domain(
-    name: str = DOMAIN, environment: Mapping[str, str] = os.environ
-) -> tuple[Domain | None, str | None]:
+def open_domain(name: str = DOMAIN, environment: Mapping[str, str] = os.environ) -> tuple[Domain | None, str | None]:
     """Return the NVTX domain, or None and why ranges would be lost.
 
     NVTX decides at the first call in a process whether a tool listens; one cannot be attached later. From 0.2.12 on the
