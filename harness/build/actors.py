@@ -205,7 +205,7 @@ class _Crew:
         window = self.instruments.profile.nsight
         assert window is not None
         cuda = settings.gpus > 0 and resolve_device(self._scenario, settings) == "cuda"
-        nsight = nsight_runtime_env(window, lane, self._tag, cuda, ucx=self._kind.name == "nixl")
+        nsight = nsight_runtime_env(window, lane, self._tag, cuda)
         return {"nsight": nsight["nsight"], "env_vars": variables | nsight["env_vars"]}
 
     def _under_nsight(self) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""The command ``python -m harness.perfetto RUN_OR_CAMPAIGN [-o trace.pftrace]``. Exit codes: 0 fine; 2 bad input."""
+"""The command ``python -m harness trace RUN_OR_CAMPAIGN [-o trace.pftrace] [--nsys FILE.sqlite ...]``.
+
+Exit codes: 0 fine; 2 bad input.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from harness.errors import UserError
 from harness.report.pipes import silence_output
 from harness.report.plain import plain, plain_lines
 
-EXAMPLE = """example:
+EXAMPLE = """examples:
   python -m harness.perfetto results/reference/inflight -o inflight.pftrace
+  python -m harness trace RUN --nsys RUN/profiles/learner.sqlite   # from: nsys export --type=sqlite learner.nsys-rep
 
 Open the file at https://ui.perfetto.dev (Open trace file). It is read in the browser and not uploaded."""
 
@@ -21,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write a trace of a run or a campaign; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        _write(options.folder, options.output)
+        _write(options.folder, options.output, options.nsys)
     except UserError as error:
         print(plain_lines(f"error: {error}"), file=sys.stderr)
         return 2
@@ -39,13 +43,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("folder", metavar="RUN_OR_CAMPAIGN", type=Path, help="folder of a run or of a campaign")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="default: trace.pftrace in that folder")
+    told = "sqlite export of a report by Nsight Systems on this run, to be shown with it; may be given several times"
+    parser.add_argument("--nsys", metavar="FILE", type=Path, action="append", default=[], help=told)
     return parser
 
 
-def _write(folder: Path, output: Path | None) -> None:
+def _write(folder: Path, output: Path | None, nsight: Sequence[Path]) -> None:
     from harness.perfetto.export import write_trace
 
-    written = write_trace(folder, output)
+    written = write_trace(folder, output, nsight)
     for item in written.left_out:
         print(plain(f"warning: left out {str(item.folder)!r}: {item.error.what}"), file=sys.stderr)
     print(plain(f"trace: {written.path}"))
@@ -53,6 +59,12 @@ def _write(folder: Path, output: Path | None) -> None:
     per_steps = f", {written.num_bytes / written.steps / 1e4:.2f} MB per 100 steps" if written.steps else ""
     runs = "1 run" if len(written.runs) == 1 else f"{len(written.runs)} runs"
     print(f"{runs}, {written.steps:,} training steps, {counts}; {written.num_bytes / 1e6:.2f} MB{per_steps}")
+    if written.reports:
+        from harness.perfetto.nsight import nsight_table
+        from harness.report.console import Output
+        from harness.report.text import print_table
+
+        print_table(Output(), nsight_table(written.reports))
     print("open it at https://ui.perfetto.dev (Open trace file); it is read in the browser and not uploaded")
 
 

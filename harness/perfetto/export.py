@@ -14,9 +14,11 @@ from harness.errors import UserError
 from harness.perfetto.deaths import read_deaths
 from harness.perfetto.events import Track
 from harness.perfetto.lanes import lane_tracks, version_tracks
+from harness.perfetto.nsight import MatchedReport, match_report, nsight_track
 from harness.perfetto.packets import Process, TraceWriter
 from harness.perfetto.resources import resource_tracks
 from harness.perfetto.steps import metric_tracks, step_windows, steps_track
+from harness.probes.nsight_export import read_export
 from harness.results import DamagedRun, Run, find_runs
 from harness.results.counters import read_counters
 from harness.results.writer import LOG
@@ -35,6 +37,7 @@ class WrittenTrace:
         runs: their names in the trace, in order.
         arrows: chains of spans joined by arrows.
         left_out: runs that could not be read.
+        reports: of Nsight Systems, in the order given.
     """
 
     path: Path
@@ -46,16 +49,19 @@ class WrittenTrace:
     samples: int
     arrows: int
     left_out: tuple[DamagedRun, ...]
+    reports: tuple[MatchedReport, ...] = ()
 
 
-def write_trace(folder: Path, path: Path | None = None) -> WrittenTrace:
+def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] = ()) -> WrittenTrace:
     """Write the runs of a run's or a campaign's folder as one Perfetto trace; every run starts at time 0.
 
     Args:
         path: of the file; by default ``trace.pftrace`` in the folder. A trace that is there is replaced.
+        nsight: sqlite exports of Nsight Systems' reports on the run, to be shown below its own tracks.
 
     Raises:
-        UserError: there is nothing to show, more than one campaign, or the file cannot be written.
+        UserError: there is nothing to show, more than one campaign, exports of another run, or the file cannot be
+            written.
     """
     path = folder / DEFAULT_NAME if path is None else path
     if not path.name.endswith(ENDINGS):
@@ -63,10 +69,14 @@ def write_trace(folder: Path, path: Path | None = None) -> WrittenTrace:
         raise UserError(what, where=str(path), fix=f"-o {path.with_suffix('').name}{ENDINGS[0]}")
     runs, damaged = _runs(folder)
     names = run_names(runs)
+    if nsight and len(runs) > 1:
+        what = f"{str(folder)!r} holds {len(runs)} runs, and a report of Nsight Systems belongs to one"
+        raise UserError(what, str(folder), f"python -m harness trace {runs[0].folder} --nsys {nsight[0]}")
+    reports = tuple(match_report(read_export(export), runs[0]) for export in nsight)
     with _written_to(path) as stream:
         writer = TraceWriter(stream)
         for name, run in names:
-            writer.write(Process(name, _labels(run), run_tracks(run)))
+            writer.write(Process(name, _labels(run), [*run_tracks(run), *map(nsight_track, reports)]))
     return WrittenTrace(
         path=path,
         num_bytes=path.stat().st_size,
@@ -77,6 +87,7 @@ def write_trace(folder: Path, path: Path | None = None) -> WrittenTrace:
         samples=writer.samples,
         arrows=writer.arrows,
         left_out=tuple(damaged),
+        reports=reports,
     )
 
 

@@ -45,7 +45,7 @@ def lane_tracks(
         at_ns = loop_start_ns + round(death.elapsed_s * 1e9)
         instants.setdefault(death.lane, []).append(Instant(at_ns, DIED, (DEATH,), (("reason", death.reason),)))
     lanes = in_pipeline_order(slices.keys() | instants.keys())
-    return [_lane_track(lane, slices.get(lane, ()), instants.get(lane, ())) for lane in lanes]
+    return [stacked_track(lane, slices.get(lane, ()), instants.get(lane, ())) for lane in lanes]
 
 
 def version_tracks(changes: Iterable[VersionChange], loop_start_ns: int) -> list[Track]:
@@ -56,12 +56,12 @@ def version_tracks(changes: Iterable[VersionChange], loop_start_ns: int) -> list
     return [Track(f"{lane} holds", samples=held[lane], unit="version") for lane in in_pipeline_order(held)]
 
 
-def _lane_track(lane: str, slices: Iterable[Slice], instants: Iterable[Instant]) -> Track:
-    """Return a lane's track; what crosses other slices stands on tracks below it."""
+def stacked_track(name: str, slices: Iterable[Slice], instants: Iterable[Instant] = ()) -> Track:
+    """Return a track; what crosses other slices stands on tracks below it."""
     first, *others = without_crossings(slices) or [[]]
-    track = Track(lane, slices=first, instants=list(instants))
-    names = [f"{lane}, crossing{f' {number}' if number > 1 else ''}" for number in range(1, len(others) + 1)]
-    track.children = [Track(name, slices=row) for name, row in zip(names, others, strict=True)]
+    track = Track(name, slices=first, instants=list(instants))
+    names = [f"{name}, crossing{f' {number}' if number > 1 else ''}" for number in range(1, len(others) + 1)]
+    track.children = [Track(below, slices=row) for below, row in zip(names, others, strict=True)]
     return track
 
 

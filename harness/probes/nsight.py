@@ -12,24 +12,24 @@ import shlex
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
+from harness.probes.nvtx_ranges import DOMAIN, INJECTION, open_domain
 from harness.probes.profile import NsightWindow
 
 SESSION_CONFIG = {"process_group_cleanup_enabled": False}
 """For ``ray.init(_system_config=...)``: else Ray 2.60 kills nsys with its actor, before the report is written."""
 CAPTURE_RANGE = "profiled_steps"
 """NVTX range that is open during the window; without CUDA it is what starts and stops the capture."""
-DOMAIN = "grpo"
-"""NVTX domain of all ranges of the harness."""
 REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY"
 """At 0, nsys also starts a capture at a range whose name was not registered beforehand."""
 WHERE = "nsight of the probe profile"
 
-_SIGNS = (REGISTER_ONLY, "NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "NSYSDK_INJECTION64_PATH")
+_SIGNS = (REGISTER_ONLY, "NSYS_PROFILING_SESSION_ID", INJECTION, "NSYSDK_INJECTION64_PATH")
 _NAME = re.compile(r"[a-z][a-z0-9-]+")
 _VALUE = re.compile(r"[\w.,:=+@%/-]+", re.ASCII)  # nothing that the shell, through which Ray starts it, would read
 _OURS = frozenset({"output", "force-overwrite"})
@@ -117,19 +117,18 @@ def _check_interpreter(executable: Path) -> None:
         )
 
 
-def nsys_options(window: NsightWindow, cuda: bool, ucx: bool = False) -> dict[str, str]:
+def nsys_options(window: NsightWindow, cuda: bool) -> dict[str, str]:
     """Return the options of ``nsys profile`` by their long names.
 
     With CUDA the process itself starts and stops the capture through the CUDA profiler API; without it, an NVTX range
-    does. After the range nsys lets the process go on, and writes the report when it has ended.
+    does. After the range nsys lets the process go on, and writes the report when it has ended. ``ucx`` is not traced,
+    also where NIXL moves the weights: Nsight Systems 2022.4 crashes UCX 1.23 (of NIXL 1.5.1) with it.
 
     Args:
         window: whose own options come last.
         cuda: whether the process computes on a GPU.
-        ucx: whether it moves weights by UCX, as NIXL does.
     """
-    traces = (["cuda", "nvtx"] if cuda else ["nvtx", "osrt"]) + (["ucx"] if ucx else [])
-    options = {"trace": ",".join(traces), "sample": "none", "cpuctxsw": "none"}
+    options = {"trace": "cuda,nvtx" if cuda else "nvtx,osrt", "sample": "none", "cpuctxsw": "none"}
     if cuda:
         options |= {"cuda-graph-trace": "node", "capture-range": "cudaProfilerApi"}
     else:
@@ -155,7 +154,7 @@ def new_tag() -> str:
 
 
 def nsight_runtime_env(
-    window: NsightWindow, lane: str, tag: str, cuda: bool, ucx: bool = False, executable: str = sys.executable
+    window: NsightWindow, lane: str, tag: str, cuda: bool, executable: str = sys.executable
 ) -> dict[str, Any]:
     """Return what an actor's ``runtime_env`` needs: ``nsight`` (for nsys) and ``env_vars`` (to be merged).
 
@@ -164,10 +163,9 @@ def nsight_runtime_env(
         lane: of the actor; names the report.
         tag: of the run.
         cuda: whether the actor computes on a GPU.
-        ucx: whether it moves weights by UCX.
         executable: the interpreter; Ray starts the ``python`` found first on the PATH.
     """
-    options = nsys_options(window, cuda, ucx) | {"o": f"{tag}-{lane}_%p"}  # Ray puts its folder for reports in front
+    options = nsys_options(window, cuda) | {"o": f"{tag}-{lane}_%p"}  # Ray puts its folder for reports in front
     path = f"{Path(executable).parent}:${{PATH}}"  # Ray fills in the variable
     return {"nsight": options, "env_vars": {"PATH": path, REGISTER_ONLY: "0"}}
 
@@ -181,21 +179,20 @@ class CaptureControl:
 
     def __init__(self, cuda: bool) -> None:
         self._cuda = cuda
-        self._range: Any = None
+        self._end: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Start it."""
-        import nvtx
-
         if self._cuda:
             _cuda_profiler().start()
-        self._range = nvtx.start_range(CAPTURE_RANGE, domain=DOMAIN)
+        domain, _ = open_domain()
+        if domain is not None:
+            attributes = domain.get_event_attributes(CAPTURE_RANGE, category="window")
+            self._end = partial(domain.end_range, domain.start_range(attributes, payload=-1))
 
     def stop(self) -> None:
         """Stop it."""
-        import nvtx
-
-        nvtx.end_range(self._range)
+        self._end()
         if self._cuda:
             _finish_launched_work()
             _cuda_profiler().stop()

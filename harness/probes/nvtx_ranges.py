@@ -8,13 +8,19 @@ stage may cross an await or end in another thread.
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Mapping
+from functools import cache
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from harness.trace import SpanContext, Stage, Tracer
 
 DOMAIN = "grpo"
+"""NVTX domain of all ranges of the harness."""
+INJECTION = "NVTX_INJECTION64_PATH"
+"""Variable by which NVTX finds the library of the tool that listens; nsys sets it."""
 
 
 class Domain(Protocol):
@@ -30,10 +36,13 @@ class Domain(Protocol):
         """End a range, in any thread."""
 
 
-def open_domain(name: str = DOMAIN) -> tuple[Domain | None, str | None]:
+def open_domain(name: str = DOMAIN, environment: Mapping[str, str] = os.environ) -> tuple[Domain | None, str | None]:
     """Return the NVTX domain, or None and why ranges would be lost.
 
-    NVTX decides at the first call in a process whether a tool listens; one cannot be attached later.
+    NVTX decides at the first call in a process whether a tool listens; one cannot be attached later. From 0.2.12 on the
+    package asks the tool by ``nvtxDomainIsEnabled``, an extension that Nsight Systems 2022.4 cannot set up; the package
+    takes that for a no, creates the domain and drops every range. A tool that was loaded by ``NVTX_INJECTION64_PATH``
+    is therefore given the ranges whatever it says to that question.
     """
     try:
         import nvtx
@@ -42,9 +51,23 @@ def open_domain(name: str = DOMAIN) -> tuple[Domain | None, str | None]:
     if not nvtx.enabled():
         return None, "NVTX_DISABLE is set"
     domain = nvtx.get_domain(name)
-    if not isinstance(domain, nvtx.Domain):  # a stand-in of theirs that does nothing
+    if isinstance(domain, nvtx.Domain):
+        return domain, None
+    if INJECTION not in environment:  # their stand-in, which does nothing
         return None, "no tool listens for NVTX ranges in this process"
-    return domain, None
+    return _unasked_domain(name), None
+
+
+@cache
+def _unasked_domain(name: str) -> Domain:
+    """Return a domain without asking the tool; kept, for NVTX destroys one that nobody holds."""
+    import nvtx
+    from nvtx._lib.lib import DomainHandle
+
+    domain: Any = object.__new__(nvtx.Domain)
+    domain.__init__(name)
+    domain.handle = DomainHandle(name)
+    return cast(Domain, domain)
 
 
 def category(stage: Stage) -> str:

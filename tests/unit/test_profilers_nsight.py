@@ -144,8 +144,8 @@ def test_options_that_the_shell_would_read_or_that_are_ours_are_refused(name: st
 
 
 def test_with_cuda_the_process_starts_and_stops_the_capture_by_the_cuda_profiler() -> None:
-    assert nsys_options(NsightWindow(), cuda=True, ucx=True) == {
-        "trace": "cuda,nvtx,ucx",
+    assert nsys_options(NsightWindow(), cuda=True) == {
+        "trace": "cuda,nvtx",
         "sample": "none",
         "cpuctxsw": "none",
         "cuda-graph-trace": "node",
