@@ -35,6 +35,11 @@ class Memory(NamedTuple):
     total: int
     used: int
 
+    @property
+    def free(self) -> int:
+        """What nobody holds."""
+        return self.total - self.used
+
 
 class Rates(NamedTuple):
     """Utilisation in percent."""
@@ -89,6 +94,7 @@ class FakeNvml:
         devices: in NVML's order, which is that of the PCI bus.
         init, count: raised by ``nvmlInit`` and ``nvmlDeviceGetCount``.
         slices: MIG slices, by UUID.
+        driver, cuda: versions, the second one as NVML writes it: 1000 x major + 10 x minor.
 
     Attributes:
         opened: how often it was initialised and not shut down.
@@ -103,7 +109,10 @@ class FakeNvml:
         init: Exception | None = None,
         count: Exception | None = None,
         slices: Sequence[FakeDevice] = (),
+        driver: str = "580.95.05",
+        cuda: int = 13000,
     ) -> None:
+        self._driver, self._cuda = driver, cuda
         self._devices, self._slices = devices, slices
         self._init, self._count = init, count
         self.opened = 0
@@ -134,6 +143,15 @@ class FakeNvml:
             if device.uuid == uuid:
                 return device
         raise NVMLError(NOT_FOUND)
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return self._driver
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return self._cuda
+
+    def nvmlDeviceGetName(self, device: FakeDevice) -> str:
+        return device.name
 
     def nvmlDeviceGetUUID(self, device: FakeDevice) -> str:
         return device.uuid
