@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.memory_plan.fit import Room, plans_of, require_fit
+from harness.memory_plan.fit import Room, first_changes, plans_of, require_fit, yaml_of
 from harness.memory_plan.known import shape_for
 from harness.memory_plan.plan import make_plan
 from harness.memory_plan.table import full_table, summary
+from harness.results import lane_kind
 from harness.scenario import Scenario
 
 
@@ -36,6 +37,19 @@ def check_memory(scenarios: Sequence[Scenario], room: Room) -> str:
         return "memory plan: none, the GPU's memory is not known"
     require_fit(known, room)
     return summary(plans_of(known, room), room)
+
+
+def what_to_lower(scenario: Scenario, lane: str) -> str:
+    """Return what to write for a run whose GPU was full in spite of the plan.
+
+    Args:
+        scenario: resolved.
+        lane: on which memory ran out; ``run`` where that is not known.
+    """
+    shape, _ = shape_for(scenario)
+    changes = [] if shape is None else first_changes((scenario, shape), lane_kind(lane))
+    ways = [f"set {key} to {yaml_of(value)}" for key, value in changes]
+    return ", or ".join([*ways, "take a GPU with more free memory (nvidia-smi names what else is on it)"])
 
 
 def memory_table(scenario: Scenario, has_gpu: bool) -> list[str]:

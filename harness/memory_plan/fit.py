@@ -113,7 +113,7 @@ def advice(runs: Runs, room: Room, found: Shortage) -> str:
         what = "no setting makes it fit: take a smaller model"
         return what + (" or a GPU with more memory" if "GPU" in found.memory else " or a machine with more memory")
     after = needed_after(runs, changes, room, found.memory)
-    text = " and ".join(f"{key} to {_yaml(value)}" for key, value in changes)
+    text = " and ".join(f"{key} to {yaml_of(value)}" for key, value in changes)
     return f"set {text}: then it needs about {gib(after)}"
 
 
@@ -146,6 +146,27 @@ def smallest_changes(runs: Runs, room: Room) -> list[Change] | None:
                 return [*together, last]
         together += [last] if last else []
     return None
+
+
+def first_changes(run: tuple[Scenario, Shape], part: str) -> list[Change]:
+    """Return the first change of each neutral lever that saves GPU memory of a part; else of one that is not neutral.
+
+    Args:
+        run: whose numbers may be lowered.
+        part: ``learner`` or ``generator``; parts of one process are planned together.
+    """
+
+    def need(runs: Runs) -> int:
+        processes = make_plan(*runs[0], has_gpu=True).processes
+        return max((each.peak for each in processes if each.device == "cuda" and each.name in (part, "run")), default=0)
+
+    found: list[Change] = []
+    levers = levers_in_order([run], need)
+    for lever in [lever for lever in levers if lever.neutral] or levers[:1]:
+        values = lever.values(run[0])
+        after = ((value, changed([run], [(lever.key, value)])) for value in values)
+        found.append((lever.key, next(value for value, runs in after if is_valid(runs) and need(runs) < need([run]))))
+    return found
 
 
 def changed(runs: Runs, changes: Sequence[Change]) -> list[tuple[Scenario, Shape]]:
@@ -249,5 +270,6 @@ def _with(scenario: Scenario, path: Sequence[str], value: Any) -> Any:
     return section.model_copy(update={path[0]: _with(getattr(section, path[0]), path[1:], value)})
 
 
-def _yaml(value: Any) -> str:
+def yaml_of(value: Any) -> str:
+    """A value as it is written in a scenario."""
     return str(value).lower() if isinstance(value, bool) else str(value)

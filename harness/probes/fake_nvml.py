@@ -94,7 +94,8 @@ class FakeNvml:
         devices: in NVML's order, which is that of the PCI bus.
         init, count: raised by ``nvmlInit`` and ``nvmlDeviceGetCount``.
         slices: MIG slices, by UUID.
-        driver, cuda: versions, the second one as NVML writes it: 1000 x major + 10 x minor.
+        driver: its version, or raised where that is asked for.
+        cuda: the newest version that it runs, as NVML writes it: 1000 x major + 10 x minor.
 
     Attributes:
         opened: how often it was initialised and not shut down.
@@ -109,7 +110,7 @@ class FakeNvml:
         init: Exception | None = None,
         count: Exception | None = None,
         slices: Sequence[FakeDevice] = (),
-        driver: str = "580.95.05",
+        driver: str | Exception = "580.95.05",
         cuda: int = 13000,
     ) -> None:
         self._driver, self._cuda = driver, cuda
@@ -145,6 +146,8 @@ class FakeNvml:
         raise NVMLError(NOT_FOUND)
 
     def nvmlSystemGetDriverVersion(self) -> str:
+        if isinstance(self._driver, Exception):
+            raise self._driver
         return self._driver
 
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
