@@ -16,6 +16,7 @@ from harness.arm_probes import ArmProbes
 from harness.arms import PausableClock, Turnstile, alternating_order, order_in_block
 from harness.books import Books, Campaign
 from harness.build import Build, Parts
+from harness.build.full_gpu import told_when_gpu_is_full
 from harness.errors import HarnessError, RunStopped, UserError
 from harness.loop import FullSpeed, Pace, first_error, run_loop
 from harness.memory_plan.outcome import memory_line, planned_bytes
@@ -26,7 +27,7 @@ from harness.probes.profile import ProbeProfile
 from harness.progress import RunProgress
 from harness.results.writer import POLICY, PROFILES
 from harness.scenario import Scenario, Variant
-from harness.trace import RecordingTracer
+from harness.trace import RecordingTracer, Stage
 from harness.trackers.streams import open_streams
 from harness.watchdog import stack_dumps, watch
 
@@ -149,7 +150,8 @@ class Conductor:
         """Build an arm's parts; return whether that went well."""
         arm.clock.resume()
         try:
-            arm.parts = self._build(arm.variant.scenario, arm.tracer, self._stop.is_set)
+            with told_when_gpu_is_full(arm.variant.scenario), arm.tracer.underway("run", Stage.STARTUP):
+                arm.parts = self._build(arm.variant.scenario, arm.tracer, self._stop.is_set)
         except (UserError, RunStopped) as error:
             self.failures.append((arm.label, error))
             return False
@@ -260,8 +262,9 @@ class Conductor:
             )
             tasks += [asyncio.ensure_future(loop), asyncio.ensure_future(self._watch(arm))]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                await task
+            with told_when_gpu_is_full(arm.variant.scenario):
+                for task in done:
+                    await task
             tasks.pop().cancel()  # the watchdog: what follows has bounds of its own
             books.recorder.loop_ends()
             await asyncio.to_thread(parts.keep_profiles, profiles)

@@ -58,7 +58,7 @@ class Instruments:
 
     def _add_probes(self, made: InstrumentedTracer, cuda: bool) -> None:
         if self.profile.device_time:
-            new_event, reason = cuda_events()
+            new_event, reason = cuda_events() if cuda else (None, "nothing here computes on a GPU")
             if new_event is None:
                 made.notes.append(f"no device times: {reason}")
             else:
@@ -75,7 +75,7 @@ class Instruments:
         window = self.profile.torch_profiler
         if window is not None and (chosen := self._chosen(window, lanes)):
             assert self.drafts is not None
-            made.add_window(torch_window_tracer(made.tracer, window, chosen, self.drafts))
+            made.add_window(torch_window_tracer(made.tracer, window, chosen, self.drafts, cuda))
         capture = self.profile.nsight
         if capture is not None and (chosen := self._chosen(capture, lanes)):
             control = CaptureControl(cuda)

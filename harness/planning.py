@@ -89,12 +89,6 @@ def numbered_lanes(kind: str, count: int) -> list[str]:
     return [kind] if count == 1 else [f"{kind}{index}" for index in range(count)]
 
 
-def on_gpu(scenario: Scenario, part: PartSettings) -> bool:
-    """Return whether a simulated part computes on a GPU: asked for by name, or by its share of one."""
-    device = scenario.placement.device
-    return device == "cuda" or (device == "auto" and part.gpus > 0)
-
-
 def on_one_thread(scenario: Scenario) -> bool:
     """Return whether all parts take turns on one thread of one process; see ``harness.inprocess``."""
     return scenario.placement.colocated and not scenario.uses_ray

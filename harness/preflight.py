@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
 
 from harness.build import all_lanes
+from harness.build.options import check_gpu_is_found
 from harness.conductor import interleaving_of, side_by_side
 from harness.errors import UserError
 from harness.memory_plan.check import check_memory
@@ -21,30 +25,36 @@ from harness.trackers.streams import check_trackers
 
 
 def check_before_start(
-    points: Sequence[Sequence[Variant]], say: Callable[[str], None] = lambda line: None, room: Room | None = None
+    points: Sequence[Sequence[Variant]],
+    say: Callable[[str], None] = lambda line: None,
+    room: Room | None = None,
+    nvml: Any = None,
 ) -> None:
-    """Refuse runs that do not fit into memory, or whose probes or trackers would fail later or record nothing.
+    """Refuse runs that do not fit into memory or would leave a GPU aside, or whose probes or trackers cannot work.
 
     Args:
         points: the arms of each point, block by block.
         say: takes the memory plan of each point, in a line.
         room: the memory to fit into; None looks at this machine.
+        nvml: the module ``pynvml``; None imports it.
 
     Raises:
-        UserError: too little memory, an unknown profile, a window outside of the run, a profiler or tracker that cannot
-            work here.
+        UserError: too little memory, a GPU that PyTorch does not find, an unknown profile, a window outside of the
+            run, a profiler or tracker that cannot work here.
     """
     runs = sum(map(len, points))
     points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
     scenarios = [variant.scenario for variants in points for variant in variants]
+    check_gpu_is_found(scenarios, nvml=nvml)
+    room = room or machine_room(nvml)
+    has_gpu = bool(room.gpus) or torch.cuda.is_available()
     for scenario in scenarios:
         check_trackers(scenario.trackers)
         profile = load_profile(scenario.profile)
         check_windows(profile, all_lanes(scenario), scenario.steps)
         if profile.nsight is not None:
-            placement = scenario.placement
-            gpus = placement.generator.gpus > 0 or placement.learner.gpus > 0
-            check_nsight(profile.nsight, scenario.uses_ray, placement.address == "local", _command(), gpus)
+            local, cuda = scenario.placement.address == "local", scenario.uses_gpu(has_gpu)
+            check_nsight(profile.nsight, scenario.uses_ray, local, _command(), cuda)
             if not scenario.uses_ray and runs > 1:
                 what = f"nsys captures one range of a process, and this command makes {runs} runs in it"
                 raise UserError(what, f"profile: {profile.name}", "profile one run, or take Ray actors")
@@ -52,14 +62,13 @@ def check_before_start(
         _refuse_a_view_of_other_arms(variants)
     if any(load_profile(scenario.profile).pyspy is not None for scenario in scenarios):
         check_pyspy()
-    _check_memory(points, say, room or machine_room())
+    _check_memory(points, say, room)
 
 
-def machine_room() -> Room:
-    """Return what main memory this machine has left, and the memory of its GPUs."""
-    gpus, _ = list_gpus()
-    sizes = [gpu["memory_gib"] for gpu in gpus or []]
-    return Room(free_main_memory(), tuple(size * 2**30 for size in sizes if size is not None))
+def machine_room(nvml: Any = None) -> Room:
+    """Return what main memory this machine has left, and what is free on each GPU that a run may use."""
+    gpus, _ = list_gpus(nvml)
+    return Room(free_main_memory(), tuple(gpu["free_bytes"] for gpu in gpus or () if gpu["free_bytes"] is not None))
 
 
 def _check_memory(points: Sequence[Sequence[Variant]], say: Callable[[str], None], room: Room) -> None:

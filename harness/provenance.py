@@ -54,9 +54,10 @@ def machine_facts(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgrou
     """Return what kind of machine this is.
 
     ``cpu`` is the model, ``cores`` how many this process may use, ``memory_gib`` what this process may use (a cgroup's
-    limit counts), ``gpus`` a list of models with their memory, driver, and limits of clocks and power. What cannot be
-    found is None, with the reason under ``missing``. ``fingerprint`` is 12 hex digits of these facts: alike machines
-    share it, and it leads back to none. ``os`` is no part of it: a kernel's update makes no other machine.
+    limit counts), ``gpus`` a list of those it may use: models with their memory, driver, and limits of clocks and
+    power. What cannot be found is None, with the reason under ``missing``. ``fingerprint`` is 12 hex digits of these
+    facts: alike machines share it, and it leads back to none. ``os`` is no part of it: a kernel's update makes no
+    other machine.
     """
     missing: dict[str, str] = {}
     cpu = _cpu_model(proc / "cpuinfo")
@@ -65,9 +66,10 @@ def machine_facts(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgrou
     memory = _memory_gib(proc / "meminfo", cgroup / "memory.max")
     if memory is None:
         missing["memory_gib"] = "no /proc/meminfo"
-    gpus, reason = list_gpus()
+    listed, reason = list_gpus()
     if reason is not None:
         missing["gpus"] = reason
+    gpus = listed and [{key: fact for key, fact in gpu.items() if key != "free_bytes"} for gpu in listed]
     facts = {"cpu": cpu, "cores": usable_cores(), "memory_gib": memory, "gpus": gpus}
     return facts | {"fingerprint": fingerprint(facts), "os": operating_system(), "missing": missing}
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from harness.blocks import BlockWatch
 from harness.books import Campaign
 from harness.build import Build, Workshop
+from harness.build.full_gpu import told_when_gpu_is_full
 from harness.build.interrupts import signals_as_interrupts
 from harness.conductor import Conductor, interleaving_of, side_by_side
 from harness.errors import HarnessError, Interrupted, RunStopped, UserError
@@ -121,7 +122,8 @@ def _sweep_transports(
     failures: list[tuple[str, HarnessError]] = []
     for variant in variants:
         try:
-            run_transport_sweep(variant, campaign, workshop.session(variant.scenario), console, quiet)
+            with told_when_gpu_is_full(variant.scenario):
+                run_transport_sweep(variant, campaign, workshop.session(variant.scenario), console, quiet)
         except (UserError, RunStopped) as error:
             failures.append((variant.name or variant.scenario.name, error))
     return failures

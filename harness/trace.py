@@ -71,6 +71,18 @@ class OpenSpan(NamedTuple):
     version: int
 
 
+_RAISED_IN = "raised_in_span"
+
+
+def raised_in(error: BaseException) -> OpenSpan | None:
+    """Return the innermost span of a ``RecordingTracer`` that the error came out of; None outside of any.
+
+    The error carries it to other processes, where the times are not theirs.
+    """
+    found: OpenSpan | None = error.__dict__.get(_RAISED_IN)
+    return found
+
+
 class SpanContext(Protocol):
     """What ``Tracer.span`` returns: the span is recorded when the block ends, however it ends."""
 
@@ -203,9 +215,11 @@ class _RecordedSpan:
         recorder.open_spans[self] = None
         self._start_ns = recorder.clock_ns()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         recorder = self._recorder
         end_ns = recorder.clock_ns()
+        if error is not None:
+            self._mark(error)
         del recorder.open_spans[self]
         recorder.finished.append(
             make_span((self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
@@ -215,12 +229,18 @@ class _RecordedSpan:
         """Return what is known of a span that has not ended."""
         return OpenSpan(self._lane, self._stage, self._start_ns, self._step, self._version)
 
+    def _mark(self, error: BaseException) -> None:
+        """Have the error say where it was raised, also in another process: the innermost span counts."""
+        error.__dict__.setdefault(_RAISED_IN, self.as_open())
+
 
 class _UnrecordedSpan(_RecordedSpan):
     __slots__ = ()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         del self._recorder.open_spans[self]
+        if error is not None:
+            self._mark(error)
 
 
 class RecordingTracer:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from harness.actors.processes import PartProcess, ProcessFacts, ProcessSetup, Reply, boot_id
@@ -305,11 +306,14 @@ def clock_offset_ns(
 
 
 def own_error(error: RayTaskError) -> BaseException:
-    """Return the error that the method raised: Ray wraps it in one of its own, with the remote stack as its text."""
+    """Return the error that the method raised: Ray wraps it in one of its own, with the remote stack as its text.
+
+    Those that the driver can put in words are returned as they are: the harness's own, and CUDA out of memory.
+    """
     cause = error.cause
     while isinstance(cause, RayTaskError):
         cause = cause.cause
-    if isinstance(cause, HarnessError):
+    if isinstance(cause, HarnessError | torch.OutOfMemoryError):
         return cause
     if isinstance(cause, RayError):
         return RunStopped(f"an object is gone with the actor that owned it: {_first_line(cause)}")

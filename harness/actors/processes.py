@@ -85,7 +85,8 @@ class PartProcess:
             UserError: the driver's working folder is not on this machine, or ``make`` raises it.
         """
         self._enter_working_folder()
-        self._worker = make(self._instrumented.tracer)
+        with self._recorder.underway(self._setup.lane, Stage.STARTUP):
+            self._worker = make(self._instrumented.tracer)
         for note in (*self._instrumented.notes, *getattr(self._worker, "notes", ())):
             print(note, flush=True)
         return ProcessFacts(os.getpid(), boot_id(), ray.get_runtime_context().get_node_id())

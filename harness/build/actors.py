@@ -190,7 +190,7 @@ class _Crew:
             lane,
             threads,
             self.logs.file_for(lane),
-            cuda=settings.gpus > 0 and resolve_device(scenario, settings) == "cuda",
+            cuda=resolve_device(scenario, settings) == "cuda",
             instruments=self.instruments,
         )
         groups = {"weights": 1} if process is GeneratorProcess else {}
@@ -204,7 +204,7 @@ class _Crew:
             return {"env_vars": variables}
         window = self.instruments.profile.nsight
         assert window is not None
-        cuda = settings.gpus > 0 and resolve_device(self._scenario, settings) == "cuda"
+        cuda = resolve_device(self._scenario, settings) == "cuda"
         nsight = nsight_runtime_env(window, lane, self._tag, cuda)
         return {"nsight": nsight["nsight"], "env_vars": variables | nsight["env_vars"]}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from harness.build.making import never
-from harness.build.options import resolve_device
+from harness.build.options import check_gpu_is_found, resolve_device
 from harness.build.table import BUILDERS, Policy
 from harness.errors import UserError
 from harness.protocols import Engine
@@ -78,6 +78,7 @@ def make_sampler(
         engine=_engine_settings(engine, precision, max_batch),
         placement=PlacementSettings(device=device),
     )
+    check_gpu_is_found([scenario])
     chosen = resolve_device(scenario, scenario.placement.generator)
     policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, never)
     checksums = _checksums(policy)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from harness.errors import UserError
 from harness.learner import TrainerOptions
 from harness.planning import threads_on
+from harness.probes.nvml import list_gpus, open_gpu_probe
 from harness.provenance import usable_cores
 from harness.scenario import PartSettings, Scenario, no_gpu_error
 from harness.trace import RecordingTracer
@@ -84,16 +88,54 @@ def threads_of(scenario: Scenario, part: PartSettings) -> int:
     return threads_on(usable_cores(), scenario, part)
 
 
-def resolve_device(scenario: Scenario, part: PartSettings) -> str:
-    """Return ``cpu`` or ``cuda``, where the part runs. An actor sees a GPU only if it reserves one.
+def resolve_device(
+    scenario: Scenario, part: PartSettings, torch_finds_gpu: Callable[[], bool] = torch.cuda.is_available
+) -> Literal["cpu", "cuda"]:
+    """Return where the part computes in this process; see ``Scenario.device_of``.
 
     Raises:
         UserError: a GPU is asked for and there is none.
     """
-    wanted = scenario.placement.device
-    if wanted == "cuda" and not torch.cuda.is_available():
+    has_gpu = torch_finds_gpu()
+    device = scenario.device_of(part, has_gpu)
+    if device == "cuda" and not has_gpu:
         raise no_gpu_error()
-    if wanted == "auto":
-        visible = torch.cuda.is_available() and (part.gpus > 0 or not scenario.uses_ray)
-        return "cuda" if visible else "cpu"
-    return wanted
+    return device
+
+
+def check_gpu_is_found(
+    scenarios: Sequence[Scenario],
+    *,
+    nvml: Any = None,
+    environment: Mapping[str, str] = os.environ,
+    torch_finds_gpu: Callable[[], bool] = torch.cuda.is_available,
+    torch_cuda: str | None = torch.version.cuda,
+) -> None:
+    """Refuse what would compute on the CPU in silence: the driver lists a GPU, and PyTorch finds none.
+
+    PyTorch finds none where the driver is older than the CUDA version it was built for, or where it was built without.
+
+    Args:
+        scenarios: what is to run.
+        nvml: the module ``pynvml``; None imports it.
+        environment: of this process; its CUDA_VISIBLE_DEVICES may hide every GPU on purpose.
+        torch_finds_gpu: asked only where a GPU is listed.
+        torch_cuda: that PyTorch was built for; None: for the CPU alone.
+
+    Raises:
+        UserError: with the versions of both.
+    """
+    listed, _ = list_gpus(nvml, environment)
+    wanting = [each for each in scenarios if each.placement.address == "local" and each.uses_gpu(has_gpu=True)]
+    if not listed or not wanting or torch_finds_gpu():
+        return
+    with closing(open_gpu_probe(nvml, environment)) as probe:
+        driver = probe.driver()
+    newer_driver = f"a driver for CUDA {torch_cuda} or newer, or " if torch_cuda else ""
+    raise UserError(
+        f"the driver lists {listed[0]['name']}, and PyTorch finds no GPU: driver {driver.version} runs CUDA up to "
+        f"{driver.cuda}, and PyTorch {torch.__version__} is built for {f'CUDA {torch_cuda}' if torch_cuda else 'CPUs'}",
+        f"placement.device: {wanting[0].placement.device}",
+        f"install {newer_driver}a PyTorch for CUDA {driver.cuda} or older; to run on the CPU on purpose, set "
+        "placement.device (or --device) to cpu",
+    )

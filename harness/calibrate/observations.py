@@ -132,6 +132,7 @@ class _Reading:
             what = f"{self.label}: {self.work.shape_missing}, so its work cannot be counted"
             raise UserError(what, str(run.folder), "leave it out: name the folders of other runs with --from")
         self.cores = int(run.manifest.machine.get("cores") or 1)
+        self.has_gpu = bool(run.manifest.machine.get("gpus"))
         self.spans = sorted(run.spans(), key=lambda span: (span.start_ns, span.end_ns))
         self.left_out = {row.step for row in run.steps if row.warmup or row.profiled}
         self.rollouts = Rollouts(run, self.spans)
@@ -228,7 +229,7 @@ class _Reading:
     def _observation(self, span: Span, stage: str, units: Terms, told: Mapping[str, str] | None = None) -> Observation:
         return Observation(
             stage=stage,
-            where=circumstances(self.scenario, stage, self.cores) | dict(told or {}),
+            where=circumstances(self.scenario, stage, self.cores, self.has_gpu) | dict(told or {}),
             model=model_name(self.scenario),
             units=units,
             seconds=(span.end_ns - span.start_ns) / 1e9,

@@ -1,5 +1,5 @@
 """What a run will hold in memory, from the scenario and the model's shape alone, before anything is loaded."""
 
-from harness.memory_plan.check import check_memory, memory_table, on_gpu
+from harness.memory_plan.check import check_memory, memory_table
 
-__all__ = ["check_memory", "memory_table", "on_gpu"]
+__all__ = ["check_memory", "memory_table"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.memory_plan.fit import Room, require_fit
+from harness.memory_plan.fit import Room, first_changes, plans_of, require_fit, yaml_of
 from harness.memory_plan.known import shape_for
 from harness.memory_plan.plan import make_plan
 from harness.memory_plan.table import full_table, summary
+from harness.results import lane_kind
 from harness.scenario import Scenario
 
 
@@ -32,11 +33,23 @@ def check_memory(scenarios: Sequence[Scenario], room: Room) -> str:
         known.append((scenario, shape))
     if any(scenario.placement.address != "local" for scenario in scenarios):
         return "memory plan: none, the parts run on a cluster"
-    gpu = on_gpu(scenarios[0], bool(room.gpus))
-    if gpu and not room.gpus:
+    if not room.gpus and any(scenario.uses_gpu(has_gpu=False) for scenario in scenarios):
         return "memory plan: none, the GPU's memory is not known"
-    require_fit(known, room, gpu)
-    return summary([make_plan(scenario, shape, on_gpu=gpu) for scenario, shape in known], room)
+    require_fit(known, room)
+    return summary(plans_of(known, room), room)
+
+
+def what_to_lower(scenario: Scenario, lane: str) -> str:
+    """Return what to write for a run whose GPU was full in spite of the plan.
+
+    Args:
+        scenario: resolved.
+        lane: on which memory ran out; ``run`` where that is not known.
+    """
+    shape, _ = shape_for(scenario)
+    changes = [] if shape is None else first_changes((scenario, shape), lane_kind(lane))
+    ways = [f"set {key} to {yaml_of(value)}" for key, value in changes]
+    return ", or ".join([*ways, "take a GPU with more free memory (nvidia-smi names what else is on it)"])
 
 
 def memory_table(scenario: Scenario, has_gpu: bool) -> list[str]:
@@ -44,12 +57,4 @@ def memory_table(scenario: Scenario, has_gpu: bool) -> list[str]:
     shape, reason = shape_for(scenario)
     if shape is None:
         return [f"no memory plan: {reason}"]
-    return full_table(make_plan(scenario, shape, on_gpu=on_gpu(scenario, has_gpu)))
-
-
-def on_gpu(scenario: Scenario, has_gpu: bool) -> bool:
-    """Whether Generator and Learner compute on a GPU, as ``build.options.resolve_device`` decides it for each part."""
-    placement = scenario.placement
-    if placement.device != "auto":
-        return placement.device == "cuda"
-    return has_gpu and (not scenario.uses_ray or min(placement.learner.gpus, placement.generator.gpus) > 0)
+    return full_table(make_plan(scenario, shape, has_gpu=has_gpu))

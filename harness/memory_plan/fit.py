@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ Change = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a machine has left, in bytes: main memory, and the memory of each GPU."""
+    """What a machine has left, in bytes: main memory, and the memory of each GPU that a run may use."""
 
     main: int
     gpus: tuple[int, ...] = ()
@@ -42,21 +42,26 @@ class Shortage:
     present: int
 
 
-def shortage(runs: Runs, room: Room, on_gpu: bool) -> Shortage | None:
+def shortage(runs: Runs, room: Room) -> Shortage | None:
     """Return where runs that stand side by side do not fit; None where they do.
 
     Processes of one run that compute on GPUs are laid onto them one after the other, as Ray does it with the shares
     that they reserve.
     """
-    plans = [make_plan(scenario, shape, on_gpu=on_gpu) for scenario, shape in runs]
-    main = needed_main(plans)
-    if main > room.main:
-        return Shortage("main memory", main, room.main)
+    return next(iter(_shortages(runs, room)), None)
+
+
+def plans_of(runs: Runs, room: Room) -> list[MemoryPlan]:
+    """Return the plan of each run on a machine with this room."""
+    return [make_plan(scenario, shape, has_gpu=bool(room.gpus)) for scenario, shape in runs]
+
+
+def _shortages(runs: Runs, room: Room) -> list[Shortage]:
+    plans = plans_of(runs, room)
+    needs = [Shortage("main memory", needed_main(plans), room.main)]
     for index, needed in enumerate(_per_gpu(plans)):
-        present = room.gpus[index] if index < len(room.gpus) else 0
-        if needed > present:
-            return Shortage(f"GPU {index}", needed, present)
-    return None
+        needs.append(Shortage(f"GPU {index}", needed, room.gpus[index] if index < len(room.gpus) else 0))
+    return [need for need in needs if need.needed > need.present]
 
 
 def needed_main(plans: Sequence[MemoryPlan]) -> int:
@@ -74,32 +79,31 @@ def needed_main(plans: Sequence[MemoryPlan]) -> int:
     return total - sum(shared) + max(shared, default=0)
 
 
-def require_fit(runs: Runs, room: Room, on_gpu: bool) -> None:
+def require_fit(runs: Runs, room: Room) -> None:
     """Refuse runs that cannot fit.
 
     Raises:
         UserError: with what is needed, what there is, and what to write instead; that was computed again and fits.
     """
-    found = shortage(runs, room, on_gpu)
+    found = shortage(runs, room)
     if found is None:
         return
-    plans = [make_plan(scenario, shape, on_gpu=on_gpu) for scenario, shape in runs]
-    sizes = amounts_by_name(plans, "cpu" if found.memory == "main memory" else "cuda")
+    sizes = amounts_by_name(plans_of(runs, room), "cpu" if found.memory == "main memory" else "cuda")
     name, num_bytes = max(sizes.items(), key=lambda item: item[1])
     raise UserError(
         f"the run needs about {gib(found.needed)} of {found.memory}, and {gib(found.present)} are free; the largest "
         f"part is {gib(num_bytes)} for {name}",
         "memory plan",
-        advice(runs, room, on_gpu, found),
+        advice(runs, room, found),
     )
 
 
-def advice(runs: Runs, room: Room, on_gpu: bool, found: Shortage) -> str:
+def advice(runs: Runs, room: Room, found: Shortage) -> str:
     """Return what to write so that the runs fit, neutral changes first."""
-    changes = smallest_changes(runs, room, on_gpu)
+    changes = smallest_changes(runs, room)
     neutral = {lever.key for lever in LEVERS if lever.neutral}
     if not changes or not {key for key, _ in changes} <= neutral:
-        largest = _largest_alone(runs, room, on_gpu, found.memory)
+        largest = _largest_alone(runs, room, found.memory)
         if largest is not None:
             return (
                 "set interleaving to run: the arms then run one after the other, each in the memory of the one before, "
@@ -108,28 +112,28 @@ def advice(runs: Runs, room: Room, on_gpu: bool, found: Shortage) -> str:
     if changes is None:
         what = "no setting makes it fit: take a smaller model"
         return what + (" or a GPU with more memory" if "GPU" in found.memory else " or a machine with more memory")
-    after = shortage_free_need(runs, changes, on_gpu, found.memory)
-    text = " and ".join(f"{key} to {_yaml(value)}" for key, value in changes)
+    after = needed_after(runs, changes, room, found.memory)
+    text = " and ".join(f"{key} to {yaml_of(value)}" for key, value in changes)
     return f"set {text}: then it needs about {gib(after)}"
 
 
-def _largest_alone(runs: Runs, room: Room, on_gpu: bool, memory: str) -> int | None:
+def _largest_alone(runs: Runs, room: Room, memory: str) -> int | None:
     """Bytes that the largest run needs by itself; None where there is one run, or one that does not even fit alone."""
-    if len(runs) < 2 or any(shortage([run], room, on_gpu) is not None for run in runs):
+    if len(runs) < 2 or any(shortage([run], room) is not None for run in runs):
         return None
-    return max(shortage_free_need([run], (), on_gpu, memory) for run in runs)
+    return max(needed_after([run], (), room, memory) for run in runs)
 
 
-def smallest_changes(runs: Runs, room: Room, on_gpu: bool) -> list[Change] | None:
+def smallest_changes(runs: Runs, room: Room) -> list[Change] | None:
     """Return the changes after which the runs fit; None where all levers together do not suffice.
 
     First every neutral lever alone, the one that saves most first, then the others likewise; then levers put together
     in the same order until it fits, each at the first value that suffices or else at its last.
     """
-    ordered = _by_saving(runs, room, on_gpu)
+    ordered = _by_saving(runs, room)
     for lever in ordered:
         for value in lever.values(runs[0][0]):
-            if _fits(changed(runs, [(lever.key, value)]), room, on_gpu):
+            if _fits(changed(runs, [(lever.key, value)]), room):
                 return [(lever.key, value)]
     together: list[Change] = []
     for lever in ordered:
@@ -138,10 +142,31 @@ def smallest_changes(runs: Runs, room: Room, on_gpu: bool) -> list[Change] | Non
             if not is_valid(changed(runs, [*together, (lever.key, value)])):
                 continue
             last = (lever.key, value)
-            if _fits(changed(runs, [*together, last]), room, on_gpu):
+            if _fits(changed(runs, [*together, last]), room):
                 return [*together, last]
         together += [last] if last else []
     return None
+
+
+def first_changes(run: tuple[Scenario, Shape], part: str) -> list[Change]:
+    """Return the first change of each neutral lever that saves GPU memory of a part; else of one that is not neutral.
+
+    Args:
+        run: whose numbers may be lowered.
+        part: ``learner`` or ``generator``; parts of one process are planned together.
+    """
+
+    def need(runs: Runs) -> int:
+        processes = make_plan(*runs[0], has_gpu=True).processes
+        return max((each.peak for each in processes if each.device == "cuda" and each.name in (part, "run")), default=0)
+
+    found: list[Change] = []
+    levers = levers_in_order([run], need)
+    for lever in [lever for lever in levers if lever.neutral] or levers[:1]:
+        values = lever.values(run[0])
+        after = ((value, changed([run], [(lever.key, value)])) for value in values)
+        found.append((lever.key, next(value for value, runs in after if is_valid(runs) and need(runs) < need([run]))))
+    return found
 
 
 def changed(runs: Runs, changes: Sequence[Change]) -> list[tuple[Scenario, Shape]]:
@@ -159,10 +184,12 @@ def is_valid(runs: Runs) -> bool:
     return not any(broken_rules(scenario) for scenario, _ in runs)
 
 
-def shortage_free_need(runs: Runs, changes: Sequence[Change], on_gpu: bool, memory: str) -> int:
+def needed_after(runs: Runs, changes: Sequence[Change], room: Room, memory: str) -> int:
     """Return the bytes that the runs need of that memory after these changes."""
-    plans = [make_plan(scenario, shape, on_gpu=on_gpu) for scenario, shape in changed(runs, changes)]
-    return needed_main(plans) if memory == "main memory" else _per_gpu(plans)[int(memory.removeprefix("GPU "))]
+    plans = plans_of(changed(runs, changes), room)
+    if memory == "main memory":
+        return needed_main(plans)
+    return dict(enumerate(_per_gpu(plans))).get(int(memory.removeprefix("GPU ")), 0)
 
 
 def gib(num_bytes: float) -> str:
@@ -171,17 +198,23 @@ def gib(num_bytes: float) -> str:
     return f"{size:.1f} GiB" if size >= 1 else f"{size:.2f} GiB"
 
 
-def _fits(runs: Runs, room: Room, on_gpu: bool) -> bool:
-    return is_valid(runs) and shortage(runs, room, on_gpu) is None
+def _fits(runs: Runs, room: Room) -> bool:
+    return is_valid(runs) and shortage(runs, room) is None
 
 
-def _by_saving(runs: Runs, room: Room, on_gpu: bool) -> list[Lever]:
-    """The levers that have room to move, neutral ones first, those that save most at their last value before others."""
+def _by_saving(runs: Runs, room: Room) -> list[Lever]:
+    """The levers that save something where memory is short; see ``levers_in_order``."""
+    short = [found.memory for found in _shortages(runs, room)]
+    return levers_in_order(runs, lambda of: sum(needed_after(of, (), room, memory) for memory in short))
 
-    def need(of: Runs) -> int:
-        plans = [make_plan(scenario, shape, on_gpu=on_gpu) for scenario, shape in of]
-        return max([*_per_gpu(plans), 0]) if on_gpu else needed_main(plans)
 
+def levers_in_order(runs: Runs, need: Callable[[Runs], int]) -> list[Lever]:
+    """Return the levers that have room to move, neutral ones first, those that save most at their last value first.
+
+    Args:
+        runs: whose numbers may be lowered.
+        need: the bytes to be saved.
+    """
     now = need(runs)
     savings = []
     for lever in LEVERS:
@@ -237,5 +270,6 @@ def _with(scenario: Scenario, path: Sequence[str], value: Any) -> Any:
     return section.model_copy(update={path[0]: _with(getattr(section, path[0]), path[1:], value)})
 
 
-def _yaml(value: Any) -> str:
+def yaml_of(value: Any) -> str:
+    """A value as it is written in a scenario."""
     return str(value).lower() if isinstance(value, bool) else str(value)

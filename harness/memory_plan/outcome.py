@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.memory_plan.check import on_gpu
 from harness.memory_plan.fit import gib, needed_main
 from harness.memory_plan.known import shape_for
 from harness.memory_plan.plan import make_plan
@@ -25,9 +24,8 @@ def planned_bytes(scenarios: Sequence[Scenario], has_gpu: bool) -> dict[str, int
     shapes = [shape_for(scenario)[0] for scenario in scenarios]
     if any(scenario.placement.address != "local" for scenario in scenarios):
         return {}
-    gpu = on_gpu(scenarios[0], has_gpu)
     plans = [
-        make_plan(scenario, shape, on_gpu=gpu)
+        make_plan(scenario, shape, has_gpu=has_gpu)
         for scenario, shape in zip(scenarios, shapes, strict=True)
         if shape is not None
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from harness.memory_plan.shape import Shape
 from harness.scenario import Scenario
 
 Phase = Literal["held", "sampling", "loading", "update"]
+Device = Literal["cpu", "cuda"]
 
 PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
 """Tokens assumed for the longest prompt of a task, with any tokenizer; others get ``LONG_PROMPT_TOKENS``."""
@@ -56,7 +58,7 @@ class ProcessPlan:
     """
 
     name: str
-    device: Literal["cpu", "cuda"]
+    device: Device
     amounts: tuple[Amount, ...]
     overlapping: bool = False
     count: int = 1
@@ -82,62 +84,60 @@ class MemoryPlan:
     shape: Shape
     prompt_tokens: int
 
-    def total(self, device: Literal["cpu", "cuda"]) -> int:
+    def total(self, device: Device) -> int:
         """Peak bytes of all processes together."""
         return sum(process.count * process.peak for process in self.processes if process.device == device)
 
 
 def make_plan(
-    scenario: Scenario, shape: Shape, *, on_gpu: bool = False, prompt_tokens: int | None = None
+    scenario: Scenario, shape: Shape, *, has_gpu: bool = False, prompt_tokens: int | None = None
 ) -> MemoryPlan:
     """Add up what a run of this scenario holds.
 
     Args:
         scenario: the resolved scenario; its model must have weights.
         shape: of the model that the scenario names.
-        on_gpu: whether Generator and Learner compute on a GPU; else everything is main memory.
+        has_gpu: whether the machine has one; each part is planned where ``Scenario.device_of`` puts it.
         prompt_tokens: of the longest prompt; None assumes a number for the task.
     """
     assumed = prompt_tokens or PROMPT_TOKENS.get(scenario.task.type, LONG_PROMPT_TOKENS)
     prompt = max(1, min(assumed, shape.context - scenario.sampling.max_tokens))
-    device: Literal["cpu", "cuda"] = "cuda" if on_gpu else "cpu"
+    parts = {"learner": scenario.placement.learner, "generator": scenario.placement.generator}
+    devices = {name: scenario.device_of(part, has_gpu) for name, part in parts.items()}
+    on_gpu = devices["learner"] == "cuda"
     learner = learner_amounts(scenario, shape, prompt, on_gpu)
     generator = generator_amounts(scenario, shape, prompt)
     if not scenario.uses_ray:
         base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
         amounts = (_cuda() if on_gpu else base, *learner, *generator)
-        run = ProcessPlan("run", device, amounts, overlapping=scenario.max_lag > 0)
+        run = ProcessPlan("run", devices["learner"], amounts, overlapping=scenario.max_lag > 0)
         hosts = (ProcessPlan("host of the GPU", "cpu", (base,)),) if on_gpu else ()
         return MemoryPlan((run, *hosts), shape, prompt)
-    return MemoryPlan(_actors(scenario, learner, generator, on_gpu), shape, prompt)
+    return MemoryPlan(_actors(scenario, {"learner": learner, "generator": generator}, devices), shape, prompt)
 
 
 def _actors(
-    scenario: Scenario, learner: tuple[Amount, ...], generator: tuple[Amount, ...], on_gpu: bool
+    scenario: Scenario, held: Mapping[str, tuple[Amount, ...]], devices: Mapping[str, Device]
 ) -> tuple[ProcessPlan, ...]:
-    """The processes of a run with Ray actors; parts on GPUs have a process in main memory too."""
+    """The processes of a run with Ray actors; a part on a GPU has a process in main memory too."""
     placement = scenario.placement
-    device: Literal["cpu", "cuda"] = "cuda" if on_gpu else "cpu"
-    of_learner = _libraries(ACTOR_BYTES["learner"])
-    of_generator = _libraries(ACTOR_BYTES["generator"] + _engine_bytes(scenario))
-    of_driver = _libraries(ACTOR_BYTES["ray and driver"])
-    count = placement.generator.count
-    processes = [
-        ProcessPlan("learner", device, (_cuda() if on_gpu else of_learner, *learner), gpus=placement.learner.gpus),
-        ProcessPlan(
-            "generator",
-            device,
-            (_cuda() if on_gpu else of_generator, *generator),
-            count=count,
-            gpus=placement.generator.gpus,
-        ),
-        ProcessPlan("scorer", "cpu", (_libraries(ACTOR_BYTES["scorer"]),), count=placement.scorer.count),
-        ProcessPlan("ray and driver", "cpu", (of_driver, Amount("Ray", RAY_BYTES))),
-    ]
-    if on_gpu:
-        processes.append(ProcessPlan("host of the learner", "cpu", (of_learner,)))
-        processes.append(ProcessPlan("host of the generator", "cpu", (of_generator,), count=count))
-    return tuple(processes)
+    libraries = {
+        "learner": _libraries(ACTOR_BYTES["learner"]),
+        "generator": _libraries(ACTOR_BYTES["generator"] + _engine_bytes(scenario)),
+    }
+    parts, hosts = [], []
+    for name, part, count in (
+        ("learner", placement.learner, 1),
+        ("generator", placement.generator, placement.generator.count),
+    ):
+        on_gpu = devices[name] == "cuda"
+        base = _cuda() if on_gpu else libraries[name]
+        parts.append(ProcessPlan(name, devices[name], (base, *held[name]), count=count, gpus=part.gpus))
+        if on_gpu:
+            hosts.append(ProcessPlan(f"host of the {name}", "cpu", (libraries[name],), count=count))
+    scorers = ProcessPlan("scorer", "cpu", (_libraries(ACTOR_BYTES["scorer"]),), count=placement.scorer.count)
+    of_driver = (_libraries(ACTOR_BYTES["ray and driver"]), Amount("Ray", RAY_BYTES))
+    return (*parts, scorers, ProcessPlan("ray and driver", "cpu", of_driver), *hosts)
 
 
 def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool) -> tuple[Amount, ...]:

@@ -18,7 +18,7 @@ def summary(plans: Sequence[MemoryPlan], room: Room) -> str:
     text = f"memory plan: about {gib(needed_main(plans))} of {gib(room.main)} free"
     on_gpus = sum(plan.total("cuda") for plan in plans)
     if on_gpus:
-        text += f", and {gib(on_gpus)} on GPUs with {', '.join(gib(size) for size in room.gpus) or 'none'}"
+        text += f", and {gib(on_gpus)} on GPUs of {', '.join(gib(size) for size in room.gpus)} free"
     return f"{text} (largest: {parts})"
 
 

@@ -35,6 +35,11 @@ class Memory(NamedTuple):
     total: int
     used: int
 
+    @property
+    def free(self) -> int:
+        """What nobody holds."""
+        return self.total - self.used
+
 
 class Rates(NamedTuple):
     """Utilisation in percent."""
@@ -93,6 +98,7 @@ class FakeNvml:
         init, count: raised by ``nvmlInit`` and ``nvmlDeviceGetCount``.
         slices: MIG slices, by UUID.
         driver: its version, or raised where that is asked for.
+        cuda: the newest version that it runs, as NVML writes it: 1000 x major + 10 x minor.
 
     Attributes:
         opened: how often it was initialised and not shut down.
@@ -108,8 +114,9 @@ class FakeNvml:
         count: Exception | None = None,
         slices: Sequence[FakeDevice] = (),
         driver: str | Exception = "580.95.05",
+        cuda: int = 13000,
     ) -> None:
-        self._driver = driver
+        self._driver, self._cuda = driver, cuda
         self._devices, self._slices = devices, slices
         self._init, self._count = init, count
         self.opened = 0
@@ -145,6 +152,12 @@ class FakeNvml:
         if isinstance(self._driver, Exception):
             raise self._driver
         return self._driver
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return self._cuda
+
+    def nvmlDeviceGetName(self, device: FakeDevice) -> str:
+        return device.name
 
     def nvmlDeviceGetUUID(self, device: FakeDevice) -> str:
         return device.uuid

@@ -6,13 +6,14 @@ Reference: https://docs.nvidia.com/deploy/nvml-api/ (each call's errors and unit
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.probes import reading as why
 from harness.probes.reading import Reading, Unknown
-from harness.results.counters import GPU_COUNTERS
+from harness.results.counters import GPU_COUNTERS, explain
 
 _GIB = 2**30
 _PROCESSES_EVERY_NS = 1_000_000_000
@@ -43,32 +44,31 @@ _REASONS = {
 }
 
 
-def list_gpus() -> tuple[list[dict[str, Any]] | None, str | None]:
-    """Return each GPU's ``name``, ``memory_gib`` and ``gpu_limits``, or None and why they cannot be listed."""
-    try:
-        import pynvml
-    except ImportError:
-        return None, "nvidia-ml-py is not installed"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return None, f"NVML: {error}"
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_gpu(pynvml, handle) for handle in handles], None
-    except pynvml.NVMLError as error:
-        return None, f"NVML: {error}"
-    finally:
-        pynvml.nvmlShutdown()
+class Driver(NamedTuple):
+    """The GPU driver's version, such as ``535.104.05``, and the newest CUDA version that it runs, such as ``12.2``."""
+
+    version: str
+    cuda: str
 
 
-def _gpu(pynvml: Any, handle: Any) -> dict[str, Any]:
-    name = pynvml.nvmlDeviceGetName(handle)
+def list_gpus(
+    nvml: Any = None, environment: Mapping[str, str] = os.environ
+) -> tuple[list[dict[str, Any]] | None, str | None]:
+    """Return each GPU that a run may use, in CUDA's order, or None and why they cannot be listed.
+
+    Args:
+        nvml: the module ``pynvml``; None imports it.
+        environment: of this process; its CUDA_VISIBLE_DEVICES counts.
+
+    Returns:
+        of each its ``name``, ``memory_gib`` in all and ``free_bytes`` now, and its ``gpu_limits``; all but the name may
+        be None.
+    """
     try:
-        memory = round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / _GIB)
-    except pynvml.NVMLError:  # a slice of a GPU without permission, or memory shared with the host
-        memory = None
-    return {"name": _text(name), "memory_gib": memory} | gpu_limits(pynvml, handle)
+        with closing(open_gpu_probe(nvml, environment)) as probe:
+            return probe.describe(), None
+    except Unknown as error:
+        return None, f"NVML: {explain(error.reason)}"
 
 
 def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
@@ -149,6 +149,23 @@ class GpuProbe:
         """
         return [device.read(f"gpu{place}", now_ns, own_pids) for place, device in enumerate(self._devices)]
 
+    def describe(self) -> list[dict[str, Any]]:
+        """Return what every GPU is, and how much of it is free; see ``list_gpus``.
+
+        Raises:
+            Unknown: one does not answer.
+        """
+        return [device.describe() for device in self._devices]
+
+    def driver(self) -> Driver:
+        """Return the versions of the driver; ``unknown`` where it does not tell."""
+        try:
+            version = self._call(self._nvml.nvmlSystemGetDriverVersion)
+            cuda = self._call(self._nvml.nvmlSystemGetCudaDriverVersion_v2)  # 1000 x major + 10 x minor
+        except Unknown:
+            return Driver("unknown", "unknown")
+        return Driver(_text(version), f"{cuda // 1000}.{cuda % 1000 // 10}")
+
     def _visible(self, visible: str | None) -> list[Any]:
         """Return handles in CUDA's order. As in CUDA, the first entry that names no device ends the list.
 
@@ -228,6 +245,17 @@ class _Device:
             self._read_processes(reading, own_pids)
         return reading
 
+    def describe(self) -> dict[str, Any]:
+        """Return its name, memory and limits; see ``list_gpus``."""
+        if isinstance(self._handle, Unknown):
+            raise self._handle
+        name = _text(self._ask(self._nvml.nvmlDeviceGetName))
+        size: dict[str, Any] = {"memory_gib": None, "free_bytes": None}
+        with suppress(Unknown):  # a slice of a GPU without permission, or memory shared with the host
+            memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
+            size = {"memory_gib": round(memory.total / _GIB), "free_bytes": memory.free}
+        return {"name": name} | size | gpu_limits(self._nvml, self._handle)
+
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self._call(function, self._handle, *arguments)
 
@@ -295,13 +323,17 @@ def descends(pid: int, ancestors: Collection[int], proc: Path) -> bool:
     return False
 
 
-def open_gpu_probe() -> GpuProbe:
+def open_gpu_probe(nvml: Any = None, environment: Mapping[str, str] = os.environ) -> GpuProbe:
     """Return a probe of the GPUs that this process may use.
+
+    Args:
+        nvml: the module ``pynvml``; None imports it.
+        environment: of this process.
 
     Raises:
         Unknown: there is none; the reason is its argument.
     """
-    return GpuProbe(load_nvml(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return GpuProbe(nvml or load_nvml(), environment.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _text(name: bytes | str) -> str:

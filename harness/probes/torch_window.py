@@ -32,15 +32,16 @@ _HOST_NAME = re.compile(r'("host_name": ?)"[^"]*"')
 
 
 class TorchProfiler:
-    """torch.profiler for one process: all of its threads, on the CPU and, where there is CUDA, on the device.
+    """torch.profiler for one process: all of its threads, on the CPU and, where it computes on one, on the GPU.
 
     Args:
         lane: names the file.
         folder: where the raw trace goes, for ``collect_traces``; it exists.
+        cuda: whether the process computes on a GPU; torch would make a CUDA context to trace one.
     """
 
-    def __init__(self, lane: str, folder: Path) -> None:
-        self._lane, self.file = lane, folder / f"{lane}{RAW}"
+    def __init__(self, lane: str, folder: Path, cuda: bool = False) -> None:
+        self._lane, self.file, self._cuda = lane, folder / f"{lane}{RAW}", cuda
         self._profile: profile | None = None
 
     def start(self) -> None:
@@ -56,7 +57,7 @@ class TorchProfiler:
                 f"torch.profiler runs in the process of {self._lane} already, and one process has one at a time: "
                 "profile one arm, or let the arms work in processes of their own"
             )
-        started = profile(activities=_activities(), acc_events=True, experimental_config=_all_threads())
+        started = profile(activities=activities(self._cuda), acc_events=True, experimental_config=_all_threads())
         try:
             started.start()
         except RuntimeError as error:
@@ -89,7 +90,9 @@ class TorchProfiler:
         return record_function(MARK + stage.value)
 
 
-def torch_window_tracer(tracer: Tracer, window: TorchWindow, lanes: Sequence[str], folder: Path) -> WindowTracer:
+def torch_window_tracer(
+    tracer: Tracer, window: TorchWindow, lanes: Sequence[str], folder: Path, cuda: bool = False
+) -> WindowTracer:
     """Return a tracer that runs torch.profiler over the window.
 
     Args:
@@ -97,8 +100,9 @@ def torch_window_tracer(tracer: Tracer, window: TorchWindow, lanes: Sequence[str
         window: which steps.
         lanes: the chosen lanes of this process; the file is named after all of them.
         folder: where the raw trace goes, for ``collect_traces``.
+        cuda: whether the process computes on a GPU.
     """
-    profiler = TorchProfiler(process_name(lanes), folder)
+    profiler = TorchProfiler(process_name(lanes), folder, cuda)
     return WindowTracer(tracer, window.numbers, profiler.start, profiler.stop, lanes, profiler.mark)
 
 
@@ -162,11 +166,11 @@ def scrub_trace(raw: Path, clean: Path, scrubber: Scrubber) -> int:
     return operations
 
 
-def _activities() -> list[Any]:
-    import torch
+def activities(cuda: bool) -> list[Any]:
+    """Return what torch.profiler is to record; the GPU only where the process computes on one."""
     from torch.profiler import ProfilerActivity
 
-    return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
 
 
 def _all_threads() -> Any:

@@ -34,6 +34,7 @@ from harness.scenario.sections import (
     LossSettings,
     NonEmptyText,
     OptimizerSettings,
+    PartSettings,
     PlacementSettings,
     ReplaySettings,
     SamplingSettings,
@@ -199,6 +200,25 @@ class Scenario(Section):
     def uses_ray(self) -> bool:
         """Whether the parts run as Ray actors."""
         return self.transport.type != "in_process"
+
+    def device_of(self, part: PartSettings, has_gpu: bool) -> Literal["cpu", "cuda"]:
+        """Return where a part computes: the one rule of real runs, the memory plan and the simulator.
+
+        An actor computes on a GPU only if it reserves one, or a share of one; parts of one process take the GPU that
+        the process sees.
+
+        Args:
+            part: one of ``placement``'s.
+            has_gpu: whether there is a GPU for the run. ``placement.device: cuda`` asks for one either way.
+        """
+        if self.placement.device == "cpu" or (self.uses_ray and part.gpus == 0):
+            return "cpu"
+        return "cuda" if has_gpu or self.placement.device == "cuda" else "cpu"
+
+    def uses_gpu(self, has_gpu: bool) -> bool:
+        """Whether Learner or Generator compute on a GPU; see ``device_of``."""
+        parts = self.placement.learner, self.placement.generator
+        return any(self.device_of(part, has_gpu) == "cuda" for part in parts)
 
     @property
     def replay_sample_groups(self) -> int:

@@ -17,8 +17,8 @@ def find_supported_python() -> str:
     """Return the path of a working Python of a supported version, or an empty string."""
     for name in NAMES:
         found = shutil.which(name)
-        question = "import sys; sys.exit(sys.version_info[:2] not in %r)" % (SUPPORTED,)  # noqa: UP031
-        if found and subprocess.call([found, "-c", question], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+        ask = [found, "-c", "import sys; sys.exit(sys.version_info[:2] not in %r)" % (SUPPORTED,)]  # noqa: UP031
+        if found and subprocess.call(ask, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
             return found
     return ""
 
@@ -27,8 +27,8 @@ def refusal(executable: str, version: str) -> str:
     """Return the message for a Python that is not supported, when no other one was found."""
     return "\n".join(
         [
-            "this Python is " + version + ", and the harness needs Python 3.%d to 3.%d"  # noqa: UP031
-            % (SUPPORTED[0][1], SUPPORTED[-1][1]),
+            "this Python is %s, and the harness needs Python 3.%d to 3.%d"  # noqa: UP031
+            % (version, SUPPORTED[0][1], SUPPORTED[-1][1]),
             "  where: " + executable,
             "  fix:   install one, then name it: make install PYTHON=/path/to/" + NAMES[-1],
         ]

@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
         if options.command == "install":
             install(Environment(ROOT, options.venv), options.part, this_platform(), options.where_possible)
         else:
-            describe_parts(optional_parts(this_platform()))
+            describe_parts(this_platform())
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -131,10 +131,12 @@ def choose_part(name: str, parts: Sequence[Part]) -> Part:
     )
 
 
-def describe_parts(parts: Sequence[Part]) -> None:
-    """Print each optional part: how to add it, or why it cannot be had here."""
+def describe_parts(facts: PlatformFacts) -> None:
+    """Print each optional part: how to add it, or why it cannot be had here; and which CUDA a GPU's driver runs."""
+    if facts.nvidia_driver:
+        say(f"NVIDIA driver: runs CUDA up to {facts.driver_cuda or 'a version that it does not tell'}")
     say("optional parts:")
-    for part in parts:
+    for part in optional_parts(facts):
         say(f"  {part.name:<9} {how_to_add(part)}")
 
 

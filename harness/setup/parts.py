@@ -6,6 +6,7 @@ import ctypes
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 EXTRAS = {
     "peers": "TRL, to compare with",
@@ -17,12 +18,16 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class PlatformFacts:
-    """What decides which parts fit: ``platform.system()``, ``platform.machine()``, driver, CPU flags."""
+    """What decides which parts fit: ``platform.system()``, ``platform.machine()``, driver, CPU flags.
+
+    ``driver_cuda`` is the newest CUDA version that the driver runs, such as ``12.2``; None where it does not tell.
+    """
 
     system: str
     machine: str
     nvidia_driver: bool
     cpu_flags: frozenset[str] = frozenset()
+    driver_cuda: str | None = None
 
     @property
     def architecture(self) -> str:
@@ -84,21 +89,38 @@ def _on_linux(name: str, facts: PlatformFacts, what: str) -> Part:
 
 def this_platform() -> PlatformFacts:
     """Return the facts of the machine this runs on."""
+    nvml = _driver_library()
     return PlatformFacts(
         system=platform.system(),
         machine=platform.machine(),
-        nvidia_driver=_has_nvidia_driver(),
+        nvidia_driver=nvml is not None,
         cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
+        driver_cuda=None if nvml is None else cuda_of_driver(nvml),
     )
 
 
-def _has_nvidia_driver() -> bool:
-    """Whether the driver's management library can be loaded; it comes with the driver, not with CUDA."""
+def _driver_library() -> Any:
+    """Return the driver's management library, which comes with the driver, not with CUDA; None where there is none."""
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")
+        return ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return False
-    return True
+        return None
+
+
+def cuda_of_driver(nvml: Any) -> str | None:
+    """Return the newest CUDA version that the driver runs, such as ``12.2``; None where it does not tell.
+
+    Args:
+        nvml: the driver's management library, as ``ctypes`` loads it.
+    """
+    version = ctypes.c_int()
+    try:
+        nvml.nvmlInit_v2()
+        failed = nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version))  # 1000 x major + 10 x minor
+        nvml.nvmlShutdown()
+    except AttributeError:  # an older driver
+        return None
+    return None if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def _cpu_flags(cpuinfo: Path) -> frozenset[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from harness.planning import on_gpu, threads_on
+from harness.planning import threads_on
 from harness.scenario import PartSettings, Scenario
 
 CALLS = ("generate", "score", "update", "publish", "load", "checkpoint")
@@ -27,23 +27,24 @@ Placement = Literal["actors", "in_process"]
 Way = Literal["there", "back"]
 
 
-def circumstances(scenario: Scenario, stage: str, cores: int) -> dict[str, str]:
+def circumstances(scenario: Scenario, stage: str, cores: int, has_gpu: bool) -> dict[str, str]:
     """Return what a stage's cost depends on beside its units; see the table above.
 
     Args:
         scenario: resolved.
         stage: a stage's name, ``call`` or ``record``. ``part``, ``call`` and ``way`` are the caller's to add.
         cores: of the machine, by which a part without a number of threads gets its share.
+        has_gpu: whether the machine has one.
     """
     match stage:
         case "generate":
-            return _engine(scenario) | _computing(scenario, scenario.placement.generator, cores)
+            return _engine(scenario) | _computing(scenario, scenario.placement.generator, cores, has_gpu)
         case "score":
             return {"task": scenario.task.type}
         case "old_logprobs" | "reference_logprobs" | "update":
             model: Any = scenario.model
             precision = {"precision": str(getattr(model, "precision", "float32"))}
-            return precision | _computing(scenario, scenario.placement.learner, cores)
+            return precision | _computing(scenario, scenario.placement.learner, cores, has_gpu)
         case "weight_publish" | "weight_transfer" | "weight_verify":
             return {"transport": transport_of(scenario)}
         case "weight_load":
@@ -76,6 +77,6 @@ def _engine(scenario: Scenario) -> dict[str, str]:
     return {"engine": engine.type, "precision": str(getattr(engine, "precision", "float32"))}
 
 
-def _computing(scenario: Scenario, part: PartSettings, cores: int) -> dict[str, str]:
-    threads, device = str(threads_on(cores, scenario, part)), "cuda" if on_gpu(scenario, part) else "cpu"
+def _computing(scenario: Scenario, part: PartSettings, cores: int, has_gpu: bool) -> dict[str, str]:
+    threads, device = str(threads_on(cores, scenario, part)), scenario.device_of(part, has_gpu)
     return {"threads": threads, "device": device, "placement": placement_of(scenario)}

@@ -91,7 +91,9 @@ class Costing:
         key: tuple[str | tuple[str, str], ...] = (stage, *also.items())
         price = self._prices.get(key)
         if price is None and key not in self._prices:
-            price = self._find(stage, circumstances(self._scenario, stage, self._cores) | dict(also))
+            price = self._find(
+                stage, circumstances(self._scenario, stage, self._cores, self._machine.has_gpu) | dict(also)
+            )
             self._prices[key] = price
         return price
 

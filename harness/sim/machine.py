@@ -166,6 +166,11 @@ class MachineProfile(Section):
     stages: tuple[StageCost, ...]
     lengths: tuple[Lengths, ...] = ()
 
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the machine has a GPU."""
+        return self.device.gpus > 0
+
     def cost_of(self, stage: str, circumstances: Mapping[str, str]) -> StageCost | None:
         """Return the cost of a stage that holds under these circumstances, the one that names most of them."""
         fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(circumstances)]

@@ -19,7 +19,6 @@ from harness.planning import (
     lanes_of,
     loop_plan,
     number_of_prompts,
-    on_gpu,
     on_one_thread,
     threads_on,
 )
@@ -183,6 +182,7 @@ class _Desks:
         self._scenario, self._tracer, self._costs, self._work = scenario, tracer, costs, work
         self._steady = draw is None and isinstance(costs, Costing)
         self._cores = _shared_cores(machine, draw)
+        self._has_gpu = machine.has_gpu
         self._number_of_cores = machine.contention.cores if machine.contention else 1
         self._gpu: Place = SharedCores(1)  # colocated parts share it: together they get its whole speed
         self._takes_turns = on_one_thread(scenario)
@@ -193,7 +193,7 @@ class _Desks:
         kind = lane_kind(lane)
         part: PartSettings = getattr(self._scenario.placement, kind)
         threads = threads_on(self._number_of_cores, self._scenario, part)
-        on_gpu = self._on_gpu(kind, part)
+        on_gpu = kind != "scorer" and self._scenario.device_of(part, self._has_gpu) == "cuda"
         return Desk(
             lane=lane,
             tracer=self._tracer,
@@ -209,17 +209,15 @@ class _Desks:
             steady=self._steady,
         )
 
-    def _on_gpu(self, kind: str, part: PartSettings) -> bool:
-        return kind != "scorer" and on_gpu(self._scenario, part)
-
     def _place(self, on_gpu: bool) -> Place:
-        """Return where a part works: a GPU of its own or the one that colocated parts share; the cores that all share,
-        or a device of its own on a machine where nobody slows anybody down.
+        """Return where a part works: a GPU of its own, or the one that colocated parts and those of one process share;
+        the cores that all share, or a device of its own on a machine where nobody slows anybody down.
         """
         if self._takes_turns:
             return self._cores or self._thread_of_all
         if on_gpu:
-            return self._gpu if self._scenario.placement.colocated else self._own()
+            shared = self._scenario.placement.colocated or not self._scenario.uses_ray
+            return self._gpu if shared else self._own()
         return self._cores or self._own()
 
     def _own(self) -> Place:

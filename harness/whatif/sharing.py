@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from harness.planning import on_gpu, on_one_thread, threads_on
+from harness.planning import on_one_thread, threads_on
 from harness.results import lane_kind
 from harness.scenario import Scenario
 from harness.sim.contention import OwnDevice, Place, SharedCores
@@ -28,9 +28,8 @@ def contention_of(scenario: Scenario, machine: MachineProfile | None) -> Content
 
     Paced parts only sleep, parts on one thread take turns, and GPUs are taken to be the parts' own.
     """
-    paced, computing = scenario.engine.type == "paced", (scenario.placement.generator, scenario.placement.learner)
-    on_gpus = any(on_gpu(scenario, part) for part in computing)
-    if machine is None or paced or on_one_thread(scenario) or on_gpus:
+    paced = scenario.engine.type == "paced"
+    if machine is None or paced or on_one_thread(scenario) or scenario.uses_gpu(machine.has_gpu):
         return None
     return machine.contention
 

@@ -9,16 +9,20 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from harness.build import Parts, Workshop
-from harness.errors import RunStopped
+from harness.actors.parts import ActorPart, Blueprint, close_parts
+from harness.actors.processes import LearnerProcess, ProcessSetup
+from harness.actors.shells import RemoteLearner
+from harness.build import Parts, Workshop, build_simulated_parts
+from harness.errors import RunStopped, UserError
 from harness.results import Run, find_runs
 from harness.run import run_command
 from harness.scenario import Scenario, load_scenario
-from harness.trace import RecordingTracer, Stage
+from harness.trace import RecordingTracer, Stage, Tracer
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Traces
@@ -169,6 +173,50 @@ def test_a_killed_learner_ends_its_run_and_no_other(
     assert len(runs["one"].steps) < 8
     assert (runs["other"].status, len(runs["other"].steps), runs["other"].replaced) == ("completed", 8, {})
     assert_ended(killer.pids, wait_until)
+
+
+class FullGpu:
+    """A Learner's worker whose GPU is full when it is to verify what it has published."""
+
+    notes = ()
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def publish_weights(self, version: int, still_needed: frozenset[int]) -> None:
+        with self.tracer.span("learner", Stage.WEIGHT_VERIFY, version, version):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.25 GiB.")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def full_from_the_start(tracer: Tracer) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.25 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("make", "place"), [(FullGpu, "weight_verify of the learner"), (full_from_the_start, "startup of the learner")]
+)
+def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(
+    make: Callable[[Tracer], Any], place: str, workshop: Workshop, tmp_path: Path
+) -> None:
+    text = "steps: 2\nevaluation: {prompts: 8}\ntransport: {type: nixl}\nplacement: {learner: {gpus: 0.5}}\n"
+    hired: list[ActorPart] = []
+
+    def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+        workshop.session(asked)
+        blueprint = Blueprint(LearnerProcess, {"num_cpus": 0}, {}, False, ProcessSetup("learner", 1, None), make)
+        hired.append(ActorPart(blueprint, tracer))
+        hired[0].wait_until_built()
+        return replace(build_simulated_parts(asked, tracer, should_stop), learner=RemoteLearner(hired[0], None))
+
+    with pytest.raises(UserError) as told:
+        run_command(scenario_of(tmp_path, text), tmp_path / "out", True, build, show=lambda shown: None)
+    close_parts(hired)
+    assert "\n" not in told.value.what
+    assert f"{place}: tried to allocate 2.25 GiB" in told.value.what
+    assert (told.value.fix or "").startswith("set gradient_accumulation_steps to 2, or take a GPU with more")
 
 
 KILLS = [

@@ -152,7 +152,7 @@ def _runs(writer: Writer) -> list[Run]:
 
 def _cost(profile: MachineProfile, stage: str, **where: str) -> Any:
     scenario = load_scenario("sync_k1", ["transport.type=shared_memory", "placement.colocated=false"])
-    found = profile.cost_of(stage, circumstances(scenario, stage, 2) | where)
+    found = profile.cost_of(stage, circumstances(scenario, stage, 2, has_gpu=False) | where)
     assert found is not None
     return found
 

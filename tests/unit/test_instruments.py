@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from harness.instruments import Instruments
 from harness.probes.device_memory import process_memory
 from harness.probes.profile import ProbeProfile, TorchWindow
@@ -41,13 +39,10 @@ def test_delays_are_part_of_their_spans() -> None:
 
 
 def test_what_cannot_be_measured_is_said() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("device times can be measured here")
+    """A part on the CPU asks nothing of a GPU that it may see: an event would make a CUDA context."""
     profile = ProbeProfile(device_time=True, nvtx=True)
     made = Instruments(profile, lanes=LANES).for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
-    assert any(note.startswith("no device times: torch finds no CUDA device") for note in made.notes)
+    assert "no device times: nothing here computes on a GPU" in made.notes
     assert made.device_times is None
 
 

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
-from harness.memory_plan.check import check_memory, memory_table, on_gpu
-from harness.memory_plan.fit import Room, amounts_by_name, changed, gib, require_fit, shortage, smallest_changes
+from harness.memory_plan.check import check_memory, memory_table
+from harness.memory_plan.fit import (
+    Room,
+    Shortage,
+    amounts_by_name,
+    changed,
+    gib,
+    require_fit,
+    shortage,
+    smallest_changes,
+)
 from harness.memory_plan.plan import CUDA_BYTES, PROCESS_BYTES, make_plan
 from harness.memory_plan.room import free_main_memory
 from harness.memory_plan.shape import Shape, shape_of
@@ -101,35 +110,35 @@ def test_actors_have_a_process_each(tmp_path: Path) -> None:
 def test_what_is_advised_fits_and_is_the_least_that_does(tmp_path: Path) -> None:
     text = LONG.replace("folder,", "folder, gradient_checkpointing: true,")
     runs, room = [(scenario(tmp_path, text), qwen())], Room(48 * GIB)
-    assert shortage(runs, room, on_gpu=False) is not None
-    (change,) = smallest_changes(runs, room, on_gpu=False) or []
+    assert shortage(runs, room) is not None
+    (change,) = smallest_changes(runs, room) or []
     assert change == ("gradient_accumulation_steps", 2)
-    assert shortage(changed(runs, [change]), room, on_gpu=False) is None
+    assert shortage(changed(runs, [change]), room) is None
 
 
 def test_neutral_numbers_come_before_those_that_change_the_experiment(tmp_path: Path) -> None:
     runs = [(scenario(tmp_path, LONG), qwen())]
-    (change,) = smallest_changes(runs, Room(60 * GIB), on_gpu=False) or []
+    (change,) = smallest_changes(runs, Room(60 * GIB)) or []
     key, value = change
     assert key == "gradient_accumulation_steps"
     smaller = [steps for steps in (2, 4, 8, 16, 32, 64) if steps < value]
     for steps in smaller:
-        assert shortage(changed(runs, [(key, steps)]), Room(60 * GIB), on_gpu=False) is not None
+        assert shortage(changed(runs, [(key, steps)]), Room(60 * GIB)) is not None
 
 
 def test_several_numbers_where_one_does_not_suffice(tmp_path: Path) -> None:
     runs, room = [(scenario(tmp_path, LONG), qwen())], Room(18 * GIB)
-    changes = smallest_changes(runs, room, on_gpu=False)
+    changes = smallest_changes(runs, room)
     assert changes is not None
     assert len(changes) > 1
     assert changes[0][0] == "gradient_accumulation_steps"
-    assert shortage(changed(runs, changes), room, on_gpu=False) is None
-    assert shortage(changed(runs, changes[:-1]), room, on_gpu=False) is not None
+    assert shortage(changed(runs, changes), room) is None
+    assert shortage(changed(runs, changes[:-1]), room) is not None
 
 
 def test_the_refusal_says_need_room_largest_part_and_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
-        require_fit([(scenario(tmp_path, LONG), qwen())], Room(60 * GIB), on_gpu=False)
+        require_fit([(scenario(tmp_path, LONG), qwen())], Room(60 * GIB))
     text = str(refused.value)
     # 28 x 64 x 1071 x 204,800 bytes
     assert "60.0 GiB are free; the largest part is 366.1 GiB for activations" in text
@@ -138,7 +147,7 @@ def test_the_refusal_says_need_room_largest_part_and_what_to_write(tmp_path: Pat
 
 def test_a_model_that_nothing_makes_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no setting makes it fit: take a smaller model or a machine with more memory"):
-        require_fit([(scenario(tmp_path, LONG), qwen())], Room(4 * GIB), on_gpu=False)
+        require_fit([(scenario(tmp_path, LONG), qwen())], Room(4 * GIB))
 
 
 def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
@@ -148,16 +157,16 @@ def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
     )
     halves = [(scenario(tmp_path, text.replace("SHARE", "0.5")), qwen())]
     whole = [(scenario(tmp_path, text.replace("SHARE", "1")), qwen())]
-    plan = make_plan(halves[0][0], qwen(), on_gpu=True)
+    plan = make_plan(halves[0][0], qwen(), has_gpu=True)
     learner, generator = plan.processes[0].peak, plan.processes[1].peak
     assert sizes(plan.processes[0])["CUDA"] == CUDA_BYTES
     fits_each = Room(64 * GIB, (learner, generator))
-    assert shortage(whole, fits_each, on_gpu=True) is None
-    found = shortage(halves, fits_each, on_gpu=True)
+    assert shortage(whole, fits_each) is None
+    found = shortage(halves, fits_each)
     assert found is not None
     assert (found.memory, found.needed, found.present) == ("GPU 0", learner + generator, learner)
-    assert shortage(halves, Room(64 * GIB, (learner + generator,)), on_gpu=True) is None
-    lost = shortage(whole, Room(64 * GIB, (learner,)), on_gpu=True)
+    assert shortage(halves, Room(64 * GIB, (learner + generator,))) is None
+    lost = shortage(whole, Room(64 * GIB, (learner,)))
     assert lost is not None
     assert (lost.memory, lost.present) == ("GPU 1", 0)
 
@@ -165,8 +174,8 @@ def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
 def test_arms_side_by_side_add_up_but_for_the_libraries(tmp_path: Path) -> None:
     one = scenario(tmp_path, "steps: 2\n")
     need = make_plan(one, shape_for_small()).total("cpu")
-    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES), on_gpu=False) is None
-    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES - 1), on_gpu=False) is not None
+    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES)) is None
+    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES - 1)) is not None
 
 
 def test_libraries_of_actors_by_hand(tmp_path: Path) -> None:
@@ -180,16 +189,45 @@ def test_libraries_of_actors_by_hand(tmp_path: Path) -> None:
 
 def test_parts_on_gpus_have_processes_in_main_memory_too(tmp_path: Path) -> None:
     text = "transport: {type: nixl}\nplacement: {device: cuda, generator: {count: 3, gpus: 1}, learner: {gpus: 1}}\n"
-    plan = make_plan(scenario(tmp_path, text), shape_for_small(), on_gpu=True)
+    plan = make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=True)
     mib = 2**20
     assert plan.total("cpu") == mib * (320 + 3 * 320 + 208 + 368 + 416)
 
 
+def test_a_learner_on_a_gpu_and_a_generator_on_a_cpu_are_planned_each_where_it_is(tmp_path: Path) -> None:
+    text = LONG + "gradient_accumulation_steps: 64\ntransport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"
+    one = scenario(tmp_path, text), qwen()
+    plan = make_plan(*one, has_gpu=True)
+    assert {process.name: process.device for process in plan.processes} == {
+        "learner": "cuda",
+        "generator": "cpu",
+        "scorer": "cpu",
+        "ray and driver": "cpu",
+        "host of the learner": "cpu",
+    }
+    learner, generator, *others = plan.processes
+    assert sizes(learner)["optimizer"] == 2 * 4 * WEIGHTS
+    assert sizes(generator)["engine weights"] == 2 * WEIGHTS
+    main = generator.peak + sum(process.peak for process in others)
+    assert shortage([one], Room(main, (learner.peak,))) is None
+    assert shortage([one], Room(main - 1, (learner.peak,))) == Shortage("main memory", main, main - 1)
+    assert shortage([one], Room(main, (learner.peak - 1,))) == Shortage("GPU 0", learner.peak, learner.peak - 1)
+
+
+def test_numbers_are_lowered_for_the_memory_that_is_short(tmp_path: Path) -> None:
+    """Main memory holds the Generator alone: more microbatches would save on the GPU, where there is room."""
+    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 16\n"
+    one = scenario(tmp_path, text + "transport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"), qwen()
+    main = make_plan(*one, has_gpu=True).total("cpu")
+    changes = smallest_changes([one], Room(main - 2**20, (200 * GIB,)))
+    assert changes == [("engine.max_batch", 32)]
+
+
 def test_arms_of_one_process_share_its_first_gpu(tmp_path: Path) -> None:
     one = scenario(tmp_path, "placement: {device: cuda}\n"), shape_for_small()
-    (run, host) = make_plan(*one, on_gpu=True).processes
-    assert shortage([one, one], Room(host.peak, (2 * run.peak,)), on_gpu=True) is None
-    found = shortage([one, one], Room(host.peak, (2 * run.peak - 1, 80 * GIB)), on_gpu=True)
+    (run, host) = make_plan(*one, has_gpu=True).processes
+    assert shortage([one, one], Room(host.peak, (2 * run.peak,))) is None
+    found = shortage([one, one], Room(host.peak, (2 * run.peak - 1, 80 * GIB)))
     assert found is not None
     assert (found.memory, found.needed) == ("GPU 0", 2 * run.peak)
 
@@ -198,11 +236,11 @@ def test_arms_that_fit_one_by_one_are_told_to_run_so(tmp_path: Path) -> None:
     one = scenario(tmp_path, "transport: {type: shared_memory}\n"), shape_for_small()
     need = make_plan(*one).total("cpu")
     with pytest.raises(UserError) as refused:
-        require_fit([one] * 5, Room(need), on_gpu=False)
+        require_fit([one] * 5, Room(need))
     assert "set interleaving to run" in (refused.value.fix or "")
     assert f"the largest needs about {gib(need)}" in (refused.value.fix or "")
     with pytest.raises(UserError) as refused:
-        require_fit([one] * 5, Room(GIB), on_gpu=False)
+        require_fit([one] * 5, Room(GIB))
     assert (refused.value.fix or "").startswith("no setting makes it fit")
 
 
@@ -249,20 +287,6 @@ def test_the_table_names_every_amount_and_its_time(tmp_path: Path) -> None:
     assert "  optimizer                          11.5 GiB" in lines
     assert "  gradients                           5.8 GiB  while training" in lines
     assert lines[-1].startswith("  at most ")
-
-
-@pytest.mark.parametrize(
-    ("text", "has_gpu", "expected"),
-    [
-        ("", True, True),
-        ("", False, False),
-        ("placement: {device: cpu}\n", True, False),
-        ("transport: {type: nixl}\n", True, False),
-        ("transport: {type: nixl}\nplacement: {generator: {gpus: 0.5}, learner: {gpus: 0.5}}\n", True, True),
-    ],
-)
-def test_where_parts_compute(tmp_path: Path, text: str, has_gpu: bool, expected: bool) -> None:
-    assert on_gpu(scenario(tmp_path, "steps: 2\n" + text), has_gpu) is expected
 
 
 def test_a_cgroup_bounds_what_is_free(tmp_path: Path) -> None:

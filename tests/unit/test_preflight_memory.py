@@ -12,6 +12,7 @@ from harness.errors import UserError
 from harness.memory_plan.fit import Room
 from harness.models.public_shapes import PUBLIC_SHAPES
 from harness.preflight import check_before_start, machine_room
+from harness.probes.fake_nvml import FakeDevice, FakeNvml, Memory
 from harness.scenario import expand, load_scenario, scenario_files
 
 GIB = 2**30
@@ -56,3 +57,8 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path
 
 def test_this_machine_has_some_room() -> None:
     assert machine_room().main > 0
+
+
+def test_what_is_compared_is_the_free_memory_of_the_visible_gpus() -> None:
+    nvml = FakeNvml([FakeDevice(script={"memory": [Memory(80 * GIB, 74 * GIB)]}), FakeDevice()])
+    assert machine_room(nvml).gpus == (6 * GIB, 70 * GIB)

@@ -22,7 +22,7 @@ from harness.probes.fake_nvml import (
     NVMLError,
     Process,
 )
-from harness.probes.nvml import GpuProbe, gpu_limits, load_nvml, open_gpu_probe
+from harness.probes.nvml import Driver, GpuProbe, gpu_limits, list_gpus, load_nvml, open_gpu_probe
 from harness.probes.reading import Reading, Unknown
 from harness.results.counters import GPU_COUNTERS, explain
 
@@ -232,6 +232,30 @@ def test_the_order_of_the_visible_devices_is_that_of_the_readings() -> None:
     devices = [FakeDevice("GPU-a", script={"utilisation": [10]}), FakeDevice("GPU-b", script={"utilisation": [20]})]
     readings = probe(*devices, visible="1,0").read(0, [])
     assert [reading.values["utilisation"] for reading in readings] == [0.2, 0.1]
+
+
+def test_gpus_are_listed_with_what_is_free_of_those_that_a_run_may_use() -> None:
+    small = FakeDevice("GPU-b", "Small", {"memory": [Memory(24 * GIB, 3 * GIB)]})
+    nvml = FakeNvml([FakeDevice("GPU-a", "Large"), small])
+    large = {"name": "Large", "memory_gib": 80, "free_bytes": 70 * GIB} | gpu_limits(nvml, small)
+    assert list_gpus(nvml, {})[0] == [large, large | {"name": "Small", "memory_gib": 24, "free_bytes": 21 * GIB}]
+    assert list_gpus(nvml, {"CUDA_VISIBLE_DEVICES": "0"}) == ([large], None)
+    assert list_gpus(nvml, {"CUDA_VISIBLE_DEVICES": ""}) == ([], None)
+    assert nvml.opened == 0
+
+
+def test_gpus_that_cannot_be_listed_say_why() -> None:
+    assert list_gpus(FakeNvml(init=NVMLError(DRIVER_NOT_LOADED)), {}) == (None, "NVML: no NVIDIA driver is loaded")
+    lost = FakeNvml([FakeDevice(unreachable=NVMLError(GPU_IS_LOST))])
+    assert list_gpus(lost, {}) == (None, "NVML: the GPU has fallen off the bus")
+    assert lost.opened == 0
+    shared = FakeDevice(script={"memory": [NVMLError(NOT_SUPPORTED)]})
+    size = {"name": "Fake GPU", "memory_gib": None, "free_bytes": None}
+    assert list_gpus(FakeNvml([shared]), {})[0] == [size | gpu_limits(FakeNvml(), shared)]
+
+
+def test_versions_of_the_driver() -> None:
+    assert GpuProbe(FakeNvml(driver="535.104.05", cuda=12020)).driver() == Driver("535.104.05", "12.2")
 
 
 def test_a_mig_slice_has_memory_and_reasons_for_the_rest() -> None:

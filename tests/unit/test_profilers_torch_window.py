@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
 from harness.errors import RunStopped
 from harness.probes.profile import TorchWindow
-from harness.probes.torch_window import collect_traces, process_name, scrub_trace, torch_window_tracer
+from harness.probes.torch_window import activities, collect_traces, process_name, scrub_trace, torch_window_tracer
 from harness.probes.windows import WindowTracer
 from harness.results.anonymous import Scrubber
 from harness.trace import NullTracer, Stage
@@ -46,6 +47,12 @@ def test_the_file_holds_the_operations_of_the_window_alone(tmp_path: Path) -> No
     found = events(tmp_path, "learner")
     assert (found["aten::mm"], found["grpo/update"]) == (2, 2)  # steps 1 and 2, one product each
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]  # nothing beside it
+
+
+def test_a_process_on_the_cpu_does_not_trace_a_gpu_that_it_may_see() -> None:
+    """Torch would make a CUDA context for it, of about half a GiB."""
+    assert activities(cuda=False) == [ProfilerActivity.CPU]
+    assert activities(cuda=True) == [ProfilerActivity.CPU, ProfilerActivity.CUDA]
 
 
 def test_other_threads_are_in_it_and_may_end_it(tmp_path: Path) -> None:

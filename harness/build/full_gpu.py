@@ -1,0 +1,43 @@
+"""CUDA out of memory in a part: where, what torch said in short, and which number to lower."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from harness.errors import UserError
+from harness.memory_plan.check import what_to_lower
+from harness.scenario import Scenario
+from harness.trace import raised_in
+
+_ASKED, _FREE = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)"), re.compile(r"of which ([\d.]+ \w+) is free")
+
+
+@contextmanager
+def told_when_gpu_is_full(scenario: Scenario) -> Iterator[None]:
+    """Put CUDA out of memory, in a part of this scenario's run, into a line.
+
+    Raises:
+        UserError: with part and stage, what torch wanted and what was left, and the memory plan's advice.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        traceback.clear_frames(error.__traceback__)  # their tensors: another arm may run in this process
+        raise _in_words(error, scenario) from error
+
+
+def _in_words(error: torch.OutOfMemoryError, scenario: Scenario) -> UserError:
+    span, text = raised_in(error), str(error)
+    place = "" if span is None else f" in {span.stage} of the {span.lane}"
+    asked, free = _ASKED.search(text), _FREE.search(text)
+    said = text.strip().partition("\n")[0]
+    if asked is not None:
+        said = f"tried to allocate {asked[1]}" + (f", and {free[1]} were free" if free is not None else "")
+    return UserError(
+        f"CUDA ran out of memory{place}: {said}", "GPU memory", what_to_lower(scenario, span.lane if span else "run")
+    )
