@@ -66,6 +66,7 @@ def build_actor_parts(
     """
     kind = transport_kind(scenario.transport.type)
     kind.check_usable()
+    resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there before Ray starts
     task, policy = make_task(scenario), make_policy(scenario, "cpu", should_stop)
     check_fits(scenario, task, policy)
     session = open_session(scenario)
