@@ -27,7 +27,7 @@ from harness.actors.shells import RemoteGenerator, RemoteLearner, RemoteScorer
 from harness.build.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task, never
 from harness.build.options import StopSignal, resolve_device, threads_of
 from harness.build.parts import Parts, instruments_of, keep_traces
-from harness.engines.vllm_machine import ENVIRONMENT as VLLM_ENVIRONMENT
+from harness.engines.vllm_machine import environment as vllm_environment
 from harness.errors import HarnessError, UserError
 from harness.planning import lanes_of, loop_plan
 from harness.probes.device_memory import DeviceFigure
@@ -66,6 +66,7 @@ def build_actor_parts(
     """
     kind = transport_kind(scenario.transport.type)
     kind.check_usable()
+    resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there before Ray starts
     task, policy = make_task(scenario), make_policy(scenario, "cpu", should_stop)
     check_fits(scenario, task, policy)
     session = open_session(scenario)
@@ -104,6 +105,14 @@ def asks_of(scenario: Scenario) -> list[Ask]:
     named += [(lane, placement.generator) for lane in lanes_of("generator", scenario)]
     named += [(lane, placement.scorer) for lane in lanes_of("scorer", scenario)]
     return [Ask(lane, settings.cpus, settings.gpus) for lane, settings in named]
+
+
+def environment_of(scenario: Scenario, lane: str, threads: int, device: str) -> dict[str, str]:
+    """Return the environment variables of a lane's process, which computes on ``device`` with so many threads."""
+    variables = process_environment(threads, scenario.placement.interface)
+    if scenario.engine.type == "vllm" and lane in lanes_of("generator", scenario):
+        variables |= vllm_environment(device)
+    return variables
 
 
 class _Crew:
@@ -197,9 +206,7 @@ class _Crew:
         return Blueprint(process, options, groups, self._kind.tensor_transport is not None, setup, make)
 
     def _runtime_env(self, lane: str, settings: PartSettings, threads: int) -> dict[str, Any]:
-        variables = process_environment(threads, self._scenario.placement.interface)
-        if self._scenario.engine.type == "vllm" and lane in lanes_of("generator", self._scenario):
-            variables |= VLLM_ENVIRONMENT
+        variables = environment_of(self._scenario, lane, threads, resolve_device(self._scenario, settings))
         if lane not in self._under_nsight():
             return {"env_vars": variables}
         window = self.instruments.profile.nsight

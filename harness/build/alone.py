@@ -82,7 +82,14 @@ def make_sampler(
     chosen = resolve_device(scenario, scenario.placement.generator)
     policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, never)
     checksums = _checksums(policy)
-    made: Engine = BUILDERS["engine", engine](scenario, policy, chosen, never)
+    made: Engine
+    if engine == "vllm":  # not by the table: there is no Learner to leave memory to, or to sleep for
+        from harness.engines.vllm import vllm_engine
+
+        assert policy.model is not None
+        made = vllm_engine(scenario.engine, policy.model, policy.tokenizer, device=chosen, should_stop=never)
+    else:
+        made = BUILDERS["engine", engine](scenario, policy, chosen, never)
     return Sampler(policy, made, chosen, checksums)
 
 

@@ -159,11 +159,19 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
 
 def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.vllm import vllm_engine
+    from harness.engines.vllm_memory import ALONE
+    from harness.memory_plan.known import shape_for
+    from harness.memory_plan.plan import beside_vllm
 
     assert policy.model is not None
-    sleeps = scenario.placement.colocated
     return vllm_engine(
-        scenario.engine, policy.model, policy.tokenizer, device=device, sleeps=sleeps, should_stop=should_stop
+        scenario.engine,
+        policy.model,
+        policy.tokenizer,
+        device=device,
+        sleeps=scenario.placement.colocated,
+        neighbours=beside_vllm(scenario, shape_for(scenario)[0]) if device == "cuda" else ALONE,
+        should_stop=should_stop,
     )
 
 

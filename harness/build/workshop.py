@@ -39,22 +39,19 @@ class Workshop:
             RunStopped: an actor died while it started.
             Interrupted: ``should_stop`` said so.
         """
-        self._check_engines(scenario)
+        everything = [each for group in [*self._together, [scenario]] for each in group]
+        if any(each.engine.type == "vllm" for each in everything):
+            check_vllm_installed()
         if not scenario.uses_ray:
             return build_in_process_parts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
         from harness.build.actors import build_actor_parts
+        from harness.transports.catalogue import transport_kind
 
+        for each in everything:  # what one arm lacks is told before another one has run
+            if each.uses_ray:
+                transport_kind(each.transport.type).check_usable()
         return build_actor_parts(scenario, tracer, should_stop, self.session)
-
-    def _check_engines(self, scenario: Scenario) -> None:
-        """Refuse the whole command where one of its scenarios names an engine that is not installed.
-
-        Raises:
-            UserError: with how to install it.
-        """
-        if any(each.engine.type == "vllm" for group in [*self._together, [scenario]] for each in group):
-            check_vllm_installed()
 
     def session(self, scenario: Scenario) -> RaySession:
         """Return the Ray of this command.

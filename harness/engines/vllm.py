@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +29,16 @@ from harness.engines.requests import check_request, check_scored
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.stops import StopStrings
 from harness.engines.vllm_machine import (
-    ENVIRONMENT,
     as_it_was,
     check_vllm_installed,
     context_of,
+    environment,
     head_size,
     process_group_in_memory,
     reason_of,
     vllm_options,
 )
+from harness.engines.vllm_memory import ALONE, Neighbours
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
 from harness.engines.weights import check_names_and_shapes
 from harness.errors import Interrupted, RunStopped, UserError
@@ -53,6 +54,7 @@ def vllm_engine(
     *,
     device: str = "cpu",
     sleeps: bool = False,
+    neighbours: Neighbours = ALONE,
     should_stop: Callable[[], bool] | None = None,
 ) -> VllmEngine:
     """Start a vLLM in this process with a copy of the policy's weights.
@@ -65,17 +67,19 @@ def vllm_engine(
         tokenizer: of the policy.
         device: ``cpu`` or ``cuda``.
         sleeps: give the GPU's memory back while the engine is not asked for anything; nothing on a CPU.
+        neighbours: what else the memory plan puts on the engine's GPU.
         should_stop: polled before every step; true ends ``generate`` with ``Interrupted``.
 
     Raises:
-        UserError: vLLM is not installed, cannot be imported here, or cannot serve the model.
+        UserError: vLLM is not installed, cannot be imported here, does not fit onto the GPU, or cannot serve the model.
     """
     check_vllm_installed()
     context = context_of(settings, model.config)
+    options = vllm_options(model, settings, context, device, sleeps, neighbours=neighbours)
     with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
         folder = Path(scratch, "policy")
         save_policy(model, tokenizer, folder)
-        llm = _start(folder, model, settings, context, device, sleeps)
+        llm = _start(folder, options, device, head_size(model.config))
     return VllmEngine(
         llm, model, tokenizer, max_batch=settings.max_batch, sleeps=sleeps and device == "cuda", should_stop=should_stop
     )
@@ -99,7 +103,7 @@ class VllmEngine:
         model: the policy, whose names and shapes each load must have; it is not kept.
         tokenizer: gives the end of sequence and decodes.
         max_batch: most rows sampled at a time.
-        sleeps: give the GPU's memory back between two calls.
+        sleeps: give the GPU's memory back after each ``generate``, until the next load or call.
         should_stop: polled before every step; true ends ``generate`` with ``Interrupted``.
     """
 
@@ -133,6 +137,8 @@ class VllmEngine:
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
         """Copy these weights over the engine's own, between two steps of a ``generate`` that runs on another thread.
 
+        An engine that sleeps between calls stays awake afterwards, for the ``generate`` to come.
+
         Args:
             weights: by the names of the policy's parameters; buffers and the second name of a tied weight may be among
                 them.
@@ -144,7 +150,7 @@ class VllmEngine:
         """
         check_names_and_shapes(weights, self._shapes, self._second_names)
         wanted = {name: weights[name].detach() for name in self._shapes}
-        with self._awake(), self._requests.paused() as engine:
+        with self._awake(then="stay"), self._requests.paused() as engine:
             (left,) = self._llm.apply_model(lambda module: _put(module, wanted))
             if left:
                 raise RunStopped(f"vLLM left its {left[0]} (and {len(left) - 1} more) as it was when weights came")
@@ -169,7 +175,7 @@ class VllmEngine:
         stops = StopStrings(self._tokenizer, () if lengths else sampling.stop, sampling.min_tokens)
         waiting = deque(ServedRow(row, sampling.min_tokens, stops) for row in order)
         rows = tuple(waiting)
-        with self._awake():
+        with self._awake(then="sleep"):
             self._run(waiting, prompts, sampling, lengths, seed)
         return to_completions(rows, len(prompts), started_with, self._tokenizer)
 
@@ -179,12 +185,12 @@ class VllmEngine:
         """See ``protocols.ScoringEngine``; vLLM runs both as one prompt, and samples a token behind it."""
         check_scored(prompts, responses, self._vocab_size, self.context_length, room=1)
         scored: dict[int, npt.NDArray[np.float32]] = {}
-        params = _sampling_params(max_tokens=1, prompt_logprobs=0)
         names: list[str] = []
-        with self._awake():
+        with self._awake(then="as before"):
             try:
                 for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
                     take = into_scores(scored, number, len(prompt), response)
+                    params = _sampling_params(max_tokens=1, prompt_logprobs=0)
                     names.append(self._requests.add([*prompt, *response], params, take))
                 while len(scored) < len(prompts):
                     if not self._requests.step() and len(scored) < len(prompts):
@@ -239,17 +245,25 @@ class VllmEngine:
             self._requests.drop(list(under_way))
 
     @contextmanager
-    def _awake(self) -> Iterator[None]:
-        """Have the engine's memory in place for the block, where it is given back between two calls."""
+    def _awake(self, then: Literal["stay", "sleep", "as before"]) -> Iterator[None]:
+        """Have the engine's memory in place for the block, where it is given back between two calls.
+
+        Args:
+            then: what the engine does after the block. After an error in one that would have it stay awake: as before.
+        """
         if not self._sleeps:
             yield
             return
-        if self._llm.llm_engine.is_sleeping():
+        slept: bool = self._llm.llm_engine.is_sleeping()
+        if slept:
             self._llm.wake_up()
+        goes_to_sleep = slept or then == "sleep"
         try:
             yield
+            goes_to_sleep = goes_to_sleep and then != "stay"
         finally:
-            self._llm.sleep(level=1)  # keeps the weights in the host's memory
+            if goes_to_sleep:
+                self._llm.sleep(level=1)  # keeps the weights in the host's memory
 
 
 _ALIVE: set[VllmEngine] = set()
@@ -278,17 +292,16 @@ def _tied_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ..
     return {} if embedding is None else {"lm_head.weight": embedding}
 
 
-def _start(folder: Path, model: nn.Module, settings: Any, context: int | None, device: str, sleeps: bool) -> Any:
+def _start(folder: Path, options: Mapping[str, Any], device: str, head_dim: int) -> Any:
     """Start vLLM on a policy's folder.
 
     Raises:
         UserError: it cannot be imported here, or cannot serve this model.
     """
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(environment(device))
     try:
         with as_it_was():
-            options = vllm_options(model, settings, context, device, sleeps)
-            return _start_as_told(folder, options, device, head_size(model.config))
+            return _start_as_told(folder, options, device, head_dim)
     except (ImportError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
         raise UserError(
             f"vLLM did not start: {reason_of(error)}",

@@ -15,27 +15,44 @@ import numpy as np
 import torch
 from torch import nn
 
+from harness.engines.vllm_memory import (
+    ALONE,
+    BLOCK_SIZE,
+    MOST_CACHE_BYTES,
+    SPARE_ROWS,
+    Cache,
+    Neighbours,
+    gpu_share,
+)
 from harness.errors import UserError
 
-BLOCK_SIZE = 32
-"""Tokens in one block of vLLM's key/value cache. Only whole blocks of a prompt are shared between its samples."""
-SPARE_ROWS = 8
-"""Rows beyond ``max_batch`` that have room, for the proof of a weight sync while a batch is being sampled."""
-MOST_CACHE_BYTES = 4 << 30
-"""Memory for keys and values, where the scenario names none; beyond it rows wait for each other."""
-
-ENVIRONMENT = {
+_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: starts in seconds, weights need no copy between processes
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other parts use the same cores
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # else the first request compiles the gathering of log-probabilities for seconds
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "GLOO_SOCKET_IFNAME": "lo",  # the process group of one process listens all the same: not to other machines
 }
-"""What vLLM and torch must read, whatever the user has set: most of it when they are first imported."""
+_ON_CPU = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other parts use the same cores
+    "TORCHDYNAMO_DISABLE": "1",  # else the first request compiles the gathering of log-probabilities for seconds
+}
+_ON_GPU = {"TORCHDYNAMO_DISABLE": "0"}  # compiled, with CUDA graphs; with "1" vLLM does not even start
+
+
+def environment(device: str) -> dict[str, str]:
+    """Return the variables that vLLM and torch must read, whatever the user has set: most when first imported.
+
+    ``TORCHDYNAMO_DISABLE`` is read at each ``torch.compile`` (torch 2.13, ``_dynamo.eval_frame.optimize``), so the
+    value given here holds in a process that imported torch under another one. Only functions that vLLM's modules
+    compile as they are imported keep the value of that moment.
+
+    Args:
+        device: ``cpu`` or ``cuda``, where the engine computes.
+    """
+    return _ENVIRONMENT | (_ON_GPU if device == "cuda" else _ON_CPU)
 
 
 def check_vllm_installed(find: Callable[[str], object | None] = find_spec) -> None:
@@ -94,29 +111,34 @@ def head_size(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def kv_cache_bytes(config: Any, context: int, rows: int, itemsize: int, most: int) -> int:
-    """Return the memory for keys and values, in bytes, of so many rows of full length.
+def vllm_options(
+    model: nn.Module,
+    settings: Any,
+    context: int | None,
+    device: str,
+    sleeps: bool,
+    *,
+    neighbours: Neighbours = ALONE,
+    gpu_memory: Callable[[], tuple[int, int]] = torch.cuda.mem_get_info,
+) -> dict[str, Any]:
+    """Return vLLM's own settings.
 
     Args:
-        config: of the model, by the names of Hugging Face.
-        context: most tokens of a row.
-        rows: rows at a time.
-        itemsize: bytes of one value.
-        most: bound; one row is given room all the same.
+        model: the policy.
+        settings: see ``VllmEngineSettings``.
+        context: most tokens of a row; None leaves it to vLLM.
+        device: ``cpu`` or ``cuda``.
+        sleeps: give the GPU's memory back between two calls.
+        neighbours: what else the plan puts on the engine's GPU.
+        gpu_memory: returns the bytes of the GPU that are free, and all that it has.
+
+    Raises:
+        UserError: it does not fit onto the GPU.
     """
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    of_token = 2 * config.num_hidden_layers * heads * head_size(config) * itemsize
-    of_row = -(-context // BLOCK_SIZE) * BLOCK_SIZE * of_token
-    return max(of_row, min((rows + 1) * of_row, most))
-
-
-def vllm_options(model: nn.Module, settings: Any, context: int | None, device: str, sleeps: bool) -> dict[str, Any]:
-    """vLLM's own settings."""
-    rows = settings.max_batch + SPARE_ROWS
     options: dict[str, Any] = {
         "dtype": settings.precision,
         "max_model_len": context,
-        "max_num_seqs": rows,
+        "max_num_seqs": settings.max_batch + SPARE_ROWS,
         "logprobs_mode": "processed_logprobs",
         "skip_tokenizer_init": True,
         "async_scheduling": False,  # a step's tokens are of the weights in place when it was made
@@ -128,12 +150,16 @@ def vllm_options(model: nn.Module, settings: Any, context: int | None, device: s
         "block_size": BLOCK_SIZE,
         "seed": 0,
     }
-    most = MOST_CACHE_BYTES if settings.kv_cache_gib is None else round(settings.kv_cache_gib * 2**30)
     itemsize = getattr(torch, settings.precision).itemsize
-    options["kv_cache_memory_bytes"] = (
-        most if context is None else kv_cache_bytes(model.config, context, rows, itemsize, most)
-    )
-    return options | ({"enable_sleep_mode": True} if sleeps and device == "cuda" else {})
+    config: Any = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    of_token = 2 * config.num_hidden_layers * heads * head_size(config) * itemsize
+    cache = Cache(of_token, context, settings.max_batch, settings.kv_cache_gib)
+    if device == "cpu":
+        return options | {"kv_cache_memory_bytes": cache.num_bytes(MOST_CACHE_BYTES)}
+    weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize
+    options |= gpu_share(cache, weights, neighbours, *gpu_memory())
+    return options | ({"enable_sleep_mode": True} if sleeps else {})
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours
 from harness.memory_plan.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 from harness.memory_plan.shape import Shape
 from harness.scenario import Scenario
@@ -37,11 +38,15 @@ _PUBLISHED_COPIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Bytes for one purpose: ``held`` from start to end, or only during a phase."""
+    """Bytes for one purpose: ``held`` from start to end, or only during a phase.
+
+    ``more`` bytes are taken beyond those where there is room for them.
+    """
 
     name: str
     num_bytes: int
     phase: Phase = "held"
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,15 @@ class ProcessPlan:
 
     @property
     def peak(self) -> int:
-        """Most bytes that one such process holds at a time."""
+        """Most bytes that one such process has to hold at a time."""
         sampling = max(self.of("sampling"), self.of("loading"))
         passing = sampling + self.of("update") if self.overlapping else max(sampling, self.of("update"))
         return self.of("held") + passing
+
+    @property
+    def more(self) -> int:
+        """Bytes that one such process takes beyond its peak where there is room for them."""
+        return sum(amount.more for amount in self.amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +110,12 @@ def make_plan(
         has_gpu: whether the machine has one; each part is planned where ``Scenario.device_of`` puts it.
         prompt_tokens: of the longest prompt; None assumes a number for the task.
     """
-    assumed = prompt_tokens or PROMPT_TOKENS.get(scenario.task.type, LONG_PROMPT_TOKENS)
-    prompt = max(1, min(assumed, shape.context - scenario.sampling.max_tokens))
+    prompt = longest_prompt(scenario, shape, prompt_tokens)
     parts = {"learner": scenario.placement.learner, "generator": scenario.placement.generator}
     devices = {name: scenario.device_of(part, has_gpu) for name, part in parts.items()}
     on_gpu = devices["learner"] == "cuda"
     learner = learner_amounts(scenario, shape, prompt, on_gpu)
-    generator = generator_amounts(scenario, shape, prompt)
+    generator = generator_amounts(scenario, shape, prompt, devices["generator"] == "cuda")
     if not scenario.uses_ray:
         base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
         amounts = (_cuda() if on_gpu else base, *learner, *generator)
@@ -114,6 +123,12 @@ def make_plan(
         hosts = (ProcessPlan("host of the GPU", "cpu", (base,)),) if on_gpu else ()
         return MemoryPlan((run, *hosts), shape, prompt)
     return MemoryPlan(_actors(scenario, {"learner": learner, "generator": generator}, devices), shape, prompt)
+
+
+def longest_prompt(scenario: Scenario, shape: Shape, counted: int | None = None) -> int:
+    """Tokens that the longest prompt is taken to have: as counted, else assumed for the task; the response must fit."""
+    assumed = counted or PROMPT_TOKENS.get(scenario.task.type, LONG_PROMPT_TOKENS)
+    return max(1, min(assumed, shape.context - scenario.sampling.max_tokens))
 
 
 def _actors(
@@ -177,7 +192,7 @@ def backward_amount(shape: Shape, batch: Batch, width: int, autocast: bool, on_g
     return Amount(*max((("logits", logits), ("one layer's way back", layer)), key=lambda item: item[1]), "update")
 
 
-def generator_amounts(scenario: Scenario, shape: Shape, prompt: int) -> tuple[Amount, ...]:
+def generator_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool) -> tuple[Amount, ...]:
     """What sampling holds: the engine's weights, those that arrived, its cache, and the logits of one token a row."""
     engine: Any = scenario.engine
     if engine.type == "fake":
@@ -187,20 +202,64 @@ def generator_amounts(scenario: Scenario, shape: Shape, prompt: int) -> tuple[Am
     own = shape.runs_on == "own" and engine.type == "native"
     table = shape.embedding_parameters if shape.tied and own else 0  # its output matrix has the last norm folded in
     weights = (shape.num_parameters + table) * width
-    tokens = rows * (prompt + scenario.sampling.max_tokens)
-    cache = tokens * shape.key_values_per_token * (4 if own else width)
-    arrived = shape.num_parameters * _WIDTH[getattr(scenario.model, "dtype", "float32")]
+    cache = Amount(
+        "key/value cache",
+        rows * (prompt + scenario.sampling.max_tokens) * shape.key_values_per_token * (4 if own else width),
+    )
+    logits = Amount("sampling logits", rows * shape.vocab_size * 4 * SAMPLING_COPIES, "sampling")
+    if engine.type == "vllm":
+        cache = _vllm_cache(engine, shape, width, on_gpu)
+        logits = Amount("vLLM's workspace", WORKSPACE_BYTES) if on_gpu else logits
     return tuple(
         amount
         for amount in (
             Amount("engine weights", weights),
-            Amount("received weights", arrived if scenario.uses_ray else 0),
-            Amount("key/value cache", cache),
+            Amount("received weights", _received(scenario, shape)),
+            cache,
             Amount("new engine weights", weights if own else 0, "loading"),
-            Amount("sampling logits", rows * shape.vocab_size * 4 * SAMPLING_COPIES, "sampling"),
+            logits,
         )
         if amount.num_bytes
     )
+
+
+def _vllm_cache(engine: Any, shape: Shape, width: int, on_gpu: bool) -> Amount:
+    """What vLLM reserves for keys and values: on a GPU room for one row, and more as far as there is any."""
+    of_token = shape.key_values_per_token * width
+    cache = Cache(of_token, engine.context or shape.context, engine.max_batch, engine.kv_cache_gib)
+    if not on_gpu:
+        return Amount("key/value cache", cache.num_bytes(MOST_CACHE_BYTES))
+    least = cache.num_bytes(0)
+    return Amount("key/value cache", least, more=cache.num_bytes(None) - least)
+
+
+def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
+    """Return what a Generator's GPU may have to hold beside its vLLM.
+
+    Parts of actors share a GPU where colocated, and may where the shares that they reserve leave room for each other.
+    Other arms and other programs are not counted.
+
+    Args:
+        scenario: of one run on a GPU.
+        shape: of its model; None, where that is not known, counts vLLMs only.
+    """
+    placement = scenario.placement
+    learner, share, count = placement.learner.gpus, placement.generator.gpus, placement.generator.count
+    together = not scenario.uses_ray or placement.colocated
+    engines = count if together else min(count, max(1, int(1 / share + 1e-9)))
+    if shape is None:
+        return Neighbours(0, engines)
+    num_bytes = engines * (_received(scenario, shape) + CUDA_BYTES)
+    if together or learner + share <= 1 + 1e-9:
+        prompt = longest_prompt(scenario, shape)
+        num_bytes += sum(amount.num_bytes for amount in learner_amounts(scenario, shape, prompt, True))
+        num_bytes += CUDA_BYTES if scenario.uses_ray else 0
+    return Neighbours(num_bytes, engines)
+
+
+def _received(scenario: Scenario, shape: Shape) -> int:
+    """Bytes of the weights that lie in a Generator's process beside its engine's; one process has them already."""
+    return shape.num_parameters * _WIDTH[getattr(scenario.model, "dtype", "float32")] if scenario.uses_ray else 0
 
 
 def _published(scenario: Scenario) -> int:

@@ -32,8 +32,9 @@ def full_table(plan: MemoryPlan) -> list[str]:
     for process in plan.processes:
         lines.append(_title(process))
         for amount in process.amounts:
-            lines.append(f"  {amount.name:<32} {gib(amount.num_bytes):>10}  {_PHASES[amount.phase]}".rstrip())
-        lines.append(f"  {'at most':<32} {gib(process.peak):>10}")
+            when = f"and up to {gib(amount.more)} more where free" if amount.more else _PHASES[amount.phase]
+            lines.append(f"  {amount.name:<32} {gib(amount.num_bytes):>10}  {when}".rstrip())
+        lines.append(f"  {'at most':<32} {gib(process.peak + process.more):>10}")
     return lines
 
 

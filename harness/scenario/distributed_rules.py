@@ -109,6 +109,26 @@ def gpu_transport(scenario: Scenario) -> Problem | None:
     return Problem(what, fix, dotted_paths("transport.type", "placement.device"))
 
 
+def nccl_parts_have_a_gpu_each(scenario: Scenario) -> Problem | None:
+    """NCCL refuses two members of one group on the same GPU."""
+    placement, sweep = scenario.placement, scenario.transport_sweep
+    key = "transport_sweep.transports" if sweep else "transport.type"
+    named = sweep.transports if sweep else (scenario.transport.type,)
+    if "nccl" not in named or placement.device != "cuda":
+        return None
+    shares = {f"placement.{name}.gpus": getattr(placement, name).gpus for name in ("generator", "learner")}
+    wrong = {share: f"{share} is {gpus:g}, must be at least 1" for share, gpus in shares.items() if 0 < gpus < 1}
+    if placement.colocated and not sweep:
+        wrong["placement.colocated"] = "placement.colocated is true, must be false"
+    if not wrong:
+        return None
+    what = (
+        f"{key} {'names' if sweep else 'is'} nccl, which needs a GPU for each part, and {' and '.join(wrong.values())}"
+    )
+    fix = "set placement.colocated to false and both gpus to 1; parts that share a GPU have cuda_ipc and nixl"
+    return Problem(what, fix, dotted_paths(key, *wrong))
+
+
 def cuda_actors_reserve_gpus(scenario: Scenario) -> Problem | None:
     """A Ray actor computes on a GPU only if it reserves one, or a part of one."""
     placement = scenario.placement
@@ -215,6 +235,7 @@ DISTRIBUTED_RULES = (
     actors_for_several_parts,
     one_host_transport,
     gpu_transport,
+    nccl_parts_have_a_gpu_each,
     cuda_actors_reserve_gpus,
     sweep_on_one_machine,
     paced_goes_together,

@@ -59,7 +59,7 @@ class VllmEngineSettings(ServingEngineSettings):
     context: AtLeast1 | None = None
     """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""
     kv_cache_gib: Positive | None = None
-    """GiB for keys and values; null: what max_batch responses of full length need, at most 4."""
+    """GiB for keys and values; null: what max_batch full responses need, at most 4, or half a GPU's room."""
 
 
 class SglangEngineSettings(ServingEngineSettings):

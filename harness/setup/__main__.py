@@ -15,10 +15,10 @@ NAMES = ["python%d.%d" % version for version in SUPPORTED]  # noqa: UP031 (old s
 
 def find_supported_python() -> str:
     """Return the path of a working Python of a supported version, or an empty string."""
-    for name in NAMES:
-        found = shutil.which(name)
-        ask = [found, "-c", "import sys; sys.exit(sys.version_info[:2] not in %r)" % (SUPPORTED,)]  # noqa: UP031
-        if found and subprocess.call(ask, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+    question = "import sys; sys.exit(sys.version_info[:2] not in %r)" % (SUPPORTED,)  # noqa: UP031
+    for found in filter(None, map(shutil.which, NAMES)):
+        answer = subprocess.call([found, "-c", question], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if answer == 0:
             return found
     return ""
 

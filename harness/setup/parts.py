@@ -12,8 +12,9 @@ EXTRAS = {
     "peers": "TRL, to compare with",
     "wandb": "Weights & Biases, as a tracker",
     "mlflow": "MLflow, as a tracker",
+    "nccl": "CuPy, for the transport nccl; 70 MB",
 }
-"""Optional dependencies of the package that have nothing to do with the platform, and what they are for."""
+"""Optional dependencies of the package, and what they are for; all but the last fit any platform."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,16 @@ class Part:
 
 def optional_parts(facts: PlatformFacts) -> list[Part]:
     """Return every optional part with the decision for this platform."""
-    extras = [Part(name, True, f"{what}; any platform") for name, what in EXTRAS.items()]
-    return [*extras, _vllm_cpu(facts), _vllm_gpu(facts)]
+    extras = [Part(name, True, f"{what}; any platform") for name, what in EXTRAS.items() if name != "nccl"]
+    return [*extras, _nccl(facts), _vllm_cpu(facts), _vllm_gpu(facts)]
+
+
+def _nccl(facts: PlatformFacts) -> Part:
+    if facts.system != "Linux":
+        return Part("nccl", False, f"NCCL is for Linux, this is {facts.name}")
+    if not facts.nvidia_driver:
+        return Part("nccl", False, "no NVIDIA driver found")
+    return _on_linux("nccl", facts, EXTRAS["nccl"])
 
 
 def _vllm_cpu(facts: PlatformFacts) -> Part:
@@ -77,7 +86,7 @@ def _vllm_gpu(facts: PlatformFacts) -> Part:
 
 
 def _on_linux(name: str, facts: PlatformFacts, what: str) -> Part:
-    """Decide for a part that has Linux wheels for x86-64 (tried) and arm64 (not tried)."""
+    """Decide for a part that has Linux wheels for x86-64 and, not tried, arm64."""
     match facts.architecture:
         case "x86-64":
             return Part(name, True, what)

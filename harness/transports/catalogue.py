@@ -33,6 +33,7 @@ class TransportKind:
         two_sided: the Generator is handed what an actor method of the Learner returned (``WeightSender.outgoing``), and
             all of them form one collective group; a transfer is over before the Generator's method starts.
         package: one that the default installation may lack.
+        how_to_add: the command that brings it.
         needs_gpu: moves GPU memory only.
         own_memory: what arrives lies in memory of the receiver's own, so that an engine could use it where it is.
     """
@@ -43,6 +44,7 @@ class TransportKind:
     tensor_transport: str | None = None
     two_sided: bool = False
     package: str | None = None
+    how_to_add: str = "`make install` brings it on Linux"
     needs_gpu: bool = False
     own_memory: bool = False
 
@@ -56,7 +58,7 @@ class TransportKind:
             raise UserError(
                 f"transport.type is {self.name}, and the package {self.package} is not installed",
                 "transport.type",
-                "`make install` brings it on Linux; or set transport.type to object_store_numpy",
+                f"{self.how_to_add}; or set transport.type to object_store_numpy",
             )
 
     def sender(self, options: TransportOptions) -> WeightSender:
@@ -105,6 +107,8 @@ _KINDS = (
         CollectiveReceiver,
         tensor_transport="nccl",
         two_sided=True,
+        package="cupy",  # Ray's NCCL groups are CuPy's; without it Ray knows no NCCL, and says so late
+        how_to_add="`make install PARTS=nccl` brings it on Linux with an NVIDIA driver",
         needs_gpu=True,
         own_memory=True,
     ),

@@ -1,11 +1,19 @@
 """What is refused before any part is made."""
 
-import pytest
+from importlib.util import find_spec
+from typing import Any
 
-from harness.build.making import check_fits, make_task
+import pytest
+import torch
+
+from harness.build.actors import build_actor_parts
+from harness.build.making import check_fits, make_task, never
 from harness.build.table import Policy
+from harness.build.workshop import Workshop
 from harness.errors import UserError
-from harness.scenario import load_scenario
+from harness.scenario import expand, load_scenario
+
+NO_TRACER: Any = None  # nothing is measured
 
 
 class Letters:
@@ -30,3 +38,18 @@ def test_prompts_must_fit_the_engines_context_where_it_is_the_smaller_one() -> N
         check(None, "engine.context=64")
     with pytest.raises(UserError, match=r"more than the model's context of 60"):
         check(60, "engine.context=64")
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
+def test_a_package_that_one_arm_lacks_is_told_before_another_arm_runs() -> None:
+    arms = {variant.name: variant.scenario for variant in expand(load_scenario("rdt_nccl"))}
+    workshop = Workshop([[scenario] for scenario in arms.values()])
+    with pytest.raises(UserError, match=r"transport\.type is nccl, and the package cupy is not installed"):
+        workshop(arms["object_store"], NO_TRACER, never)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_gpu_that_is_not_there_is_told_before_ray_starts() -> None:
+    arms = {variant.name: variant.scenario for variant in expand(load_scenario("rdt_nccl"))}
+    with pytest.raises(UserError, match="the scenario asks for a GPU"):
+        build_actor_parts(arms["object_store"], NO_TRACER, never, lambda scenario: pytest.fail("Ray was asked for"))

@@ -9,10 +9,8 @@ from harness.engines.served import ServedRow, to_completions
 from harness.engines.stops import StopStrings
 from harness.engines.streams import pinned_lengths
 from harness.engines.vllm_machine import (
-    MOST_CACHE_BYTES,
     check_vllm_installed,
     context_of,
-    kv_cache_bytes,
     reason_of,
 )
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
@@ -84,17 +82,6 @@ def test_nothing_is_kept_behind_the_end() -> None:
     assert np.array(row.log_probs).shape == (2,)
     row.take([5], [-0.1], 0, "length")
     assert len(row.token_ids) == 2
-
-
-SHAPE = SimpleNamespace(num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, head_dim=32, hidden_size=256)
-
-
-def test_memory_for_keys_and_values() -> None:
-    """4 layers x 2 x 4 heads x 32 channels x 4 bytes = 4096 bytes a token; 250 tokens fill 8 blocks of 32."""
-    assert kv_cache_bytes(SHAPE, 250, 64, 4, MOST_CACHE_BYTES) == 65 * 256 * 4096
-    assert kv_cache_bytes(SHAPE, 250, 64, 2, MOST_CACHE_BYTES) == 65 * 256 * 2048
-    assert kv_cache_bytes(SHAPE, 250, 64, 4, 10 * 2**20) == 10 * 2**20
-    assert kv_cache_bytes(SHAPE, 4096, 64, 4, 10 * 2**20) == 4096 * 4096  # one row has room all the same
 
 
 def test_where_vllm_is_missing_the_error_says_how_to_get_it() -> None:

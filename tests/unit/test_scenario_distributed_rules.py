@@ -13,6 +13,7 @@ def broken(**settings):
 
 
 ON_GPU = {"device": "cuda", "generator": {"gpus": 0.5}, "learner": {"gpus": 0.5}}
+TWO_GPUS = {"colocated": False, "device": "cuda", "generator": {"gpus": 1}, "learner": {"gpus": 1}}
 
 
 def generators(count, **placement):
@@ -106,6 +107,28 @@ CASES = [
         "transport.type is nccl, which moves GPU memory, and placement.device is auto [rule: gpu_transport]",
         "set placement.device to cuda, or transport.type to gloo or nixl",
         ["transport.type", "placement.device"],
+    ),
+    (
+        {"placement": ON_GPU, "transport": {"type": "nccl"}},
+        "transport.type is nccl, which needs a GPU for each part, and placement.generator.gpus is 0.5, must be at "
+        "least 1 and placement.learner.gpus is 0.5, must be at least 1 and placement.colocated is true, must be false "
+        "[rule: nccl_parts_have_a_gpu_each]",
+        "set placement.colocated to false and both gpus to 1; parts that share a GPU have cuda_ipc and nixl",
+        ["transport.type", "placement.generator.gpus", "placement.learner.gpus", "placement.colocated"],
+    ),
+    (
+        {"placement": {**TWO_GPUS, "generator": {"gpus": 0.25}}, "transport": {"type": "nccl"}},
+        "transport.type is nccl, which needs a GPU for each part, and placement.generator.gpus is 0.25, must be at "
+        "least 1 [rule: nccl_parts_have_a_gpu_each]",
+        "set placement.colocated to false and both gpus to 1; parts that share a GPU have cuda_ipc and nixl",
+        ["transport.type", "placement.generator.gpus"],
+    ),
+    (
+        {"placement": ON_GPU, "transport_sweep": {"transports": ["nccl"]}},
+        "transport_sweep.transports names nccl, which needs a GPU for each part, and placement.generator.gpus is 0.5, "
+        "must be at least 1 and placement.learner.gpus is 0.5, must be at least 1 [rule: nccl_parts_have_a_gpu_each]",
+        "set placement.colocated to false and both gpus to 1; parts that share a GPU have cuda_ipc and nixl",
+        ["transport_sweep.transports", "placement.generator.gpus", "placement.learner.gpus"],
     ),
     (
         {"placement": {"device": "cpu"}, "transport": {"type": "cuda_ipc"}},
@@ -218,7 +241,8 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, k
         {"placement": {"scorer": {"count": 2}}, "transport": {"type": "object_store"}},
         {"placement": {"address": "auto"}, "transport": {"type": "disk"}},
         {"transport": {"type": "shared_memory"}},
-        {"placement": ON_GPU, "transport": {"type": "nccl"}},
+        {"placement": TWO_GPUS, "transport": {"type": "nccl"}},
+        {"placement": {**TWO_GPUS, "colocated": True}, "transport_sweep": {"transports": ["nccl"]}},
         {"placement": ON_GPU, "transport": {"type": "cuda_ipc"}},
         {"placement": {"device": "cuda"}},
         {"placement": ON_GPU, "transport_sweep": {"transports": ["cuda_ipc", "nixl"]}},

