@@ -33,19 +33,23 @@ class Instruments:
     lanes: tuple[str, ...] = ()
     drafts: Path | None = None
 
-    def for_process(self, recorder: Tracer, lanes: Sequence[str], cuda: bool) -> InstrumentedTracer:
+    def for_process(
+        self, recorder: Tracer, lanes: Sequence[str], cuda: bool, synchronize: Callable[[], None] | None = None
+    ) -> InstrumentedTracer:
         """Put the instruments around the tracer that records the spans of a process.
 
         Args:
             recorder: keeps the spans.
             lanes: that work in the process.
             cuda: whether they compute on a GPU; a span then ends when the GPU is done.
+            synchronize: returns when the GPU has done what the calling thread gave it; None: when it has done all.
         """
         made = InstrumentedTracer(recorder)
         if any(self.delays.values()):  # innermost: the device has nothing to do yet
             made.tracer = DelayedTracer(made.tracer, {Stage(name): seconds for name, seconds in self.delays.items()})
+        if cuda or synchronize is not None:
+            made.tracer = SynchronizedTracer(made.tracer, synchronize or _synchronize())
         if cuda:
-            made.tracer = SynchronizedTracer(made.tracer, _synchronize())
             made.tracer = made.device_memory = DeviceMemoryTracer(made.tracer, process_memory())
         self._add_probes(made, cuda)
         self._add_windows(made, lanes, cuda)

@@ -127,7 +127,8 @@ class SynchronizedTracer:
 
     Args:
         tracer: records the spans.
-        synchronize: returns when the device is idle, such as ``torch.cuda.synchronize``.
+        synchronize: returns when the device has done it, such as ``torch.cuda.synchronize``, which waits for all
+            streams, or ``PartStreams.synchronize``.
     """
 
     def __init__(self, tracer: Tracer, synchronize: Callable[[], None]) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from harness.arm_probes import Elsewhere
 from harness.build.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.build.options import StopSignal, resolve_device, threads_of
-from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessScorer
+from harness.inprocess import InProcessGenerator, InProcessLearner, InProcessScorer, PartStreams
 from harness.instruments import Instruments
 from harness.loop import LoopPlan
 from harness.planning import all_lanes, lanes_of, loop_plan
@@ -71,8 +72,24 @@ class Parts:
             self.on_close.pop(0)()
 
 
-def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should_stop: StopSignal) -> Parts:
+def streams_of_their_own(device: str, colocated: bool, cuda: Any = torch.cuda) -> PartStreams | None:
+    """Return streams for parts that share a GPU and do not take turns; None where there is no queue to share."""
+    return PartStreams(cuda) if device == "cuda" and not colocated else None
+
+
+def build_in_process_parts(
+    scenario: Scenario,
+    recorder: RecordingTracer,
+    should_stop: StopSignal,
+    streams_for: Callable[[str, bool], PartStreams | None] = streams_of_their_own,
+) -> Parts:
     """Make the parts of one run on threads of this process.
+
+    Args:
+        scenario: what to run.
+        recorder: keeps the spans.
+        should_stop: true ends what parts are doing.
+        streams_for: makes the parts' CUDA streams, given the device and whether parts are colocated.
 
     Raises:
         UserError: a file, model, reward function or device that the scenario names cannot be used.
@@ -83,14 +100,17 @@ def build_in_process_parts(scenario: Scenario, recorder: RecordingTracer, should
     torch.set_num_threads(threads)
     task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
     check_fits(scenario, task, policy)
-    lanes, instruments = all_lanes(scenario), instruments_of(scenario)
-    instrumented = instruments.for_process(recorder, lanes, cuda=device == "cuda")
-    tracer = instrumented.tracer
     colocated = scenario.placement.colocated
-    transport = InProcessTransport(snapshot=not colocated)
+    streams = streams_for(device, colocated)
+    lanes, instruments = all_lanes(scenario), instruments_of(scenario)
+    instrumented = instruments.for_process(
+        recorder, lanes, cuda=device == "cuda", synchronize=None if streams is None else streams.synchronize
+    )
+    tracer = instrumented.tracer
+    transport = InProcessTransport(snapshot=not colocated, streams=streams)
     generator = make_generator(scenario, "generator", transport, task, policy, tracer, should_stop)
     scorer = make_scorer(scenario, "scorer", task, tracer, should_stop)
-    executors = [_one_thread(threads) for _ in range(1 if colocated else 4)]
+    executors = _executors(threads, colocated, streams)
     sampling, loading, scoring, training = executors * (4 // len(executors))
     learner = InProcessLearner(make_learner(scenario, transport, policy, tracer, should_stop, task), training)
 
@@ -178,8 +198,18 @@ def _once(notes: list[str]) -> Callable[[], list[str]]:
     return drain
 
 
-def _one_thread(torch_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "parts", initializer=torch.set_num_threads, initargs=(torch_threads,))
+def _executors(torch_threads: int, colocated: bool, streams: PartStreams | None) -> list[ThreadPoolExecutor]:
+    """Return the threads that sample, load, score and train; one for all where parts are colocated."""
+
+    def begin(stream: torch.cuda.Stream | None) -> None:
+        torch.set_num_threads(torch_threads)
+        if streams is not None and stream is not None:
+            streams.enter(stream)
+
+    of_threads: Sequence[torch.cuda.Stream | None] = [None] * (1 if colocated else 4)
+    if streams is not None:
+        of_threads = (streams.generator, streams.generator, streams.scorer, streams.learner)
+    return [ThreadPoolExecutor(1, "parts", initializer=begin, initargs=(stream,)) for stream in of_threads]
 
 
 def _ending(executor: ThreadPoolExecutor) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.compare.campaigns import Campaign
 from harness.compare.figures import RunFigures
@@ -12,7 +12,7 @@ _UNKNOWN = "unknown"
 
 
 def cautions(campaign: Campaign) -> list[str]:
-    """Return sentences on unfinished runs, turns, unlike machines and versions, and what is no verdict."""
+    """Return sentences on unfinished runs, turns, unlike machines and versions, shared GPUs, and what is no verdict."""
     if any(run.timed_syncs for run in campaign.runs):
         return [*_unfinished(campaign), *unlike(campaign.runs), _SWEEP]
     return [
@@ -20,6 +20,7 @@ def cautions(campaign: Campaign) -> list[str]:
         *_unfinished(campaign),
         *unlike(campaign.runs),
         *_turns(campaign),
+        *_shared_gpu(campaign),
         *_polling(campaign),
         *_no_verdict(campaign),
     ]
@@ -141,6 +142,33 @@ def _turns(campaign: Campaign) -> list[str]:
     if any(run.manifest.point != campaign.runs[0].manifest.point for run in campaign.runs):
         return ["The arms took turns step by step; the points of the sweep ran one after the other."]
     return ["The arms took turns step by step, so a slow spell of the machine hit all of them alike."]
+
+
+def _shared_gpu(campaign: Campaign) -> list[str]:
+    """Say whose parts worked side by side on one GPU, which no GPU has run yet."""
+    names = [variant.name for variant in campaign.variants if any(map(_shares_gpu, variant.runs))]
+    if not names:
+        return []
+    whose = f"{', '.join(names)}: " if len(names) < len(campaign.variants) else ""
+    return [
+        f"{whose}Generator and Learner share one GPU in one process, each on a CUDA stream of its own; no GPU has yet "
+        "confirmed that their times are apart."
+    ]
+
+
+def _shares_gpu(run: RunFigures) -> bool:
+    """Whether the parts of a run had threads of their own in one process, and computed on its GPU."""
+    sections = [run.settings.get(name) for name in ("placement", "transport", "model")]
+    placement, transport, model = (section if isinstance(section, Mapping) else {} for section in sections)
+    manifest, device = run.manifest, placement.get("device")
+    has_gpu = bool(manifest.machine.get("gpus")) and not str(manifest.versions.get("torch")).endswith("+cpu")
+    return (
+        manifest.simulated is None
+        and transport.get("type") == "in_process"
+        and placement.get("colocated") is False
+        and model.get("type") != "paced"
+        and (device == "cuda" or (device == "auto" and has_gpu))
+    )
 
 
 def _polling(campaign: Campaign) -> list[str]:

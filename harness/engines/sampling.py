@@ -7,6 +7,8 @@ same token whatever batch the row is computed in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ def draw(
     if sampling.top_p < 1:
         keep_nucleus(probs_RV, sampling.top_p)
     assert uniforms_R is not None
-    return _invert(probs_RV, uniforms_R)
+    return invert(probs_RV, uniforms_R)
 
 
 def keep_nucleus(probs_RV: Tensor, top_p: float) -> None:
@@ -71,16 +73,32 @@ def _greedy(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
     return tokens_R1.squeeze(1), log_probs_R1.squeeze(1)
 
 
-def _invert(probs_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token whose cumulative probability exceeds u times the total.
+def invert(
+    probs_RV: Tensor, uniforms_R: Tensor, scan: Callable[[Tensor, int], Tensor] = torch.cumsum
+) -> tuple[Tensor, Tensor]:
+    """The first token whose cumulative probability exceeds u times the total, and its log-probability.
 
-    A token of probability 0 never raises the cumulative sum, so it is never drawn. u is a multiple of 2^-24 below 1,
-    for which the rounded product u * total stays below the total, so some token always exceeds it; the clamp is for
-    NaN alone, which the caller reports.
+    u is a multiple of 2^-24 below 1, for which the rounded product u * total stays below the total. Summed in order, a
+    token of probability 0 never raises the cumulative sum, so it is never drawn. A parallel scan may round each sum
+    differently (CUDA's of a single row does): where it points at such a token, the nearest possible one before it is
+    drawn, or the first. What is not a number stays so; the caller reports it.
+
+    Args:
+        probs_RV: (R, V) float32, each row with a token above 0; need not sum to 1.
+        uniforms_R: (R,) in [0, 1).
+        scan: sums along a dimension, as ``torch.cumsum`` does.
     """
-    cumulative_RV = probs_RV.cumsum(-1)
+    cumulative_RV = scan(probs_RV, -1)
     total_R1 = cumulative_RV[:, -1:]
     tokens_R1 = torch.searchsorted(cumulative_RV, uniforms_R.unsqueeze(1) * total_R1, right=True)
     tokens_R1.clamp_(max=probs_RV.shape[1] - 1)
-    log_probs_R1 = (probs_RV.gather(1, tokens_R1) / total_R1).log_()
+    drawn_R1 = probs_RV.gather(1, tokens_R1)
+    if not drawn_R1.all():
+        possible_RV = probs_RV > 0
+        ids_V = torch.arange(probs_RV.shape[1], device=probs_RV.device)
+        before_R1 = torch.where(possible_RV & (ids_V <= tokens_R1), ids_V, -1).amax(1, keepdim=True)
+        first_R1 = possible_RV.int().argmax(1, keepdim=True)
+        tokens_R1 = torch.where(before_R1 < 0, first_R1, before_R1)
+        drawn_R1 = probs_RV.gather(1, tokens_R1)
+    log_probs_R1 = (drawn_R1 / total_R1).log_()
     return tokens_R1.squeeze(1), log_probs_R1.squeeze(1)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from harness.types import WeightTicket
+
+
+class Streams(Protocol):
+    """The CUDA streams on which published weights are copied and read, such as ``PartStreams``."""
+
+    learner: torch.cuda.Stream
+    generator: torch.cuda.Stream
 
 
 class InProcessTransport:
@@ -16,12 +23,14 @@ class InProcessTransport:
     Args:
         snapshot: copy the weights when publishing. Needed where the Learner may go on training while a Generator
             loads them (max_lag > 0); colocated parts take turns and need no copy.
+        streams: of parts that share a GPU and have a stream each: the Generator's reads a copy only when it is made,
+            and the Learner's uses its memory again only when it was read. None where one stream keeps that order.
     """
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, snapshot: bool) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshot: bool, streams: Streams | None = None) -> None:
+        self._snapshot, self._streams = snapshot, streams
         self._published: dict[int, Mapping[str, torch.Tensor]] = {}
 
     def publish(
@@ -34,7 +43,8 @@ class InProcessTransport:
         self._published = {held: kept for held, kept in self._published.items() if held in still_needed}
         self._published[version] = payload
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
-        return WeightTicket(version, num_bytes, len(payload), None, payload)
+        copied = None if self._streams is None else self._streams.learner.record_event()
+        return WeightTicket(version, num_bytes, len(payload), None, (payload, copied))
 
     def published(self, version: int) -> Mapping[str, torch.Tensor]:
         """Return the published weights by name.
@@ -52,7 +62,13 @@ class InProcessTransport:
 
     def receive(self, ticket: WeightTicket, arrived: list[torch.Tensor] | None = None) -> Mapping[str, Any]:
         """Return the published weights by name."""
-        weights: Mapping[str, Any] = ticket.payload
+        weights: Mapping[str, torch.Tensor]
+        weights, copied = ticket.payload
+        if self._streams is not None:
+            self._streams.generator.wait_event(copied)
+            for tensor in weights.values():
+                if tensor.is_cuda:
+                    tensor.record_stream(self._streams.generator)
         return weights
 
     def close(self) -> None:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,26 @@ def test_the_run_is_complete(finished: tuple[Path, str]) -> None:
         assert 1 <= length.value <= 32
     weights = {path.name for path in (run.folder / "policy").iterdir()}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= weights
+
+
+def test_the_same_seed_on_as_many_threads_repeats_everything_but_times(
+    finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Bit for bit, with responses of unlike lengths, whose rows leave the batch one after the other."""
+    again = run_to_end(command("run", "quickstart", *TINY, "--set=steps=4", f"--out={tmp_path}"), environment)
+    assert again.returncode == 0, again.stderr
+    one, other = only_run(finished[0]), only_run(tmp_path)
+    for name in ("groups.jsonl", "rollouts.jsonl", "policy/model.safetensors"):
+        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
+    assert [_untimed(row.metrics) for row in other.steps] == [_untimed(row.metrics) for row in one.steps]
+    assert {"loss", "grad_norm", "reward/total", "token_entropy"} <= _untimed(one.steps[0].metrics).keys()
+    lengths = {length for shard in one.groups() for group in shard.lengths for length in group}
+    assert len(lengths) > 3
+
+
+def _untimed(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    timed = ("perf/", "idle_ratio/", "probe/", "sync/")
+    return {name: value for name, value in metrics.items() if not name.startswith(timed)}
 
 
 def test_stages_come_in_the_order_of_a_training_step(finished: tuple[Path, str]) -> None:

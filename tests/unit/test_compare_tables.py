@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -298,6 +299,37 @@ def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference(tw
         "The operating system of 1 run is unknown; of the others it is Debian GNU/Linux 12 (kernel 6.1.0)."
     ]
     assert differences(debian.manifest, other.manifest) == differences(debian.manifest, second.manifest) == ()
+
+
+DISAGGREGATED = """
+placement: {device: auto, colocated: false}
+transport: {type: in_process}
+model: {type: preset}
+"""
+GPU_MACHINE = {"cpu": "Abacus 3000", "gpus": [{"name": "H200"}], "fingerprint": "0123456789ab"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "machine", "torch", "shares"),
+    [
+        (DISAGGREGATED, GPU_MACHINE, "2.13.0", True),
+        (DISAGGREGATED, GPU_MACHINE, "2.13.0+cpu", False),
+        (DISAGGREGATED, GPU_MACHINE | {"gpus": None}, "2.13.0", False),
+        (DISAGGREGATED.replace("auto", "cuda"), GPU_MACHINE | {"gpus": None}, "2.13.0", True),
+        (DISAGGREGATED.replace("auto", "cpu"), GPU_MACHINE, "2.13.0", False),
+        (DISAGGREGATED.replace("false", "true"), GPU_MACHINE, "2.13.0", False),
+        (DISAGGREGATED.replace("in_process", "nixl"), GPU_MACHINE, "2.13.0", False),
+        (DISAGGREGATED.replace("preset", "paced"), GPU_MACHINE, "2.13.0", False),
+        ("placement: 3", GPU_MACHINE, "2.13.0", False),
+    ],
+)
+def test_parts_that_share_a_gpu_in_one_process_are_named(
+    make_run: Make, tmp_path: Path, settings: str, machine: dict[str, Any], torch: str, shares: bool
+) -> None:
+    make_run(arm="beside", settings=settings, machine=machine, versions={"torch": torch})
+    make_run(arm="in_turns", settings="placement: {colocated: true}", machine=machine, versions={"torch": torch})
+    said = [line for line in cautions(_only_campaign(tmp_path)) if "share one GPU" in line]
+    assert [line.split(":")[0] for line in said] == (["beside"] if shares else [])
 
 
 def test_the_origin_in_one_line(two_arms: Campaign) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.engines.sampling import draw, keep_nucleus
+from harness.engines.sampling import draw, invert, keep_nucleus
 from harness.engines.streams import philox, pinned_lengths, row_uniforms
 from harness.types import SamplingParams
 
@@ -159,6 +159,53 @@ def test_frequencies_follow_the_distribution():
     expected = probabilities * 20_000
     # chi-square, 4 degrees of freedom: mean 4, standard deviation sqrt(8) = 2.8; four of them
     assert float(((tokens.bincount(minlength=5) - expected) ** 2 / expected).sum()) < 4 + 4 * math.sqrt(8)
+
+
+def rounded_by(errors):
+    """A scan whose sums are each off by a share of the total, as those of a parallel scan may be."""
+    return lambda probs, dim: probs.cumsum(dim) + torch.tensor(errors) * probs.sum(dim, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("errors", "uniform", "token"),
+    [
+        ([0.0, 0.01, 0.01, 0.0, 0.0], 0.5, 0),  # the sum rises at tokens 1 and 2: the possible one before them
+        ([0.0, 0.01, 0.0, 0.0, 0.0], LARGEST_UNIFORM, 3),
+        ([0.0, 0.0, 0.0, -0.01, 0.0], LARGEST_UNIFORM, 3),  # it rises at the impossible last one
+        ([0.0, 0.0, 0.0, 0.0, -0.01], LARGEST_UNIFORM, 3),  # it falls there
+    ],
+)
+def test_a_scan_that_rounds_never_draws_an_impossible_token(errors, uniform, token):
+    probs = torch.tensor([[0.5, 0.0, 0.0, 0.5, 0.0]])
+    tokens, log_probs = invert(probs, torch.tensor([uniform]), rounded_by(errors))
+    assert tokens.tolist() == [token]
+    assert log_probs.tolist() == pytest.approx([math.log(0.5)], abs=0.011)  # the total is off too
+
+
+def test_before_the_first_possible_token_the_first_is_drawn_and_other_rows_keep_theirs():
+    probs = torch.tensor([[0.0, 0.0, 0.25, 0.75], [0.5, 0.25, 0.25, 0.0]])
+    tokens, _ = invert(probs, torch.tensor([0.0, 0.6]), rounded_by([0.0, 0.01, 0.0, 0.0]))
+    assert tokens.tolist() == [2, 1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    logits=st.lists(st.one_of(st.floats(-30, 30), st.just(-math.inf)), min_size=2, max_size=40).filter(
+        lambda values: max(values) > -math.inf
+    ),
+    uniform=st.one_of(
+        st.sampled_from([0.0, 2.0**-24, LARGEST_UNIFORM]), st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
+    ),
+    top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    data=st.data(),
+)
+def test_however_a_scan_rounds_the_token_is_possible_and_its_log_prob_finite(logits, uniform, top_p, data):
+    probs = torch.tensor([logits]).softmax(-1)
+    keep_nucleus(probs, top_p)
+    errors = data.draw(st.lists(st.floats(-(2.0**-10), 2.0**-10, width=32), min_size=len(logits), max_size=len(logits)))
+    tokens, log_probs = invert(probs, torch.tensor([uniform]), rounded_by(errors))
+    assert probs[0, int(tokens)] > 0
+    assert math.isfinite(float(log_probs))
 
 
 def test_pinned_lengths_are_uniform_over_their_bounds_both_included() -> None:

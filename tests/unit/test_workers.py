@@ -151,9 +151,10 @@ def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
 
 def test_weights_without_a_snapshot_are_the_live_ones() -> None:
     weight = torch.zeros(3)
-    ticket = InProcessTransport(snapshot=False).publish({"w": weight}, version=0)
+    transport = InProcessTransport(snapshot=False)
+    ticket = transport.publish({"w": weight}, version=0)
     weight += 1
-    assert ticket.payload["w"].tolist() == [1.0, 1.0, 1.0]
+    assert transport.receive(ticket)["w"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_scoring_fills_in_rewards_and_counts() -> None:
