@@ -1,4 +1,8 @@
-"""An actor that Ray really starts under nsys, or what stands in for it: the window it captures, and its report."""
+"""Actors that Ray really starts under nsys: the windows they capture, their reports, and the stages in them.
+
+Where Nsight Systems is on the PATH a whole run is captured and its reports are read. What it cannot show (reports that
+are written slowly, or never) is shown by a stand-in.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,9 @@ import ray
 
 import harness
 from harness.errors import RunStopped
+from harness.perfetto.check import read_trace
+from harness.perfetto.export import write_trace
+from harness.perfetto.nsight import nsight_table
 from harness.probes.nsight import SESSION_CONFIG, CaptureControl, check_nsight, new_tag, nsight_runtime_env
 from harness.probes.nsight_reports import report_folders, wait_for_reports
 from harness.probes.profile import NsightWindow
@@ -29,6 +36,7 @@ from harness.trace import RecordingTracer, Stage
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")]
 
 NSYS = Path(__file__).parents[1] / "stand_ins" / "nsys"
+HAS_NSYS = shutil.which("nsys") is not None
 WINDOW = NsightWindow(lanes=["learner"], first_step=1, steps=1)
 
 
@@ -137,10 +145,11 @@ nsight: {lanes: [learner, generator], first_step: 1, steps: 1, report_timeout_s:
 """
 
 
-def run_paced(folder: Path, mode: str, report_timeout_s: int) -> subprocess.CompletedProcess[str]:
-    """Run the command under the stand-in; the results are in ``results``."""
-    stand_in = Path(shutil.copy(NSYS, folder))
-    (stand_in.parent / "mode").write_text(mode)
+def run_paced(folder: Path, mode: str | None, report_timeout_s: int) -> subprocess.CompletedProcess[str]:
+    """Run the command under the stand-in, or with None under the real nsys; the results are in ``results``."""
+    if mode is not None:
+        shutil.copy(NSYS, folder)
+        (folder / "mode").write_text(mode)
     (folder / "probes.yaml").write_text(PROFILE.replace("SECONDS", str(report_timeout_s)))
     (folder / "paced.yaml").write_text(PACED.replace("PROFILE", str(folder / "probes.yaml")))
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:  # sockets are made in it
@@ -155,6 +164,42 @@ def run_paced(folder: Path, mode: str, report_timeout_s: int) -> subprocess.Comp
         )
 
 
+@pytest.mark.skipif(not HAS_NSYS, reason="there is no nsys on the PATH")
+def test_stages_of_a_captured_run_are_found_again_in_its_reports(
+    tmp_path: Path,
+) -> None:
+    """The window is step 1: what trains it, and what brings version 2, which it makes, to the Generator."""
+    done = run_paced(tmp_path, None, 120)
+    assert done.returncode == 0, done.stderr
+    [run], _ = find_runs(tmp_path / "results")
+    exports = [run.folder / "profiles" / f"{lane}.sqlite" for lane in ("learner", "generator")]
+    for path in exports:
+        command = ["nsys", "export", "--type=sqlite", "-o", path, path.with_suffix(".nsys-rep")]
+        subprocess.run(command, capture_output=True, check=True, timeout=120)
+
+    written = write_trace(run.folder, tmp_path / "t.pftrace", exports)
+
+    found = {(span.lane, span.stage, span.step) for report in written.reports for _, span in report.pairs}
+    loads = [Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD, Stage.WEIGHT_VERIFY]
+    assert found == {
+        ("learner", Stage.PREPARE_BATCH, 1),
+        ("learner", Stage.UPDATE, 1),
+        ("learner", Stage.WEIGHT_PUBLISH, 2),
+        ("learner", Stage.WEIGHT_VERIFY, 2),
+        ("generator", Stage.GENERATE, 1),
+        *(("generator", stage, 2) for stage in loads),
+    }
+    rows = {row[:2]: [*map(float, row[3:6])] for row in nsight_table(written.reports).rows}
+    for nvtx_s, span_s, os_calls_s in rows.values():
+        assert nvtx_s >= span_s  # a range encloses its span
+        assert os_calls_s <= nvtx_s
+    assert {row.step: row.profiled for row in run.steps} == {0: False, 1: True, 2: True, 3: False}
+    assert rows["generator", "generate"][2] >= 0.04  # of the 0.05 s that the paced engine sleeps
+    shown = {item.track[:3] for item in read_trace(tmp_path / "t.pftrace").slices if item.categories == ("nvtx",)}
+    assert shown == {(written.runs[0], f"Nsight Systems: {lane}", "NVTX ranges") for lane in ("learner", "generator")}
+
+
+@pytest.mark.skipif(HAS_NSYS, reason="the real nsys shows it")
 def test_a_run_keeps_the_reports_and_flags_the_steps_they_touch(tmp_path: Path) -> None:
     done = run_paced(tmp_path, "", 120)
     assert done.returncode == 0, done.stderr
