@@ -302,7 +302,7 @@ def _start(folder: Path, options: Mapping[str, Any], device: str, head_dim: int)
     try:
         with as_it_was():
             return _start_as_told(folder, options, device, head_dim)
-    except (ImportError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
+    except (AssertionError, ImportError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
         raise UserError(
             f"vLLM did not start: {reason_of(error)}",
             "engine.type: vllm",
@@ -327,7 +327,10 @@ def _check_head_size(head_dim: int) -> None:
 
 def _start_as_told(folder: Path, options: Mapping[str, Any], device: str, head_dim: int) -> Any:
     from vllm import LLM
+    from vllm.platforms import current_platform
 
+    if current_platform.device_type != device:  # it would compute there all the same
+        raise RuntimeError(f"this build of it computes on {current_platform.device_type}, not on {device}")
     if device == "cpu":
         import vllm._custom_ops as custom_ops
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.vllm import vllm_engine
+from harness.engines.vllm import _start, vllm_engine
 from harness.errors import RunStopped, UserError
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
@@ -139,6 +139,17 @@ def test_a_killed_process_leaves_no_file_of_vllm_behind(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", STARTED], env=environment, capture_output=True, text=True)
     assert (ended.stdout.splitlines()[-1:], ended.returncode) == (["started"], -signal.SIGKILL), ended.stderr
     assert [path.name for path in tmp_path.iterdir() if "vllm" in path.name] == []
+
+
+def test_a_build_for_the_other_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would compute where it was built for, and the run would not know."""
+    from vllm.platforms import current_platform
+
+    built_for = current_platform.device_type
+    other = "cuda" if built_for == "cpu" else "cpu"
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with pytest.raises(UserError, match=f"computes on {built_for}, not on {other}"):
+        _start(tmp_path, {}, other, 32)
 
 
 def test_a_head_size_that_vllm_cannot_serve_is_refused(tmp_path: Path) -> None:
