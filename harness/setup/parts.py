@@ -7,7 +7,6 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 TRIED_PYTHON = (3, 11)
 EXTRAS = {
@@ -106,7 +105,7 @@ def this_platform() -> PlatformFacts:
     )
 
 
-def _driver_library() -> Any:
+def _driver_library() -> ctypes.CDLL | None:
     """Return the driver's management library, which comes with the driver, not with CUDA; None where there is none."""
     try:
         return ctypes.CDLL("libnvidia-ml.so.1")
@@ -114,7 +113,7 @@ def _driver_library() -> Any:
         return None
 
 
-def cuda_of_driver(nvml: Any) -> str | None:
+def cuda_of_driver(nvml: ctypes.CDLL) -> str | None:
     """Return the newest CUDA version that the driver runs, such as ``12.2``; None where it does not tell.
 
     Args:
