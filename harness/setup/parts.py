@@ -6,7 +6,6 @@ import ctypes
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 EXTRAS = {
     "peers": "TRL, to compare with",
@@ -108,7 +107,7 @@ def this_platform() -> PlatformFacts:
     )
 
 
-def _driver_library() -> Any:
+def _driver_library() -> ctypes.CDLL | None:
     """Return the driver's management library, which comes with the driver, not with CUDA; None where there is none."""
     try:
         return ctypes.CDLL("libnvidia-ml.so.1")
@@ -116,7 +115,7 @@ def _driver_library() -> Any:
         return None
 
 
-def cuda_of_driver(nvml: Any) -> str | None:
+def cuda_of_driver(nvml: ctypes.CDLL) -> str | None:
     """Return the newest CUDA version that the driver runs, such as ``12.2``; None where it does not tell.
 
     Args:

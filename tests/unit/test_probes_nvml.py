@@ -237,10 +237,11 @@ def test_the_order_of_the_visible_devices_is_that_of_the_readings() -> None:
 def test_gpus_are_listed_with_what_is_free_of_those_that_a_run_may_use() -> None:
     small = FakeDevice("GPU-b", "Small", {"memory": [Memory(24 * GIB, 3 * GIB)]})
     nvml = FakeNvml([FakeDevice("GPU-a", "Large"), small])
-    large = {"name": "Large", "memory_gib": 80, "free_bytes": 70 * GIB} | gpu_limits(nvml, small)
-    assert list_gpus(nvml, {})[0] == [large, large | {"name": "Small", "memory_gib": 24, "free_bytes": 21 * GIB}]
-    assert list_gpus(nvml, {"CUDA_VISIBLE_DEVICES": "0"}) == ([large], None)
-    assert list_gpus(nvml, {"CUDA_VISIBLE_DEVICES": ""}) == ([], None)
+    large, little = ("Large", 80, 70 * GIB), ("Small", 24, 21 * GIB)
+    for visible, expected in ((None, [large, little]), ("0", [large]), ("1", [little]), ("", [])):
+        gpus, reason = list_gpus(nvml, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+        assert reason is None
+        assert [(gpu["name"], gpu["memory_gib"], gpu["free_bytes"]) for gpu in gpus or []] == expected
     assert nvml.opened == 0
 
 
@@ -249,9 +250,8 @@ def test_gpus_that_cannot_be_listed_say_why() -> None:
     lost = FakeNvml([FakeDevice(unreachable=NVMLError(GPU_IS_LOST))])
     assert list_gpus(lost, {}) == (None, "NVML: the GPU has fallen off the bus")
     assert lost.opened == 0
-    shared = FakeDevice(script={"memory": [NVMLError(NOT_SUPPORTED)]})
-    size = {"name": "Fake GPU", "memory_gib": None, "free_bytes": None}
-    assert list_gpus(FakeNvml([shared]), {})[0] == [size | gpu_limits(FakeNvml(), shared)]
+    (shared,), _ = list_gpus(FakeNvml([FakeDevice(script={"memory": [NVMLError(NOT_SUPPORTED)]})]), {})
+    assert (shared["name"], shared["memory_gib"], shared["free_bytes"]) == ("Fake GPU", None, None)
 
 
 def test_versions_of_the_driver() -> None:
