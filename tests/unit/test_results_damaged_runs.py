@@ -188,7 +188,7 @@ def test_what_json_may_hold() -> None:
 
 @pytest.mark.parametrize("text", [f"[{2**63}]", f"[-{BIG}]", "9" * 5000, DEEP, "[", "\udcff"])
 def test_what_json_may_not_hold(text: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"bits|digits|nested|Expecting|decode"):
         parse_json(text.encode(errors="surrogateescape"))
 
 
