@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.compare.campaigns import Campaign, gather
 from harness.compare.verdicts import Baseline, variant_named
 from harness.errors import UserError
+from harness.results.jsonl import parse_json, read_file
 from harness.whole_files import whole_file
 
 FILE = "baselines.json"
@@ -59,10 +60,10 @@ def load_baseline(results: Path, name: str) -> Baseline:
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(read_file(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"cannot read {str(path)!r}: {error}", str(path), "mend or remove it") from error
     entries = data.get("baselines") if isinstance(data, dict) and data.get("schema_version") == SCHEMA_VERSION else None
     if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):

@@ -120,7 +120,7 @@ def _start(options: Mapping[str, Any]) -> Any:
     try:
         import sglang
 
-        return sglang.Engine(**options)
+        return sglang.Engine(trust_remote_code=False, **options)
     except (ImportError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(

@@ -339,7 +339,7 @@ def _start_as_told(folder: Path, options: Mapping[str, Any], device: str, head_d
         custom_ops._supports_onednn = False
         _check_head_size(head_dim)
         process_group_in_memory()
-    llm = LLM(model=str(folder), **options)
+    llm = LLM(model=str(folder), trust_remote_code=False, **options)
     (empty,) = llm.apply_model(lambda module: [name for name, p in module.named_parameters() if not p.numel()])
     if empty:
         raise RuntimeError(f"it has packed {empty[0]} away, where new weights cannot reach it")

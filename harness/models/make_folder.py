@@ -101,7 +101,7 @@ def _build(config: dict[str, Any], dtype: str) -> Any:
 
     values = {name: value for name, value in config.items() if name != "model_type"}
     return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(config["model_type"], **values), dtype=getattr(torch, dtype)
+        AutoConfig.for_model(config["model_type"], **values), dtype=getattr(torch, dtype), trust_remote_code=False
     )
 
 

@@ -69,7 +69,7 @@ def load_policy(
 
     Raises:
         UserError: no such folder or hub model, no config, no safetensors weights, weights or a tokenizer that do not
-            fit the config.
+            fit the config, or code in the folder that would have to run.
     """
     folder = _find_folder(name)
     config = _read_config(folder)
@@ -191,8 +191,11 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
     from transformers import AutoTokenizer  # here, since it takes a second of every process that imports it
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
+        _refuse_own_code(folder, error)
         raise UserError(
             f"no usable tokenizer in the model folder ({type(error).__name__})",
             str(folder),
@@ -212,6 +215,19 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
             "save model and tokenizer that belong together",
         )
     return tokenizer
+
+
+def _refuse_own_code(folder: Path, error: Exception) -> None:
+    """Say it plainly where transformers refused to run code of the folder; other errors are the caller's.
+
+    Without ``trust_remote_code=False`` transformers would ask on the terminal, and run it when someone types y.
+    """
+    if "trust_remote_code" in str(error):
+        raise UserError(
+            "the model folder wants to run code of its own (auto_map in its JSON files), which is never done",
+            str(folder),
+            "give a model whose classes transformers has itself",
+        ) from error
 
 
 def _own_shape(config: dict[str, Any]) -> ModelConfig | None:
@@ -267,9 +283,15 @@ def _load_with_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
 
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        _refuse_own_code(folder, error)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"transformers cannot load the model: {reason}", str(folder), "check the folder") from error
     model: nn.Module = loaded[0]

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-_LINE = re.compile(r"\S+ (\d+\.\d+) s: (\S+) died \((.*)\); a new one takes its place")
+from harness.results.jsonl import read_file
+
+_LINE = re.compile(r"\S+ (\d{1,9}\.\d+) s: (\S+) died \((.*)\); a new one takes its place")
 
 
 class Death(NamedTuple):
@@ -18,10 +20,14 @@ class Death(NamedTuple):
 
 
 def read_deaths(log: Path) -> list[Death]:
-    """Return the deaths that a log tells of; none where there is no log. See ``RunRecorder.on_replaced``."""
+    """Return the deaths that a log tells of; none where there is no log. See ``RunRecorder.on_replaced``.
+
+    Raises:
+        UserError: the log cannot be read.
+    """
     try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = read_file(log).decode(errors="replace")
+    except FileNotFoundError:
         return []
     found = [match for line in text.split("\n") if (match := _LINE.fullmatch(line))]
     return [Death(float(match[1]), match[2], match[3]) for match in found]

@@ -68,20 +68,28 @@ def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] =
         what = f"the trace would be {path.name!r}; its name must end in {' or '.join(ENDINGS)}"
         raise UserError(what, where=str(path), fix=f"-o {path.with_suffix('').name}{ENDINGS[0]}")
     runs, damaged = _runs(folder)
-    names = run_names(runs)
     if nsight and len(runs) > 1:
         what = f"{str(folder)!r} holds {len(runs)} runs, and a report of Nsight Systems belongs to one"
         raise UserError(what, str(folder), f"python -m harness trace {runs[0].folder} --nsys {nsight[0]}")
     reports = tuple(match_report(read_export(export), runs[0]) for export in nsight)
+    written = []
     with _written_to(path) as stream:
         writer = TraceWriter(stream)
-        for name, run in names:
-            writer.write(Process(name, _labels(run), [*run_tracks(run), *map(nsight_track, reports)]))
+        for name, run in run_names(runs):
+            try:
+                process = Process(name, _labels(run), [*run_tracks(run), *map(nsight_track, reports)])
+            except UserError as error:
+                damaged.append(DamagedRun(run.folder, error))
+            else:
+                writer.write(process)
+                written.append((name, run))
+        if not written:
+            raise damaged[0].error
     return WrittenTrace(
         path=path,
         num_bytes=path.stat().st_size,
-        runs=tuple(name for name, _ in names),
-        steps=sum(len(run.steps) for run in runs),
+        runs=tuple(name for name, _ in written),
+        steps=sum(len(run.steps) for _, run in written),
         slices=writer.slices,
         instants=writer.instants,
         samples=writer.samples,
@@ -134,7 +142,15 @@ def _runs(folder: Path) -> tuple[list[Run], list[DamagedRun]]:
         has_siblings = newest.manifest.arm is not None or newest.manifest.point
         fix = f"python -m harness.perfetto {newest.folder.parent if has_siblings else newest.folder}"
         raise UserError(f"{str(folder)!r} holds {len(campaigns)} campaigns; a trace shows one", str(folder), fix)
-    shown = [run for run in runs if run.steps or run.spans()]
+    shown = []
+    for run in runs:
+        try:
+            if run.steps or run.spans():
+                shown.append(run)
+        except UserError as error:
+            damaged.append(DamagedRun(run.folder, error))
+    if not shown and damaged:
+        raise damaged[0].error
     if not shown:
         what = f"the runs in {str(folder)!r} have neither spans nor training steps: there is nothing to show over time"
         raise UserError(what, where=str(folder), fix="name a campaign that trained")

@@ -17,6 +17,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb  # type: ign
 from harness.perfetto.events import Arguments, Instant, Sample, Slice, Track
 from harness.perfetto.nesting import edges
 from harness.report.plain import plain
+from harness.results.rows import MOST_WHOLE
 
 LONGEST_TEXT = 400
 _PACKET_TAG = b"\x0a"  # field 1 of Trace, length-delimited
@@ -131,9 +132,9 @@ class TraceWriter:
             item.name_iid = self._strings.number(packet, "debug_annotation_names", plain(name, LONGEST_TEXT))
             if isinstance(value, bool):
                 item.bool_value = value
-            elif isinstance(value, int):
+            elif isinstance(value, int) and abs(value) <= MOST_WHOLE:
                 item.int_value = value
-            elif isinstance(value, float):
+            elif isinstance(value, int | float):
                 item.double_value = value
             else:
                 item.string_value = plain(value, LONGEST_TEXT)

@@ -9,14 +9,13 @@ A ``sampler`` row with ``held`` 1 closes a stretch: what was counted between it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.results.jsonl import read_rows
-from harness.results.rows import SCHEMA_VERSIONS
+from harness.results.rows import MOST_WHOLE, SCHEMA_VERSIONS
 
 COUNTERS, SCHEMA, KIND = "counters.jsonl", "harness.counters", "counter"
 HOST, SAMPLER, DRIVER = "host", "sampler", "driver"
@@ -184,12 +183,12 @@ def stretches(rows: Iterable[CounterRow], source: str, name: str) -> list[list[S
 
 def _counter(row: dict[str, Any]) -> CounterRow:
     at_ns, values, missing = row["at_ns"], row["values"], row.get("missing", {})
-    if at_ns.__class__ is not int:
-        raise ValueError(f"'at_ns' is {at_ns!r}; it must be a whole number")
+    if at_ns.__class__ is not int or not 0 <= at_ns <= MOST_WHOLE:
+        raise ValueError(f"'at_ns' is {at_ns!r:.60}; it must be a whole number of 64 bits")
     if not isinstance(values, dict) or not isinstance(missing, dict):
         raise ValueError("'values' and 'missing' must be objects")
     for name, value in values.items():
-        if value is not None and (value.__class__ not in (float, int) or not math.isfinite(value)):
+        if value is not None and (value.__class__ not in (float, int) or not abs(value) <= MOST_WHOLE):
             raise ValueError(f"'values/{name}' is {value!r:.60}; it must be a number or null")
     return CounterRow(at_ns, str(row["source"]), values, {str(name): str(text) for name, text in missing.items()})
 

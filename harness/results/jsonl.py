@@ -1,4 +1,4 @@
-"""Read the JSONL files of a run, naming file and line of any damage.
+"""Open and parse the files of a run. Any damage is a ``UserError`` that names the file, and in JSONL the line.
 
 A last line without its end is what a killed process leaves: it is dropped.
 """
@@ -6,6 +6,8 @@ A last line without its end is what a killed process leaves: it is dropped.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,9 +16,55 @@ import orjson
 
 from harness.errors import UserError
 from harness.results.manifest import check_version
-from harness.results.rows import restore_non_finite
+from harness.results.rows import MOST_WHOLE, restore_non_finite
 
 Row = TypeVar("Row")
+
+
+MOST_LEVELS = 64
+"""Objects and lists within each other, in what is free in form: a manifest, a resolved scenario. Ours have under 10."""
+
+
+def read_file(path: Path) -> bytes:
+    """Return what a file holds. Only a regular file is read: a pipe or a device may never end.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UserError: it is no regular file, or cannot be read.
+    """
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UserError(f"{str(path)!r} is no regular file", str(path), "leave this run out")
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for whoever may write into a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse a JSON text of a run's files.
+
+    Raises:
+        ValueError: it is not JSON, nests too deeply for the parser, or holds a whole number of more than 64 bits.
+    """
+    try:
+        return json.loads(data, parse_int=_parse_whole)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _parse_whole(digits: str) -> int:
+    number = int(digits)
+    if abs(number) > MOST_WHOLE:
+        raise ValueError(f"the whole number {digits:.24} has {number.bit_length()} bits and a sign, at most 63 do")
+    return number
 
 
 def read_rows(
@@ -28,8 +76,8 @@ def read_rows(
     """Read a JSONL file: check its header, then build the rows whose kind has a maker; other kinds are skipped.
 
     Args:
-        makers: a row's kind (None for rows that name none) to what builds it. A maker may raise KeyError, TypeError or
-            ValueError on a bad row.
+        makers: a row's kind (None for rows that name none) to what builds it. A maker may raise KeyError, TypeError,
+            ValueError, OverflowError or RecursionError on a bad row.
         at_once: builds all rows together where it can, and returns None where each has to be looked at.
 
     Returns:
@@ -56,7 +104,7 @@ def read_rows(
                 rows.append(maker(restore_non_finite(data) if "non_finite" in data else data))
         except KeyError as error:
             raise _damage(path, number, f"the row lacks {error}") from error
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise _damage(path, number, str(error)) from error
     return rows
 
@@ -64,11 +112,9 @@ def read_rows(
 def _header_and_body(path: Path) -> tuple[bytes | None, bytes]:
     """Return the first line and all others, without a last one that has no end; no first line if there is no file."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         return None, b""
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
     head, end, rest = data.partition(b"\n")
     return (head, rest[: rest.rfind(b"\n") + 1]) if end else (None, b"")
 
@@ -92,7 +138,7 @@ def _parse_lines(body: bytes, path: Path) -> list[dict[str, Any]]:
 
 def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise _damage(path, number, f"not JSON ({error})") from error
     if not isinstance(row, dict):

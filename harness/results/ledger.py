@@ -45,4 +45,10 @@ def read_ledger(outcome: Mapping[str, Any]) -> LedgerFigures | None:
     stored = outcome.get("ledger")
     if stored is None:
         return None
-    return LedgerFigures(**{column.name: Rollouts(**stored[column.name]) for column in fields(LedgerFigures)})
+    return LedgerFigures(**{column.name: _column(stored[column.name]) for column in fields(LedgerFigures)})
+
+
+def _column(stored: Any) -> Rollouts:
+    if any(number.__class__ is not int for number in stored.values()):
+        raise TypeError(f"{stored!r:.60} must be whole numbers")
+    return Rollouts(**stored)

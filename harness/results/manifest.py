@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.results.anonymous import Scrubber, change_strings
-from harness.results.rows import SCHEMA_VERSIONS, with_nulls
+from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, with_nulls
 
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
@@ -40,7 +40,16 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "parameters": _WHOLE + _NONE,
     "simulated": _TEXT + _NONE,
     "outcome": (dict,),
+    "sentinel.*": _NUMBER,
+    "versions.*": _TEXT + _NONE,
+    "machine.cores": _WHOLE + _NONE,
+    "machine.missing": (dict, *_NONE),
+    "outcome.replaced": (dict,),
+    "outcome.replaced.*": _WHOLE,
+    "outcome.imported": (dict,),
+    "outcome.imported.steps_per_row": _WHOLE + _NONE,
 }
+"""The types of each field, and of what is read of those that are else free in form; ``*`` stands for any key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +124,7 @@ class Manifest:
             if name not in known:
                 raise UserError(f"the manifest lacks {name!r}", where=where)
         for name, value in known.items():
-            _check_type(name, value, where)
+            _check_types(name, value, where)
         if known.get("status", "running") not in STATUSES:
             raise UserError(f"unknown status {known['status']!r}; one of {', '.join(STATUSES)}", where=where)
         return cls(**known)
@@ -135,8 +144,14 @@ def check_version(schema: str, version: object, where: str) -> None:
         )
 
 
-def _check_type(name: str, value: object, where: str) -> None:
-    allowed = _ALLOWED[name]
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
-        raise UserError(f"{name!r} is {value!r}; it must be {names}", where=where)
+def _check_types(name: str, value: object, where: str) -> None:
+    """Check a field, and of an object's fields those that have a type."""
+    allowed = _ALLOWED.get(name) or _ALLOWED.get(f"{name.rpartition('.')[0]}.*")
+    if allowed is not None:
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
+            raise UserError(f"{name!r} is {value!r:.60}; it must be {names}", where=where)
+        if float in allowed and isinstance(value, int | float) and not abs(value) <= MOST_SECONDS:
+            raise UserError(f"{name!r} is {value!r}; it must be at most {MOST_SECONDS:g}", where=where)
+    for key, item in value.items() if isinstance(value, dict) else ():
+        _check_types(f"{name}.{key}", item, where)

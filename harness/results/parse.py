@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from harness.results.rows import BatchRow, EvaluationRow, RolloutRow, ShardRow, StepRow, TailRow, VersionChange
+from harness.results.rows import (
+    MOST_SECONDS,
+    MOST_WHOLE,
+    BatchRow,
+    EvaluationRow,
+    RolloutRow,
+    ShardRow,
+    StepRow,
+    TailRow,
+    VersionChange,
+)
 from harness.results.syncs import SyncRow
 from harness.trace import Span, Stage
 
@@ -22,9 +33,18 @@ def _number(value: Any, name: str) -> float:
     return float(value)
 
 
+def _seconds(value: Any, name: str) -> float:
+    seconds = _number(value, name)
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise ValueError(f"{name!r} is {seconds!r}; it must be from 0 to {MOST_SECONDS:g}")
+    return seconds
+
+
 def _whole(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name!r} is {value!r}; it must be a whole number")
+    if not -MOST_WHOLE <= value <= MOST_WHOLE:
+        raise ValueError(f"{name!r} is {value!r:.24}; it must be a number of 64 bits")
     return value
 
 
@@ -32,15 +52,15 @@ def _step(row: dict[str, Any]) -> StepRow:
     return StepRow(
         step=_whole(row["step"], "step"),
         version=_whole(row["version"], "version"),
-        wall_s=_number(row["wall_s"], "wall_s"),
-        elapsed_s=_number(row["elapsed_s"], "elapsed_s"),
+        wall_s=_seconds(row["wall_s"], "wall_s"),
+        elapsed_s=_seconds(row["elapsed_s"], "elapsed_s"),
         optimizer_steps=_whole(row["optimizer_steps"], "optimizer_steps"),
-        lanes=_objects(row["lanes"], "lanes"),
-        stages_s=_numbers(row["stages_s"], "stages_s"),
-        metrics=_objects(row["metrics"], "metrics"),
+        lanes=_lanes(row["lanes"]),
+        stages_s=_stages_s(row["stages_s"], "stages_s"),
+        metrics=_metrics(row["metrics"]),
         versions=_versions(row.get("versions", {})),
         version_changes=_version_changes(row),
-        lags={int(lag): _whole(rollouts, "lags") for lag, rollouts in row.get("lags", {}).items()},
+        lags={_whole(int(lag), "lags"): _whole(rollouts, "lags") for lag, rollouts in row.get("lags", {}).items()},
         warmup=row.get("warmup") is True,
         profiled=row.get("profiled") is True,
     )
@@ -48,12 +68,12 @@ def _step(row: dict[str, Any]) -> StepRow:
 
 def _evaluation(row: dict[str, Any]) -> EvaluationRow:
     version, step = _whole(row["version"], "version"), _whole(row["step"], "step")
-    return EvaluationRow(version, step, _number(row["elapsed_s"], "elapsed_s"), _objects(row["metrics"], "metrics"))
+    return EvaluationRow(version, step, _seconds(row["elapsed_s"], "elapsed_s"), _metrics(row["metrics"]))
 
 
 def _tail(row: dict[str, Any]) -> TailRow:
-    wall_s, elapsed_s = _number(row["wall_s"], "wall_s"), _number(row["elapsed_s"], "elapsed_s")
-    lanes, stages_s = _objects(row["lanes"], "lanes"), _numbers(row["stages_s"], "stages_s")
+    wall_s, elapsed_s = _seconds(row["wall_s"], "wall_s"), _seconds(row["elapsed_s"], "elapsed_s")
+    lanes, stages_s = _lanes(row["lanes"]), _stages_s(row["stages_s"], "stages_s")
     return TailRow(wall_s, elapsed_s, lanes, stages_s, _version_changes(row))
 
 
@@ -64,7 +84,7 @@ def _versions(value: Any) -> dict[str, int]:
 def _version_changes(row: dict[str, Any]) -> tuple[VersionChange, ...]:
     """Read the changes of a row; there are none in rows of before they were written."""
     changes = [
-        VersionChange(_number(elapsed_s, "version_changes"), str(lane), _whole(version, "version_changes"))
+        VersionChange(_seconds(elapsed_s, "version_changes"), str(lane), _whole(version, "version_changes"))
         for elapsed_s, lane, version in row.get("version_changes", ())
     ]
     return tuple(changes)
@@ -84,6 +104,8 @@ def _span(row: dict[str, Any]) -> Span:
     if not (start_ns.__class__ is end_ns.__class__ is step.__class__ is version.__class__ is int):
         numbers = (start_ns, end_ns, step, version)
         raise ValueError(f"times, step and version are {numbers!r}; they must be whole numbers")
+    for number in (start_ns, end_ns, step, version):
+        _whole(number, "times, step or version")
     return Span(str(row["lane"]), stage, start_ns, end_ns, step, version)
 
 
@@ -96,6 +118,8 @@ def spans_at_once(rows: Sequence[dict[str, Any]]) -> list[Span] | None:
     except KeyError:
         return None
     if not (_are(lanes, _TEXT) and _are(names, _TEXT) and _are(chain(*numbers), _INTEGER)):
+        return None
+    if rows and not (-MOST_WHOLE <= min(map(min, numbers)) and max(map(max, numbers)) <= MOST_WHOLE):
         return None
     stages = list(map(_STAGES.get, names))
     if None in stages:
@@ -123,6 +147,28 @@ def _numbers(value: Any, name: str) -> dict[str, float]:
         if item.__class__ is not float and item.__class__ is not int:
             raise ValueError(f"'{name}/{key}' is {item!r:.60}; it must be a number")
     return value
+
+
+def _lanes(value: Any) -> dict[str, dict[str, float]]:
+    lanes = _objects(value, "lanes")
+    for lane, stages in lanes.items():
+        _stages_s(stages, f"lanes/{lane}")
+    return lanes
+
+
+def _stages_s(value: Any, name: str) -> dict[str, float]:
+    stages = _numbers(value, name)
+    if not all(0 <= seconds <= MOST_SECONDS for seconds in stages.values()):
+        raise ValueError(f"{name!r} is {stages!r:.60}; seconds must be from 0 to {MOST_SECONDS:g}")
+    return stages
+
+
+def _metrics(value: Any) -> dict[str, dict[str, float]]:
+    metrics = _objects(value, "metrics")
+    for name, stored in metrics.items():
+        if not math.isfinite(stored.get("count", 1)):
+            raise ValueError(f"'metrics/{name}/count' is {stored['count']!r}; it must be a number")
+    return metrics
 
 
 def _are(values: Iterable[Any], kinds: frozenset[Any], of: Callable[[Any], Any] = type) -> bool:
@@ -162,7 +208,11 @@ def _pair(values: Any, name: str) -> tuple[int, int]:
 
 
 def _sync(row: dict[str, Any]) -> SyncRow:
-    return SyncRow(**{name: row[name] for name in SyncRow.__slots__})
+    return SyncRow(
+        str(row["transport"]),
+        *(_whole(row[name], name) for name in ("num_bytes", "tensors", "receivers", "repeat")),
+        *(_seconds(row[name], name) for name in SyncRow.__slots__[5:]),
+    )
 
 
 STEP_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], StepRow | EvaluationRow | TailRow | SyncRow]] = {

@@ -8,7 +8,6 @@ copy.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 from bisect import bisect_left
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.results.jsonl import read_rows
+from harness.results.jsonl import MOST_LEVELS, parse_json, read_file, read_rows
 from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
 from harness.results.parse import GROUP_MAKERS, ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS, spans_at_once
@@ -28,6 +27,8 @@ from harness.results.writer import GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS,
 from harness.trace import Span
 
 DID_NOT_FINISH = "did not finish"
+MOST_DIGITS = 64
+"""Characters of a number in a resolved scenario; the longest float has 24."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Run:
         """
         try:
             return read_ledger(self.manifest.outcome)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             where = str(self.folder / MANIFEST)
             raise UserError(f"{where!r} is damaged: outcome.ledger: {error!r}", where=where) from error
 
@@ -138,17 +139,33 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        data = json.loads(path.read_bytes())
+        content = read_file(path)
     except FileNotFoundError:
         raise UserError(f"the run {str(path.parent)!r} has no {MANIFEST}", where=str(path)) from None
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
+    try:
+        data = parse_json(content)
+        _check_levels(data)
     except ValueError as error:
         raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
     try:
         return Manifest.from_json(restore_non_finite(data) if isinstance(data, dict) else data, str(path))
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{str(path)!r} is damaged: {error!r}", where=str(path)) from error
+
+
+def _check_levels(data: Any) -> None:
+    """Refuse data that whoever walks through it by recursion could not get to the end of.
+
+    Raises:
+        ValueError: it is nested more than ``MOST_LEVELS`` deep.
+    """
+    level = [data]
+    for _ in range(MOST_LEVELS + 1):
+        holders = [item for item in level if isinstance(item, dict | list)]
+        level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
+        if not holders:
+            return
+    raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
 
 
 def _flagged(rows: list[StepRow], manifest: Manifest) -> tuple[StepRow, ...]:
@@ -214,19 +231,21 @@ def _is_locked(path: Path) -> bool:
 
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        return _parse_settings(text)
+        return parse_settings(read_file(path).decode())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"cannot read {str(path)!r}: {error}", where=str(path)) from error
 
 
-def _parse_settings(text: str) -> dict[str, Any]:
+def parse_settings(text: str) -> dict[str, Any]:
     """Parse a resolved scenario. Runs that differ in their seed alone share the work, which is most of a short run's.
 
     Raises:
-        ValueError: it is no YAML.
+        ValueError: it is no YAML, or nothing that the harness writes: an alias, more than ``MOST_LEVELS`` levels, a
+            number of more than ``MOST_DIGITS`` characters.
     """
     found = _SEED.search(text)
     if found is None:
@@ -234,7 +253,7 @@ def _parse_settings(text: str) -> dict[str, Any]:
     return _parse_yaml(_SEED.sub("seed: 0", text, count=1)) | {"seed": int(found[1])}
 
 
-_SEED = re.compile(r"^seed: (0|[1-9][0-9]*)$", re.MULTILINE)
+_SEED = re.compile(r"^seed: (0|[1-9][0-9]{0,18})$", re.MULTILINE)
 
 
 @lru_cache(maxsize=16)
@@ -243,7 +262,25 @@ def _parse_yaml(text: str) -> dict[str, Any]:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        _check_events(loader(text))
         data = yaml.load(text, Loader=loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OverflowError) as error:
         raise ValueError(str(error)) from error
     return data if isinstance(data, dict) else {}
+
+
+def _check_events(loader: Any) -> None:
+    """Refuse what would take the loader, or a reader of what it makes, more than the text is long."""
+    import yaml
+
+    levels = 0
+    while (event := loader.get_event()) is not None:
+        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if levels > MOST_LEVELS:
+            raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"it has the alias *{event.anchor:.40}, which the harness never writes")
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > MOST_DIGITS:
+            tag = loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+            if not tag.endswith(":str"):
+                raise ValueError(f"the number {event.value:.20}... has {len(event.value)} characters")

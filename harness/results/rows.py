@@ -26,6 +26,9 @@ SCHEMA_VERSIONS = {
     "harness.counters": 1,
     "harness.groups": 1,
 }
+MOST_SECONDS = 1e9
+"""Thirty years: more than any time in a run, and as nanoseconds within 64 bits."""
+MOST_WHOLE = 2**63 - 1
 _REDUCTIONS: tuple[Literal["mean", "sum", "max", "min"], ...] = ("mean", "sum", "max", "min")
 _ESCAPES = str.maketrans({"~": "~0", "/": "~1"})
 

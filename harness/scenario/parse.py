@@ -6,7 +6,6 @@ Scalars follow YAML 1.2: ``1e-5`` is a number; ``yes``, ``no``, ``on``, ``off``,
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -22,6 +21,8 @@ from harness.scenario.problems import Path, Problem, dotted, shown
 from harness.scenario.tree import Tree
 
 _PREFIX = "tag:yaml.org,2002:"
+MOST_REPEATED = 10_000
+"""Values that the aliases of a text may repeat. Aliases of aliases multiply: nine levels of ten make 10^9."""
 NUMBER_PATTERNS = {
     "int": r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$",
     "float": r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
@@ -100,11 +101,18 @@ class _Builder:
         self.source = source
         self.origins: dict[Path, str] = {}
         self.problems: list[Problem] = []
-        self._open: set[Hashable] = set()
+        self._open: set[int] = set()
+        self._built: set[int] = set()
+        self.repeated = 0
 
     def build(self, node: Node | None, path: Path) -> Any:
         if node is None:
             return None
+        self.repeated += id(node) in self._built
+        if self.repeated > MOST_REPEATED:
+            what = f"aliases repeat more than {MOST_REPEATED:,} values"
+            raise UserError(what, self._place(node), "write fewer of them, and none within another")
+        self._built.add(id(node))
         if path:
             self.origins.setdefault(path, self._place(node))
         if isinstance(node, ScalarNode):

@@ -26,7 +26,7 @@ from harness.simulate.points import Question
 from harness.simulate.recording import SimulatedCampaign, draws_of
 from harness.simulate.settings import load_for, only_variant, steady, variants_of
 from harness.simulate.sweeping import Sweep, draws_for, run_sweep
-from harness.simulate.tables import Forecasted, bottleneck, forecast_table, warnings
+from harness.simulate.tables import HOW_FAR_OFF, Forecasted, bottleneck, forecast_table, warnings
 from harness.whole_files import check_writable
 
 
@@ -66,7 +66,8 @@ def simulate(options: argparse.Namespace, given: Sequence[str]) -> int:
 
 
 def show_forecasts(items: Sequence[Forecasted], machine: MachineProfile, output: Console) -> None:
-    """Print the table, what holds each run up, and loudly what was extrapolated."""
+    """Print how far off forecasts are, the table, what holds each run up, and loudly what was extrapolated."""
+    output.print(Text(HOW_FAR_OFF), soft_wrap=True)
     print_table(output, forecast_table(items, machine))
     print_list(output, "What holds it up", [bottleneck(item) for item in items])
     said = warnings(items)

@@ -26,6 +26,7 @@ from harness.simulate.files import PICTURE, sweep_folder, write_points
 from harness.simulate.knee import Choice, Knee, advice, find_knee
 from harness.simulate.picture import draw_sweep
 from harness.simulate.points import Answer, Question, answers
+from harness.simulate.tables import HOW_FAR_OFF
 
 FEW_POINTS, DRAWS_OF_FEW, DRAWS_OF_MANY = 150, 19, 7
 """Draws of a sweep that does not say: thousands of points are to take minutes."""
@@ -134,6 +135,7 @@ def knee_of(line: Sequence[Answer], axis: Axis) -> Knee:
 
 def _show(swept: Swept, sweep: Sweep, output: Console) -> None:
     axis = sweep.axes[0]
+    output.print(Text(HOW_FAR_OFF), soft_wrap=True)
     print_table(output, knee_table(swept, sweep))
     said = [advice(knee, axis, name) for name, knee in list(swept.knees.items())[:MOST_TOLD]]
     if len(swept.knees) > MOST_TOLD:

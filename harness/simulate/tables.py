@@ -28,6 +28,11 @@ LANE_STAGES: dict[str, tuple[Stage, ...]] = {
     ),
 }
 """Whose lane a stage is on."""
+HOW_FAR_OFF = (
+    "Seconds forecast without an anchor in today's runs were off by 20 to 45% when this was examined (22 November "
+    "2026, a quiet 2-core machine); ratios between arms carry over better: 2 to 12%."
+)
+"""Figures of ``docs/simulator.md``, under *How far off it is*."""
 NEARLY_BUSY = 0.85
 """Share of a step from which on a lane that is at work is said to set the pace."""
 WASTE_WORDS = {

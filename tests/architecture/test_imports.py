@@ -92,3 +92,34 @@ def test_pictures_are_drawn_in_the_report_and_in_the_picture_of_a_command() -> N
     drawing = {path for library in PICTURES for path in files_importing(library)}
     elsewhere = {path for path in drawing if not path.startswith("harness/report/")}
     assert elsewhere == {"harness/holdout/picture.py", "harness/simulate/picture.py"}
+
+
+def loads_of_models(tree: ast.AST) -> list[ast.Call]:
+    """Return the calls that transformers, vLLM or SGLang answer by loading what a model folder names."""
+
+    def is_load(called: ast.expr) -> bool:
+        if isinstance(called, ast.Name):
+            return called.id in ("LLM", "AsyncLLM", "pipeline")
+        if not isinstance(called, ast.Attribute) or not isinstance(called.value, ast.Name):
+            return False
+        owner, name = called.value.id, called.attr
+        is_auto = owner.startswith("Auto") and name in ("from_pretrained", "from_config")
+        return is_auto or (owner, name) == ("sglang", "Engine")
+
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and is_load(node.func)]
+
+
+def test_every_load_of_a_model_refuses_the_folders_own_code() -> None:
+    files = [path for name in ("harness", "tests") for path in sorted((ROOT / name).rglob("*.py"))]
+    loads = {path: loads_of_models(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
+    assert sum(map(len, loads.values())) >= 5
+    trusting = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path, calls in loads.items()
+        for call in calls
+        if not any(
+            word.arg == "trust_remote_code" and isinstance(word.value, ast.Constant) and word.value.value is False
+            for word in call.keywords
+        )
+    ]
+    assert trusting == []

@@ -35,11 +35,13 @@ def folder(tmp_path):
 def test_transformers_loads_what_is_saved(tmp_path, tied):
     model = DecoderLM(dataclasses.replace(SHAPE, tie_word_embeddings=tied), seed=5)
     save_policy(model, TOKENIZER, tmp_path / "new" / "policy")
-    llama, loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "policy", output_loading_info=True)
+    llama, loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "new" / "policy", output_loading_info=True, trust_remote_code=False
+    )
     assert type(llama) is LlamaForCausalLM
     assert [value for key, value in loaded.items() if "keys" in key and value] == []
     torch.testing.assert_close(llama(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "new" / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "new" / "policy", trust_remote_code=False)
     assert tokenizer.encode("a red apple") == TOKENIZER.encode("a red apple")
     assert (llama.generation_config.eos_token_id, llama.generation_config.pad_token_id) == (1, 0)
 
@@ -260,3 +262,52 @@ except UserError as error:
     assert done.stdout.startswith("no folder nobody/no-such-model, and the Hugging Face hub did not give a model")
     assert "fix:   check the name and the network" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+OWN_CODE = """
+from pathlib import Path
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+Path({marker!r}).touch()
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+class OwnTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+OWN_TOKENIZER = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+OWN_MODEL = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("tokenizer_config.json", OWN_TOKENIZER), ("config.json", {"model_type": "own", "auto_map": OWN_MODEL})],
+)
+def test_code_in_a_model_folder_never_runs_whatever_is_typed(folder, tmp_path, name, own):
+    """transformers would ask on the terminal, and run the code on a y."""
+    marker = tmp_path / "it_ran"
+    (folder / "own.py").write_text(OWN_CODE.format(marker=str(marker)))
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | own))
+    script = f"""
+import sys
+from harness.errors import UserError
+from harness.models.storage import load_policy
+try:
+    load_policy({str(folder)!r})
+except UserError as error:
+    print(error)
+print("unread:", sys.stdin.read().split())
+"""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, input="y\n" * 4, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "the model folder wants to run code of its own (auto_map in its JSON files), which is never done",
+        f"  where: {folder}",
+        "  fix:   give a model whose classes transformers has itself",
+        "unread: ['y', 'y', 'y', 'y']",
+    ]
+    assert not marker.exists()

@@ -355,19 +355,20 @@ def test_a_damaged_run_is_left_out_and_named(
 
 def test_a_failure_leaves_the_trace_that_was_there(make_run: Make, tmp_path: Path) -> None:
     """The second run's spans are damaged, which is found when half of the file is written."""
-    make_run(arm="k1", steps=1)
+    first = make_run(arm="k1", steps=1).folder
     second = make_run(arm="k2", steps=1).folder
     path = tmp_path / "t.pftrace"
-    write_trace(second.parent, path)
-    before = path.read_bytes()
+    before = write_trace(first.parent, path)
     with (second / "spans.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"lane":"scorer","stage":"score","start_ns":9,"end_ns":3,"step":0,"version":0}\n')
 
     with pytest.raises(UserError, match="'score' of 'scorer' goes from 9 to 3 ns"):
-        write_trace(second.parent, path)
+        write_trace(second, path)
 
-    assert path.read_bytes() == before
+    assert path.stat().st_size == before.num_bytes
     assert sorted(item.name for item in tmp_path.iterdir()) == ["results", "t.pftrace"]
+    after = write_trace(first.parent, path)
+    assert (after.runs, [item.folder for item in after.left_out]) == (before.runs[:1], [second])
 
 
 def test_a_run_without_spans_shows_its_steps(make_run: Make, tmp_path: Path) -> None:

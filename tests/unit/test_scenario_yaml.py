@@ -114,3 +114,22 @@ def test_deep_nesting_is_refused_not_crashed_on():
 
 def test_aliases_give_equal_values():
     assert parse_document("a: &x {b: 1}\nc: *x\n", "s.yaml").data == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+def test_aliases_repeat_a_bounded_number_of_values():
+    """Nine levels of ten aliases each would make 10^9 values of 430 bytes."""
+    laughs = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+    with pytest.raises(UserError, match="aliases repeat more than 10,000 values") as caught:
+        parse_document(laughs, "s.yaml")
+    assert caught.value.where.startswith("s.yaml, line ")
+    with pytest.raises(UserError, match="aliases repeat"):
+        parse_yaml(laughs, "--set")
+
+
+def test_the_bound_counts_what_aliases_repeat_and_nothing_else():
+    plain = f"a: [{', '.join(['1'] * 20_000)}]\n"
+    assert len(parse_document(plain, "s.yaml").data["a"]) == 20_000
+    arms = "base: &base {steps: 3, loss: {k: [1, 2]}}\n" + "".join(f"arm{n}: *base\n" for n in range(1666))  # 6 each
+    assert parse_document(arms, "s.yaml").data["arm1665"] == {"steps": 3, "loss": {"k": [1, 2]}}
+    with pytest.raises(UserError, match="aliases repeat"):
+        parse_document(arms + "one: *base\n", "s.yaml")

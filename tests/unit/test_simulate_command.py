@@ -63,6 +63,20 @@ def test_the_table_has_what_hand_arithmetic_says(capsys: pytest.CaptureFixture[s
     assert "rewards are not simulated" in text
 
 
+@pytest.mark.parametrize("options", [["--no-run"], ["--arm", "lag1", "--sweep", "group_size=2,4", "--draws", "1"]])
+def test_the_first_line_says_how_far_off_forecasts_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    """As the page on the simulator has it, which says where the figures are from before it promises any."""
+    assert simulate("--out", str(tmp_path), "--quiet", *options) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    page = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
+    for figures in ("20 to 45%", "2 to 12%"):
+        assert figures in first
+        assert page.index(figures) < page.index("2.2%")
+    assert "without an anchor" in first
+
+
 def test_the_runs_are_read_like_any_other(campaign: Path) -> None:
     runs = runs_of(campaign)
     assert list(runs) == ["lag1", "sync"]
