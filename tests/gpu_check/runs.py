@@ -129,7 +129,7 @@ def big(report: Report) -> None:
             peak = peak_gib(measured.folder, gpu)
             report.note(f"{label}: memory, GiB", {"planned": planned, "peak": peak})
             told.append(f"{label}: planned {planned:.3g} GiB, peak {peak:.3g} GiB")
-    shutil.rmtree(model)
+    shutil.rmtree(model, ignore_errors=True)
     report.headline = "; ".join(told)
 
 

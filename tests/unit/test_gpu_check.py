@@ -5,15 +5,19 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.probes.nsight_reports import is_alive
+from harness.scenario import expand, load_scenario
 from tests.gpu_check import __main__ as command
-from tests.gpu_check import parity
-from tests.gpu_check.report import Report
+from tests.gpu_check import parity, runs
+from tests.gpu_check.report import Report, Skipped
 from tests.gpu_check.runner import Phase, run_phases
 from tests.gpu_check.runs import planned_gib
 from tests.gpu_check.wheels import wheel_lines
@@ -130,6 +134,32 @@ def test_the_memory_plan_is_read_from_its_table() -> None:
     assert planned_gib(table, gpu=False) == 0.42
     with pytest.raises(ValueError, match="GPU memory"):
         planned_gib(table.replace("GPU memory", "main memory"), gpu=True)
+
+
+def test_what_the_phases_would_run_on_a_gpu_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines: list[list[str]] = []
+
+    def record(line: list[str]) -> str:
+        lines.append(line)
+        if "run" in line:
+            raise RuntimeError("not run here")
+        return "run (GPU memory)\n  at most   1.0 GiB\n"
+
+    monkeypatch.setattr(runs, "call", record)
+    monkeypatch.setattr(runs, "has_gpu", lambda: True)
+    ran = []
+    for phase in (runs.scenarios, runs.big, runs.ray, runs.nixl, runs.transports, runs.vllm):
+        with suppress(RuntimeError, Skipped):
+            phase(Report(tmp_path / f"{phase.__name__}.json"))
+    for line in (line for line in lines if "run" in line):
+        settings = [value for option, value in pairwise(line) if option == "--set"]
+        ran.append(line[line.index("run") + 1])
+        for variant in expand(load_scenario(ran[-1], settings)):
+            assert ran[-1].startswith(("quick", "sync_k2", "async")) or variant.scenario.placement.device == "cuda"
+    small = ["quickstart", "quickstart", "sync_k2", "sync_k2", "async_lag1", "async_lag1"]
+    assert ran[:8] == [*small, "qwen_1_5b", "qwen_1_5b"]
+    if find_spec("ray"):
+        assert {"sync_k1", "transport_sweep_gpu"} <= set(ran[8:])
 
 
 def test_parity_holds_on_this_machine(tmp_path: Path) -> None:
