@@ -1,0 +1,83 @@
+"""The command ``python -m tests.gpu_check``; exit codes: 0 no phase failed, 1 one did, 2 bad usage, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.gpu_check.wheels import missing_packages, wheel_lines
+
+_MODULE = "tests.gpu_check"
+PHASES = {
+    "probe": ("what the device can do, and whether its instruments tell the truth", "probe:run", 240),
+    "parity": ("every branch that only a GPU takes, against the CPU", "parity:run", 300),
+    "scenarios": ("small scenarios on both devices", "runs:scenarios", 540),
+    "speed": ("decode step, draw, CUDA graph, microbatch, head, optimizer", "speed:run", 540),
+    "big": ("1.5 billion random weights, and the memory plan (CPU: a tiny model)", "runs:big", 540),
+    "ray": ("actors, and the transports that Ray alone has", "runs:ray", 540),
+    "nixl": ("weights by NIXL", "runs:nixl", 540),
+    "transports": ("weight syncs alone, up to 1 GB (CPU: 10 MB)", "runs:transports", 540),
+    "vllm": ("vLLM as the engine", "runs:vllm", 580),
+    "nsys": ("a short capture by Nsight Systems", "runs:nsys", 300),
+}
+"""Name -> purpose, function, seconds after which the phase is ended; in the order in which they run."""
+
+
+def main(argv: Sequence[str] | None = None, missing: Sequence[str] | None = None) -> int:
+    """Carry out one command line and return its exit code; ``missing`` are packages taken for not installed."""
+    options = _parser().parse_args(argv)
+    if options.wheels is not None:
+        print("\n".join(wheel_lines(options.wheels)))
+        return 0
+    missing = missing_packages() if missing is None else missing
+    if missing:
+        what = f"the harness needs {', '.join(missing)}; bring the wheels that `python -m {_MODULE} --wheels` lists"
+        print(f"error: not installed here: {what} (docs/gpu_check.md)", file=sys.stderr)
+        return 2
+    from tests.gpu_check.runner import Phase, run_phases
+
+    phases = [Phase(name, what, f"{_MODULE}.{target}", limit_s) for name, (what, target, limit_s) in PHASES.items()]
+    if options.list:
+        print("\n".join(f"{phase.name:<11} {phase.purpose}; at most {phase.limit_s} s" for phase in phases))
+        return 0
+    chosen = [phase for phase in phases if phase.name in (options.phase or PHASES)]
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # a phase ends with us
+    try:
+        return run_phases(chosen, options.out.absolute())
+    except KeyboardInterrupt:
+        print(f"interrupted; what was found is in {options.out}", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_MODULE}",
+        description="Check a machine: is every number right, how fast is it, does everything run?",
+        epilog="example:\n  PYTHONPATH=. python3 -m tests.gpu_check --phase probe --phase parity --out results/check",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    names = ", ".join(PHASES)
+    parser.add_argument(
+        "--phase", action="append", choices=PHASES, metavar="NAME", help=f"one of {names}; may be repeated"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/gpu_check"), metavar="FOLDER", help="default: %(default)s"
+    )
+    parser.add_argument("--list", action="store_true", help="show the phases and their time limits")
+    parser.add_argument(
+        "--wheels",
+        nargs="?",
+        type=Path,
+        const=Path(),
+        metavar="FREEZE",
+        help="list what to bring to a machine, given its `pip freeze` in a file (default: this one)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

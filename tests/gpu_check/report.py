@@ -1,0 +1,119 @@
+"""What a phase says of itself, in the process that runs it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from harness.whole_files import whole_file
+
+
+class Skipped(Exception):
+    """The phase cannot run here; the message is the reason."""
+
+
+class Report:
+    """Figures and failures of a phase, written whole after each of them: a phase that is ended leaves what it had.
+
+    Args:
+        file: where they go; the phase may keep other things in the folder ``folder`` beside it.
+
+    Attributes:
+        figures: by name; plain values.
+        failures: each with its number.
+        headline: what the summary shows of a phase that passed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.folder = file, file.with_suffix("")
+        self.figures: dict[str, Any] = {}
+        self.failures: list[str] = []
+        self.headline = ""
+        self.write()
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep a figure."""
+        print(f"{name}: {value}", flush=True)
+        self.figures[name] = value
+        self.write()
+
+    def check(self, name: str, difference: float, bound: float) -> None:
+        """Keep a difference with its bound; above it, or not a number, it is a failure."""
+        self.note(name, {"difference": difference, "bound": bound})
+        if not difference <= bound:
+            self.fail(f"{name}: {difference:.3g}, at most {bound:.3g}")
+
+    def fail(self, what: str) -> None:
+        """Keep a failure."""
+        print(f"FAILED {what}", flush=True)
+        self.failures.append(what)
+        self.write()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Turn an error of a part of the phase into a failure; what follows the part still runs."""
+        try:
+            yield
+        except Skipped:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            self.fail(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+
+    def write(self, skipped: str | None = None) -> None:
+        """Write what there is."""
+        found = {"figures": self.figures, "failures": self.failures, "headline": self.headline, "skipped": skipped}
+        with whole_file(self.file) as sink:  # the process may be killed at any moment
+            sink.write(json.dumps(_plain(found), indent=1).encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def require(modules: Sequence[str] = (), programs: Sequence[str] = ()) -> None:
+    """Skip the phase unless these modules are installed and these programs are on the PATH.
+
+    Raises:
+        Skipped: with what is missing.
+    """
+    missing = [f"{name} is not installed" for name in modules if find_spec(name) is None]
+    missing += [f"{name} is not on the PATH" for name in programs if shutil.which(name) is None]
+    if missing:
+        raise Skipped(", ".join(missing))
+
+
+def work(target: str, file: str) -> int:
+    """Run a phase in this process; return the exit code, 1 where it failed.
+
+    Args:
+        target: the phase's function, as ``package.module:function``.
+        file: of its report.
+    """
+    report = Report(Path(file))
+    module, _, name = target.partition(":")
+    try:
+        phase: Callable[[Report], None] = getattr(importlib.import_module(module), name)
+        phase(report)
+    except Skipped as reason:
+        print(f"skipped: {reason}", flush=True)
+        report.write(skipped=str(reason))
+        return 0
+    except Exception as error:
+        traceback.print_exc()
+        report.fail(f"{type(error).__name__}: {str(error)[:300]}")
+    report.write()
+    return 1 if report.failures else 0

