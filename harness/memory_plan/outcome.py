@@ -31,7 +31,8 @@ def planned_bytes(scenarios: Sequence[Scenario], has_gpu: bool) -> dict[str, int
     ]
     if len(plans) < len(scenarios):
         return {}
-    return {"main": needed_main(plans), "gpu": sum(plan.total("cuda") for plan in plans)}
+    taken_where_free = sum(process.count * process.more for plan in plans for process in plan.processes)
+    return {"main": needed_main(plans), "gpu": sum(plan.total("cuda") for plan in plans) + taken_where_free}
 
 
 def memory_line(outcome: Mapping[str, Mapping[str, Any]]) -> str:
