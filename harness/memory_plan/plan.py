@@ -250,7 +250,8 @@ def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
     if shape is None:
         return Neighbours(0, engines)
     num_bytes = engines * (_received(scenario, shape) + CUDA_BYTES)
-    if together or learner + share <= 1 + 1e-9:
+    on_gpu = scenario.device_of(placement.learner, has_gpu=True) == "cuda"
+    if on_gpu and (together or learner + share <= 1 + 1e-9):
         prompt = longest_prompt(scenario, shape)
         num_bytes += sum(amount.num_bytes for amount in learner_amounts(scenario, shape, prompt, True))
         num_bytes += CUDA_BYTES if scenario.uses_ray else 0

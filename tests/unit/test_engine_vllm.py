@@ -221,6 +221,11 @@ def test_who_shares_the_gpu_follows_from_the_placement(placement, learner, engin
     assert beside_vllm(scenario, None) == Neighbours(0, engines)
 
 
+def test_a_learner_on_a_cpu_takes_nothing_of_the_gpu(tmp_path) -> None:
+    scenario = trial(tmp_path, "placement={device: auto, colocated: false, generator: {gpus: 1}, learner: {gpus: 0}}")
+    assert beside_vllm(scenario, QWEN) == Neighbours(2 * WEIGHTS + CUDA_BYTES, 1)  # the float32 weights that arrive
+
+
 def test_in_one_process_the_learner_is_always_beside_it(tmp_path) -> None:
     scenario = trial(tmp_path, "transport.type=in_process", "placement.device=cuda")
     found = beside_vllm(scenario, QWEN)
