@@ -37,7 +37,8 @@ class NativeEngine:
     Weights may be loaded on one thread while ``generate`` runs on another: each token is drawn, and its log-probability
     taken, from one consistent set of weights, and ``Completion.versions`` says from which. Keys and values cached by
     older weights stay, as in PipelineRL (Piche et al. 2025, arXiv:2509.19128): later tokens attend to them, so their
-    log-probabilities are not quite those of a pass of the new weights over the whole sequence.
+    log-probabilities are not quite those of a pass of the new weights over the whole sequence. On a GPU both threads
+    must launch on one stream, which keeps the order of writing, reading and reusing memory.
 
     Run so far on CPUs only, in both precisions. Nothing in it is bound to a CPU, but no GPU has run it yet.
 
