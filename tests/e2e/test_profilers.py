@@ -36,7 +36,8 @@ from harness.trace import RecordingTracer, Stage
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")]
 
 NSYS = Path(__file__).parents[1] / "stand_ins" / "nsys"
-HAS_NSYS = shutil.which("nsys") is not None
+PATH = os.environ["PATH"]  # without the stand-in
+REAL_NSYS = shutil.which("nsys")
 WINDOW = NsightWindow(lanes=["learner"], first_step=1, steps=1)
 
 
@@ -153,7 +154,7 @@ def run_paced(folder: Path, mode: str | None, report_timeout_s: int) -> subproce
     (folder / "probes.yaml").write_text(PROFILE.replace("SECONDS", str(report_timeout_s)))
     (folder / "paced.yaml").write_text(PACED.replace("PROFILE", str(folder / "probes.yaml")))
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:  # sockets are made in it
-        environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "TMPDIR": short}
+        environment = os.environ | {"PATH": f"{folder}{os.pathsep}{PATH}", "TMPDIR": short}
         return subprocess.run(
             [sys.executable, "-m", "harness", "run", "paced.yaml", "--out", "results", "--quiet"],
             cwd=folder,
@@ -164,17 +165,15 @@ def run_paced(folder: Path, mode: str | None, report_timeout_s: int) -> subproce
         )
 
 
-@pytest.mark.skipif(not HAS_NSYS, reason="there is no nsys on the PATH")
-def test_stages_of_a_captured_run_are_found_again_in_its_reports(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.skipif(REAL_NSYS is None, reason="there is no nsys on the PATH")
+def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path) -> None:
     """The window is step 1: what trains it, and what brings version 2, which it makes, to the Generator."""
     done = run_paced(tmp_path, None, 120)
     assert done.returncode == 0, done.stderr
     [run], _ = find_runs(tmp_path / "results")
     exports = [run.folder / "profiles" / f"{lane}.sqlite" for lane in ("learner", "generator")]
     for path in exports:
-        command = ["nsys", "export", "--type=sqlite", "-o", path, path.with_suffix(".nsys-rep")]
+        command = [str(REAL_NSYS), "export", "--type=sqlite", "-o", path, path.with_suffix(".nsys-rep")]
         subprocess.run(command, capture_output=True, check=True, timeout=120)
 
     written = write_trace(run.folder, tmp_path / "t.pftrace", exports)
@@ -199,7 +198,7 @@ def test_stages_of_a_captured_run_are_found_again_in_its_reports(
     assert shown == {(written.runs[0], f"Nsight Systems: {lane}", "NVTX ranges") for lane in ("learner", "generator")}
 
 
-@pytest.mark.skipif(HAS_NSYS, reason="the real nsys shows it")
+@pytest.mark.skipif(REAL_NSYS is not None, reason="the real nsys shows it")
 def test_a_run_keeps_the_reports_and_flags_the_steps_they_touch(tmp_path: Path) -> None:
     done = run_paced(tmp_path, "", 120)
     assert done.returncode == 0, done.stderr
