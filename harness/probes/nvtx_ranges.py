@@ -55,7 +55,10 @@ def open_domain(name: str = DOMAIN, environment: Mapping[str, str] = os.environ)
         return domain, None
     if INJECTION not in environment:  # their stand-in, which does nothing
         return None, "no tool listens for NVTX ranges in this process"
-    return _unasked_domain(name), None
+    try:
+        return _unasked_domain(name), None
+    except (ImportError, AttributeError) as error:  # it reaches into the package, which may change there
+        return None, f"the tool is older than the package nvtx, which sends nothing unasked: {error}"
 
 
 @cache
@@ -65,8 +68,8 @@ def _unasked_domain(name: str) -> Domain:
     from nvtx._lib.lib import DomainHandle
 
     domain: Any = object.__new__(nvtx.Domain)
+    domain.handle = DomainHandle(name)  # which 0.2.16 looks at in `__init__`
     domain.__init__(name)
-    domain.handle = DomainHandle(name)
     return cast(Domain, domain)
 
 

@@ -36,7 +36,8 @@ from harness.trace import RecordingTracer, Stage
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")]
 
 NSYS = Path(__file__).parents[1] / "stand_ins" / "nsys"
-HAS_NSYS = shutil.which("nsys") is not None
+PATH = os.environ["PATH"]  # without the stand-in
+REAL_NSYS = shutil.which("nsys")
 WINDOW = NsightWindow(lanes=["learner"], first_step=1, steps=1)
 
 
@@ -130,7 +131,7 @@ def test_an_actor_whose_nsys_writes_nothing_stops_the_run(nsys: Path, tmp_path: 
 PACED = """
 model: {type: paced, update_s: 0.02, megabytes: 0.5, tensors: 5}
 engine: {type: paced, generate_s: 0.05}
-transport: {type: object_store}
+transport: {type: TRANSPORT}
 rollout_batch_size: 8
 group_size: 2
 steps: 4
@@ -145,15 +146,19 @@ nsight: {lanes: [learner, generator], first_step: 1, steps: 1, report_timeout_s:
 """
 
 
-def run_paced(folder: Path, mode: str | None, report_timeout_s: int) -> subprocess.CompletedProcess[str]:
+def run_paced(
+    folder: Path, mode: str | None, report_timeout_s: int, transport: str = "object_store"
+) -> subprocess.CompletedProcess[str]:
     """Run the command under the stand-in, or with None under the real nsys; the results are in ``results``."""
     if mode is not None:
         shutil.copy(NSYS, folder)
         (folder / "mode").write_text(mode)
     (folder / "probes.yaml").write_text(PROFILE.replace("SECONDS", str(report_timeout_s)))
-    (folder / "paced.yaml").write_text(PACED.replace("PROFILE", str(folder / "probes.yaml")))
+    (folder / "paced.yaml").write_text(
+        PACED.replace("PROFILE", str(folder / "probes.yaml")).replace("TRANSPORT", transport)
+    )
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:  # sockets are made in it
-        environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "TMPDIR": short}
+        environment = os.environ | {"PATH": f"{folder}{os.pathsep}{PATH}", "TMPDIR": short}
         return subprocess.run(
             [sys.executable, "-m", "harness", "run", "paced.yaml", "--out", "results", "--quiet"],
             cwd=folder,
@@ -164,17 +169,16 @@ def run_paced(folder: Path, mode: str | None, report_timeout_s: int) -> subproce
         )
 
 
-@pytest.mark.skipif(not HAS_NSYS, reason="there is no nsys on the PATH")
-def test_stages_of_a_captured_run_are_found_again_in_its_reports(
-    tmp_path: Path,
-) -> None:
-    """The window is step 1: what trains it, and what brings version 2, which it makes, to the Generator."""
-    done = run_paced(tmp_path, None, 120)
+@pytest.mark.skipif(REAL_NSYS is None, reason="there is no nsys on the PATH")
+def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path) -> None:
+    """The window is step 1: what trains it, and what brings version 2, which it makes, to the Generator by NIXL."""
+    pytest.importorskip("nixl")
+    done = run_paced(tmp_path, None, 120, transport="nixl")
     assert done.returncode == 0, done.stderr
     [run], _ = find_runs(tmp_path / "results")
     exports = [run.folder / "profiles" / f"{lane}.sqlite" for lane in ("learner", "generator")]
     for path in exports:
-        command = ["nsys", "export", "--type=sqlite", "-o", path, path.with_suffix(".nsys-rep")]
+        command = [str(REAL_NSYS), "export", "--type=sqlite", "-o", path, path.with_suffix(".nsys-rep")]
         subprocess.run(command, capture_output=True, check=True, timeout=120)
 
     written = write_trace(run.folder, tmp_path / "t.pftrace", exports)
@@ -199,7 +203,7 @@ def test_stages_of_a_captured_run_are_found_again_in_its_reports(
     assert shown == {(written.runs[0], f"Nsight Systems: {lane}", "NVTX ranges") for lane in ("learner", "generator")}
 
 
-@pytest.mark.skipif(HAS_NSYS, reason="the real nsys shows it")
+@pytest.mark.skipif(REAL_NSYS is not None, reason="the real nsys shows it")
 def test_a_run_keeps_the_reports_and_flags_the_steps_they_touch(tmp_path: Path) -> None:
     done = run_paced(tmp_path, "", 120)
     assert done.returncode == 0, done.stderr

@@ -203,6 +203,17 @@ def test_without_the_package_there_is_a_reason(tmp_path: Path) -> None:
     assert done.stdout == "None|the package nvtx is not installed\n"
 
 
+def test_a_package_that_has_changed_inside_gives_a_reason() -> None:
+    pytest.importorskip("nvtx")
+    program = (
+        "import sys, nvtx; sys.modules['nvtx._lib.lib'] = None; from harness.probes.nvtx_ranges import open_domain; "
+    )
+    program += "print(*open_domain(environment={'NVTX_INJECTION64_PATH': 'tool.so'}), sep='|')"
+    without = {name: value for name, value in os.environ.items() if not name.startswith("NVTX_")}
+    done = subprocess.run([sys.executable, "-c", program], env=without, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("None|the tool is older than the package nvtx, which sends nothing unasked")
+
+
 def test_the_librarys_stand_in_without_a_tool_takes_our_calls() -> None:
     nvtx = pytest.importorskip("nvtx")
     with NvtxTracer(NullTracer(), nvtx.get_domain("grpo")).span("learner", Stage.UPDATE, 3):
