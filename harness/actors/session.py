@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address
-from ray._raylet import AuthenticationTokenLoader
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # absent from its stub
 
 from harness.errors import UserError
 from harness.memory_plan.room import free_main_memory, object_store_bytes
