@@ -11,6 +11,8 @@ from harness.build.options import StopSignal
 from harness.build.parts import Parts, build_in_process_parts
 from harness.engines.vllm_machine import check_vllm_installed
 from harness.errors import UserError
+from harness.memory_plan.known import shape_for
+from harness.memory_plan.plan import stored_weights
 from harness.probes.load import load_profile
 from harness.provenance import usable_cores
 from harness.scenario import Scenario
@@ -66,11 +68,12 @@ class Workshop:
         if self._session is None:
             from harness.actors.session import RaySession
 
-            side_by_side = [sum(_cpus(each) for each in group) for group in [*self._together, [scenario]]]
-            cpus = max(usable_cores(), math.ceil(max(side_by_side)))
-            profiles = {each.profile for group in [*self._together, [scenario]] for each in group}
+            groups = [*self._together, [scenario]]  # of each, all runs stand side by side
+            cpus = max(usable_cores(), math.ceil(max(sum(map(_cpus, group)) for group in groups)))
+            weights = max(sum(stored_weights(each, shape_for(each)[0]) for each in group) for group in groups)
+            profiles = {each.profile for group in groups for each in group}
             for_nsight = any(load_profile(name).nsight is not None for name in profiles)
-            self._session = RaySession(address, cpus, for_nsight=for_nsight)
+            self._session = RaySession(address, cpus, for_nsight=for_nsight, weights=weights)
         return self._session
 
     def __enter__(self) -> Workshop:

@@ -263,6 +263,22 @@ def _received(scenario: Scenario, shape: Shape) -> int:
     return shape.num_parameters * _WIDTH[getattr(scenario.model, "dtype", "float32")] if scenario.uses_ray else 0
 
 
+def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
+    """Return the bytes of weights that Ray's object store holds at a time for this scenario.
+
+    Args:
+        scenario: the resolved scenario; also a transport sweep.
+        shape: of its model; None where that is not known, which counts as nothing.
+    """
+    sweep = scenario.transport_sweep
+    if not any(kind.startswith("object_store") for kind in (sweep.transports if sweep else [scenario.transport.type])):
+        return 0
+    if sweep:
+        return round(_PUBLISHED_COPIES * max(sweep.megabytes) * 1e6)
+    width = _WIDTH[getattr(scenario.model, "dtype", "float32")]
+    return _PUBLISHED_COPIES * shape.num_parameters * width if shape else 0
+
+
 def _published(scenario: Scenario) -> int:
     """Copies of the weights that wait to be loaded; colocated parts of one process share the weights themselves."""
     if not scenario.uses_ray and scenario.placement.colocated:

@@ -6,6 +6,17 @@ from pathlib import Path
 
 import psutil
 
+from harness.errors import UserError
+
+STORE_SHARE = 0.3
+"""Of the free main memory that Ray's object store may fill; Ray's own default, there of the memory not in use."""
+_STORE_SPARE = 2**28
+"""Bytes in the store beside weights: batches, and what Ray keeps for itself."""
+_LEAST_STORE = 75 * 2**20
+"""Ray refuses less."""
+_MOST_SLOW_STORE = 10**10
+"""Bytes of a store outside of shared memory; Ray refuses more."""
+
 
 def free_main_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the bytes that new processes can take now: the smaller of the system's and the cgroup's."""
@@ -14,6 +25,34 @@ def free_main_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     if limit is None or used is None:
         return free
     return max(0, min(free, limit - used + _reclaimable(cgroup / "memory.stat")))
+
+
+def object_store_bytes(weights: int, free: int, shared: int) -> int:
+    """Return how large to make Ray's object store, so that weights stay in memory and are not written to a disk.
+
+    Ray alone takes a share of the memory at its start, whatever is asked of it: where a machine's memory starts small
+    and grows, or a container has a limit, that may be less than the weights that a transport keeps there.
+
+    Args:
+        weights: bytes of those; 0 where the transport passes them by another way.
+        free: bytes of main memory that are available now.
+        shared: bytes that are free in /dev/shm.
+
+    Raises:
+        UserError: the weights do not fit into what is free.
+    """
+    room = min(free, shared)
+    if weights and weights + _STORE_SPARE > room:
+        raise UserError(
+            f"the transport keeps {weights / 2**30:.2f} GiB of weights in Ray's object store, which needs "
+            f"{(weights + _STORE_SPARE) / 2**30:.2f} GiB; free are {free / 2**30:.2f} GiB of main memory and "
+            f"{shared / 2**30:.2f} GiB in /dev/shm",
+            "transport.type",
+            "take smaller weights (model, transport_sweep.megabytes), set transport.type to disk or shared_memory, "
+            "or free memory (in a container: raise its limit and --shm-size)",
+        )
+    most = round(0.95 * shared) if shared >= 2**30 else _MOST_SLOW_STORE
+    return max(min(round(STORE_SHARE * free), most), weights + _STORE_SPARE if weights else _LEAST_STORE)
 
 
 def _reclaimable(path: Path) -> int:

@@ -119,7 +119,7 @@ def spans_at_once(rows: Sequence[dict[str, Any]]) -> list[Span] | None:
         return None
     if not (_are(lanes, _TEXT) and _are(names, _TEXT) and _are(chain(*numbers), _INTEGER)):
         return None
-    if rows and not (-MOST_WHOLE <= min(map(min, numbers)) and max(map(max, numbers)) <= MOST_WHOLE):
+    if rows and (min(map(min, numbers)) < -MOST_WHOLE or max(map(max, numbers)) > MOST_WHOLE):
         return None
     stages = list(map(_STAGES.get, names))
     if None in stages:

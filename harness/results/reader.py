@@ -21,7 +21,16 @@ from harness.results.jsonl import MOST_LEVELS, parse_json, read_file, read_rows
 from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
 from harness.results.parse import GROUP_MAKERS, ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS, spans_at_once
-from harness.results.rows import BatchRow, EvaluationRow, RolloutRow, ShardRow, StepRow, TailRow, VersionChange, restore_non_finite
+from harness.results.rows import (
+    BatchRow,
+    EvaluationRow,
+    RolloutRow,
+    ShardRow,
+    StepRow,
+    TailRow,
+    VersionChange,
+    restore_non_finite,
+)
 from harness.results.syncs import SyncRow
 from harness.results.writer import GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
 from harness.trace import Span

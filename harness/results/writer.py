@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -24,8 +23,8 @@ from harness.results.counters import COUNTERS, CounterRow, counters_header
 from harness.results.manifest import Manifest
 from harness.results.rows import SCHEMA_VERSIONS, with_nulls
 from harness.trace import Span, Stage
-from harness.whole_files import whole_file
 from harness.types import ExampleRollout, Purpose
+from harness.whole_files import whole_file
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"

@@ -20,8 +20,8 @@ from harness.memory_plan.fit import (
     shortage,
     smallest_changes,
 )
-from harness.memory_plan.plan import CUDA_BYTES, PROCESS_BYTES, make_plan
-from harness.memory_plan.room import free_main_memory
+from harness.memory_plan.plan import CUDA_BYTES, PROCESS_BYTES, make_plan, stored_weights
+from harness.memory_plan.room import free_main_memory, object_store_bytes
 from harness.memory_plan.shape import Shape, shape_of
 from harness.models.public_shapes import PUBLIC_SHAPES
 from harness.scenario import Scenario, load_scenario
@@ -299,3 +299,40 @@ def test_a_cgroup_bounds_what_is_free(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 120\nactive_file 30\n")
     assert free_main_memory(tmp_path) == 1000 - 700 + 120 + 30
+
+
+@pytest.mark.parametrize(
+    ("weights", "free", "shared", "expected"),
+    [
+        (0, 20 * GIB, 12 * GIB, 6 * GIB),  # Ray's 30% of what is available
+        (0, 100 * GIB, 10 * GIB, round(9.5 * GIB)),  # stays in /dev/shm
+        (0, 100 * GIB, 2**26, 10**10),  # which in a container may be next to nothing: then Ray takes files
+        (0, 2**27, GIB, 75 * 2**20),  # Ray refuses less
+        (6 * 10**9, 8 * GIB, 16 * GIB, 6 * 10**9 + 2**28),  # 30% would be 2.4 GiB, and the rest would go to a disk
+        (10**8, 20 * GIB, 24 * GIB, 6 * GIB),
+    ],
+)
+def test_the_object_store_holds_the_weights_whatever_the_machine_says_it_has(
+    weights: int, free: int, shared: int, expected: int
+) -> None:
+    assert object_store_bytes(weights, free, shared) == expected
+
+
+@pytest.mark.parametrize(("free", "shared"), [(5 * GIB, 64 * GIB), (64 * GIB, 2**26)])
+def test_weights_that_the_object_store_would_write_to_a_disk_are_refused(free: int, shared: int) -> None:
+    with pytest.raises(UserError, match=r"5\.59 GiB of weights in Ray's object store") as refused:
+        object_store_bytes(6 * 10**9, free, shared)
+    assert f"{free / GIB:.2f} GiB of main memory and {shared / GIB:.2f} GiB in /dev/shm" in refused.value.what
+
+
+def test_the_weights_in_the_object_store_are_two_versions_of_those_it_passes(tmp_path: Path) -> None:
+    shape = shape_of(QWEN)
+    assert shape is not None
+    for text, expected in (
+        ("model: {type: folder, path: FOLDER}\ntransport: {type: object_store_numpy}\n", 2 * WEIGHTS * 4),
+        ("model: {type: folder, path: FOLDER, dtype: bfloat16}\ntransport: {type: object_store}\n", 2 * WEIGHTS * 2),
+        ("model: {type: folder, path: FOLDER}\ntransport: {type: nixl}\n", 0),
+    ):
+        assert stored_weights(scenario(tmp_path, text), shape) == expected
+    sweep = load_scenario("transport_sweep_gpu")
+    assert stored_weights(sweep, None) == 2 * 3 * 10**9
