@@ -71,33 +71,6 @@ def list_gpus(
         return None, f"NVML: {explain(error.reason)}"
 
 
-def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
-    """Return what sets how fast a GPU may be, beside its model: ``driver``, clocks in MHz, power in W.
-
-    ``power_limit_w`` is the one that is enforced now, ``default_power_limit_w`` that of the model. What the driver does
-    not tell is None.
-    """
-
-    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except nvml.NVMLError:  # each may fail alone: older drivers, slices of a GPU
-            return None
-
-    def watts(function: Callable[[Any], int]) -> int | None:
-        milliwatts = ask(function, handle)
-        return None if milliwatts is None else round(milliwatts / 1000)
-
-    driver = ask(nvml.nvmlSystemGetDriverVersion)
-    return {
-        "driver": None if driver is None else _text(driver),
-        "max_sm_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        "max_memory_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
-        "power_limit_w": watts(nvml.nvmlDeviceGetEnforcedPowerLimit),
-        "default_power_limit_w": watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit),
-    }
-
-
 def load_nvml() -> Any:
     """Return the module ``pynvml``.
 
@@ -334,6 +307,33 @@ def open_gpu_probe(nvml: Any = None, environment: Mapping[str, str] = os.environ
         Unknown: there is none; the reason is its argument.
     """
     return GpuProbe(nvml or load_nvml(), environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
+    """Return what sets how fast a GPU may be, beside its model: ``driver``, clocks in MHz, power in W.
+
+    ``power_limit_w`` is the one that is enforced now, ``default_power_limit_w`` that of the model. What the driver does
+    not tell is None.
+    """
+
+    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except nvml.NVMLError:  # each may fail alone: older drivers, slices of a GPU
+            return None
+
+    def watts(function: Callable[[Any], int]) -> int | None:
+        milliwatts = ask(function, handle)
+        return None if milliwatts is None else round(milliwatts / 1000)
+
+    driver = ask(nvml.nvmlSystemGetDriverVersion)
+    return {
+        "driver": None if driver is None else _text(driver),
+        "max_sm_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        "max_memory_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        "power_limit_w": watts(nvml.nvmlDeviceGetEnforcedPowerLimit),
+        "default_power_limit_w": watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit),
+    }
 
 
 def _text(name: bytes | str) -> str:

@@ -114,7 +114,8 @@ def _own_model() -> nn.Module:
 def _transformers_model() -> nn.Module:
     torch.manual_seed(1)
     shape = {key: value for key, value in TINY_QWEN2.items() if key not in ("architectures", "model_type")}
-    return _spread(AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **shape | {"vocab_size": 280})))
+    config = AutoConfig.for_model("qwen2", **shape | {"vocab_size": 280})
+    return _spread(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
 
 
 MODELS = {_own_model: "own model", _transformers_model: "transformers' model"}

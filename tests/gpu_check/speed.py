@@ -195,7 +195,8 @@ def _transformers(report: Report) -> None:
     shape |= {name: getattr(MODEL, name) for name in ("vocab_size", "hidden_size", "intermediate_size")}
     shape |= {name: getattr(MODEL, name) for name in ("num_hidden_layers", "num_attention_heads")}
     with torch.device(DEVICE):
-        policy = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **shape), dtype=DTYPE).eval()
+        config = AutoConfig.for_model("qwen2", **shape)
+        policy = AutoModelForCausalLM.from_config(config, dtype=DTYPE, trust_remote_code=False).eval()
     for rows in ROWS[1:3]:
         backend = TransformersBackend(policy)
         tokens = _started(backend, rows)
