@@ -182,7 +182,7 @@ def test_the_memory_plan_says_what_the_engine_takes() -> None:
 def test_the_config_of_transformers_counts_the_same() -> None:
     config = AutoConfig.for_model(**PUBLIC_SHAPES["qwen2.5-math-1.5b"])
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     settings = VllmEngineSettings(precision="bfloat16", max_batch=64)
     told = vllm_options(model, settings, 4096, "cuda", False, gpu_memory=lambda: (H200, H200))
     assert told == told | gpu_share(qwen_cache(), WEIGHTS, ALONE, H200, H200)
