@@ -162,7 +162,7 @@ def ray(report: Report) -> None:
     """Ray actors, and the transports that need nothing but Ray."""
     require(modules=["ray"])
     gpu = has_gpu()
-    kinds = ("cuda_ipc", "object_store_numpy", "object_store") if gpu else ("shared_memory", "object_store_numpy")
+    kinds = ("cuda_ipc", "object_store_numpy", "object_store") if gpu else ("object_store_numpy",)
     arms = ", ".join(f"{kind}: {{transport: {{type: {kind}}}}}" for kind in kinds)
     _syncs(report, run_arms(report, "sync_k1", "actors", *UNTAUGHT, f"arms={{{arms}}}", *(ON_GPU if gpu else ())))
 
@@ -212,6 +212,9 @@ def nsys(report: Report) -> None:
     captured, exported = report.folder / "grpo.nsys-rep", report.folder / "grpo.sqlite"
     profiled = nsys_command(window, line, gpu).replace("--output=grpo", f"--output={captured.with_suffix('')}")
     call(shlex.split(profiled))
+    if not captured.exists():
+        wrote = ", ".join(sorted(path.name for path in report.folder.glob("grpo.*"))) or "nothing"
+        raise RuntimeError(f"nsys wrote no report but {wrote}")
     call(["nsys", "export", "--type=sqlite", f"--output={exported}", str(captured)])
     report.note("bytes", captured.stat().st_size)
     tables = {"kernels": "CUPTI_ACTIVITY_KIND_KERNEL", "ranges": "NVTX_EVENTS", "OS calls": "OSRT_API"}
