@@ -282,6 +282,12 @@ def test_unlike_machines_versions_and_commits_are_said(two_arms: Campaign) -> No
     ]
 
 
+def test_the_origin_in_one_line(two_arms: Campaign) -> None:
+    assert origin(two_arms) == (
+        "Abacus 3000, 2 cores, 2 threads, 24 GiB, no GPU seen, torch 2.13.0, python 3.11.7, commit abcdef1"
+    )
+
+
 def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference(two_arms: Campaign) -> None:
     first, second = two_arms.runs  # of before it was written
 
@@ -298,12 +304,6 @@ def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference(tw
         "The operating system of 1 run is unknown; of the others it is Debian GNU/Linux 12 (kernel 6.1.0)."
     ]
     assert differences(debian.manifest, other.manifest) == differences(debian.manifest, second.manifest) == ()
-
-
-def test_the_origin_in_one_line(two_arms: Campaign) -> None:
-    assert origin(two_arms) == (
-        "Abacus 3000, 2 cores, 2 threads, 24 GiB, no GPU seen, torch 2.13.0, python 3.11.7, commit abcdef1"
-    )
 
 
 def test_upsets_are_named(make_run: Make, tmp_path: Path) -> None:
