@@ -49,8 +49,6 @@ class Instruments:
             made.tracer = DelayedTracer(made.tracer, {Stage(name): seconds for name, seconds in self.delays.items()})
         if cuda or synchronize is not None:
             made.tracer = SynchronizedTracer(made.tracer, synchronize or _synchronize())
-        if cuda:
-            made.tracer = made.device_memory = DeviceMemoryTracer(made.tracer, process_memory())
         self._add_probes(made, cuda)
         self._add_windows(made, lanes, cuda)
         return made
@@ -74,6 +72,8 @@ class Instruments:
                 made.notes.append(f"no NVTX ranges: {reason}")
             else:
                 made.tracer = NvtxTracer(made.tracer, domain)
+        if cuda:  # outermost, so that no other probe's figures hold its readings
+            made.tracer = made.device_memory = DeviceMemoryTracer(made.tracer, process_memory())
 
     def _add_windows(self, made: InstrumentedTracer, lanes: Sequence[str], cuda: bool) -> None:
         window = self.profile.torch_profiler

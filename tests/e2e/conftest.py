@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 MARK = "HARNESS_TEST_MARK"
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:

@@ -283,6 +283,12 @@ def test_unlike_machines_versions_and_commits_are_said(two_arms: Campaign) -> No
     ]
 
 
+def test_the_origin_in_one_line(two_arms: Campaign) -> None:
+    assert origin(two_arms) == (
+        "Abacus 3000, 2 cores, 2 threads, 24 GiB, no GPU seen, torch 2.13.0, python 3.11.7, commit abcdef1"
+    )
+
+
 def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference(two_arms: Campaign) -> None:
     first, second = two_arms.runs  # of before it was written
 
@@ -330,12 +336,6 @@ def test_parts_that_share_a_gpu_in_one_process_are_named(
     make_run(arm="in_turns", settings="placement: {colocated: true}", machine=machine, versions={"torch": torch})
     said = [line for line in cautions(_only_campaign(tmp_path)) if "share one GPU" in line]
     assert [line.split(":")[0] for line in said] == (["beside"] if shares else [])
-
-
-def test_the_origin_in_one_line(two_arms: Campaign) -> None:
-    assert origin(two_arms) == (
-        "Abacus 3000, 2 cores, 2 threads, 24 GiB, no GPU seen, torch 2.13.0, python 3.11.7, commit abcdef1"
-    )
 
 
 def test_upsets_are_named(make_run: Make, tmp_path: Path) -> None:
