@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import sqlite3
@@ -19,7 +18,6 @@ from typing import Any
 from harness.probes.load import load_profile
 from harness.probes.nsight import nsys_command
 from harness.results import find_runs
-from harness.results.counters import read_counters
 from tests.gpu_check.report import Report, require
 
 FLOAT32 = ("model.precision=float32", "engine.precision=float32")
@@ -116,46 +114,20 @@ def big(report: Report) -> None:
     settings = [f"model.path={model}", "steps=3", "evaluation.every=3", "evaluation.prompts=8"]
     variants: dict[str, tuple[str, ...]] = {"as shipped": ()}
     if gpu:
-        variants["two microbatches"] = ("model.gradient_checkpointing=false", "gradient_accumulation_steps=2")
+        variants["checkpointing"] = ("model.gradient_checkpointing=true", "gradient_accumulation_steps=8")
     else:
         settings += ["placement.device=cpu", *FLOAT32, "sampling.min_tokens=16", "sampling.max_tokens=16"]
     told = []
     for label, more in variants.items():
         with report.part(label):
-            asked = (*settings, *more)
-            planned = planned_gib(call(harness("validate", "qwen_1_5b", "--memory", settings=asked)), gpu)
-            run_arms(report, "qwen_1_5b", label, *asked)
+            run_arms(report, "qwen_1_5b", label, *settings, *more)
             ((measured,), _) = find_runs(report.folder / label)
-            peak = peak_gib(measured.folder, gpu)
-            report.note(f"{label}: memory, GiB", {"planned": planned, "peak": peak})
-            told.append(f"{label}: planned {planned:.3g} GiB, peak {peak:.3g} GiB")
+            held = measured.manifest.outcome["memory"]["gpu" if gpu else "main"]
+            sizes = {name: held[f"{name}_bytes"] / 2**30 for name in ("planned", "peak")}
+            report.note(f"{label}: memory, GiB", sizes)
+            told.append(f"{label}: planned {sizes['planned']:.3g} GiB, peak {sizes['peak']:.3g} GiB")
     shutil.rmtree(model, ignore_errors=True)
     report.headline = "; ".join(told)
-
-
-def planned_gib(table: str, gpu: bool) -> float:
-    """Read from a memory plan what the processes on the GPU, or in main memory, hold at most together.
-
-    Raises:
-        ValueError: the plan has no such process.
-    """
-    memory, here, found = "GPU memory" if gpu else "main memory", False, []
-    for line in table.splitlines():
-        if not line.startswith(" "):
-            here = f"({memory}" in line
-        elif here and (at_most := re.match(r"\s+at most\s+([\d.]+) GiB", line)):
-            found.append(float(at_most[1]))
-    if not found:
-        raise ValueError(f"the memory plan has no process in {memory}")
-    return sum(found)
-
-
-def peak_gib(folder: Path, gpu: bool) -> float:
-    """Return the largest sample of the GPU's used memory, or of the run's processes in main memory together."""
-    name, by_time = ("memory_used_bytes" if gpu else "rss_bytes"), defaultdict[int, float](float)
-    for row in read_counters(folder):
-        by_time[row.at_ns] += row.values.get(name) or 0.0
-    return max(by_time.values()) / 2**30
 
 
 def ray(report: Report) -> None:

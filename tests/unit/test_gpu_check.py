@@ -19,7 +19,6 @@ from tests.gpu_check import __main__ as command
 from tests.gpu_check import parity, runs
 from tests.gpu_check.report import Report, Skipped
 from tests.gpu_check.runner import Phase, run_phases
-from tests.gpu_check.runs import planned_gib
 from tests.gpu_check.wheels import wheel_lines
 
 ROOT = Path(__file__).parents[2]
@@ -117,23 +116,6 @@ def test_wheels_are_pinned_and_leave_out_what_is_there(tmp_path: Path) -> None:
     assert {"torch", "numpy", "pydantic_core", "pydantic-core"} & named.keys() == set()
     assert named["pydantic"] in (ROOT / "harness/setup/constraints.txt").read_text().splitlines()
     assert lines.index(named["pydantic"]) < lines.index("# ray") < lines.index(named["ray"])
-
-
-def test_the_memory_plan_is_read_from_its_table() -> None:
-    table = "\n".join(
-        [
-            "1,543,714,304 weights, 28 layers; prompts of up to 256 tokens are assumed",
-            "run (GPU memory, sampling and training at once)",
-            "  weights                             5.8 GiB",
-            "  at most                            31.6 GiB",
-            "host of the GPU (main memory)",
-            "  at most                            0.42 GiB",
-        ]
-    )
-    assert planned_gib(table, gpu=True) == 31.6
-    assert planned_gib(table, gpu=False) == 0.42
-    with pytest.raises(ValueError, match="GPU memory"):
-        planned_gib(table.replace("GPU memory", "main memory"), gpu=True)
 
 
 def test_what_the_phases_would_run_on_a_gpu_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
