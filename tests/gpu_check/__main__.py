@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.report.pipes import silence_output
 from tests.gpu_check.wheels import missing_packages, wheel_lines
 
 _MODULE = "tests.gpu_check"
@@ -28,9 +29,15 @@ PHASES = {
 
 def main(argv: Sequence[str] | None = None, missing: Sequence[str] | None = None) -> int:
     """Carry out one command line and return its exit code; ``missing`` are packages taken for not installed."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     if options.wheels is not None:
-        print("\n".join(wheel_lines(options.wheels)))
+        if options.wheels != Path() and not options.wheels.is_file():
+            parser.error(f"--wheels: there is no file {options.wheels}; write it with `pip freeze` on that machine")
+        try:
+            print("\n".join(wheel_lines(options.wheels)), flush=True)
+        except BrokenPipeError:  # the reader has left, as `| head` does
+            silence_output()
         return 0
     missing = missing_packages() if missing is None else missing
     if missing:
