@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {_MODULE}",
         description="Check a machine: is every number right, how fast is it, does everything run?",
-        epilog="example:\n  PYTHONPATH=. python3 -m tests.gpu_check --phase probe --phase parity --out results/check",
+        epilog="example:\n  PYTHONPATH=. python3 -m tests.gpu_check --phase probe --phase parity --out build/check",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--phase", action="append", choices=PHASES, metavar="NAME", help=f"one of {names}; may be repeated"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("results/gpu_check"), metavar="FOLDER", help="default: %(default)s"
+        "--out", type=Path, default=Path("build/gpu_check"), metavar="FOLDER", help="default: %(default)s"
     )
     parser.add_argument("--list", action="store_true", help="show the phases and their time limits")
     parser.add_argument(
