@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.report.pipes import silence_output
 from tests.gpu_check.wheels import missing_packages, wheel_lines
 
 _MODULE = "tests.gpu_check"
@@ -28,9 +29,15 @@ PHASES = {
 
 def main(argv: Sequence[str] | None = None, missing: Sequence[str] | None = None) -> int:
     """Carry out one command line and return its exit code; ``missing`` are packages taken for not installed."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     if options.wheels is not None:
-        print("\n".join(wheel_lines(options.wheels)))
+        if options.wheels != Path() and not options.wheels.is_file():
+            parser.error(f"--wheels: there is no file {options.wheels}; write it with `pip freeze` on that machine")
+        try:
+            print("\n".join(wheel_lines(options.wheels)), flush=True)
+        except BrokenPipeError:  # the reader has left, as `| head` does
+            silence_output()
         return 0
     missing = missing_packages() if missing is None else missing
     if missing:
@@ -56,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {_MODULE}",
         description="Check a machine: is every number right, how fast is it, does everything run?",
-        epilog="example:\n  PYTHONPATH=. python3 -m tests.gpu_check --phase probe --phase parity --out results/check",
+        epilog="example:\n  PYTHONPATH=. python3 -m tests.gpu_check --phase probe --phase parity --out build/check",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -65,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--phase", action="append", choices=PHASES, metavar="NAME", help=f"one of {names}; may be repeated"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("results/gpu_check"), metavar="FOLDER", help="default: %(default)s"
+        "--out", type=Path, default=Path("build/gpu_check"), metavar="FOLDER", help="default: %(default)s"
     )
     parser.add_argument("--list", action="store_true", help="show the phases and their time limits")
     parser.add_argument(

@@ -95,9 +95,10 @@ def test_the_command_refuses_an_unknown_phase_and_imports_no_torch() -> None:
     code = "import sys; from tests.gpu_check.__main__ import main; main(['--list']); assert 'torch' not in sys.modules"
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [line.split()[0] for line in listed.stdout.splitlines()] == list(command.PHASES)
-    with pytest.raises(SystemExit) as stopped:
-        command.main(["--phase", "no_such_phase"])
-    assert stopped.value.code == 2
+    for wrong in (["--phase", "no_such_phase"], ["--wheels", "no_such_file.txt"]):
+        with pytest.raises(SystemExit) as stopped:
+            command.main(wrong)
+        assert stopped.value.code == 2
 
 
 def test_missing_packages_are_told_in_one_line(capsys: pytest.CaptureFixture) -> None:
