@@ -60,9 +60,11 @@ def load_baseline(results: Path, name: str) -> Baseline:
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
     try:
-        data = parse_json(read_file(path))
+        content = read_file(path)
     except FileNotFoundError:
         return {}
+    try:
+        data = parse_json(content)
     except ValueError as error:
         raise UserError(f"cannot read {str(path)!r}: {error}", str(path), "mend or remove it") from error
     entries = data.get("baselines") if isinstance(data, dict) and data.get("schema_version") == SCHEMA_VERSION else None

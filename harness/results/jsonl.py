@@ -21,10 +21,6 @@ from harness.results.rows import MOST_WHOLE, restore_non_finite
 Row = TypeVar("Row")
 
 
-MOST_LEVELS = 64
-"""Objects and lists within each other, in what is free in form: a manifest, a resolved scenario. Ours have under 10."""
-
-
 def read_file(path: Path) -> bytes:
     """Return what a file holds. Only a regular file is read: a pipe or a device may never end.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.results.jsonl import MOST_LEVELS, parse_json, read_file, read_rows
+from harness.results.jsonl import parse_json, read_file, read_rows
 from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
 from harness.results.parse import GROUP_MAKERS, ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS, spans_at_once
@@ -36,6 +36,8 @@ from harness.results.writer import GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS,
 from harness.trace import Span
 
 DID_NOT_FINISH = "did not finish"
+MOST_LEVELS = 64
+"""Objects and lists within each other in a manifest or a resolved scenario; ours have under 10."""
 MOST_DIGITS = 64
 """Characters of a number in a resolved scenario; the longest float has 24."""
 
@@ -157,9 +159,10 @@ def read_manifest(folder: Path) -> Manifest:
     except ValueError as error:
         raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
     try:
-        return Manifest.from_json(restore_non_finite(data) if isinstance(data, dict) else data, str(path))
-    except (LookupError, TypeError, AttributeError) as error:
+        facts = restore_non_finite(data) if isinstance(data, dict) else data
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{str(path)!r} is damaged: {error!r}", where=str(path)) from error
+    return Manifest.from_json(facts, str(path))
 
 
 def _check_levels(data: Any) -> None:
@@ -240,12 +243,12 @@ def _is_locked(path: Path) -> bool:
 
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        return parse_settings(read_file(path).decode())
+        content = read_file(path)
     except FileNotFoundError:
         return {}
+    try:
+        return parse_settings(content.decode())
     except ValueError as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"cannot read {str(path)!r}: {error}", where=str(path)) from error
 
 

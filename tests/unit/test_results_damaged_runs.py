@@ -122,6 +122,7 @@ CASES: list[tuple[str, str, Callable[[Path], None]]] = [
     ("text_for_cores", MANIFEST, change("machine", "cores", to='"x"')),
     ("text_for_seconds", MANIFEST, change("sentinel", to='{"numpy": "x"}')),
     ("list_for_version", MANIFEST, change("versions", to='{"torch": [1]}')),
+    ("no_number", MANIFEST, change("non_finite", to='{"/startup_s": "x"}')),
     ("infinite", MANIFEST, change("startup_s", to="1e400")),
     ("sync_without_bytes", STEPS, add('{"kind":"sync"}')),
     *(("pipe", file, pipe) for file in (MANIFEST, STEPS, SPANS, COUNTERS, ROLLOUTS, SETTINGS, LOG)),
