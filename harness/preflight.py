@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from harness.build import all_lanes
-from harness.build.options import check_gpu_is_found
+from harness.build.options import check_gpu_is_found, slow_bfloat16
 from harness.conductor import interleaving_of, side_by_side
 from harness.errors import UserError
 from harness.memory_plan.check import check_memory
@@ -34,7 +34,7 @@ def check_before_start(
 
     Args:
         points: the arms of each point, block by block.
-        say: takes the memory plan of each point, in a line.
+        say: takes the memory plan of each point, in a line, and another one where bfloat16 is slow here.
         room: the memory to fit into; None looks at this machine.
         nvml: the module ``pynvml``; None imports it.
 
@@ -63,6 +63,8 @@ def check_before_start(
     if any(load_profile(scenario.profile).pyspy is not None for scenario in scenarios):
         check_pyspy()
     _check_memory(points, say, room)
+    if slow := slow_bfloat16(scenarios, has_gpu):
+        say(slow)
 
 
 def machine_room(nvml: Any = None) -> Room:

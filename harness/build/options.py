@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
@@ -101,6 +102,31 @@ def resolve_device(
     if device == "cuda" and not has_gpu:
         raise no_gpu_error()
     return device
+
+
+def slow_bfloat16(
+    scenarios: Sequence[Scenario],
+    has_gpu: bool,
+    has_bfloat16: Callable[[], bool] = torch.cpu._is_avx512_bf16_supported,
+) -> str:
+    """Return a line where a part would compute in bfloat16 on an x86-64 CPU without instructions for it, else nothing.
+
+    Args:
+        scenarios: what is to run.
+        has_gpu: whether there is a GPU for the run.
+        has_bfloat16: whether this CPU has AVX-512 BF16.
+    """
+    asked = {
+        f"{name}.precision"
+        for scenario in scenarios
+        for name, part in (("model", scenario.placement.learner), ("engine", scenario.placement.generator))
+        if getattr(getattr(scenario, name), "precision", None) == "bfloat16"
+        if scenario.device_of(part, has_gpu) == "cpu"
+    }
+    if not asked or platform.machine() != "x86_64" or has_bfloat16():
+        return ""
+    fix = " ".join(f"--set {key}=float32" for key in sorted(asked))
+    return f"bfloat16: this CPU has no instructions for it (AVX-512 BF16), so it takes many times as long; {fix}"
 
 
 def check_gpu_is_found(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
 
+from harness.build.options import slow_bfloat16
 from harness.errors import UserError
 from harness.preflight import check_before_start
 from harness.run import run_command
@@ -89,3 +91,15 @@ def test_a_tracker_whose_package_is_missing_is_refused_with_the_command(tmp_path
         assert "make install PARTS=mlflow" in (refused.value.fix or "")
     else:
         check_before_start(points(tmp_path, "trackers: [mlflow]\n"))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="which CPUs have bfloat16 is known for x86-64 alone")
+def test_bfloat16_on_a_cpu_without_it_is_said_with_the_settings_to_change(tmp_path: Path) -> None:
+    both = "model: {type: preset, precision: bfloat16}\nengine: {type: native, precision: bfloat16}\n"
+    ((variant,),) = points(tmp_path, both)
+    told = slow_bfloat16([variant.scenario], has_gpu=False, has_bfloat16=lambda: False)
+    assert "--set engine.precision=float32 --set model.precision=float32" in told
+    assert slow_bfloat16([variant.scenario], has_gpu=False, has_bfloat16=lambda: True) == ""
+    assert slow_bfloat16([variant.scenario], has_gpu=True, has_bfloat16=lambda: False) == ""
+    ((plain,),) = points(tmp_path, both.replace("bfloat16", "float32"))
+    assert slow_bfloat16([plain.scenario], has_gpu=False, has_bfloat16=lambda: False) == ""
