@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from harness.actors.processes import PartProcess, ProcessFacts, ProcessSetup, Reply, boot_id
 from harness.errors import HarnessError, PartReplaced, RunStopped
-from harness.probes.device_memory import DeviceFigure
+from harness.probes.device_memory import DeviceFigure, is_full_gpu
 from harness.trace import RecordingTracer, Span, Stage, Tracer
 
 CLOCK_READINGS = 5
@@ -308,12 +307,12 @@ def clock_offset_ns(
 def own_error(error: RayTaskError) -> BaseException:
     """Return the error that the method raised: Ray wraps it in one of its own, with the remote stack as its text.
 
-    Those that the driver can put in words are returned as they are: the harness's own, and CUDA out of memory.
+    Those that the driver can put in words are returned as they are: the harness's own, and of a GPU that is full.
     """
     cause = error.cause
     while isinstance(cause, RayTaskError):
         cause = cause.cause
-    if isinstance(cause, HarnessError | torch.OutOfMemoryError):
+    if isinstance(cause, HarnessError) or is_full_gpu(cause):
         return cause
     if isinstance(cause, RayError):
         return RunStopped(f"an object is gone with the actor that owned it: {_first_line(cause)}")

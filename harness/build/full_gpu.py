@@ -7,10 +7,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from harness.errors import UserError
 from harness.memory_plan.check import what_to_lower
+from harness.probes.device_memory import is_full_gpu
 from harness.scenario import Scenario
 from harness.trace import raised_in
 
@@ -26,12 +25,14 @@ def told_when_gpu_is_full(scenario: Scenario) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_full_gpu(error):
+            raise
         traceback.clear_frames(error.__traceback__)  # their tensors: another arm may run in this process
         raise _in_words(error, scenario) from error
 
 
-def _in_words(error: torch.OutOfMemoryError, scenario: Scenario) -> UserError:
+def _in_words(error: RuntimeError, scenario: Scenario) -> UserError:
     span, text = raised_in(error), str(error)
     place = "" if span is None else f" in {span.stage} of the {span.lane}"
     asked, free = _ASKED.search(text), _FREE.search(text)

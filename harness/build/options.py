@@ -65,6 +65,8 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
 
 
 EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.5
+COMPUTE_NOTHING = ("paced", "fake")
+"""Engines in runs without a model that could compute on a GPU."""
 
 
 def mismatch_bound(scenario: Scenario) -> float | None:
@@ -139,7 +141,8 @@ def check_gpu_is_found(
 ) -> None:
     """Refuse what would compute on the CPU in silence: the driver lists a GPU, and PyTorch finds none.
 
-    PyTorch finds none where the driver is older than the CUDA version it was built for, or where it was built without.
+    PyTorch finds none where the driver is older than the CUDA version it was built for, where it was built without, and
+    where CUDA cannot be initialised.
 
     Args:
         scenarios: what is to run.
@@ -152,16 +155,34 @@ def check_gpu_is_found(
         UserError: with the versions of both.
     """
     listed, _ = list_gpus(nvml, environment)
-    wanting = [each for each in scenarios if each.placement.address == "local" and each.uses_gpu(has_gpu=True)]
+    wanting = [
+        each
+        for each in scenarios
+        if each.placement.address == "local" and each.uses_gpu(has_gpu=True) and each.engine.type not in COMPUTE_NOTHING
+    ]
     if not listed or not wanting or torch_finds_gpu():
         return
     with closing(open_gpu_probe(nvml, environment)) as probe:
         driver = probe.driver()
-    newer_driver = f"a driver for CUDA {torch_cuda} or newer, or " if torch_cuda else ""
+    if torch_cuda is not None and _runs_on(torch_cuda, driver.cuda):
+        ways = (
+            "see what torch.cuda.init() says: libcuda may be missing (a container needs the driver capability "
+            "`compute`), or MIG is on and has no instance"
+        )
+    else:
+        newer_driver = f"a driver for CUDA {torch_cuda} or newer, or " if torch_cuda else ""
+        ways = f"install {newer_driver}a PyTorch for CUDA {driver.cuda} or older"
     raise UserError(
         f"the driver lists {listed[0]['name']}, and PyTorch finds no GPU: driver {driver.version} runs CUDA up to "
         f"{driver.cuda}, and PyTorch {torch.__version__} is built for {f'CUDA {torch_cuda}' if torch_cuda else 'CPUs'}",
         f"placement.device: {wanting[0].placement.device}",
-        f"install {newer_driver}a PyTorch for CUDA {driver.cuda} or older; to run on the CPU on purpose, set "
-        "placement.device (or --device) to cpu",
+        f"{ways}; to run on the CPU on purpose, set placement.device (or --device) to cpu",
     )
+
+
+def _runs_on(torch_cuda: str, driver_cuda: str) -> bool:
+    """Whether the driver runs this version of CUDA; no where it does not tell which it runs."""
+    if driver_cuda == "unknown":
+        return False
+    asked, runs = (tuple(map(int, version.split("."))) for version in (torch_cuda, driver_cuda))
+    return asked <= runs

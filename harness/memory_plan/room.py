@@ -31,7 +31,8 @@ def object_store_bytes(weights: int, free: int, shared: int) -> int:
     """Return how large to make Ray's object store, so that weights stay in memory and are not written to a disk.
 
     Ray alone takes a share of the memory at its start, whatever is asked of it: where a machine's memory starts small
-    and grows, or a container has a limit, that may be less than the weights that a transport keeps there.
+    and grows, or a container has a limit, that may be less than the weights that a transport keeps there. Where
+    /dev/shm is smaller, as in a container by default, Ray keeps its store in a file and warns of it.
 
     Args:
         weights: bytes of those; 0 where the transport passes them by another way.
@@ -39,20 +40,20 @@ def object_store_bytes(weights: int, free: int, shared: int) -> int:
         shared: bytes that are free in /dev/shm.
 
     Raises:
-        UserError: the weights do not fit into what is free.
+        UserError: the weights do not fit into the main memory that is free.
     """
-    room = min(free, shared)
-    if weights and weights + _STORE_SPARE > room:
+    needed = weights + _STORE_SPARE if weights else _LEAST_STORE
+    if weights and needed > free:
         raise UserError(
             f"the transport keeps {weights / 2**30:.2f} GiB of weights in Ray's object store, which needs "
-            f"{(weights + _STORE_SPARE) / 2**30:.2f} GiB; free are {free / 2**30:.2f} GiB of main memory and "
-            f"{shared / 2**30:.2f} GiB in /dev/shm",
+            f"{needed / 2**30:.2f} GiB; free are {free / 2**30:.2f} GiB of main memory",
             "transport.type",
-            "take smaller weights (model, transport_sweep.megabytes), set transport.type to disk or shared_memory, "
-            "or free memory (in a container: raise its limit and --shm-size)",
+            "take smaller weights (model, transport_sweep.megabytes), set transport.type to disk, or free memory (in a "
+            "container: raise its limit)",
         )
-    most = round(0.95 * shared) if shared >= 2**30 else _MOST_SLOW_STORE
-    return max(min(round(STORE_SHARE * free), most), weights + _STORE_SPARE if weights else _LEAST_STORE)
+    in_memory = shared >= 2**30 or (weights and needed <= 0.95 * shared)
+    most = round(0.95 * shared) if in_memory else _MOST_SLOW_STORE
+    return max(min(round(STORE_SHARE * free), most), needed)
 
 
 def _reclaimable(path: Path) -> int:

@@ -79,6 +79,20 @@ class DeviceMemory:
             self._open[span] = peak.or_higher(seen)
 
 
+def is_full_gpu(error: BaseException) -> bool:
+    """Whether a GPU had no memory left: for torch's allocator, or for CUDA and its libraries, which go past it.
+
+    Making a context or a stream, or asking for what is free, ends with ``torch.AcceleratorError``; a handle of cuBLAS
+    or cuDNN with a plain ``RuntimeError``.
+    """
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("CUDA error: out of memory" in text or "ALLOC_FAILED" in text)
+
+
 @cache
 def process_memory() -> DeviceMemory:
     """Return the one meter of this process's allocator, for the device that torch uses; nothing is initialised."""

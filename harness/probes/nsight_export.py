@@ -22,6 +22,7 @@ from harness.trace import Stage
 
 _KINDS = _DOMAIN_CREATED, _PUSH_POP, _START_END = 75, 59, 60  # ENUM_NSYS_EVENT_TYPE
 _RANGE = ("start", "end", "eventType", "text", "textId", "globalTid", "endGlobalTid", "domainId", "int64Value")
+_YEAR_2200_NS = 7_258_118_400 * 10**9
 _COPY_KINDS = {1: "host to device", 2: "device to host", 8: "device to device", 9: "host to host", 10: "peer to peer"}
 
 
@@ -148,7 +149,8 @@ def _started_utc_ns(data: sqlite3.Connection) -> int | None:
     if "utcEpochNs" not in _columns(data, "TARGET_INFO_SESSION_START_TIME"):
         return None
     row = data.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
-    return None if row is None else row[0]
+    told = None if row is None else row[0]
+    return told if isinstance(told, int) and 0 <= told < _YEAR_2200_NS else None
 
 
 def _activities(

@@ -125,10 +125,20 @@ class GpuProbe:
     def describe(self) -> list[dict[str, Any]]:
         """Return what every GPU is, and how much of it is free; see ``list_gpus``.
 
+        One that does not answer, as one that has fallen off the bus, is left out: the others may be used.
+
         Raises:
-            Unknown: one does not answer.
+            Unknown: none answers.
         """
-        return [device.describe() for device in self._devices]
+        found, errors = list[dict[str, Any]](), list[Unknown]()
+        for device in self._devices:
+            try:
+                found.append(device.describe())
+            except Unknown as error:
+                errors.append(error)
+        if errors and not found:
+            raise errors[0]
+        return found
 
     def driver(self) -> Driver:
         """Return the versions of the driver; ``unknown`` where it does not tell."""

@@ -19,6 +19,7 @@ from harness.memory_plan.fit import changed, first_changes
 from harness.memory_plan.plan import make_plan
 from harness.memory_plan.shape import shape_of_own
 from harness.models.config import PRESETS
+from harness.probes.device_memory import is_full_gpu
 from harness.results import find_runs
 from harness.run import run_command
 from harness.scenario import Scenario, load_scenario
@@ -30,6 +31,20 @@ TOLD = (
     "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.20 GiB is "
     "free. Including non-PyTorch memory, this process has 77.90 GiB memory in use."
 )
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (torch.OutOfMemoryError(TOLD), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),  # a context, a stream
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_which_errors_say_that_a_gpu_is_full(error: Exception, full: bool) -> None:
+    assert is_full_gpu(error) is full
 
 
 def scenario(tmp_path: Path, text: str) -> Scenario:

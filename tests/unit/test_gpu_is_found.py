@@ -50,6 +50,12 @@ def test_a_torch_without_cuda_on_a_machine_with_a_gpu_needs_no_other_driver(tmp_
     assert "driver for" not in (error.fix or "")
 
 
+def test_versions_that_fit_are_not_blamed(tmp_path: Path) -> None:
+    fix = refusal(scenario(tmp_path), FakeNvml([H200], cuda=13010), "13.0").fix or ""
+    assert "install" not in fix
+    assert "MIG" in fix
+
+
 def test_a_driver_that_does_not_tell_its_version_is_refused_all_the_same(tmp_path: Path) -> None:
     silent = FakeNvml([H200], driver=NVMLError(FUNCTION_NOT_FOUND))
     assert "unknown" in refusal(scenario(tmp_path), silent, "13.0").what
@@ -60,6 +66,7 @@ def test_a_driver_that_does_not_tell_its_version_is_refused_all_the_same(tmp_pat
     [
         ("placement: {device: cpu}\n", {}),  # on purpose
         ("", {"CUDA_VISIBLE_DEVICES": ""}),  # on purpose too
+        ("model: {type: paced}\nengine: {type: paced}\nloss: {type: grpo_clip}\n", {}),  # no tensor anywhere
         ("transport: {type: nixl}\n", {}),  # actors that reserve no GPU
         ("transport: {type: nixl}\nplacement: {learner: {gpus: 1}, address: auto}\n", {}),  # other machines
     ],

@@ -318,11 +318,15 @@ def test_the_object_store_holds_the_weights_whatever_the_machine_says_it_has(
     assert object_store_bytes(weights, free, shared) == expected
 
 
-@pytest.mark.parametrize(("free", "shared"), [(5 * GIB, 64 * GIB), (64 * GIB, 2**26)])
-def test_weights_that_the_object_store_would_write_to_a_disk_are_refused(free: int, shared: int) -> None:
+def test_weights_that_main_memory_cannot_hold_are_refused() -> None:
     with pytest.raises(UserError, match=r"5\.59 GiB of weights in Ray's object store") as refused:
-        object_store_bytes(6 * 10**9, free, shared)
-    assert f"{free / GIB:.2f} GiB of main memory and {shared / GIB:.2f} GiB in /dev/shm" in refused.value.what
+        object_store_bytes(6 * 10**9, 5 * GIB, 64 * GIB)
+    assert "free are 5.00 GiB of main memory" in refused.value.what
+
+
+def test_a_small_dev_shm_bounds_the_store_only_where_the_weights_fit_into_it() -> None:
+    assert object_store_bytes(100 * 2**20, 32 * GIB, GIB // 2) == round(0.95 * GIB / 2)
+    assert object_store_bytes(24 * 2**20, 32 * GIB, 2**26) == 10**10  # Ray takes a file, and says so
 
 
 def test_the_weights_in_the_object_store_are_two_versions_of_those_it_passes(tmp_path: Path) -> None:

@@ -250,6 +250,8 @@ def test_gpus_that_cannot_be_listed_say_why() -> None:
     lost = FakeNvml([FakeDevice(unreachable=NVMLError(GPU_IS_LOST))])
     assert list_gpus(lost, {}) == (None, "NVML: the GPU has fallen off the bus")
     assert lost.opened == 0
+    one_of_two = FakeNvml([FakeDevice(unreachable=NVMLError(GPU_IS_LOST)), FakeDevice("GPU-b", "Small")])
+    assert [gpu["name"] for gpu in list_gpus(one_of_two, {})[0] or []] == ["Small"]
     (shared,), _ = list_gpus(FakeNvml([FakeDevice(script={"memory": [NVMLError(NOT_SUPPORTED)]})]), {})
     assert (shared["name"], shared["memory_gib"], shared["free_bytes"]) == ("Fake GPU", None, None)
 

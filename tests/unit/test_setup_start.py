@@ -73,7 +73,19 @@ def test_an_unknown_part_is_refused_with_the_known_ones() -> None:
 def test_make_alone_lists_every_target() -> None:
     listed = [line.split()[1] for line in make(ROOT).splitlines()]
     assert listed == [
-        *("help", "bench", "sweep", "compare", "test", "test-all", "check", "install", "install-vllm", "clean"),
+        *(
+            "help",
+            "bench",
+            "sweep",
+            "compare",
+            "test",
+            "test-all",
+            "check",
+            "gpu-check",
+            "install",
+            "install-vllm",
+            "clean",
+        ),
     ]
 
 
