@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from harness.build.full_gpu import in_short
 from harness.errors import UserError
+from harness.probes.device_memory import is_full_gpu
 
 ARGUMENTS = {
     "sampling.temperature": "--temperature",
@@ -23,11 +25,22 @@ ARGUMENTS = {
 
 @contextmanager
 def settings_as_arguments() -> Iterator[None]:
-    """Have a UserError of the block say what to type: ``set --top-p`` for ``set sampling.top_p``."""
+    """Have a UserError of the block say what to type: ``set --top-p`` for ``set sampling.top_p``.
+
+    Raises:
+        UserError: such a one, or one for a GPU that is full.
+    """
     try:
         yield
     except UserError as error:
         raise UserError(error.what, _in_arguments(error.where), _in_arguments(error.fix)) from error
+    except RuntimeError as error:
+        if not is_full_gpu(error):
+            raise
+        fix = (
+            "lower --batch or --max-tokens, take --precision bfloat16, or free the GPU (nvidia-smi names who is on it)"
+        )
+        raise UserError(f"CUDA ran out of memory: {in_short(error)}", "GPU memory", fix) from error
 
 
 def _in_arguments(text: str | None) -> str | None:

@@ -33,12 +33,16 @@ def told_when_gpu_is_full(scenario: Scenario) -> Iterator[None]:
 
 
 def _in_words(error: RuntimeError, scenario: Scenario) -> UserError:
-    span, text = raised_in(error), str(error)
+    span = raised_in(error)
     place = "" if span is None else f" in {span.stage} of the {span.lane}"
+    fix = what_to_lower(scenario, span.lane if span else "run")
+    return UserError(f"CUDA ran out of memory{place}: {in_short(error)}", "GPU memory", fix)
+
+
+def in_short(error: RuntimeError) -> str:
+    """Return what was wanted and what was free, else the error's first line."""
+    text = str(error)
     asked, free = _ASKED.search(text), _FREE.search(text)
-    said = text.strip().partition("\n")[0]
-    if asked is not None:
-        said = f"tried to allocate {asked[1]}" + (f", and {free[1]} were free" if free is not None else "")
-    return UserError(
-        f"CUDA ran out of memory{place}: {said}", "GPU memory", what_to_lower(scenario, span.lane if span else "run")
-    )
+    if asked is None:
+        return text.strip().partition("\n")[0]
+    return f"tried to allocate {asked[1]}" + (f", and {free[1]} were free" if free is not None else "")

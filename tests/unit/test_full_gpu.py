@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from harness.build import Parts, build_simulated_parts
+from harness.build.arguments import settings_as_arguments
 from harness.build.full_gpu import told_when_gpu_is_full
 from harness.errors import UserError
 from harness.memory_plan.fit import changed, first_changes
@@ -45,6 +46,15 @@ TOLD = (
 )
 def test_which_errors_say_that_a_gpu_is_full(error: Exception, full: bool) -> None:
     assert is_full_gpu(error) is full
+
+
+def test_commands_that_only_sample_say_which_arguments_to_lower() -> None:
+    with pytest.raises(UserError) as told, settings_as_arguments():
+        raise torch.OutOfMemoryError(TOLD)
+    assert told.value.what == "CUDA ran out of memory: tried to allocate 2.25 GiB, and 1.20 GiB were free"
+    assert "--batch" in (told.value.fix or "")
+    with pytest.raises(RuntimeError, match="other"), settings_as_arguments():
+        raise RuntimeError("other")
 
 
 def scenario(tmp_path: Path, text: str) -> Scenario:
