@@ -350,7 +350,7 @@ def test_ctrl_c_ends_everything_at_once(material: Path, traces: Traces, tmp_path
         time.sleep(0.5)
         assert len(traces.processes()) > 5  # Ray's own and the three actors: the mark is inherited
         os.killpg(process.pid, signal.SIGINT)
-        errors = process.communicate(timeout=120)[1]  # not the hour that the Generator is busy for
+        errors = process.communicate(timeout=300)[1]  # not the hour that the Generator is busy for
     finally:
         process.kill()
     assert process.returncode == 130, errors
@@ -409,7 +409,7 @@ def test_a_model_folder_that_is_not_there_is_refused_before_ray_starts(traces: T
     command = [sys.executable, "-m", "harness", "run", "quickstart", f"--out={tmp_path}", "--set=model.type=folder"]
     command += ["--set=model.path=no/such/folder", "--set=transport.type=nixl"]
     run = subprocess.run(
-        command, env=os.environ | traces.environment, capture_output=True, text=True, timeout=120, check=False
+        command, env=os.environ | traces.environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 2, run.stderr
     assert run.stderr.splitlines()[1].startswith("error: "), run.stderr  # behind the line on the memory plan

@@ -99,7 +99,7 @@ def stopped_in_the_third_batch(folder: Path, out: str, number: signal.Signals) -
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
-    said = process.communicate(timeout=120)[1].decode()
+    said = process.communicate(timeout=300)[1].decode()
     (folder / "held").unlink()
     return process.returncode, said
 

@@ -104,7 +104,7 @@ def end_and_wait(nsys: Path, actor: Any, pid: int, tag: str, into: Path, timeout
 def test_an_actor_runs_under_nsys_and_its_whole_report_is_kept(nsys: Path, tmp_path: Path) -> None:
     tag = new_tag()
     actor = start_learner(tag)
-    pid, interpreter, events = ray.get(actor.train.remote(), timeout=120)
+    pid, interpreter, events = ray.get(actor.train.remote(), timeout=300)
     assert events == ["step 0", "start", "step 1", "stop", "step 2"]
     assert interpreter == str(Path(sys.executable).with_name("python"))
     assert str(nsys) in ray.get(actor.launcher.remote())
@@ -122,7 +122,7 @@ def test_an_actor_whose_nsys_writes_nothing_stops_the_run(nsys: Path, tmp_path: 
     (nsys.parent / "mode").write_text("never")
     tag = new_tag()
     actor = start_learner(tag)
-    pid, _, _ = ray.get(actor.train.remote(), timeout=120)
+    pid, _, _ = ray.get(actor.train.remote(), timeout=300)
     with pytest.raises(RunStopped, match=r"no complete report of 1 of 1 lanes within 4 s: learner: no file, and nsys"):
         end_and_wait(nsys, actor, pid, tag, tmp_path / "nsight", timeout_s=4)
     assert not (tmp_path / "nsight").exists()
@@ -165,7 +165,7 @@ def run_paced(
             env=environment | {"PYTHONPATH": str(Path(harness.__file__).parents[1])},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
 
 
@@ -173,13 +173,13 @@ def run_paced(
 def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path) -> None:
     """The window is step 1: what trains it, and what brings version 2, which it makes, to the Generator by NIXL."""
     pytest.importorskip("nixl")
-    done = run_paced(tmp_path, None, 120, transport="nixl")
+    done = run_paced(tmp_path, None, 240, transport="nixl")
     assert done.returncode == 0, done.stderr
     [run], _ = find_runs(tmp_path / "results")
     exports = [run.folder / "profiles" / f"{lane}.sqlite" for lane in ("learner", "generator")]
     for path in exports:
         command = [str(REAL_NSYS), "export", "--type=sqlite", "-o", path, path.with_suffix(".nsys-rep")]
-        subprocess.run(command, capture_output=True, check=True, timeout=120)
+        subprocess.run(command, capture_output=True, check=True, timeout=300)
 
     written = write_trace(run.folder, tmp_path / "t.pftrace", exports)
 

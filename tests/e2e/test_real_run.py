@@ -165,7 +165,7 @@ def test_an_interrupted_run_stays_readable(
     try:
         wait_for_steps(tmp_path, process, 3)
         process.send_signal(number)
-        errors = process.communicate(timeout=120)[1]
+        errors = process.communicate(timeout=300)[1]
     finally:
         process.kill()
     assert process.returncode == 130
@@ -191,7 +191,7 @@ def test_sigterm_is_heard_by_a_job_that_ignores_ctrl_c(
     try:
         wait_for_steps(tmp_path, process, 1)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
+        process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -111,7 +111,7 @@ def test_a_sweep_killed_twice_goes_on_without_losing_or_redoing_a_point(tmp_path
     after_second = digests(out)
     assert after_second.items() > after_first.items()
     third = start(tmp_path)
-    _, said = third.communicate(timeout=120)
+    _, said = third.communicate(timeout=300)
     assert third.returncode == 0, said
     assert digests(out).items() > after_second.items()
     check_complete(out)
@@ -124,7 +124,7 @@ def test_control_c_says_how_it_stands_and_the_run_says_that_it_was_interrupted(t
     out = tmp_path / "out"
     process = start(tmp_path, holds=2)
     send_when_held(process, out, 2, signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert (
         "interrupted: 1 finished, 1 diverged, 1 cut short, 3 not run yet; the same command goes on from there" in said
@@ -137,12 +137,12 @@ def test_control_c_twice_ends_it_and_the_same_command_goes_on(tmp_path: Path) ->
     process = start(tmp_path, holds=3)
     send_when_held(process, out, 3, signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode in (130, -signal.SIGINT), said
     before = digests(out)
     assert before
     last = start(tmp_path)
-    _, said = last.communicate(timeout=120)
+    _, said = last.communicate(timeout=300)
     assert last.returncode == 0, said
     assert digests(out).items() > before.items()
     check_complete(out)
@@ -165,7 +165,7 @@ def test_a_sweep_killed_at_any_moments_is_complete_in_the_end(tmp_path: Path, se
         assert now.items() >= kept.items()
         kept = now
     last = start(tmp_path)
-    _, said = last.communicate(timeout=120)
+    _, said = last.communicate(timeout=300)
     assert last.returncode == 0, said
     assert digests(out).items() >= kept.items()
     check_complete(out)
