@@ -78,5 +78,5 @@ def test_the_arms_of_loss_types_are_the_three_losses_on_policy():
 def test_quickstart_is_what_the_readme_promises():
     scenario = shipped("quickstart")
     assert (scenario.prompts_per_batch, scenario.group_size, scenario.optimizer_steps_per_batch) == (8, 8, 1)
-    assert (scenario.model.precision, scenario.engine.precision) == ("bfloat16", "bfloat16")
+    assert (scenario.model.precision, scenario.engine.precision) == ("float32", "float32")
     assert (scenario.sampling.max_tokens, scenario.evaluation.every) == (32, 10)

@@ -27,8 +27,9 @@ def test_no_shipped_scenario_is_refused_on_a_machine_of_24_gib(path: Path, gpus:
     variants = [variant for variant in expand(load_scenario(path)) if not variant.block]
     points = [list(group) for _, group in itertools.groupby(variants, key=lambda variant: variant.point)]
     check_before_start(points, lines.append, Room(12 * GIB, gpus))
-    assert lines
-    assert all(line.startswith("memory plan: ") for line in lines)
+    plans = [line for line in lines if not line.startswith("bfloat16: ")]  # that line depends on the CPU
+    assert plans
+    assert all(line.startswith("memory plan: ") for line in plans)
 
 
 def test_arms_that_take_turns_are_planned_together(tmp_path: Path) -> None:
