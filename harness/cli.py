@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import Interrupted, RunStopped, UserError
-from harness.report.pipes import silence_output
-from harness.report.plain import plain_lines
-from harness.whole_files import check_writable
+from harness.core.atomic_files import check_writable
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.pipes import silence_output
+from harness.core.plain_text import plain_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,20 +30,20 @@ RunCommand = Callable[["Scenario", Path, bool], int]
 ELSEWHERE = {
     "compare": ("harness.compare.__main__", "compare results (as python -m harness.compare)", "compare results/"),
     "report": ("harness.report.__main__", "write results as one HTML page", "report results/ -o report.html"),
-    "trace": ("harness.perfetto.__main__", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
-    "sweep": ("harness.sweep.__main__", "run or continue a sweep, point by point", "sweep learning_rates"),
+    "trace": ("harness.report.trace.__main__", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
+    "sweep": ("harness.run.sweep.__main__", "run or continue a sweep, point by point", "sweep learning_rates"),
     "evaluate": (
         "harness.evaluate.__main__",
         "sample a data set once and sort the answers",
         "evaluate --model DIR --data test.jsonl",
     ),
     "dataset": (
-        "harness.dataset.__main__",
+        "harness.evaluate.dataset.__main__",
         "have a model write a data set",
         "dataset keywords --model DIR -o data/keywords",
     ),
     "calibrate": (
-        "harness.calibrate.__main__",
+        "harness.simulate.calibrate.__main__",
         "learn what the stages cost on this machine",
         "calibrate --name my-machine",
     ),
@@ -53,13 +53,17 @@ ELSEWHERE = {
         "simulate async_lag1 --machine cpu-2-cores --arm lag1",
     ),
     "whatif": (
-        "harness.whatif.__main__",
+        "harness.simulate.whatif.__main__",
         "replay a recorded run with one thing changed",
         "whatif results/reference/async_lag1 --scale update=0.5",
     ),
-    "faults": ("harness.fault_runs.__main__", "run the loop through seeded faults", "faults --schedules 10000"),
-    "holdout": ("harness.holdout.__main__", "examine the simulator on runs it has not seen", "holdout"),
-    "import": ("harness.importers.__main__", "read the metric log of another trainer", "import trl LOG -o results/"),
+    "faults": ("tests.faults.__main__", "run the loop through seeded faults", "faults --schedules 10000"),
+    "holdout": ("tests.holdout.__main__", "examine the simulator on runs it has not seen", "holdout"),
+    "import": (
+        "harness.results.importers.__main__",
+        "read the metric log of another trainer",
+        "import trl LOG -o results/",
+    ),
 }
 """Commands with a command line of their own: module, purpose, example."""
 
@@ -69,7 +73,7 @@ def main(argv: Sequence[str] | None = None, run_command: RunCommand | None = Non
 
     Args:
         argv: the arguments after the program's name; None takes the process's own.
-        run_command: what ``run`` calls; None takes ``harness.run.run_command``.
+        run_command: what ``run`` calls; None takes ``harness.run.command.run_command``.
     """
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv), run_command)
@@ -138,7 +142,7 @@ def _share(text: str) -> float:
 
 
 def _real_run_command() -> RunCommand:
-    from harness.run import run_command
+    from harness.run.command import run_command
 
     return run_command
 
@@ -167,8 +171,8 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _memory(variants: Sequence[Variant]) -> int:
-    from harness.memory_plan import memory_table
     from harness.probes.nvml import list_gpus
+    from harness.run.memory import memory_table
 
     has_gpu = bool(list_gpus()[0])
     for variant in variants:

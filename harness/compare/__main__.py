@@ -29,13 +29,13 @@ from harness.compare.gates import FINE, GateResult, gate, read_limit
 from harness.compare.groups import DIFFERENCES
 from harness.compare.judging import Judge
 from harness.compare.reading import usable_cores
-from harness.errors import UserError
+from harness.compare.stats import STEP_THRESHOLD
+from harness.core.errors import UserError
+from harness.core.pipes import silence_output
+from harness.core.plain_text import plain, plain_lines
 from harness.report.console import Output
-from harness.report.pipes import silence_output
-from harness.report.plain import plain, plain_lines
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
-from harness.stats import STEP_THRESHOLD
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from harness.compare.campaigns import Campaign, gather
 from harness.compare.verdicts import Baseline, variant_named
-from harness.errors import UserError
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
 from harness.results.jsonl import parse_json, read_file
-from harness.whole_files import whole_file
 
 FILE = "baselines.json"
 SCHEMA, SCHEMA_VERSION = "harness.baselines", 1

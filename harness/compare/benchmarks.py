@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.compare import numbers
 from harness.compare.tables import Table
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 SCHEMA, SCHEMA_VERSION = "harness.benchmark_comparison", 1
 SAVE_ONE = "save one with: pytest --benchmark-only --benchmark-json=FILE"

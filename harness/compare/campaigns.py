@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.compare.figures import RunFigures
 from harness.compare.reading import Detail, read_figures
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.results import DamagedRun, Manifest, find_run_folders, read_manifest
 
 MOST_WITH_SPANS = 200

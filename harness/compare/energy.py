@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from harness.compare.resources import NOT_SAMPLED
 from harness.compare.sampled import Sampled, sampled
-from harness.intervals import Interval, clip
+from harness.core.intervals import Interval, clip
+from harness.core.trace import Span, Stage
 from harness.results.counters import CounterRow, reasons
-from harness.trace import Span, Stage
 
 TOLD_ALONE_S = 1.0
 _COVERED_SHARE = 0.9

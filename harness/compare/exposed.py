@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.compare.owned import Owned, owned_intervals
-from harness.intervals import Interval, both, merge, total, without
+from harness.core.intervals import Interval, both, merge, total, without
+from harness.core.trace import Span, Stage
 from harness.results import lane_kind
-from harness.trace import Span, Stage
 
 _NEAREST_FIRST = (
     Stage.SCORE,

@@ -17,11 +17,11 @@ from harness.compare.metric_columns import metric_columns, metric_value
 from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
 from harness.compare.series import StepSeries, is_measured, stage_columns, step_series
 from harness.compare.sync import SyncFigures, sync_figures
+from harness.core.trace import Span, Stage
+from harness.core.types import Metric
 from harness.results import LedgerFigures, Run, StepRow, lane_kind
 from harness.results.manifest import Manifest
 from harness.results.syncs import SyncRow
-from harness.trace import Span, Stage
-from harness.types import Metric
 
 WAITS = frozenset(stage for stage in Stage if stage.is_wait)
 StageColumns = Mapping[Stage, Sequence[float]]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.compare import numbers
+from harness.compare.stats import FEWEST_BLOCKS, Verdict
 from harness.compare.verdicts import Judgement
-from harness.errors import UserError
-from harness.stats import FEWEST_BLOCKS, Verdict
+from harness.core.errors import UserError
 
 FINE, WORSE, NOT_COMPARABLE, INCONCLUSIVE = 0, 1, 3, 4
 _GRAVEST_FIRST = (WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE)

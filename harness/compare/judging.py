@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.compare.baselines import load_baseline
 from harness.compare.campaigns import Campaign, is_called
+from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.verdicts import Baseline, Judgement, judge_against, judgements
-from harness.stats import STEP_THRESHOLD
 
 
 class Judge:

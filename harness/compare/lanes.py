@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from operator import le
 
 from harness.compare.owned import by_lane, owned_pieces
-from harness.intervals import Interval
+from harness.core.intervals import Interval
+from harness.core.trace import Span, Stage
 from harness.results import Run
-from harness.trace import Span, Stage
 
 
 @dataclass(frozen=True, slots=True)

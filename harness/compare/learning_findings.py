@@ -16,7 +16,7 @@ from harness.compare.campaigns import Campaign, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.outcome import targets
 from harness.compare.pairs import CONFIDENCE, FEWEST_SEEDS
-from harness.stats import t_interval
+from harness.compare.stats import t_interval
 
 
 @dataclass(frozen=True)

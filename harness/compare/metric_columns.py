@@ -11,10 +11,10 @@ from itertools import compress
 from operator import itemgetter, mul
 from typing import Literal
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.types import Metric
 from harness.results import StepRow
 from harness.results.rows import StoredMetrics, read_metric
-from harness.types import Metric
 
 Stored = Sequence[Mapping[str, float]]
 

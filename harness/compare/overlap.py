@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.compare.lanes import LaneAccount
-from harness.intervals import Interval, clip, merge, total
+from harness.core.intervals import Interval, clip, merge, total
+from harness.core.trace import Span, Stage
 from harness.results import lane_kind
-from harness.trace import Span, Stage
 
 WORK = frozenset(stage for stage in Stage if not stage.is_wait and stage is not Stage.STARTUP)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 
-from harness.intervals import Interval, merge
-from harness.trace import Span, Stage
+from harness.core.intervals import Interval, merge
+from harness.core.trace import Span, Stage
 
 _LOWEST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
 Owned = dict[Stage, list[Interval]]

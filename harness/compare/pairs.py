@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.compare.campaigns import Variant
 from harness.compare.figures import RunFigures
-from harness.stats import t_interval
+from harness.compare.stats import t_interval
 
 FEWEST_SEEDS = 3
 CONFIDENCE = 0.95
@@ -26,7 +26,7 @@ class Difference:
 def paired_difference(base: Variant, other: Variant, read: Callable[[RunFigures], float | None]) -> Difference | None:
     """Return ``other`` minus ``base`` over the seeds that both finished; None for fewer than ``FEWEST_SEEDS``.
 
-    The interval is Student's for paired samples; see ``harness.stats.t_interval``.
+    The interval is Student's for paired samples; see ``harness.compare.stats.t_interval``.
     """
     before, after = (
         {run.manifest.seed: read(run) for run in variant.runs if run.is_completed} for variant in (base, other)

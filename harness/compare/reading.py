@@ -13,7 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from harness.compare.figures import RunFigures, run_figures
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.results import DamagedRun, load_run
 
 FEWEST_FOR_PROCESSES = 150

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from harness.compare.numbers import number, percent
 from harness.compare.sampled import Sampled, sampled
-from harness.intervals import Interval
+from harness.core.intervals import Interval
 from harness.results.counters import DRIVER, HOST, SAMPLER, CounterRow, reasons, sources, split_source
 
 NOT_SAMPLED = "not_sampled"

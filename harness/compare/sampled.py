@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 
-from harness.intervals import Interval
+from harness.core.intervals import Interval
 from harness.results.counters import CounterRow, Sample, stretches
 
 

@@ -13,7 +13,7 @@ from harness.compare.off_policy import off_policy_findings
 from harness.compare.pairs import paired_difference
 from harness.compare.sweep_tables import sweep_findings, sweep_points
 from harness.compare.transports import sync_findings
-from harness.trace import Stage
+from harness.core.trace import Stage
 
 RISE_WORTH_SAYING = 1.2  # of response length, last over first
 FALL_WORTH_SAYING = 0.1  # of validation reward, from best to last

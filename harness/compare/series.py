@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
+from harness.core.trace import Stage
 from harness.results import StepRow
-from harness.trace import Stage
 
 UNFLAGGED_WARMUP = 2
 """First steps that count as warm-up in verdicts where the recorder flagged none, as in runs of before it did."""

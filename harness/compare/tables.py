@@ -10,7 +10,7 @@ from harness.compare import numbers
 from harness.compare.campaigns import MOST_WITH_SPANS, SIMULATED, Campaign, Spread, Variant
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.lanes import in_pipeline_order
-from harness.trace import Stage
+from harness.core.trace import Stage
 
 NEARLY_ALL = 0.8  # in an asynchronous run a stage may end twice in one step's window and not in the next
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare import numbers
+from harness.compare.stats import STEP, Effect, Verdict
 from harness.compare.tables import Table
 from harness.compare.verdicts import Judgement
-from harness.stats import STEP, Effect, Verdict
 
 _HEADER = ("time", "ratio", "95% interval", "p", "smallest effect", "verdict")
 _HOW = {True: "the arms took turns by step", False: "the arms ran one after the other", None: "not interleaved"}

@@ -14,8 +14,7 @@ from harness.compare.campaigns import Campaign, Variant, is_called
 from harness.compare.figures import RunFigures
 from harness.compare.groups import differences
 from harness.compare.series import UNFLAGGED_WARMUP, StepSeries
-from harness.errors import UserError
-from harness.stats import (
+from harness.compare.stats import (
     STAGE_THRESHOLD,
     STEP,
     STEP_THRESHOLD,
@@ -30,7 +29,8 @@ from harness.stats import (
     sentinel_drift,
     summarise,
 )
-from harness.trace import Stage
+from harness.core.errors import UserError
+from harness.core.trace import Stage
 
 OFTEN = 0.5  # a stage that runs in a smaller share of the steps, such as a checkpoint, is not compared
 UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison may be about

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from harness.core.errors import Diverged, Interrupted
+from harness.core.protocols import Tokenizer
+from harness.core.types import Completion, SamplingParams
 from harness.engines.requests import check_request
 from harness.engines.sampling import draw
 from harness.engines.stops import StopStrings, decode_text
 from harness.engines.streams import pinned_lengths, row_uniforms
-from harness.errors import Diverged, Interrupted
-from harness.protocols import Tokenizer
-from harness.types import Completion, SamplingParams
 
 Row = tuple[int, int]
 """(prompt index, sample index)."""

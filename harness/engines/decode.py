@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from harness.core.errors import RunStopped
 from harness.engines.cache import KeyValueCache, LayerColumns, PaddedPrompts, pad, padding_bias
 from harness.engines.weights import InferenceWeights, LayerWeights
-from harness.errors import RunStopped
 from harness.models.config import ModelConfig
 from harness.models.decoder import rotation_at
 

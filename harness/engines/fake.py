@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.core.errors import Interrupted
+from harness.core.protocols import Tokenizer
+from harness.core.types import Completion, SamplingParams
 from harness.engines.requests import check_request
 from harness.engines.streams import pinned_lengths
-from harness.errors import Interrupted
-from harness.protocols import Tokenizer
-from harness.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
     import torch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.protocols import Engine
-from harness.types import Completion, SamplingParams
+from harness.core.protocols import Engine
+from harness.core.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
     import torch

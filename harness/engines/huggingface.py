@@ -16,12 +16,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from harness.core.errors import UserError
+from harness.core.protocols import Tokenizer
+from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchSampler, DecodeStats
 from harness.engines.forced import forced_log_probs
 from harness.engines.weights import check_names_and_shapes
-from harness.errors import UserError
-from harness.protocols import Tokenizer
-from harness.types import Completion, SamplingParams
 
 
 class TransformersBackend:

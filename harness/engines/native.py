@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from harness.core.protocols import Tokenizer
+from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchSampler, DecodeStats
 from harness.engines.decode import LlamaDecoder
 from harness.engines.forced import forced_log_probs
@@ -20,8 +22,6 @@ from harness.engines.weights import build_weights
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.sorting import SortingModel
-from harness.protocols import Tokenizer
-from harness.types import Completion, SamplingParams
 
 Precision = Literal["float32", "bfloat16"]
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from harness.core.errors import Interrupted, RunStopped
+from harness.core.seeds import derive_seed
+from harness.core.types import Completion, SamplingParams
 from harness.engines.requests import check_request
 from harness.engines.weights import check_names_and_shapes
-from harness.errors import Interrupted, RunStopped
-from harness.seeds import derive_seed
-from harness.types import Completion, SamplingParams
 
 SLICE_S = 0.01
 """Longest sleep between two polls of ``should_stop``."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.errors import UserError
-from harness.types import SamplingParams
+from harness.core.errors import UserError
+from harness.core.types import SamplingParams
 
 
 def check_sampling(sampling: SamplingParams, num_samples: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.types import SamplingParams
+from harness.core.types import SamplingParams
 
 
 def draw(

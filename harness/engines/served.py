@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from harness.core.errors import Diverged
+from harness.core.protocols import Tokenizer
+from harness.core.types import Completion
 from harness.engines.batch import Row
 from harness.engines.stops import StopStrings, decode_text
-from harness.errors import Diverged
-from harness.protocols import Tokenizer
-from harness.types import Completion
 
 
 class ServedRow:

@@ -25,17 +25,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.protocols import Tokenizer
+from harness.core.seeds import derive_seed
+from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
 from harness.engines.requests import check_request, check_scored
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.stops import StopStrings
 from harness.engines.streams import pinned_lengths
 from harness.engines.weights import check_names_and_shapes
-from harness.errors import Interrupted, RunStopped, UserError
 from harness.models.storage import save_policy
-from harness.protocols import Tokenizer
-from harness.seeds import derive_seed
-from harness.types import Completion, SamplingParams
 
 BUCKET_BYTES = 2**29
 """Weights handed over at a time."""

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from harness.core.protocols import Tokenizer
+from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchSampler, DecodeStats
 from harness.engines.forced import forced_log_probs
 from harness.engines.requests import check_sampling
 from harness.engines.weights import check_names_and_shapes
 from harness.models.sorting import SortingModel
-from harness.protocols import Tokenizer
-from harness.types import Completion, SamplingParams
 
 
 @dataclass(frozen=True, eq=False)

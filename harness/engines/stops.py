@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.errors import UserError
-from harness.protocols import Tokenizer
+from harness.core.errors import UserError
+from harness.core.protocols import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 

@@ -24,6 +24,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.protocols import Tokenizer
+from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
 from harness.engines.requests import check_request, check_scored
 from harness.engines.served import ServedRow, to_completions
@@ -41,10 +44,7 @@ from harness.engines.vllm_machine import (
 from harness.engines.vllm_memory import ALONE, Neighbours
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
 from harness.engines.weights import check_names_and_shapes
-from harness.errors import Interrupted, RunStopped, UserError
 from harness.models.storage import save_policy
-from harness.protocols import Tokenizer
-from harness.types import Completion, SamplingParams
 
 
 def vllm_engine(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from harness.core.errors import UserError
 from harness.engines.vllm_memory import (
     ALONE,
     BLOCK_SIZE,
@@ -24,7 +25,6 @@ from harness.engines.vllm_memory import (
     Neighbours,
     gpu_share,
 )
-from harness.errors import UserError
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: starts in seconds, weights need no copy between processes

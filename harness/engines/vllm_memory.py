@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 BLOCK_SIZE = 32
 """Tokens in one block of vLLM's key/value cache. Only whole blocks of a prompt are shared between its samples."""

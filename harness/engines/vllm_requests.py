@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.errors import RunStopped
+from harness.core.seeds import derive_seed
+from harness.core.types import SamplingParams
 from harness.engines.batch import Row
 from harness.engines.served import ServedRow
 from harness.engines.streams import pinned_lengths
-from harness.errors import RunStopped
-from harness.seeds import derive_seed
-from harness.types import SamplingParams
 
 Sink = Callable[[Any, int], None]
 """Takes what vLLM says of one request after a step, and the version of the weights that made the step."""

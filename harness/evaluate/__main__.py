@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.arguments import from_1
+from harness.core.arguments import from_1
 from harness.evaluate.questions import TASKS
 
 EXAMPLES = """\

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from harness.compare.stats import t_interval, wilson_interval
+from harness.core.types import Prompt
 from harness.evaluate.record import BatchRow, PromptRow, Response
-from harness.stats import t_interval, wilson_interval
 from harness.tasks.rewards import PARTS
-from harness.types import Prompt
 
 EARNED = 1.0
 """A part of the reward counts as earned from here on."""

@@ -13,21 +13,21 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.build.alone import Sampler, make_sampler, model_name
-from harness.build.arguments import settings_as_arguments
-from harness.build.interrupts import signals_as_interrupts
+from harness.core.errors import Interrupted, UserError
+from harness.core.plain_text import plain
+from harness.core.types import SamplingParams
 from harness.engines.requests import check_sampling
-from harness.errors import Interrupted, UserError
 from harness.evaluate.categories import results
 from harness.evaluate.progress import EvaluationProgress
 from harness.evaluate.questions import Questions, read_questions
 from harness.evaluate.record import EVALUATION, Record, read_evaluation
 from harness.evaluate.sampling import sample_and_grade
 from harness.evaluate.settings import Settings
-from harness.provenance import code_state, machine_facts, package_versions
-from harness.report.plain import plain
+from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import safe_name
-from harness.types import SamplingParams
+from harness.run.arguments import settings_as_arguments
+from harness.run.interrupts import signals_as_interrupts
+from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 
 DEFAULT_FOLDER = Path("results") / "evaluations"
 LONGEST_RESPONSE = 1024

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.errors import UserError
-from harness.scoring import DirectRewards, GroupRewards, Reward, TimedRewards
-from harness.types import Prompt
+from harness.core.errors import UserError
+from harness.core.types import Prompt
+from harness.tasks.scoring import DirectRewards, GroupRewards, Reward, TimedRewards
 
 TaskName = Literal["maths", "keywords", "arithmetic", "own"]
 TASKS = ("maths", "keywords", "arithmetic", "own")

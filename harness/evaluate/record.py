@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.errors import UserError
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
 from harness.evaluate.settings import Settings, differing
 from harness.tasks.rewards import PARTS
-from harness.whole_files import whole_file
 
 EVALUATION, RESPONSES, BATCHES = "evaluation.json", "responses.jsonl", "batches.jsonl"
 SCHEMA, SCHEMA_VERSION = "harness.evaluation", 1

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from harness.core.protocols import Engine
+from harness.core.seeds import derive_seed
+from harness.core.types import Completion, Prompt
 from harness.evaluate.record import BatchRow, PromptRow, Record, Response
-from harness.protocols import Engine
 from harness.results.anonymous import Scrubber
-from harness.scoring import GroupRewards, RewardFailed
-from harness.seeds import derive_seed
-from harness.types import Completion, Prompt
+from harness.tasks.scoring import GroupRewards, RewardFailed
 
 Listener = Callable[[BatchRow], None]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.types import SamplingParams
+from harness.core.types import SamplingParams
 
 
 @dataclass(frozen=True)

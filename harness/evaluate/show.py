@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from harness.compare.tables import Table
+from harness.core.plain_text import plain, plain_ends
 from harness.evaluate.categories import Category
-from harness.report.plain import plain, plain_ends
 from harness.report.text import print_table
 
 LONGEST_TEXT = 400

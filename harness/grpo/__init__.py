@@ -5,6 +5,7 @@ The functions named ``compute_*``, ``masked_*``, ``grpo_microbatch_train_step``,
 Learner calls.
 """
 
+from harness.core.keyword_reward import keyword_inclusion_reward_fn
 from harness.grpo.advantages import (
     RewardFn,
     compute_group_normalized_rewards,
@@ -28,7 +29,6 @@ from harness.grpo.policy_gradient import (
 from harness.grpo.tally import Tally, max_tally, mean_tally, to_metrics
 from harness.grpo.tokenization import tokenize_prompt_and_output
 from harness.grpo.train_step import grpo_microbatch_train_step
-from harness.rewards import keyword_inclusion_reward_fn
 
 __all__ = [
     "Aggregation",

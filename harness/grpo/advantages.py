@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.grpo.checks import at_least_float32, shape_of
 
 RewardFn = Callable[[str, str], Mapping[str, float]]

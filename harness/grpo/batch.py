@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.types import Completion, GroupData
 from harness.grpo.checks import shape_of
-from harness.types import Completion, GroupData
 
 
 @dataclass(frozen=True, slots=True, eq=False)

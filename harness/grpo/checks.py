@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 
 def shape_of(tensor: Tensor) -> str:

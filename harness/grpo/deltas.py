@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.grpo.advantages import check_groups, group_advantages
 from harness.grpo.checks import at_least_float32
 from harness.grpo.policy_gradient import unknown_choice

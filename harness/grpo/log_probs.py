@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.grpo.checks import at_least_float32, shape_of
 
 

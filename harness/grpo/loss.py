@@ -7,7 +7,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.grpo.aggregate import weighted_sum
 from harness.grpo.checks import require_same_shape
 from harness.grpo.importance import ImportanceOptions, importance_weights

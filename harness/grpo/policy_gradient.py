@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.grpo.checks import at_least_float32, require_matrix, require_per_rollout, require_same_shape
 
 _Value = TypeVar("_Value")

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from harness.core.types import Metric, Metrics
 from harness.grpo.masking import zero_masked
-from harness.types import Metric, Metrics
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
-from harness.protocols import Tokenizer
+from harness.core.errors import UserError
+from harness.core.protocols import Tokenizer
 
 
 def tokenize_prompt_and_output(

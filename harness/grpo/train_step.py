@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.grpo.aggregate import Denominator, weighted_sum
 from harness.grpo.checks import require_same_shape
 from harness.grpo.masking import masked_mean, zero_masked

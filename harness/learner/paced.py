@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.types import Metrics, RolloutGroup
 from harness.learner.trainer import TrainerOptions
-from harness.types import Metrics, RolloutGroup
 
 STRIDE = 1024
 """float32 values from one that changes at each step to the next: one in every 4096 bytes of a tensor."""

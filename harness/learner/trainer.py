@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from harness import passes
-from harness.errors import Diverged, Interrupted, UserError
+from harness.core.errors import Diverged, Interrupted, UserError
+from harness.core.types import Metric, Metrics, RolloutGroup, combine_metrics
 from harness.grpo import (
     Aggregation,
     Delta,
@@ -29,7 +29,7 @@ from harness.grpo import (
 )
 from harness.grpo.policy_gradient import unknown_choice
 from harness.models.policy import policy_log_probs
-from harness.types import Metric, Metrics, RolloutGroup, combine_metrics
+from harness.scenario import passes
 
 Proximal = Literal["engine", "recompute"]
 
@@ -108,7 +108,7 @@ class TrainerOptions:
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether the Learner computes the old log-probs; see ``harness.passes``."""
+        """Whether the Learner computes the old log-probs; see ``harness.scenario.passes``."""
         return passes.needs_old_log_probs(
             self.behaviour_is_engine, self.proximal, self.optimizer_steps_per_batch, self.monitor_kl
         )

@@ -6,8 +6,8 @@ rollouts twice or lose them in silence. So the run stops.
 
 from __future__ import annotations
 
-from harness.errors import RunStopped
-from harness.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
+from harness.core.errors import RunStopped
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
 
 
 def check_generated(lane: str, item: WorkItem, groups: tuple[RolloutGroup, ...], held: int) -> None:

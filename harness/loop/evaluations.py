@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from harness.types import ScoredBatch, WeightTicket
+from harness.core.types import ScoredBatch, WeightTicket
 
 
 class Evaluations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from harness.types import RolloutGroup, ScoredBatch
+from harness.core.types import RolloutGroup, ScoredBatch
 
 Batch = tuple[ScoredBatch, ...]
 

@@ -32,7 +32,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from harness.errors import PartReplaced, RunStopped
+from harness.core.errors import PartReplaced, RunStopped
+from harness.core.protocols import Generator, Learner, Scorer
+from harness.core.trace import Stage, Tracer
+from harness.core.types import Metrics, Purpose, RolloutGroup, WeightTicket, WorkItem
 from harness.loop.answers import check_generated, check_published, check_scored
 from harness.loop.bell import Bell
 from harness.loop.evaluations import Evaluations
@@ -40,11 +43,8 @@ from harness.loop.holders import Holders
 from harness.loop.intake import Batch, FirstComeDropStale, InOrder, Intake
 from harness.loop.ledger import Count, Ledger, count
 from harness.loop.plan import LoopPlan
+from harness.loop.replay import ReplayBuffer, Taken
 from harness.loop.watching import FullSpeed, Observer, Pace, SilentObserver, StepFacts
-from harness.protocols import Generator, Learner, Scorer
-from harness.replay import ReplayBuffer, Taken
-from harness.trace import Stage, Tracer
-from harness.types import Metrics, Purpose, RolloutGroup, WeightTicket, WorkItem
 
 
 async def run_loop(

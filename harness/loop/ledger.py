@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.types import RolloutGroup
+from harness.core.types import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.replay import ReplayOptions
-from harness.seeds import derive_seed
-from harness.types import Purpose, WorkItem
+from harness.core.seeds import derive_seed
+from harness.core.types import Purpose, WorkItem
+from harness.loop.replay import ReplayOptions
 
 LagControl = Literal["wait", "drop", "in_flight"]
 

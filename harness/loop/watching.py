@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket
 from harness.loop.ledger import Count, Ledger
-from harness.replay import ReplayStats, Taken
-from harness.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket
+from harness.loop.replay import ReplayStats, Taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.models.decoder import Attention, DecoderLayer, DecoderLM, Rotation
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 _MODEL_TYPE = "llama"
 _OTHER_FOLDER = "point model.path at another folder, or let transformers run this one"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.models.public_shapes import PUBLIC_SHAPES, shape_config
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 QWEN2_5_MATH_1_5B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.seeds import derive_seed
 from harness.models.scoring import check_batch, scatter_scores, score_tokens
-from harness.seeds import derive_seed
 
 VOCAB_SIZE = 5
 LENGTH = 3

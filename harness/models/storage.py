@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 PAD_TOKEN = "<|pad|>"
 EOS_TOKEN = "<|eos|>"

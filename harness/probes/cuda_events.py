@@ -10,9 +10,9 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from harness.core.trace import SpanContext, Stage, Tracer
+from harness.core.types import Metric, Metrics
 from harness.probes.windows import training_step
-from harness.trace import SpanContext, Stage, Tracer
-from harness.types import Metric, Metrics
 
 PENDING = 10_000
 """Spans whose events nobody has read yet; older ones are forgotten beyond it."""

@@ -14,9 +14,9 @@ from functools import cache
 from types import TracebackType
 from typing import NamedTuple
 
+from harness.core.trace import SpanContext, Stage, Tracer
+from harness.core.types import Metric, Metrics
 from harness.probes.cuda_events import DeviceTime
-from harness.trace import SpanContext, Stage, Tracer
-from harness.types import Metric, Metrics
 
 
 class Peak(NamedTuple):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.probes.profile import ProbeProfile
 from harness.scenario.check import BOUNDS, EXPECTED
 from harness.scenario.named_files import NamedFiles, display, read_text

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.probes.nvtx_ranges import DOMAIN, INJECTION, open_domain
 from harness.probes.profile import NsightWindow
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import UserError
-from harness.intervals import Interval, merge
+from harness.core.errors import UserError
+from harness.core.intervals import Interval, merge
+from harness.core.trace import Stage
 from harness.probes.nvtx_ranges import DOMAIN
-from harness.trace import Stage
 
 _KINDS = _DOMAIN_CREATED, _PUSH_POP, _START_END = 75, 59, 60  # ENUM_NSYS_EVENT_TYPE
 _RANGE = ("start", "end", "eventType", "text", "textId", "globalTid", "endGlobalTid", "domainId", "int64Value")

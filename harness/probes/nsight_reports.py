@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from harness.errors import RunStopped
-from harness.whole_files import move_whole
+from harness.core.atomic_files import move_whole
+from harness.core.errors import RunStopped
 
 SUFFIX = ".nsys-rep"
 STABLE_S = 2.0

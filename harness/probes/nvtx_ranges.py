@@ -15,7 +15,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Protocol, cast
 
-from harness.trace import SpanContext, Stage, Tracer
+from harness.core.trace import SpanContext, Stage, Tracer
 
 DOMAIN = "grpo"
 """NVTX domain of all ranges of the harness."""

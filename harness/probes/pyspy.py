@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import RunStopped, UserError
+from harness.core.atomic_files import move_whole
+from harness.core.errors import RunStopped, UserError
 from harness.probes.profile import PySpyWindow
 from harness.probes.windows import lanes_in
 from harness.results.anonymous import Scrubber
-from harness.whole_files import move_whole
 
 ATTACH_S = 30.0
 """Seconds that py-spy may take until it samples, and later until it has written its file."""

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import RunStopped
+from harness.core.atomic_files import move_whole
+from harness.core.errors import RunStopped
+from harness.core.trace import Stage, Tracer
 from harness.probes.profile import TorchWindow
 from harness.probes.windows import WindowTracer
 from harness.results.anonymous import Scrubber
-from harness.trace import Stage, Tracer
-from harness.whole_files import move_whole
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.trace import SpanContext, Stage, Tracer
 from harness.probes.profile import ProbeProfile, Window
-from harness.trace import SpanContext, Stage, Tracer
 
 OF_A_VERSION = frozenset(
     {

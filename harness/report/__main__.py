@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.pipes import silence_output
+from harness.core.plain_text import plain, plain_lines
 from harness.report.html.make import make_report
-from harness.report.pipes import silence_output
-from harness.report.plain import plain, plain_lines
 
 EXAMPLE = "example: python -m harness.report results/reference/sync_k -o report.html"
 

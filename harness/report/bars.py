@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from harness.compare.campaigns import Campaign, Variant
 from harness.compare.lanes import in_pipeline_order
 from harness.compare.numbers import number
+from harness.core.trace import Stage
 from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look
 from harness.report.style import UNATTRIBUTED, label, variant_label
-from harness.trace import Stage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

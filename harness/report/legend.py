@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from harness.core.trace import Stage
 from harness.report.style import STAGE_COLOURS, VERIFY_HATCH, WAIT
-from harness.trace import Stage
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

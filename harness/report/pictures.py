@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.compare.campaigns import Campaign, campaign_of
 from harness.compare.figures import run_figures
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.report.bars import draw_lanes, draw_stages
 from harness.report.curves import draw_kl, draw_learning, draw_reward, draw_stability
 from harness.report.grid import draw_grid

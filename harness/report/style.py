@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.campaigns import Variant
-from harness.report.plain import plain
-from harness.trace import Stage
+from harness.core.plain_text import plain
+from harness.core.trace import Stage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

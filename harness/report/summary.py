@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from harness.compare.campaigns import gather
+from harness.core.plain_text import plain, plain_ends
 from harness.report.console import Output
-from harness.report.plain import plain, plain_ends
 from harness.report.text import print_campaign
 from harness.results import RolloutRow, Run, find_runs
 from harness.results.writer import PICTURES, REPORT

@@ -9,9 +9,9 @@ from harness.compare.campaigns import Campaign, Variant
 from harness.compare.numbers import number
 from harness.compare.sync import PARTS, percentile
 from harness.compare.transports import pooled, variant_syncs
+from harness.core.trace import Stage
 from harness.report.legend import line_key, place_legend, stage_keys, stage_look
 from harness.report.style import label, variant_label
-from harness.trace import Stage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.compare.lanes import in_pipeline_order, loop_window
 from harness.compare.numbers import number
-from harness.intervals import Interval
+from harness.core.intervals import Interval
+from harness.core.trace import Span, Stage
 from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look
 from harness.report.lines import Curves
 from harness.report.style import label
 from harness.results import Run, StepRow, VersionChange
-from harness.trace import Span, Stage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

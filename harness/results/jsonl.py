@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.results.manifest import check_version
 from harness.results.rows import MOST_WHOLE, restore_non_finite
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.results.anonymous import Scrubber, change_strings
 from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, with_nulls
 
@@ -67,9 +67,9 @@ class Manifest:
         position: of the run among the campaign's, in the order of the scenario. Arms may run in another order, and are
             shown in this one. None in runs of before it was written.
         block: number of the block, in which every arm runs once; None where the scenario asks for no blocks.
-        sentinel: seconds of a fixed piece of work right before the block; see ``harness.sentinel``.
+        sentinel: seconds of a fixed piece of work right before the block; see ``harness.run.machine_speed``.
         profile: name of the probe profile.
-        machine: see ``harness.provenance.machine_facts``.
+        machine: see ``harness.probes.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
         simulated: name of the machine profile by which the run was simulated; None in a run that took place.

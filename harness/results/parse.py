@@ -8,6 +8,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+from harness.core.trace import Span, Stage
 from harness.results.rows import (
     MOST_SECONDS,
     MOST_WHOLE,
@@ -20,7 +21,6 @@ from harness.results.rows import (
     VersionChange,
 )
 from harness.results.syncs import SyncRow
-from harness.trace import Span, Stage
 
 _STAGES = {stage.value: stage for stage in Stage}
 _OBJECT, _NUMBER, _INTEGER, _TEXT = frozenset({dict}), frozenset({float, int}), frozenset({int}), frozenset({str})

@@ -16,7 +16,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.trace import Span
 from harness.results.jsonl import parse_json, read_file, read_rows
 from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
@@ -33,7 +34,6 @@ from harness.results.rows import (
 )
 from harness.results.syncs import SyncRow
 from harness.results.writer import GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
-from harness.trace import Span
 
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
-from harness.trace import Span
-from harness.types import Metric, Metrics, RolloutGroup, ScoredBatch
+from harness.core.trace import Span
+from harness.core.types import Metric, Metrics, RolloutGroup, ScoredBatch
 
 SCHEMA_VERSIONS = {
     "harness.manifest": 1,

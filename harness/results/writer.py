@@ -17,14 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
+from harness.core.trace import Span, Stage
+from harness.core.types import ExampleRollout, Purpose
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.counters import COUNTERS, CounterRow, counters_header
 from harness.results.manifest import Manifest
 from harness.results.rows import SCHEMA_VERSIONS, with_nulls
-from harness.trace import Span, Stage
-from harness.types import ExampleRollout, Purpose
-from harness.whole_files import whole_file
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"

@@ -18,7 +18,7 @@ from harness.scenario.tree import Tree, paths_in, tree_of_key
 
 MAX_VARIANTS = 10_000
 FEWEST_BLOCKS = 10
-"""Blocks before which no campaign stops early: those of ``harness.stats.enough``."""
+"""Blocks before which no campaign stops early: those of ``harness.compare.stats.enough``."""
 _FIXED_KEYS = ("name", "arms", "sweep", "extends", "blocks", "interleaving", "stop_at_half_width")
 _RESERVED_ARMS = ("pictures",)
 _MAX_NAME = 100

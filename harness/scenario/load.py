@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.scenario.axes import try_expand
 from harness.scenario.check import parse_scenario
 from harness.scenario.named_files import SUFFIXES, NamedFiles, display, read_text

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import harness
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.scenario.problems import nearest
 
 SUFFIXES = (".yaml", ".yml")

@@ -16,7 +16,7 @@ from yaml.reader import Reader
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.scenario.problems import Path, Problem, dotted, shown
 from harness.scenario.tree import Tree
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 Path = tuple[str | int, ...]
 """The way to a value: keys, and indices of list items."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.scenario.distributed_rules import DISTRIBUTED_RULES
 from harness.scenario.loss_rules import LOSS_RULES
 from harness.scenario.model_sections import PresetModelSettings

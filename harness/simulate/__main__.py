@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.arguments import from_1
+from harness.core.arguments import from_1
 
 EXAMPLE = """examples:
   python -m harness simulate async_lag1 --machine cpu-2-cores --arm lag1

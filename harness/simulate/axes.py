@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.scenario import Scenario
 from harness.scenario.parse import parse_yaml
-from harness.sim.machine import MachineProfile
+from harness.simulate.machine import MachineProfile
 from harness.simulate.settings import ALIASES
 
 MOST_POINTS = 20_000

@@ -9,25 +9,25 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.errors import UserError
-from harness.provenance import package_versions
+from harness.core.atomic_files import check_writable
+from harness.core.errors import UserError
+from harness.core.plain_text import plain
+from harness.probes.provenance import package_versions
 from harness.report.console import Output
-from harness.report.plain import plain
 from harness.report.summary import shown_path
 from harness.report.text import print_list, print_table
 from harness.scenario import Variant
-from harness.sim.forecast import DRAWS, forecast
-from harness.sim.machine import MachineProfile
-from harness.sim.machines import check_versions, load_machine
 from harness.simulate.axes import axis_of, read_axes
 from harness.simulate.bars import counted
+from harness.simulate.forecast import DRAWS, forecast
 from harness.simulate.learners import with_learners
+from harness.simulate.machine import MachineProfile
+from harness.simulate.machines import check_versions, load_machine
 from harness.simulate.points import Question
 from harness.simulate.recording import SimulatedCampaign, draws_of
 from harness.simulate.settings import load_for, only_variant, steady, variants_of
 from harness.simulate.sweeping import Sweep, draws_for, run_sweep
 from harness.simulate.tables import HOW_FAR_OFF, Forecasted, bottleneck, forecast_table, warnings
-from harness.whole_files import check_writable
 
 
 def simulate(options: argparse.Namespace, given: Sequence[str]) -> int:

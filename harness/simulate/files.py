@@ -11,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
 from harness.results.anonymous import safe_name
 from harness.results.rows import with_nulls
-from harness.sim.forecast import Estimate, Forecast
 from harness.simulate.axes import Axis, shown
+from harness.simulate.forecast import Estimate, Forecast
 from harness.simulate.points import Answer
-from harness.whole_files import whole_file
 
 SCHEMA, SCHEMA_VERSION = "harness.simulated_points", 1
 POINTS, TABLE, PICTURE = "points.jsonl", "points.csv", "sweep.png"

@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from harness.compare import numbers
-from harness.sim.forecast import Estimate, estimate
 from harness.simulate.axes import Axis, shown
+from harness.simulate.forecast import Estimate, estimate
 
 TOLERANCE = 0.05
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.scenario import Scenario
-from harness.sim.machine import MachineProfile, StageCost
+from harness.simulate.machine import MachineProfile, StageCost
 
 SHARED = ("old_logprobs", "reference_logprobs", "update")
 FIXED = ("call", "optimizer_step", "parameter_gb")

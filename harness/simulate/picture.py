@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.campaigns import SIMULATED
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.report.style import label, picture_style, save, variant_looks
-from harness.sim.machine import MachineProfile
 from harness.simulate.axes import Axis, shown
 from harness.simulate.knee import Knee
+from harness.simulate.machine import MachineProfile
 from harness.simulate.points import Answer
 
 if TYPE_CHECKING:

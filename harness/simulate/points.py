@@ -13,15 +13,15 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import HarnessError, RunStopped, UserError
+from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.scenario import Scenario
 from harness.scenario.check import check_variant
 from harness.scenario.problems import as_user_error
 from harness.scenario.tree import Tree, paths_in, tree_of_key
-from harness.sim.forecast import Forecast, forecast
-from harness.sim.machine import MachineProfile
 from harness.simulate.axes import Point, shown
+from harness.simulate.forecast import Forecast, forecast
 from harness.simulate.learners import with_learners
+from harness.simulate.machine import MachineProfile
 from harness.simulate.settings import model_keys
 
 FEWEST_FOR_PROCESSES = 24
@@ -38,7 +38,7 @@ class Question:
         machine: the profile.
         draws, seed: of the worlds.
         learners: data-parallel Learners, where no axis says how many.
-        allow: see ``harness.sim.world.build_world``.
+        allow: see ``harness.simulate.world.build_world``.
     """
 
     base: dict[str, Any]

@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.core.trace import RecordingTracer
+from harness.core.types import Metrics, ScoredBatch
 from harness.loop import Ledger, Observer, StepFacts
-from harness.provenance import code_state
-from harness.recorder import RunRecorder
+from harness.probes.provenance import code_state
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import safe_name
+from harness.results.recorder import RunRecorder
 from harness.results.writer import begin_campaign, timestamp, utc_now
 from harness.scenario import Scenario, Variant, resolved_yaml
-from harness.sim.clock import run_virtual
-from harness.sim.machine import MachineProfile
-from harness.sim.noise import Draw
-from harness.sim.world import build_world
+from harness.simulate.clock import run_virtual
+from harness.simulate.machine import MachineProfile
+from harness.simulate.noise import Draw
 from harness.simulate.settings import facts_of
-from harness.trace import RecordingTracer
-from harness.types import Metrics, ScoredBatch
+from harness.simulate.world import build_world
 
 LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
 """Metrics that say what was learnt, which a simulation does not know."""
@@ -37,7 +37,7 @@ class SimulatedCampaign:
         out: the results folder.
         scenario: names the folder in it.
         machine: the profile.
-        allow: see ``harness.sim.world.build_world``.
+        allow: see ``harness.simulate.world.build_world``.
 
     Attributes:
         machine: the profile.

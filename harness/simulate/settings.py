@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.models.config import PRESETS
 from harness.models.public_shapes import PUBLISHED
 from harness.scenario import Scenario, Variant, expand, load_scenario
-from harness.sim.machine import MachineProfile
+from harness.simulate.machine import MachineProfile
 
 ALIASES = {"generators": "placement.generator.count", "lag": "max_lag", "transport": "transport.type"}
 """Short names of what is often asked for."""

@@ -14,9 +14,9 @@ from rich.text import Text
 from harness.compare import numbers
 from harness.compare.campaigns import SIMULATED
 from harness.compare.tables import Table
-from harness.errors import UserError
-from harness.provenance import usable_cores
-from harness.report.plain import plain
+from harness.core.errors import UserError
+from harness.core.plain_text import plain
+from harness.probes.provenance import usable_cores
 from harness.report.summary import shown_path
 from harness.report.text import print_list, print_table
 from harness.results.writer import utc_now

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from harness.compare import numbers
 from harness.compare.campaigns import SIMULATED
 from harness.compare.tables import Table
+from harness.core.trace import Stage
 from harness.scenario import Scenario
-from harness.sim.forecast import FEWEST_DRAWS, Estimate, Forecast
-from harness.sim.machine import MachineProfile
-from harness.trace import Stage
+from harness.simulate.forecast import FEWEST_DRAWS, Estimate, Forecast
+from harness.simulate.machine import MachineProfile
 
 KINDS = ("generator", "scorer", "learner")
 NAMES = {"generator": "Generator", "scorer": "Scorer", "learner": "Learner"}

@@ -1,6 +1,6 @@
 """Tasks: prompts, held-out prompts and their reward. No torch in here."""
 
-from harness.rewards import keyword_inclusion_reward_fn
+from harness.core.keyword_reward import keyword_inclusion_reward_fn
 from harness.tasks.jsonl import JsonlTask
 from harness.tasks.keywords import KeywordTask, keyword_reward
 

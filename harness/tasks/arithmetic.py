@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Literal, NamedTuple
 
-from harness.errors import UserError
-from harness.seeds import derive_seed
+from harness.core.errors import UserError
+from harness.core.seeds import derive_seed
+from harness.core.types import Prompt
 from harness.tasks.maths import PROMPT_TEMPLATES, r1_zero_reward_fn
 from harness.tasks.maths.answers import agree_exactly
-from harness.types import Prompt
 
 HELD_OUT_ONE_IN = 10
 MOST_PROMPTS = {"train_prompts": 20_000, "validation_prompts": 2_000}

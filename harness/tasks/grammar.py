@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from harness.seeds import derive_seed
+from harness.core.seeds import derive_seed
 from harness.tasks.keywords import draw_training_keywords, keyword_prompt
 from harness.tasks.words import ADJECTIVES, ANIMALS, FOOD, PEOPLE, PLACES, THINGS, VERBS
 

@@ -9,9 +9,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.types import Prompt
 from harness.tasks.rewards import UserReward
-from harness.types import Prompt
 
 
 class JsonlTask:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import UserError
-from harness.rewards import keyword_inclusion_reward_fn
+from harness.core.errors import UserError
+from harness.core.keyword_reward import keyword_inclusion_reward_fn
+from harness.core.types import Prompt
 from harness.tasks.jsonl import read_lines, read_prompts
 from harness.tasks.keywords import keyword_reward
-from harness.types import Prompt
 
 
 class KeywordFileTask:

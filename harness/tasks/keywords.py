@@ -13,11 +13,11 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from harness.errors import UserError
-from harness.rewards import keyword_inclusion_reward_fn
-from harness.seeds import derive_seed
+from harness.core.errors import UserError
+from harness.core.keyword_reward import keyword_inclusion_reward_fn
+from harness.core.seeds import derive_seed
+from harness.core.types import Prompt
 from harness.tasks.words import WORDS
-from harness.types import Prompt
 
 BLOCK_SIZE = 8
 PROMPT_BEGIN = "Write a sentence that includes the words: "

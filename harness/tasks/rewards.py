@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 PARTS = ("reward", "format_reward", "answer_reward")
 _EXPECTED = "a finite number, or a dict with the key 'reward' and a finite number"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from harness.errors import UserError
-from harness.types import Prompt
+from harness.core.errors import UserError
+from harness.core.types import Prompt
 
 SortingReward = Literal["positions", "inclusion_ordering"]
 SORTING_PROMPTS: tuple[tuple[int, ...], ...] = ((1, 0, 2), (3, 2, 4), (1, 2, 3))

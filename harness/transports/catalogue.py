@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
 from harness.transports.cuda_ipc import CudaIpcReceiver, CudaIpcSender
 from harness.transports.disk import DiskReceiver, DiskSender

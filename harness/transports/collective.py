@@ -18,11 +18,11 @@ from ray.experimental.collective import create_collective_group, destroy_collect
 from ray.experimental.collective.collective import RemoteCommunicatorManager
 from torch import Tensor
 
-from harness.errors import RunStopped, UserError
+from harness.core.errors import RunStopped, UserError
+from harness.core.types import WeightTicket
 from harness.transports.bucket import BucketLayout
 from harness.transports.options import TransportOptions
 from harness.transports.slots import CopiedWeights, SlotSender, view_tensors
-from harness.types import WeightTicket
 
 GROUP_NAME = "default"  # with gloo, processes cannot leave a group of any other name, nor belong to two
 _groups: list[str] = []  # the tensor transport of this process' group; Ray's own registry is one for each process too

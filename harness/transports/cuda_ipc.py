@@ -9,9 +9,9 @@ from typing import Any
 import ray
 from torch import Tensor
 
+from harness.core.types import WeightTicket
 from harness.transports.options import TransportOptions
 from harness.transports.slots import CopiedWeights, SlotSender, StoredTensors, view_tensors
-from harness.types import WeightTicket
 
 
 class CudaIpcSender(SlotSender[CopiedWeights]):

@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from harness.errors import RunStopped, UserError
+from harness.core.errors import RunStopped, UserError
+from harness.core.types import WeightTicket
 from harness.transports.bucket import BucketLayout
 from harness.transports.options import TransportOptions
-from harness.types import WeightTicket
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from harness.errors import RunStopped
+from harness.core.errors import RunStopped
 
 _CHUNK_WORDS = 1 << 22  # words summed at a time: each temporary tensor takes 32 MiB
 # 2^64 / golden ratio, and the first multiplier of SplitMix64: odd, as signed integers

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from harness.types import WeightTicket
+from harness.core.types import WeightTicket
 
 
 class Streams(Protocol):

@@ -14,11 +14,11 @@ import ray
 from ray.experimental import deregister_nixl_memory, register_nixl_memory, set_target_for_ref
 from torch import Tensor
 
+from harness.core.types import WeightTicket
 from harness.transports.bucket import BucketLayout
 from harness.transports.nixl_agent import start_nixl_agent
 from harness.transports.options import TransportOptions
 from harness.transports.slots import CopiedWeights, SlotSender, StoredTensors, empty_tensors, view_tensors
-from harness.types import WeightTicket
 
 
 class _Offered(CopiedWeights):

@@ -15,10 +15,10 @@ import ray
 import torch
 from torch import Tensor
 
+from harness.core.types import WeightTicket
 from harness.transports.bucket import BucketLayout
 from harness.transports.options import TransportOptions
 from harness.transports.read_only import from_read_only
-from harness.types import WeightTicket
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from harness.types import WeightTicket
+from harness.core.types import WeightTicket
 
 Weights = Mapping[str, Tensor]
 

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.errors import RunStopped, UserError
+from harness.core.errors import RunStopped, UserError
+from harness.core.types import WeightTicket
 from harness.transports.bucket import BucketLayout, copy_weights
 from harness.transports.options import TransportOptions
 from harness.transports.read_only import from_read_only
 from harness.transports.slots import SlotSender
-from harness.types import WeightTicket
 
 _HEADER = struct.Struct("<16sq")  # nonce, version
 _WEIGHTS_AT = 64  # bytes: the header's line, so that the weights stay aligned

@@ -14,8 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from harness.core.types import WeightTicket
 from harness.transports.bucket import BucketLayout, copy_weights
-from harness.types import WeightTicket
 
 
 class Place(Protocol):

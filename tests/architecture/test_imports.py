@@ -42,20 +42,20 @@ def files_importing(name: str) -> list[str]:
         "harness",
         "harness.cli",
         "harness.compare",
-        "harness.errors",
+        "harness.core.errors",
         "harness.loop",
-        "harness.memory_plan",
-        "harness.protocols",
-        "harness.recorder",
+        "harness.run.memory",
+        "harness.core.protocols",
+        "harness.results.recorder",
         "harness.results",
         "harness.scenario",
-        "harness.sim.clock",
-        "harness.sim.stages",
+        "harness.simulate.clock",
+        "harness.simulate.stages",
         "harness.tasks.jsonl",
         "harness.tasks.keywords",
         "harness.tasks.maths",
-        "harness.trace",
-        "harness.types",
+        "harness.core.trace",
+        "harness.core.types",
     ],
 )
 def test_light_modules_load_neither_heavy_libraries_nor_those_for_pictures(module: str) -> None:
@@ -67,7 +67,7 @@ def test_the_probe_sees_what_is_imported() -> None:
 
 
 def test_the_maths_loads_no_ray_no_transformers_and_no_tracer() -> None:
-    assert loaded_by("import harness.grpo") & {"ray", "transformers", "vllm", "harness.trace"} == set()
+    assert loaded_by("import harness.grpo") & {"ray", "transformers", "vllm", "harness.core.trace"} == set()
 
 
 def test_the_loop_uses_no_thread_and_no_wall_clock() -> None:
@@ -77,7 +77,7 @@ def test_the_loop_uses_no_thread_and_no_wall_clock() -> None:
 
 
 def test_ray_appears_only_where_actors_and_transports_are_made() -> None:
-    allowed = ("harness/actors", "harness/transports", "harness/transport_sweep")
+    allowed = ("harness/run", "harness/transports")
     assert [path for path in files_importing("ray") if not path.startswith(allowed)] == []
 
 
@@ -91,7 +91,7 @@ def test_a_library_for_one_file_appears_in_no_other(library: str, only: str) -> 
 def test_pictures_are_drawn_in_the_report_and_in_the_picture_of_a_command() -> None:
     drawing = {path for library in PICTURES for path in files_importing(library)}
     elsewhere = {path for path in drawing if not path.startswith("harness/report/")}
-    assert elsewhere == {"harness/holdout/picture.py", "harness/simulate/picture.py"}
+    assert elsewhere == {"harness/simulate/picture.py"}
 
 
 def loads_of_models(tree: ast.AST) -> list[ast.Call]:

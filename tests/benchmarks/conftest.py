@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.provenance import code_state, machine_facts, package_versions
+from harness.probes.provenance import code_state, machine_facts, package_versions
 
 COMMIT_FACTS = ("id", "time", "dirty")
 

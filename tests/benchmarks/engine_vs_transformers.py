@@ -54,8 +54,8 @@ class Work:
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
+        from harness.core.types import SamplingParams
         from harness.engines.native import native_engine
-        from harness.types import SamplingParams
 
         self.model, self.tokenizer = _model_and_tokenizer(arguments)
         self.prompts = _prompts(arguments, self.model, self.tokenizer)
@@ -121,7 +121,7 @@ class Work:
 
     def check_greedy(self) -> None:
         """Stop unless both give the same greedy tokens in float32."""
-        from harness.types import SamplingParams
+        from harness.core.types import SamplingParams
 
         theirs = self.generate_with_transformers(do_sample=False, temperature=None, top_k=None, top_p=None).tolist()
         sampling = SamplingParams(temperature=0.0, min_tokens=self.least, max_tokens=self.tokens)
@@ -136,7 +136,7 @@ def _model_and_tokenizer(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
         return load_policy(arguments.model)
     if arguments.warm_start:
-        from harness.warm_start import warm_start_policy
+        from harness.learner.warm_start import warm_start_policy
 
         model, tokenizer, _ = warm_start_policy(arguments.preset, 0)
         return model, tokenizer

@@ -30,12 +30,13 @@ from rich.text import Text
 
 from harness.compare import Campaign, gather
 from harness.compare.series import UNFLAGGED_WARMUP
+from harness.compare.stats import STEP, PairedBlock, log_ratios
+from harness.compare.stats.blocks import Numbers
+from harness.compare.stats.intervals import effect_shown
 from harness.compare.verdicts import is_same, paired_blocks
-from harness.errors import UserError
-from harness.report.plain import plain
-from harness.stats import STEP, NoiseModel, PairedBlock, log_ratios
-from harness.stats.blocks import Numbers
-from harness.stats.false_alarms import (
+from harness.core.errors import UserError
+from harness.core.plain_text import plain
+from tests.stand_ins.false_alarms import (
     Hits,
     Rate,
     abba_blocks,
@@ -47,7 +48,7 @@ from harness.stats.false_alarms import (
     rate_in_time,
     windows,
 )
-from harness.stats.intervals import effect_shown
+from tests.stand_ins.noise import NoiseModel
 
 NAIVE_STEPS = 50
 NOTHING = "-"

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.trace import Span, Stage
+from harness.core.types import Metric, Metrics
 from harness.results import (
     Manifest,
     RunFolder,
@@ -24,8 +26,6 @@ from harness.results import (
     step_row,
     tail_row,
 )
-from harness.trace import Span, Stage
-from harness.types import Metric, Metrics
 
 LAYOUTS = ("blocks", "campaigns")
 LANES = ("generator", "scorer", "learner")

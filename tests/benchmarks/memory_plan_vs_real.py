@@ -92,9 +92,9 @@ def run_here(order: dict[str, Any]) -> int:
     """Carry a case out in this process and print the plan's peak and the real one, in bytes."""
     import yaml
 
-    from harness.memory_plan.known import shape_for
-    from harness.memory_plan.plan import make_plan
-    from harness.run import run_command
+    from harness.models.scenario_shape import shape_for
+    from harness.run.command import run_command
+    from harness.run.memory.plan import make_plan
     from harness.scenario import load_scenario
 
     path = Path(order["out"]) / "case.yaml"
@@ -113,7 +113,7 @@ def run_here(order: dict[str, Any]) -> int:
 
 def longest_prompt(scenario: Any) -> int:
     """Tokens of the longest prompt, with the run's own tokenizer."""
-    from harness.build.making import make_policy, make_task, never
+    from harness.run.making import make_policy, make_task, never
 
     task, tokenizer = make_task(scenario), make_policy(scenario, "cpu", never).tokenizer
     return max(len(tokenizer.encode(prompt.text)) for prompt in [*task.train_prompts, *task.validation_prompts])

@@ -32,12 +32,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from harness.core.protocols import Generator, Learner, Scorer
+from harness.core.trace import RecordingTracer
 from harness.loop import LoopPlan, SilentObserver, StepFacts, run_loop
-from harness.protocols import Generator, Learner, Scorer
-from harness.replay import ReplayOptions
-from harness.sim.clock import run_virtual
-from harness.sim.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
-from harness.trace import RecordingTracer
+from harness.loop.replay import ReplayOptions
+from harness.simulate.clock import run_virtual
+from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 
 GENERATORS = (1, 8, 64, 512)
 ORDERS = 640_000  # 64 Generators over 10,000 steps
@@ -101,8 +101,8 @@ def plain_parts(generators: int, steps: int, control: str, tracer: RecordingTrac
 def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTracer) -> Parts:
     """The same sizes as a scenario of a tiny model on a machine profile, every part with a device of its own."""
     from harness.scenario import Scenario
-    from harness.sim.machine import Device, MachineProfile, StageCost
-    from harness.sim.world import build_world
+    from harness.simulate.machine import Device, MachineProfile, StageCost
+    from harness.simulate.world import build_world
 
     stages = {
         "generate": {"decode_step": 0.25, "response": 0.01},

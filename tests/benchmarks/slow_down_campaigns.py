@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.compare import gather
+from harness.compare.stats import Effect, Verdict, wilson_interval
 from harness.compare.verdicts import Judgement, judgements, paired_blocks
-from harness.run import run_command
+from harness.run.command import run_command
 from harness.scenario import Scenario, load_scenario
 from harness.scenario.load import check_data
-from harness.stats import Effect, Verdict, wilson_interval
 
 STAGES = ("update", "generate")
 DELAY_S = 0.01

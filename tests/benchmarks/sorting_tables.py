@@ -15,8 +15,8 @@ from statistics import fmean
 
 from harness.compare.campaigns import variant_labels
 from harness.compare.evaluations import evaluations
+from harness.compare.stats.intervals import t_interval
 from harness.results import Run, find_runs
-from harness.stats.intervals import t_interval
 from harness.tasks.sorting import SORTING_PROMPTS, SORTING_REWARDS, numbers_in
 
 NUMBERS = range(5)

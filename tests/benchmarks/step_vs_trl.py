@@ -73,9 +73,9 @@ class OurStep:
     """The parts of an in-process run, driven one step at a time."""
 
     def __init__(self, folder: Path, arguments: argparse.Namespace, watch: Stopwatch) -> None:
-        from harness.build import build_in_process_parts
+        from harness.core.trace import RecordingTracer
+        from harness.run.parts import build_in_process_parts
         from harness.scenario import load_scenario
-        from harness.trace import RecordingTracer
 
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             file.write("name: step_vs_trl\n")
@@ -98,7 +98,7 @@ class OurStep:
         self.watch, self.step = watch, 0
 
     async def run(self, prompt_ids: tuple[int, ...]) -> None:
-        from harness.types import Purpose, WorkItem
+        from harness.core.types import Purpose, WorkItem
 
         generator, scorer, learner = self.parts.generators[0], self.parts.scorers[0], self.parts.learner
         self.tracer.drain()
@@ -194,8 +194,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def warm_started_folder() -> Path:
+    from harness.learner.warm_start import warm_start_policy
     from harness.models.storage import save_policy
-    from harness.warm_start import warm_start_policy
 
     model, tokenizer, _ = warm_start_policy("small", 0)
     folder = Path(tempfile.mkdtemp()) / "small"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.types import SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import native_engine
 from harness.engines.sampling import draw
@@ -15,7 +16,6 @@ from harness.engines.streams import row_uniforms
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
-from harness.types import SamplingParams
 
 PROMPTS, GROUP_SIZE, PROMPT_LENGTH, RESPONSE_LENGTH = 8, 8, 13, 32
 TOKENS = PROMPTS * GROUP_SIZE * RESPONSE_LENGTH

@@ -5,15 +5,15 @@ import time
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.probes.fake_nvml import FakeDevice, FakeNvml
-from harness.probes.fake_nvtx import FakeDomain
+from harness.core.trace import NullTracer, Stage
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe
 from harness.probes.nvtx_ranges import NvtxTracer
 from harness.probes.profile import ProbeProfile
 from harness.probes.sampler import Sampling
 from harness.probes.session import ProbeSession
-from harness.trace import NullTracer, Stage
+from tests.stand_ins.fake_nvml import FakeDevice, FakeNvml
+from tests.stand_ins.fake_nvtx import FakeDomain
 
 SPANS = 1000
 LANES = {"learner": os.getpid(), "generator": os.getppid(), "scorer": 1}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.build import Parts, build_in_process_parts
+from harness.core.trace import RecordingTracer
+from harness.core.types import Purpose, ScoredBatch, WorkItem
+from harness.run.parts import Parts, build_in_process_parts
 from harness.scenario import load_scenario
-from harness.trace import RecordingTracer
-from harness.types import Purpose, ScoredBatch, WorkItem
 
 TOKENS, PROMPTS, GROUP_SIZE = 32, 8, 8
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from harness.core.trace import NullTracer, RecordingTracer, Stage, Tracer
 from harness.results import RunFolder
-from harness.trace import NullTracer, RecordingTracer, Stage, Tracer
 
 SPANS = 1000
 

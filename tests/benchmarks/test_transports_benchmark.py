@@ -15,13 +15,13 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from harness.core.types import WeightTicket
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.transports.bucket import copy_weights
 from harness.transports.catalogue import TRANSPORTS
 from harness.transports.fingerprint import fingerprint
 from harness.transports.options import TransportOptions
-from harness.types import WeightTicket
 
 Weights = Mapping[str, torch.Tensor]
 GROUP = "weights, publish to own tensors"
@@ -100,7 +100,7 @@ def receive() -> Iterator[Callable[[str, WeightTicket], str]]:
     """Start an actor; return what hands it a ticket and waits until the weights are in its own tensors."""
     import ray
 
-    from harness.actors.environment import process_environment, quiet_ray
+    from harness.run.actors.environment import process_environment, quiet_ray
 
     @ray.remote
     class Generator:

@@ -66,7 +66,7 @@ def make_engines(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def check_greedy(engines: dict[str, Any], prompts: list[list[int]], tokens: int) -> None:
     """Stop unless both give the same greedy tokens."""
-    from harness.types import SamplingParams
+    from harness.core.types import SamplingParams
 
     greedy = SamplingParams(temperature=0.0, min_tokens=tokens, max_tokens=tokens)
     said = [[row.token_ids.tolist() for (row,) in e.generate(prompts, 1, greedy, 0)] for e in engines.values()]
@@ -76,7 +76,7 @@ def check_greedy(engines: dict[str, Any], prompts: list[list[int]], tokens: int)
 
 def time_rounds(engines: dict[str, Any], prompts: list[list[int]], arguments: argparse.Namespace) -> dict[str, Any]:
     """Return wall and CPU seconds of each engine in each round; the first one of all is not counted."""
-    from harness.types import SamplingParams
+    from harness.core.types import SamplingParams
 
     tokens = arguments.tokens
     sampling = SamplingParams(max_tokens=tokens, pinned_lengths=(tokens, tokens))

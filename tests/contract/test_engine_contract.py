@@ -16,19 +16,19 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from harness.core.errors import Diverged, Interrupted, UserError
+from harness.core.types import SamplingParams
 from harness.engines.fake import FakeEngine
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
 from harness.engines.paced import PacedEngine, PacedTokenizer
 from harness.engines.streams import pinned_lengths
 from harness.engines.vllm import VllmEngine, vllm_engine
-from harness.errors import Diverged, Interrupted, UserError
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, KVCache
 from harness.models.sorting import SortingModel
 from harness.models.tokenizer import train_tokenizer
 from harness.scenario.engine_sections import VllmEngineSettings
-from harness.types import SamplingParams
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 CONTEXT = 64

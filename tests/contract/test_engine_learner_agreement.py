@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from harness.core.protocols import Engine
+from harness.core.types import GroupData, Prompt, RolloutGroup, SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
 from harness.grpo import LossOptions, RolloutBatch, collate
@@ -14,8 +16,6 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.policy import padded_response_log_probs, policy_log_probs
 from harness.models.tokenizer import train_tokenizer
-from harness.protocols import Engine
-from harness.types import GroupData, Prompt, RolloutGroup, SamplingParams
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 SHAPE = dataclasses.replace(

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from harness.core.errors import Interrupted, UserError
+from harness.core.types import SamplingParams
 from harness.engines.streams import pinned_lengths
-from harness.errors import Interrupted, UserError
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
-from harness.types import SamplingParams
 
 REASON = (
     "SGLang is not installed"

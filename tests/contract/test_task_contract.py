@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.protocols import Task
+from harness.core.protocols import Task
+from harness.core.types import Prompt
 from harness.tasks import JsonlTask, KeywordTask
 from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.keyword_files import KeywordFileTask
 from harness.tasks.maths import MathsTask
-from harness.types import Prompt
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "own_task"

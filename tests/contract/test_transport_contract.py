@@ -16,8 +16,8 @@ import pytest
 import ray
 import torch
 
-from harness.actors.environment import process_environment
-from harness.errors import RunStopped
+from harness.core.errors import RunStopped
+from harness.run.actors.environment import process_environment
 from harness.transports.catalogue import TRANSPORTS
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.fingerprint import fingerprint, verify

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING
 import pytest
 import ray
 
-from harness.build import Parts, Workshop
 from harness.compare import lane_account
-from harness.errors import RunStopped, UserError
+from harness.core.errors import RunStopped, UserError
+from harness.core.trace import RecordingTracer, Stage
 from harness.loop import SilentObserver, StepFacts, run_loop
-from harness.provenance import usable_cores
+from harness.probes.provenance import usable_cores
 from harness.results import Run, find_runs
 from harness.results.counters import read_counters, sources
-from harness.run import run_command
+from harness.run.command import run_command
+from harness.run.factory import Workshop
+from harness.run.parts import Parts
 from harness.scenario import Scenario, load_scenario
-from harness.trace import RecordingTracer, Stage
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Traces
@@ -396,7 +397,7 @@ def test_more_nodes_than_there_are_is_refused_at_once(material: Path, workshop: 
 )
 def test_an_address_without_a_cluster_is_refused_in_seconds(address: str, reason: str) -> None:
     """Ray itself tries for minutes. The session is refused before it has started or joined anything."""
-    from harness.actors.session import RaySession
+    from harness.run.actors.session import RaySession
 
     with pytest.raises(UserError) as refused:
         RaySession(address)
@@ -424,7 +425,7 @@ import json, os
 from pathlib import Path
 
 import ray
-from harness.actors.session import RaySession
+from harness.run.actors.session import RaySession
 
 os.umask(0o022)  # under which Ray itself would write ~/.ray/auth_token for everyone to read
 with RaySession(cpus=1, weights=10**8) as session:
@@ -456,9 +457,9 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from harness.actors.samplers import OtherMachines
-from harness.build import Workshop
-from harness.run import run_command
+from harness.run.actors.samplers import OtherMachines
+from harness.run.factory import Workshop
+from harness.run.command import run_command
 from harness.scenario import load_scenario
 
 store = 200 * 2**20

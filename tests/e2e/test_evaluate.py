@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from harness.cli import main
+from harness.learner.warm_start import initial_policy
 from harness.models.storage import save_policy
-from harness.warm_start import initial_policy
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROMPTS = 12

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from harness.actors.parts import ActorPart, Blueprint, close_parts
-from harness.actors.processes import LearnerProcess, ProcessSetup
-from harness.actors.shells import RemoteLearner
-from harness.build import Parts, Workshop, build_simulated_parts
-from harness.errors import RunStopped, UserError
+from harness.core.errors import RunStopped, UserError
+from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.results import Run, find_runs
-from harness.run import run_command
+from harness.run.actors.parts import ActorPart, Blueprint, close_parts
+from harness.run.actors.processes import LearnerProcess, ProcessSetup
+from harness.run.actors.shells import RemoteLearner
+from harness.run.command import run_command
+from harness.run.factory import Workshop
+from harness.run.parts import Parts
 from harness.scenario import Scenario, load_scenario
-from harness.trace import RecordingTracer, Stage, Tracer
+from tests.stand_ins.simulated_parts import build_simulated_parts
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Traces

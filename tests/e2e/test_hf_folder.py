@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.errors import UserError
-from harness.memory_plan.check import check_memory
-from harness.memory_plan.fit import Room
+from harness.core.errors import UserError
 from harness.models.make_folder import make_folder
 from harness.models.storage import load_policy
 from harness.results import Run, find_runs
-from harness.run import run_command
+from harness.run.command import run_command
+from harness.run.memory.check import check_memory
+from harness.run.memory.fit import Room
 from harness.scenario import Scenario, load_scenario
 
 REWARDS = """

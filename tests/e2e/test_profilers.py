@@ -22,16 +22,16 @@ import pytest
 import ray
 
 import harness
-from harness.errors import RunStopped
-from harness.perfetto.check import read_trace
-from harness.perfetto.export import write_trace
-from harness.perfetto.nsight import nsight_table
+from harness.core.errors import RunStopped
+from harness.core.trace import RecordingTracer, Stage
 from harness.probes.nsight import SESSION_CONFIG, CaptureControl, check_nsight, new_tag, nsight_runtime_env
 from harness.probes.nsight_reports import report_folders, wait_for_reports
 from harness.probes.profile import NsightWindow
 from harness.probes.windows import WindowTracer
+from harness.report.trace.export import write_trace
+from harness.report.trace.nsight import nsight_table
 from harness.results import find_runs
-from harness.trace import RecordingTracer, Stage
+from tests.stand_ins.trace_check import read_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")]
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from harness.compare.evaluations import evaluations
 from harness.models.sorting import SortingModel, sorting_policy
 from harness.results import Run, find_runs
-from harness.run import run_command
+from harness.run.command import run_command
 from harness.scenario import load_scenario
 from harness.tasks.sorting import SORTING_PROMPTS, inclusion_ordering_reward
 

@@ -8,7 +8,7 @@ from harness.compare.campaigns import gather
 from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.report.pictures import make_pictures
 from harness.results import Run, find_runs
-from harness.run import run_command
+from harness.run.command import run_command
 from harness.scenario import load_scenario
 
 TRANSPORTS = ("object_store_numpy", "nixl", "shared_memory")

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.errors import RunStopped, UserError
+from harness.core.types import SamplingParams
 from harness.engines.vllm import _start, vllm_engine
-from harness.errors import RunStopped, UserError
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import Run, find_runs
-from harness.run import run_command
+from harness.run.command import run_command
 from harness.scenario import Scenario, load_scenario
 from harness.scenario.engine_sections import VllmEngineSettings
-from harness.types import SamplingParams
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),

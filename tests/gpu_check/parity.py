@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.build.options import EXACT_BOUND
+from harness.core.types import Completion, GroupData, Prompt, RolloutGroup, SamplingParams
 from harness.engines.native import Precision, native_engine
 from harness.engines.sampling import draw
 from harness.grpo import LossOptions
@@ -29,10 +29,10 @@ from harness.models.norm import rms_norm
 from harness.models.public_shapes import TINY_QWEN2
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
+from harness.run.options import EXACT_BOUND
 from harness.transports.bucket import BucketLayout
 from harness.transports.fingerprint import fingerprint, verify
 from harness.transports.slots import CopiedWeights
-from harness.types import Completion, GroupData, Prompt, RolloutGroup, SamplingParams
 from tests.gpu_check.device import DEVICE, HAS_GPU, NAME
 from tests.gpu_check.report import Report
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import torch
 
+from harness.core.trace import RecordingTracer, Stage, SynchronizedTracer
 from harness.probes.cuda_events import DeviceTimeTracer, cuda_events
 from harness.probes.nvml import open_gpu_probe
 from harness.probes.nvtx_ranges import open_domain
 from harness.probes.reading import Unknown
-from harness.trace import RecordingTracer, Stage, SynchronizedTracer
 from tests.gpu_check.device import DEVICE, HAS_GPU, NAME, seconds, synchronize
 from tests.gpu_check.report import Report
 

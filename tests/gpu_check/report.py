@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.whole_files import whole_file
+from harness.core.atomic_files import whole_file
 
 
 class Skipped(Exception):

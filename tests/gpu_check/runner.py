@@ -18,9 +18,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from harness.provenance import code_state, machine_facts, package_versions
+from harness.core.atomic_files import whole_file
+from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.report.console import Output
-from harness.whole_files import whole_file
 
 ROOT = Path(__file__).parents[2]
 GRACE_S = 10.0

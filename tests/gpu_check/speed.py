@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from harness.core.types import SamplingParams
 from harness.engines.decode import LlamaDecoder
 from harness.engines.huggingface import TransformersBackend
 from harness.engines.sampling import draw
 from harness.engines.weights import build_weights
-from harness.memory_plan.flops import mfu, peak_flops, training_flops, work_of
-from harness.memory_plan.shape import shape_of_own
 from harness.models.config import PRESETS, ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.models.flops import mfu, peak_flops, training_flops, work_of
 from harness.models.logits import score_hidden
 from harness.models.public_shapes import QWEN2_5_MATH_1_5B
+from harness.models.shape import shape_of_own
 from harness.models.shared_prompt import response_log_probs
-from harness.types import SamplingParams
 from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, NAME, seconds
 from tests.gpu_check.report import Report
 

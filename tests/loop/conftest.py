@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from harness.core.protocols import Generator, Scorer
+from harness.core.trace import RecordingTracer, Span
+from harness.core.types import ScoredBatch
 from harness.loop import LagControl, Ledger, LoopPlan, SilentObserver, StepFacts, run_loop
-from harness.protocols import Generator, Scorer
-from harness.replay import ReplayOptions
-from harness.sim.clock import run_virtual
-from harness.sim.stages import (
+from harness.loop.replay import ReplayOptions
+from harness.simulate.clock import run_virtual
+from harness.simulate.stages import (
     Cost,
     Dies,
     Fails,
@@ -28,8 +30,6 @@ from harness.sim.stages import (
     SimulatedScorer,
     constant,
 )
-from harness.trace import RecordingTracer, Span
-from harness.types import ScoredBatch
 
 Row = tuple[str, str, float, float, int]
 """(lane, stage, start in seconds, end in seconds, policy version)."""

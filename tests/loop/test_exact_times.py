@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from harness.core.trace import RecordingTracer, Span, Stage
 from harness.loop import LoopPlan, SilentObserver, StepFacts, run_loop
-from harness.replay import ReplayOptions
-from harness.sim.clock import run_virtual
-from harness.sim.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
-from harness.trace import RecordingTracer, Span, Stage
+from harness.loop.replay import ReplayOptions
+from harness.simulate.clock import run_virtual
+from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 
 S = 1_000_000_000
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from harness.fault_runs import Wiring, draw, run_schedule, search, smallest_run
-from harness.fault_runs.draws import FATAL, SURVIVED
-from harness.fault_runs.schedule import LEARNER, FaultKind
-from harness.fault_runs.search import Summary
-from harness.fault_runs.show import broken_lines
 from harness.loop import Bell
 from harness.loop.intake import InOrder
-from harness.provenance import usable_cores
+from harness.probes.provenance import usable_cores
+from tests.faults import Wiring, draw, run_schedule, search, smallest_run
+from tests.faults.draws import FATAL, SURVIVED
+from tests.faults.schedule import LEARNER, FaultKind
+from tests.faults.search import Summary
+from tests.faults.show import broken_lines
 
 SCHEDULES = 10_000
 

@@ -10,11 +10,11 @@ import pstats
 
 import pytest
 
+from harness.core.trace import RecordingTracer, Stage
 from harness.loop import LoopPlan, run_loop
-from harness.replay import ReplayOptions
-from harness.sim.clock import VirtualClockLoop
-from harness.sim.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
-from harness.trace import RecordingTracer, Stage
+from harness.loop.replay import ReplayOptions
+from harness.simulate.clock import VirtualClockLoop
+from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 
 ORDERS = 1024
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.errors import RunStopped
+from harness.core.errors import RunStopped
+from harness.core.types import Purpose, WorkItem
 from harness.loop import Count
-from harness.types import Purpose, WorkItem
 
 
 def dies_in(**seconds_by_call: float):

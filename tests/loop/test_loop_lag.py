@@ -3,8 +3,8 @@
 ``simulate`` and its usual durations are in ``conftest.py``.
 """
 
+from harness.core.types import Purpose, WorkItem
 from harness.loop import Count
-from harness.types import Purpose, WorkItem
 
 
 def tokens_by_batch(item: WorkItem, prompt_id: int) -> tuple[int, ...]:

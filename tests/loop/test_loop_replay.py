@@ -1,7 +1,7 @@
 """Replay on simulated stages: what each step trains on. Batch b has the two prompts 2b and 2b + 1."""
 
 from harness.loop import Count
-from harness.replay import ReplayOptions, ReplayStats
+from harness.loop.replay import ReplayOptions, ReplayStats
 
 
 def two_prompts(step: int) -> tuple[int, ...]:

@@ -18,13 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import PartReplaced, RunStopped
+from harness.core.errors import PartReplaced, RunStopped
+from harness.core.protocols import Generator, Scorer
+from harness.core.seeds import derive_seed
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 from harness.loop import Count, Ledger, LoopPlan, SilentObserver, StepFacts, run_loop
-from harness.protocols import Generator, Scorer
-from harness.replay import ReplayOptions
-from harness.seeds import derive_seed
-from harness.sim.clock import run_virtual
-from harness.sim.stages import (
+from harness.loop.replay import ReplayOptions
+from harness.simulate.clock import run_virtual
+from harness.simulate.stages import (
     Cost,
     Dies,
     MortalGenerator,
@@ -34,8 +36,6 @@ from harness.sim.stages import (
     SimulatedScorer,
     varying_lengths,
 )
-from harness.trace import RecordingTracer, Span, Stage
-from harness.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
 
 VALIDATION = (90, 91)
 

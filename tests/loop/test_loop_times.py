@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import RunStopped
+from harness.core.errors import RunStopped
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
 from harness.loop import LoopPlan, SilentObserver, StepFacts, run_loop
-from harness.sim.clock import run_virtual
-from harness.sim.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
-from harness.trace import RecordingTracer, Span, Stage
-from harness.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
+from harness.simulate.clock import run_virtual
+from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 
 
 @dataclass

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from harness.errors import PartReplaced
-from harness.sim.clock import run_virtual
-from harness.sim.stages import (
+from harness.core.errors import PartReplaced
+from harness.core.types import Purpose, RolloutGroup, WeightTicket, WorkItem
+from harness.simulate.clock import run_virtual
+from harness.simulate.stages import (
     MortalGenerator,
     MortalScorer,
     SimulatedGenerator,
@@ -16,7 +17,6 @@ from harness.sim.stages import (
     equal_lengths,
     varying_lengths,
 )
-from harness.types import Purpose, RolloutGroup, WeightTicket, WorkItem
 
 ITEM = WorkItem(Purpose.TRAIN, step=3, shard=0, prompt_ids=(4, 5), group_size=2, seed=11)
 

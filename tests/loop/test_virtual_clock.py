@@ -8,11 +8,11 @@ import pickle
 
 import pytest
 
+from harness.core.trace import OpenSpan, RecordingTracer, Span, Stage
+from harness.core.types import RolloutGroup, WorkItem
 from harness.loop import LoopPlan, run_loop
-from harness.sim.clock import Deadlock, VirtualClockLoop, run_virtual
-from harness.sim.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
-from harness.trace import OpenSpan, RecordingTracer, Span, Stage
-from harness.types import RolloutGroup, WorkItem
+from harness.simulate.clock import Deadlock, VirtualClockLoop, run_virtual
+from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 
 
 def elapsed() -> float:

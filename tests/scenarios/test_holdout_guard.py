@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from harness.cli import main
-from harness.holdout.document import load_document
-from harness.holdout.plan import load_plan
-from harness.holdout.tables import as_markdown, in_page
+from tests.holdout.document import load_document
+from tests.holdout.plan import load_plan
+from tests.holdout.tables import as_markdown, in_page
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "measured" / "holdout.json"

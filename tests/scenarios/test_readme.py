@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
+from harness.core.trace import Stage
 from harness.scenario import Scenario, expand, load_scenario
-from harness.trace import Stage
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.build import build_simulated_parts
 from harness.results import find_runs
-from harness.run import run_command
+from harness.run.command import run_command
 from harness.scenario import expand, load_scenario, scenario_files
+from tests.stand_ins.simulated_parts import build_simulated_parts
 
 SCENARIOS = sorted(Path(__file__).parents[2].glob("scenarios/*.yaml"))
 TRAINING = [path for path in SCENARIOS if load_scenario(str(path)).transport_sweep is None]

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from harness.build import Parts, build_simulated_parts
-from harness.errors import Diverged, HarnessError, Interrupted, RunStopped
+from harness.core.errors import Diverged, HarnessError, Interrupted, RunStopped
+from harness.core.trace import RecordingTracer
+from harness.core.types import RolloutGroup, UpdateResult
+from harness.run.parts import Parts
+from harness.run.sweep import SweepOptions, run_sweep
 from harness.scenario import Scenario, load_scenario
-from harness.sim.stages import SimulatedLearner, constant
-from harness.sweep import SweepOptions, run_sweep
-from harness.trace import RecordingTracer
-from harness.types import RolloutGroup, UpdateResult
+from harness.simulate.stages import SimulatedLearner, constant
+from tests.stand_ins.simulated_parts import build_simulated_parts
 
 PLAN = json.loads(os.environ.get("SWEEP_PLAN", "{}"))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 A4_INCHES = (8.27, 11.69)

@@ -14,8 +14,8 @@ from harness.compare.pairs import FEWEST_SEEDS, paired_difference
 from harness.compare.sentences import last_reward
 from harness.compare.sweep_tables import sweep_findings, sweep_points
 from harness.compare.verdicts import Judgement, settings_of
+from harness.core.trace import Stage
 from harness.report.html.material import Material
-from harness.trace import Stage
 
 GOES_WITH = 0.5  # correlation from which KL is said to go with the reward
 WORTH_GAINING = 1.05

@@ -6,9 +6,9 @@ attribute, and its security policy can refuse all of them.
 
 from __future__ import annotations
 
+from harness.core.trace import Stage
 from harness.report.html.markup import Markup, element, join
 from harness.report.style import STAGE_COLOURS
-from harness.trace import Stage
 
 # Stages whose colour would vanish on a dark ground get a lighter one there.
 _DARK_STAGES = {

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from harness.compare.campaigns import Campaign, gather
 from harness.compare.verdicts import judgements
-from harness.errors import UserError
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
 from harness.report.html.chapter import Chapter, report
 from harness.report.html.material import read_material
 from harness.results import DamagedRun, find_run_folders
-from harness.whole_files import whole_file
 
 
 def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> list[str]:

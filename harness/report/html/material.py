@@ -9,13 +9,13 @@ from pathlib import Path
 from harness.compare.campaigns import Campaign
 from harness.compare.exposed import Exposure, exposed
 from harness.compare.lanes import loop_window
-from harness.intervals import Interval
+from harness.core.intervals import Interval
+from harness.core.trace import Span
 from harness.report.lines import Curves
 from harness.report.pictures import curves_of
 from harness.report.summary import before_and_after
 from harness.results import RolloutRow, Run, load_run
 from harness.results.counters import CounterRow, read_counters
-from harness.trace import Span
 
 MOST_PAIRS = 3  # of examples of one variant
 

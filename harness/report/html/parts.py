@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from harness.compare.campaigns import Campaign
 from harness.compare.tables import Table, marked
+from harness.core.trace import Stage
 from harness.report.html.looks import marker_id, stage_class, variant_class
 from harness.report.html.markup import Markup, element, join, text
-from harness.trace import Stage
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|us|MB|GiB|GB/s|kB|J|W)\b)")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.plain_text import plain, plain_lines
 from harness.report.html.browser import Browser, find_chromium
-from harness.report.plain import plain, plain_lines
 
 KINDS = {"light": (1280, False), "dark": (1280, True), "narrow": (390, False)}
 """Width of the screen in CSS pixels, and whether the reader prefers dark colours."""

@@ -10,7 +10,9 @@ from harness.compare.campaigns import Variant
 from harness.compare.figures import RunFigures
 from harness.compare.lanes import in_pipeline_order
 from harness.compare.pairs import FEWEST_SEEDS
+from harness.compare.stats import t_interval
 from harness.compare.tables import Table, lane_table, stage_table
+from harness.core.trace import Stage
 from harness.report.html.bars import Bar, Segment, draw_bars
 from harness.report.html.headlines import exposed_shares
 from harness.report.html.looks import stage_class
@@ -18,8 +20,6 @@ from harness.report.html.markup import Markup
 from harness.report.html.material import Material
 from harness.report.html.parts import details, figure, section, stage_legend, tables
 from harness.report.html.scales import Scale, linear
-from harness.stats import t_interval
-from harness.trace import Stage
 
 NOBODY = ("nobody", "nobody's")
 Parts = dict[Stage, float]

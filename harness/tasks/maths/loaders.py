@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from harness.errors import UserError
+from harness.core.errors import UserError
 from harness.tasks.jsonl import checked_text, parse_object, read_lines
 from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer
 

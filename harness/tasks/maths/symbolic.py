@@ -15,8 +15,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import UserError
-from harness.side_process import START_S, SideProcess
+from harness.core.child_process import START_S, SideProcess
+from harness.core.errors import UserError
 from harness.tasks.maths.answers import DEGREE, normalise_both, separate_parts
 
 MAX_SYMBOLIC_CHARS = 300

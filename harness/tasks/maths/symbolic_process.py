@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from harness.side_process import line_of
+from harness.core.child_process import line_of
 
 MEMORY_BYTES = 1 << 30
 """Address space of the process; what asks for more gets a MemoryError, and its answer is wrong."""

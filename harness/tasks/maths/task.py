@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.core.errors import UserError
+from harness.core.types import Prompt
 from harness.tasks.jsonl import refuse_shared, split_prompts
 from harness.tasks.maths.grader import SYMBOLIC_TIMEOUT_S
 from harness.tasks.maths.loaders import FileFormat, read_problems
 from harness.tasks.maths.prompts import PROMPT_TEMPLATES
 from harness.tasks.maths.reward import MathsReward
-from harness.types import Prompt
 
 
 class MathsTask:

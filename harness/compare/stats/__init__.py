@@ -1,0 +1,62 @@
+"""Statistics of repeated blocks: pure functions of numbers. Loads numpy, and scipy where a verdict is asked for.
+
+A *block* is one occurrence in which every arm runs once under the same weather, and is the unit of replication: it
+gives one log-ratio, the median over its steps. ``judge_step`` and ``judge_stages`` turn blocks into verdicts. How often
+they are wrong on noise without any difference is measured: ``tests/compare/test_false_alarms.py`` on simulated noise,
+``tests/benchmarks/false_alarm_rates.py`` on recorded runs.
+"""
+
+from harness.compare.stats.blocks import PairedBlock, log_ratio, log_ratios
+from harness.compare.stats.drift import Drift, sentinel_drift
+from harness.compare.stats.effects import STEP, Effect, Verdict
+from harness.compare.stats.intervals import (
+    Interval,
+    hodges_lehmann,
+    minimum_effect,
+    t_interval,
+    welch_interval,
+    wilson_interval,
+)
+from harness.compare.stats.significance import binomial_p, fewest_blocks, holm, sign_flip_p
+from harness.compare.stats.stopping import enough, half_width
+from harness.compare.stats.verdicts import (
+    FEWEST_BLOCKS,
+    STAGE_THRESHOLD,
+    STEP_THRESHOLD,
+    BlockSummary,
+    judge_apart,
+    judge_stages,
+    judge_step,
+    summarise,
+)
+
+__all__ = [
+    "FEWEST_BLOCKS",
+    "STAGE_THRESHOLD",
+    "STEP",
+    "STEP_THRESHOLD",
+    "BlockSummary",
+    "Drift",
+    "Effect",
+    "Interval",
+    "PairedBlock",
+    "Verdict",
+    "binomial_p",
+    "enough",
+    "fewest_blocks",
+    "half_width",
+    "hodges_lehmann",
+    "holm",
+    "judge_apart",
+    "judge_stages",
+    "judge_step",
+    "log_ratio",
+    "log_ratios",
+    "minimum_effect",
+    "sentinel_drift",
+    "sign_flip_p",
+    "summarise",
+    "t_interval",
+    "welch_interval",
+    "wilson_interval",
+]

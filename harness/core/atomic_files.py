@@ -1,0 +1,53 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from harness.core.errors import UserError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a draft beside ``path``, which takes its place when the block ends well; nothing stays of it otherwise.
+
+    Raises:
+        OSError: it cannot be written. What was at ``path`` is as it was.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        with draft.open("wb") as stream:
+            yield stream
+        os.replace(draft, path)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def move_whole(draft: Path, file: Path) -> None:
+    """Move a finished file into a folder that may be on another file system; whoever looks there finds all of it."""
+    beside = file.with_name(f".{file.name}.draft")
+    shutil.move(draft, beside)
+    os.replace(beside, file)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a folder that cannot be made or written to. Nothing is left behind, not even the folder.
+
+    Raises:
+        UserError: with the reason the system gives.
+    """
+    try:
+        existing = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
+        with tempfile.TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        reason = "it is a file" if path.is_file() else error.strerror or error
+        what = f"cannot write results to {path} ({reason})"
+        raise UserError(what, f"--out {path}", "give a folder you may write to: --out DIR") from None

@@ -1,0 +1,73 @@
+"""The command ``python -m harness dataset``. Exit codes: 0 fine; 1 stopped; 2 bad input; 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.core.arguments import from_1
+
+EXAMPLE = "example:\n  python -m harness dataset keywords --engine vllm --model DIR -n 1000 -o data/keywords"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Have a model write a data set; return the exit code. ``harness.cli`` tells what is raised."""
+    options = _parser().parse_args(arguments)
+    from harness.evaluate.dataset.command import make_keyword_dataset
+
+    make_keyword_dataset(options, Console(stderr=True))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness dataset",
+        description="Have a model write a data set.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    keywords = kinds.add_parser(
+        "keywords",
+        help="sentences that include given words",
+        description="Ask a model for sentences with given words; keep those that have them, 80% for training.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _arguments(keywords)
+    return parser
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="MODEL", help="preset:NAME, a model folder, or a hub name")
+    parser.add_argument("-n", "--rows", type=from_1, required=True, metavar="N", help="rows of both files together")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="new folder for the two files")
+    parser.add_argument("--keywords", type=int, default=2, metavar="N", help="words to include, 2 to 8 (default: 2)")
+    parser.add_argument(
+        "--engine",
+        choices=("native", "vllm", "sglang", "fake"),
+        default="native",
+        help="default: native; sglang only trains",
+    )
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+    )
+    parser.add_argument("--chat", action="store_true", help="ask through the model's chat template")
+    parser.add_argument("--samples", type=from_1, default=4, metavar="N", help="answers to each prompt (default: 4)")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
+    parser.add_argument("--max-tokens", type=from_1, default=48, metavar="N", help="longest answer (default: 48)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument("--batch", type=from_1, default=64, metavar="N", help="prompts asked together (default: 64)")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+
+
+if __name__ == "__main__":
+    sys.exit("type: python -m harness dataset keywords")

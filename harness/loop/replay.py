@@ -1,0 +1,316 @@
+"""The replay buffer: scored groups that may be trained on again, with ageing and a sampling rule.
+
+One rollout batch enters per training step, then the step's groups are drawn from what is held:
+
+    add      the batch enters, groups above ``max_age`` leave, then the oldest entries until ``capacity`` is kept
+    sample   groups above ``max_age`` leave, up to ``sample_groups`` are drawn without replacement, and those drawn for
+             the ``max_uses``-th time leave with the draw
+
+A group's age is the policy version at hand minus the group's ``min_version``, the version of its oldest token; order of
+entry and age are two things, since a group that took long may enter late. The buffer holds handles and metadata and
+looks into no data. Once a group has left, the buffer refers to it no more, so that dropping the draw frees the data.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from harness.core.errors import UserError
+from harness.core.seeds import derive_seed
+from harness.core.types import RolloutGroup
+
+Sampling = Literal["newest", "uniform", "reward_weighted"]
+"""Which of the held groups a training step takes; see ``ReplayBuffer.sample``."""
+
+REWARD_FLOOR = 0.1
+"""What ``reward_weights`` gives the group with the lowest mean reward, in units of reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How much is kept, for how long, and what is drawn.
+
+    Attributes:
+        capacity: groups held at most.
+        max_age: in policy versions; an older group is evicted, never drawn.
+        sampling: which groups are drawn.
+        sample_groups: groups that one training step takes, 1 to ``capacity``. There is no usable default.
+        max_uses: how often a group may be drawn before it leaves; None means without bound.
+
+    Raises:
+        UserError: a value is unknown or out of bounds.
+    """
+
+    capacity: int
+    max_age: int
+    sampling: Sampling = "uniform"
+    sample_groups: int = 0
+    max_uses: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling not in get_args(Sampling):
+            known = ", ".join(get_args(Sampling))
+            raise UserError(
+                f"replay.sampling is {self.sampling!r}, must be one of {known}", "replay.sampling", "set it to uniform"
+            )
+        _require_at_least(1, "capacity", self.capacity)
+        _require_at_least(0, "max_age", self.max_age)
+        _require_at_least(1, "sample_groups", self.sample_groups)
+        if self.sample_groups > self.capacity:
+            raise UserError(
+                f"replay.sample_groups is {self.sample_groups}, must be at most replay.capacity {self.capacity}",
+                "replay.sample_groups",
+                f"set replay.sample_groups to at most {self.capacity}, or replay.capacity to {self.sample_groups}",
+            )
+        if self.max_uses is not None:
+            _require_at_least(1, "max_uses", self.max_uses)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A group as drawn: how often it was drawn so far, this time included, and its age in policy versions."""
+
+    group: RolloutGroup
+    uses: int
+    age: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStats:
+    """Running totals, in groups; a snapshot that later steps do not change.
+
+    What entered is held or was evicted for one cause: ``added == len(buffer) + evicted``.
+
+    Attributes:
+        added: entered.
+        taken: drawn, each draw counted.
+        distinct_taken: drawn at least once.
+        evicted_full: left because newer entries needed the room.
+        evicted_age: left because they were older than ``max_age``.
+        evicted_uses: left because they were drawn ``max_uses`` times.
+        evicted_unused: of those evicted, the ones never drawn.
+    """
+
+    added: int = 0
+    taken: int = 0
+    distinct_taken: int = 0
+    evicted_full: int = 0
+    evicted_age: int = 0
+    evicted_uses: int = 0
+    evicted_unused: int = 0
+
+    @property
+    def evicted(self) -> int:
+        """Evictions of every cause."""
+        return self.evicted_full + self.evicted_age + self.evicted_uses
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A held group, the number of the batch that it entered with, and how often it was drawn."""
+
+    group: RolloutGroup
+    batch: int
+    uses: int = 0
+
+
+class ReplayBuffer:
+    """Holds scored groups between training steps.
+
+    Args:
+        options: what is kept and drawn.
+        seed: root of the draws' random streams.
+
+    Attributes:
+        stats: running totals since the buffer was made.
+    """
+
+    def __init__(self, options: ReplayOptions, seed: int) -> None:
+        self.options, self.seed = options, seed
+        self.stats = ReplayStats()
+        self._entries: list[_Entry] = []  # in order of entry
+        self._batches = 0
+        self._version = 0
+
+    def __len__(self) -> int:
+        """Groups held."""
+        return len(self._entries)
+
+    def add(self, groups: Sequence[RolloutGroup], version: int) -> None:
+        """Let one fresh rollout batch enter; then what is too old leaves, then what there is no room for.
+
+        A group already above ``max_age`` leaves at once, and so do the first groups of a batch larger than
+        ``capacity``; both are counted. Either the whole batch enters or, with an error, none of it.
+
+        Args:
+            groups: whole and scored; may be empty, where every group of a batch failed.
+            version: the Learner's policy version.
+
+        Raises:
+            ValueError: a group is empty, not scored, newer than ``version`` or there already; or ``version`` is below
+                that of an earlier call.
+        """
+        self._check_version(version)
+        for group in groups:
+            _check_whole(group, version)
+        self._check_new(groups)
+        self._version, self._batches = version, self._batches + 1
+        self._entries += [_Entry(group, self._batches) for group in groups]
+        self.stats = replace(self.stats, added=self.stats.added + len(groups))
+        self._evict_aged()
+        self._evict_overflow()
+
+    def sample(self, version: int) -> tuple[Taken, ...]:
+        """Draw one training step's groups without replacement: ``sample_groups`` of them, or all if fewer are held.
+
+        ``newest`` takes what entered last, and of one batch its first groups. ``uniform`` gives every held group the
+        same probability. ``reward_weighted`` draws one after another, each time with probability proportional to
+        ``reward_weights`` among the groups still left.
+
+        The draw depends on the seed, the version and the groups held in their order, and on nothing else: a second
+        draw at one version from the same groups is the same.
+
+        Args:
+            version: the Learner's policy version.
+
+        Returns:
+            The groups drawn, oldest entry first; empty if none is held.
+
+        Raises:
+            ValueError: ``version`` is below that of an earlier call.
+        """
+        self._check_version(version)
+        self._version = version
+        self._evict_aged()
+        taken = tuple(self._take(entry) for entry in self._drawn())
+        self.stats = replace(
+            self.stats,
+            taken=self.stats.taken + len(taken),
+            distinct_taken=self.stats.distinct_taken + sum(item.uses == 1 for item in taken),
+        )
+        self._evict_used_up()
+        return taken
+
+    def _drawn(self) -> list[_Entry]:
+        """The entries of the lowest ranks, in order of entry."""
+        ranks = self._ranks()
+        first = sorted(range(len(ranks)), key=ranks.__getitem__)[: self.options.sample_groups]
+        return [self._entries[index] for index in sorted(first)]
+
+    def _ranks(self) -> Sequence[float]:
+        rng = random.Random(derive_seed(self.seed, "replay", self._version))
+        match self.options.sampling:
+            case "newest":
+                return [-entry.batch for entry in self._entries]
+            case "uniform":
+                return _arrival_times([1.0] * len(self._entries), rng)
+            case "reward_weighted":
+                return _arrival_times(reward_weights([_mean_reward(entry.group) for entry in self._entries]), rng)
+
+    def _take(self, entry: _Entry) -> Taken:
+        entry.uses += 1
+        return Taken(entry.group, entry.uses, self._version - entry.group.min_version)
+
+    # ---- eviction
+
+    def _evict_aged(self) -> None:
+        oldest = self._version - self.options.max_age
+        gone = self._keep([entry for entry in self._entries if entry.group.min_version >= oldest])
+        self.stats = replace(self.stats, evicted_age=self.stats.evicted_age + gone)
+
+    def _evict_overflow(self) -> None:
+        gone = self._keep(self._entries[-self.options.capacity :])
+        self.stats = replace(self.stats, evicted_full=self.stats.evicted_full + gone)
+
+    def _evict_used_up(self) -> None:
+        gone = self._keep([entry for entry in self._entries if entry.uses != self.options.max_uses])
+        self.stats = replace(self.stats, evicted_uses=self.stats.evicted_uses + gone)
+
+    def _keep(self, staying: list[_Entry]) -> int:
+        """Hold only these entries from now on; count the unused among the others and return how many left."""
+        gone, unused = len(self._entries) - len(staying), _count_unused(self._entries) - _count_unused(staying)
+        self._entries = staying
+        self.stats = replace(self.stats, evicted_unused=self.stats.evicted_unused + unused)
+        return gone
+
+    # ---- checks
+
+    def _check_version(self, version: int) -> None:
+        if version < self._version:
+            raise ValueError(f"policy version {version} after {self._version}: the replay buffer only moves forward")
+
+    def _check_new(self, groups: Sequence[RolloutGroup]) -> None:
+        """Refuse a group that is there already. Data is opaque, so identity tells, not equality."""
+        seen = {id(_handle(entry.group)) for entry in self._entries}
+        for group in groups:
+            if id(_handle(group)) in seen:
+                raise ValueError(f"{_named(group)} is in the replay buffer already, or twice in its batch")
+            seen.add(id(_handle(group)))
+
+
+def reward_weights(mean_rewards: Sequence[float]) -> list[float]:
+    """Return the sampling weights w_i = r_i - min_j r_j + ``REWARD_FLOOR`` of groups with mean rewards r.
+
+    Every weight is positive, so every group can be drawn, and equal rewards have equal weights. The same constant added
+    to every reward changes nothing. The unit does count, on purpose: mean rewards that differ by a rounding error are
+    drawn alike, and with rewards from 0 to 1 no group is more than 11 times as likely as another in one draw.
+    """
+    lowest = min(mean_rewards, default=0.0)
+    return [reward - lowest + REWARD_FLOOR for reward in mean_rewards]
+
+
+def _arrival_times(weights: Sequence[float], rng: random.Random) -> list[float]:
+    """Return -log(u_i) / w_i with u_i uniform in (0, 1]; the m smallest are a weighted sample without replacement.
+
+    Algorithm A of Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006), which takes the m
+    largest keys u_i^(1/w_i): the same order, without underflow.
+    """
+    return [-math.log(1.0 - rng.random()) / weight for weight in weights]
+
+
+def _mean_reward(group: RolloutGroup) -> float:
+    assert group.rewards is not None
+    return math.fsum(group.rewards) / len(group.rewards)
+
+
+def _count_unused(entries: Sequence[_Entry]) -> int:
+    return sum(entry.uses == 0 for entry in entries)
+
+
+def _handle(group: RolloutGroup) -> object:
+    """What stands for a group: its data, or the group itself where there is none (in a simulated run)."""
+    return group if group.data is None else group.data
+
+
+def _named(group: RolloutGroup) -> str:
+    return f"the group of prompt {group.prompt_id}, step {group.step},"
+
+
+def _check_whole(group: RolloutGroup, version: int) -> None:
+    """Raise ValueError unless all rollouts are there, scored, and of a policy version that exists."""
+    if group.rewards is None:
+        raise ValueError(f"{_named(group)} has no rewards: a group enters the replay buffer when it is scored")
+    if not group.lengths or len(group.rewards) != len(group.lengths):
+        raise ValueError(
+            f"{_named(group)} has {len(group.rewards)} rewards for {len(group.lengths)} rollouts, "
+            "must have one for each of at least 1"
+        )
+    if not all(map(math.isfinite, group.rewards)):
+        raise ValueError(f"{_named(group)} has the rewards {group.rewards}: all must be finite numbers")
+    if group.max_version > version:
+        raise ValueError(
+            f"{_named(group)} is of policy version {group.max_version}, newer than the Learner's {version}"
+        )
+
+
+def _require_at_least(bound: int, name: str, value: int) -> None:
+    if value < bound:
+        raise UserError(
+            f"replay.{name} is {value}, must be at least {bound}",
+            f"replay.{name}",
+            f"set replay.{name} to {bound} or more",
+        )

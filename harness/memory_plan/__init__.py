@@ -1,5 +1,0 @@
-"""What a run will hold in memory, from the scenario and the model's shape alone, before anything is loaded."""
-
-from harness.memory_plan.check import check_memory, memory_table
-
-__all__ = ["check_memory", "memory_table"]

@@ -1,0 +1,117 @@
+"""Bytes that a training forward keeps for the way back: layers, and the logits behind them.
+
+The way of counting is that of Korthikanti et al. 2022, arXiv:2205.05198, section 4: every tensor that a product, a norm
+or an activation needs for its gradient, once. Their 34 s b h + 5 a s^2 b bytes is for GPT layers with dropout in 16
+bits; here are RMSNorm, rotary positions, grouped queries, a gated MLP and no dropout, counted on the code that runs.
+Letters: h hidden, q all query heads, k all key heads, i inside of the MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.models.shape import Shape
+
+MAX_LOGITS = 2**26
+"""As ``models.logits.MAX_LOGITS``; a test compares the two."""
+LOGIT_COPIES = 4
+"""Float32 tensors the size of the logits at once: the logits, their log-softmax, its gradient, and the entropy's."""
+MAX_PLAIN_SCORES = 2**24
+"""As ``models.attention.MAX_SCORES``: above it the harness' own attention keeps no scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One microbatch: ``rows`` responses of ``response`` tokens to ``prompts`` prompts of ``prompt`` tokens."""
+
+    rows: int
+    prompts: int
+    prompt: int
+    response: int
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens where every row carries its own prompt."""
+        return self.rows * (self.prompt + self.response - 1)
+
+    @property
+    def packed_tokens(self) -> int:
+        """Tokens where a group shares its prompt."""
+        return self.prompts * self.prompt + self.rows * (self.response - 1)
+
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens whose log-probabilities are taken."""
+        return self.rows * self.response
+
+
+def layer_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *, on_gpu: bool = False) -> int:
+    """Bytes that one layer keeps of one microbatch.
+
+    Args:
+        shape: the model.
+        batch: what goes through it.
+        weight_bytes: of one trained weight, 4 or 2.
+        autocast: whether products are computed in bfloat16 over float32 weights.
+        on_gpu: where the harness' own attention always takes the fused kernel.
+    """
+    if shape.runs_on == "own":
+        return _own_layer(shape, batch, weight_bytes, autocast, on_gpu)
+    return batch.padded_tokens * _transformers_token(shape, weight_bytes, autocast)
+
+
+def kept_bytes(
+    shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, checkpointing: bool, *, on_gpu: bool = False
+) -> int:
+    """Bytes that all layers keep of one microbatch; with checkpointing the inputs of all and the insides of one."""
+    one = layer_bytes(shape, batch, weight_bytes, autocast, on_gpu=on_gpu)
+    if not checkpointing:
+        return shape.num_layers * one
+    tokens = batch.packed_tokens if shape.runs_on == "own" else batch.padded_tokens
+    return shape.num_layers * tokens * shape.hidden_size * weight_bytes + one
+
+
+def logit_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool) -> int:
+    """Bytes of logits at their worst: of as many tokens as are scored at once; see ``models.logits``."""
+    tokens = min(batch.scored_tokens, max(1, MAX_LOGITS // shape.vocab_size))
+    narrow = 2 if autocast or weight_bytes == 2 else 0
+    return tokens * shape.vocab_size * (4 * LOGIT_COPIES + narrow)
+
+
+def cast_bytes(shape: Shape, autocast: bool) -> int:
+    """Bytes of the bfloat16 copies of all matrices that autocast keeps until the gradients are there."""
+    return 2 * shape.num_parameters if autocast else 0
+
+
+def _transformers_token(shape: Shape, weight_bytes: int, autocast: bool) -> int:
+    """transformers' Llama or Qwen2 with its fused attention over padded rows, where key heads are repeated.
+
+    Each norm: its input and the normed values in float32. In bfloat16 the norm's output, or under autocast its cast for
+    each of the five products that take it; query, keys, values and output of the attention, 4q; gate, its activation,
+    up and their product, 4i.
+    """
+    h, q, i = shape.hidden_size, shape.query_size, shape.intermediate_size
+    if weight_bytes == 2:
+        return 16 * h + 2 * (4 * q + 4 * i)
+    if autocast:
+        return 16 * h + 2 * (5 * h + 4 * q + 4 * i)
+    return 4 * (6 * h + 4 * q + 4 * i)
+
+
+def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on_gpu: bool) -> int:
+    """The harness' own layer: tokens are packed, attention sees padded rows, and projections are put together.
+
+    Packed, for each token: the normed values and the output of both norms, the attention's output, and 4i of the MLP.
+    Padded, for each row: queries, keys and values, and the probabilities unless the kernel is fused.
+    """
+    h, q, k, i = shape.hidden_size, shape.query_size, shape.key_size, shape.intermediate_size
+    narrow = 2 if autocast or weight_bytes == 2 else 4
+    packed = batch.packed_tokens * (2 * 4 * h + narrow * (2 * h + q + 4 * i))
+    queries, keys = batch.response - 1, batch.prompt + batch.response - 1
+    scores = batch.rows * shape.num_heads * queries * keys
+    if on_gpu or scores > MAX_PLAIN_SCORES:
+        padded = narrow * batch.rows * (2 * q * queries + 2 * q * keys)
+    else:
+        padded = 4 * (batch.rows * (q * queries + 2 * k * keys) + scores)
+    together = narrow * ((q + 2 * k) * h + 2 * i * h)
+    return packed + padded + together

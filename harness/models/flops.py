@@ -1,0 +1,99 @@
+"""Model FLOPs utilisation (MFU): the products that training needs, over what the GPU could do in that time.
+
+Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B: only the products that the model asks for count, not those
+that checkpointing makes again. A multiplication and an addition are two operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.models.shape import Shape
+
+PEAK_FLOPS: tuple[tuple[str, float, float | None], ...] = (
+    ("B200", 2250e12, None),  # https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703
+    ("H200 NVL", 835e12, None),  # https://www.nvidia.com/en-us/data-center/h200/: 1,671 with sparsity
+    ("H200", 989e12, 67e12),  # https://www.nvidia.com/en-us/data-center/h200/: 1,979 with sparsity
+    ("H100 NVL", 835e12, None),  # https://www.nvidia.com/en-us/data-center/h100/: 1,671 with sparsity
+    ("H100 PCIe", 756e12, None),  # as torchtitan has it
+    ("H100", 989e12, 67e12),  # https://www.nvidia.com/en-us/data-center/h100/: 1,979 with sparsity
+    ("A100", 312e12, 19.5e12),  # https://www.nvidia.com/en-us/data-center/a100/
+    ("L40S", 362e12, None),  # as torchtitan has it
+)
+"""Name contained in what NVML calls the GPU, dense bfloat16 operations a second on tensor cores, float32 ones without
+them (None where no source was read); the first name that fits counts. The bfloat16 figures were compared with those of
+torchtitan (``tools/utils.py``), which has no H200 NVL. Specifications with 2:4 sparsity are halved."""
+
+
+def peak_flops(gpu: str, precision: str) -> float | None:
+    """Return the operations a second that this GPU is specified for; None where that is not known, or of a slice.
+
+    Args:
+        gpu: its name, as NVML gives it.
+        precision: ``bfloat16`` or ``float32``; float32 without TensorFloat-32, as torch does it unless told otherwise.
+    """
+    words = gpu.replace("-", " ").replace("_", " ").split()
+    if "MIG" in words:
+        return None
+    for name, bfloat16, float32 in PEAK_FLOPS:
+        if all(word in words for word in name.split()):
+            return bfloat16 if precision == "bfloat16" else float32
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one pass over rollouts asks of a model.
+
+    Attributes:
+        tokens: that go through the layers.
+        scored: log-probabilities that are taken: logits are made for these alone.
+        pairs: of a token and a token that it attends to, itself among them.
+    """
+
+    tokens: int
+    scored: int
+    pairs: int
+
+
+def work_of(groups: Iterable[tuple[int, Sequence[int]]], shares_prompt: bool) -> Work:
+    """Add up what groups ask for; padding and the last token of a response, which predicts nothing, do not count.
+
+    Args:
+        groups: tokens of the prompt, and of each response to it.
+        shares_prompt: whether a prompt goes through the model once for its group, not once for each response.
+    """
+    tokens = scored = pairs = 0
+    for prompt, lengths in groups:
+        copies = 1 if shares_prompt else len(lengths)
+        tokens += copies * prompt + sum(length - 1 for length in lengths)
+        scored += sum(lengths)
+        pairs += copies * prompt * (prompt + 1) // 2
+        pairs += sum((length - 1) * prompt + (length - 1) * length // 2 for length in lengths)
+    return Work(tokens, scored, pairs)
+
+
+def training_flops(shape: Shape, work: Work) -> float:
+    """Return the operations of one pass forward and back.
+
+    Forward: 2 for each weight of a layer's matrices and each token, 2 for each weight of the output matrix and each
+    scored token, 4 L q for each pair in attention. The way back takes twice as many. Norms, biases, activations and
+    looking an embedding up are left out.
+    """
+    norms = 2 * shape.hidden_size + (2 * shape.head_dim if shape.head_norms else 0)
+    biases = shape.query_size + 2 * shape.key_size if shape.attention_bias else 0
+    layers = shape.num_layers * (shape.layer_parameters - norms - biases)
+    products = work.tokens * layers + work.scored * shape.embedding_parameters
+    return 3.0 * (2 * products + 4 * shape.num_layers * shape.query_size * work.pairs)
+
+
+def mfu(flops: float, seconds: float, peak: float) -> float:
+    """Return the share of the peak that was used.
+
+    Raises:
+        ValueError: there was no time, or no peak.
+    """
+    if seconds <= 0 or peak <= 0:
+        raise ValueError(f"{seconds} seconds at a peak of {peak}: both must be above 0")
+    return flops / seconds / peak

@@ -1,0 +1,49 @@
+"""The shape of the model that a scenario names, where it can be known without loading anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.models.config import PRESETS
+from harness.models.public_shapes import PUBLISHED
+from harness.models.shape import Shape, read_shape, shape_of, shape_of_own
+from harness.scenario import Scenario
+
+VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
+"""Tokens of a preset's tokenizer, as ``harness.learner.warm_start.presets`` has them; importing that needs torch."""
+
+
+def shape_for(scenario: Scenario) -> tuple[Shape | None, str]:
+    """Return the shape of the scenario's model, or None and why it is not known."""
+    settings: Any = scenario.model
+    if scenario.transport_sweep is not None:
+        return None, "a transport sweep trains no model"
+    if settings.type == "preset":
+        return shape_of_own(replace(PRESETS[settings.preset], vocab_size=VOCABULARY[settings.preset])), ""
+    if settings.type != "folder":
+        return None, f"model.type {settings.type} has next to no weights"
+    folder = _folder(settings.path)
+    if folder is None and settings.path in PUBLISHED:
+        return shape_of(PUBLISHED[settings.path]), ""
+    if folder is None:
+        return None, f"{settings.path} is not on this machine yet, and the plan reads its config.json"
+    shape = read_shape(folder)
+    return shape, "" if shape else f"the config.json of {settings.path} is of no family that the plan knows"
+
+
+def _folder(name: str) -> Path | None:
+    """The folder of that name, or where the hub's cache keeps a model of that name; nothing is fetched."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(found).parent if isinstance(found, str) else None

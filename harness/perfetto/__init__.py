@@ -1,4 +1,0 @@
-"""Run folders as Perfetto traces: every lane, wait, version, metric and counter on one scale of time.
-
-``python -m harness.perfetto RUN_OR_CAMPAIGN`` writes one; ``docs/traces.md`` says what one sees in it.
-"""

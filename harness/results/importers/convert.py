@@ -1,0 +1,278 @@
+"""From the numbers of another trainer's log to rows of ``steps.jsonl``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from harness.core.errors import UserError
+from harness.core.types import Metric, Metrics
+from harness.results import evaluation_row, step_row, tail_row
+from harness.results.importers.entry import DEVICES, GROWTH, STEPS, Crosswalk, Entry, Role
+from harness.results.importers.points import Point, Points
+
+KEPT = "imported/"
+
+
+@dataclass
+class Converted:
+    """The rows of a run, and what became of the names.
+
+    Attributes:
+        translated: names of the log that went under a name of ours.
+        kept: names that stayed as ``imported/<name>``.
+        steps_per_row: training steps that a row stands for, where each row stands for as many.
+        bad_seconds: times that were negative or not finite, and were left out.
+        seconds_known: whether the log tells how long a step took.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+    evaluations: int = 0
+    last_step: int = 0
+    elapsed_s: float = 0.0
+    translated: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
+    steps_per_row: int | None = None
+    bad_seconds: int = 0
+    seconds_known: bool = False
+
+
+@dataclass
+class _Translation:
+    """What one step's values became."""
+
+    step_s: float | None = None
+    lanes: dict[str, dict[str, float]] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    validation: Metrics = field(default_factory=dict)
+
+
+class Converter:
+    """Turns points into rows.
+
+    The trainers count the first training step as 1, which is step 0 here; one that starts at 0 is taken as it is.
+
+    Args:
+        devices: on which the run ran; None where it is not known.
+        validation: the log's name that is the validation reward, where several could be.
+    """
+
+    def __init__(self, crosswalk: Crosswalk, devices: int | None = None, validation: str | None = None) -> None:
+        self._crosswalk, self._devices = crosswalk, devices
+        self._entries = _choose_validation(crosswalk.entries, validation)
+        self._previous: dict[str, float] = {}
+
+    def convert(self, points: Points, where: str) -> Converted:
+        """Return the rows: for each step its training row, then its evaluation.
+
+        Args:
+            where: how to name the log in an error.
+
+        Raises:
+            UserError: no name is one that the trainer writes.
+        """
+        done = Converted()
+        training = [point.step for point in points.points if self._is_training(point)]
+        covers = _steps_per_row(training)
+        first = 0 if training and training[0] == 0 else 1
+        sizes = set(covers.values())
+        done.steps_per_row = sizes.pop() if len(sizes) == 1 else None
+        carried: dict[str, dict[str, float]] = {}  # stages of steps that have no training row
+        clock: float | None = None
+        for point in points.points:
+            covered = covers.get(point.step, 0)
+            result = self._translate(point, covered, done)
+            if covered:
+                _merge(result.lanes, carried)
+                carried = {}
+                wall_s = self._wall_s(result, point, clock, covered, done)
+                clock = point.at if point.at is not None else clock
+                done.elapsed_s += wall_s * covered
+                self._append_step(point.step - first, wall_s, covered, result, done)
+            else:
+                _merge(carried, result.lanes)
+            if result.validation:
+                self._append_evaluation(point.step, result, done)
+        if not done.translated:
+            raise _wrong_trainer(points, self._crosswalk, where)
+        if carried:
+            self._append_tail(carried, done)
+        done.kept -= done.translated
+        return done
+
+    def _is_training(self, point: Point) -> bool:
+        return any(
+            name not in self._crosswalk.bookkeeping and not self._crosswalk.is_validation(name) for name in point.values
+        )
+
+    def _append_step(self, step: int, wall_s: float, covered: int, result: _Translation, done: Converted) -> None:
+        done.rows.append(
+            step_row(
+                step=step,
+                version=step + 1,
+                wall_s=wall_s,
+                elapsed_s=done.elapsed_s,
+                optimizer_steps=self._crosswalk.optimizer_steps * covered,
+                lanes=result.lanes,
+                metrics=result.metrics,
+            )
+        )
+        done.steps += 1
+        done.last_step = step + 1
+
+    def _append_tail(self, lanes: dict[str, dict[str, float]], done: Converted) -> None:
+        wall_s = sum(seconds for stages in lanes.values() for seconds in stages.values())
+        done.elapsed_s += wall_s
+        done.rows.append(tail_row(wall_s=wall_s, elapsed_s=done.elapsed_s, lanes=lanes))
+
+    def _append_evaluation(self, step: int, result: _Translation, done: Converted) -> None:
+        done.rows.append(evaluation_row(version=step, step=step, elapsed_s=done.elapsed_s, metrics=result.validation))
+        done.evaluations += 1
+
+    def _wall_s(self, result: _Translation, point: Point, clock: float | None, covered: int, done: Converted) -> float:
+        """Return the seconds of one step, evaluation included; 0 where nothing tells them."""
+        evaluate_s = sum(stages.get("evaluate", 0.0) for stages in result.lanes.values())
+        if result.step_s is not None:
+            done.seconds_known = True
+            return result.step_s + evaluate_s / covered
+        if point.at is None or clock is None or point.at < clock:
+            return 0.0
+        done.seconds_known = True
+        return (point.at - clock) / covered
+
+    def _translate(self, point: Point, covered: int, done: Converted) -> _Translation:
+        values = self._with_additions(point, covered)
+        result = _Translation()
+        renamed: set[str] = set()
+        filled: set[tuple[Role, str]] = set()
+        for entry in self._entries:
+            for theirs, ours in _matches(entry, values):
+                if (entry.role, ours) in filled or (entry.is_renaming and theirs[0] in renamed):
+                    continue
+                try:
+                    value = entry.compute(*(values[name] for name in theirs))
+                except ZeroDivisionError:
+                    continue
+                if not self._store(entry, ours, value, result, done):
+                    continue
+                filled.add((entry.role, ours))
+                done.translated |= {name for name in theirs if name in point.values}
+                renamed |= set(theirs) if entry.is_renaming else set()
+        self._keep(point, renamed, result, done)
+        return result
+
+    def _with_additions(self, point: Point, covered: int) -> dict[str, float]:
+        """Return the values with those that the entries may ask for besides; see ``entry``."""
+        added = dict(point.values)
+        if self._devices is not None:
+            added[DEVICES] = float(self._devices)
+        if covered:
+            added[STEPS] = float(covered)
+            for name in self._crosswalk.cumulative:
+                value = added.get(name, math.nan)
+                before = self._previous.get(name, 0.0 if point.step == covered else math.nan)
+                if math.isfinite(value) and math.isfinite(before):
+                    added[GROWTH + name] = value - before
+                self._previous[name] = value
+        return added
+
+    def _store(self, entry: Entry, ours: str, value: float, result: _Translation, done: Converted) -> bool:
+        if entry.role in (Role.STEP, Role.STAGE):
+            if not (math.isfinite(value) and value >= 0.0):
+                done.bad_seconds += 1
+                return False
+            if entry.role is Role.STEP:
+                result.step_s = value
+            else:
+                result.lanes.setdefault(entry.lane, {})[ours] = value
+            return True
+        target = result.validation if entry.role is Role.VALIDATION else result.metrics
+        target[ours] = Metric(value, entry.reduction)
+        return True
+
+    def _keep(self, point: Point, renamed: set[str], result: _Translation, done: Converted) -> None:
+        """Keep under its own name whatever did not simply take another one."""
+        for name, value in point.values.items():
+            if name in renamed:
+                continue
+            target = result.validation if self._crosswalk.is_validation(name) else result.metrics
+            target[KEPT + name] = Metric(value)
+            done.kept.add(name)
+
+
+def devices_of(points: Points, crosswalk: Crosswalk, said: int | None) -> int | None:
+    """Return on how many devices a verl run ran: total tokens / (throughput per device x seconds), or what was said.
+
+    Raises:
+        UserError: the log's own figures give another number than the one that was said.
+    """
+    names = ("perf/total_num_tokens", "perf/throughput", "timing_s/step")
+    found = []
+    for point in points.points:
+        tokens, per_device, seconds = (point.values.get(name, math.nan) for name in names)
+        if crosswalk.trainer == "verl" and per_device * seconds > 0 and math.isfinite(tokens):
+            found.append(tokens / (per_device * seconds))
+    if not found:
+        return said
+    devices = round(median(found))
+    if said is not None and said != devices:
+        raise UserError(
+            f"--devices {said} cannot be: the log's tokens, seconds and throughput per device give {devices}",
+            where="--devices",
+            fix=f"leave --devices out, or say {devices}",
+        )
+    return devices or None
+
+
+def _matches(entry: Entry, values: Mapping[str, float]) -> list[tuple[tuple[str, ...], str]]:
+    """Return (names in the log, name here) for each way in which the entry fits."""
+    if len(entry.theirs) > 1 or "*" not in entry.theirs[0]:
+        return [(entry.theirs, entry.ours)] if all(name in values for name in entry.theirs) else []
+    pattern = re.compile(re.escape(entry.theirs[0]).replace(r"\*", "(.+)"))
+    fitting = [match for name in values if (match := pattern.fullmatch(name))]
+    if "*" in entry.ours:
+        return [((match[0],), entry.ours.replace("*", match[1])) for match in fitting]
+    return [((match[0],), entry.ours) for match in fitting] if len(fitting) == 1 else []
+
+
+def _choose_validation(entries: tuple[Entry, ...], name: str | None) -> tuple[Entry, ...]:
+    if name is None:
+        return entries
+    how, source = "named with --validation", ""
+    chosen = Entry((name,), "validation/reward", Role.VALIDATION, how, source)
+    return (chosen, *(entry for entry in entries if entry.ours != chosen.ours))
+
+
+def _steps_per_row(training: list[int]) -> dict[int, int]:
+    """Return for each training step of the log how many steps its row stands for.
+
+    A trainer that logs at every tenth step writes the means over ten. The first row stands for as many as the second,
+    or for fewer where it comes earlier.
+    """
+    gaps = [later - earlier for earlier, later in pairwise(training)]
+    if not training:
+        return {}
+    first = max(1, min(training[0], gaps[0])) if gaps else 1
+    return dict(zip(training, [first, *gaps], strict=True))
+
+
+def _merge(lanes: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, float]]) -> None:
+    for lane, stages in more.items():
+        mine = lanes.setdefault(lane, {})
+        for stage, seconds in stages.items():
+            mine[stage] = mine.get(stage, 0.0) + seconds
+
+
+def _wrong_trainer(points: Points, crosswalk: Crosswalk, where: str) -> UserError:
+    names = sorted(points.names)
+    return UserError(
+        f"none of the {len(names)} names in the log is one that {crosswalk.title} writes: {', '.join(names[:4])}",
+        where=where,
+        fix="name the trainer that wrote it: verl, trl or open-instruct",
+    )

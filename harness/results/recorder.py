@@ -1,0 +1,302 @@
+"""Turns what a run does into rows on disk, one flush for each training step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from harness.core.intervals import Interval, without
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_metrics
+from harness.loop import Ledger, StepFacts
+from harness.loop.ledger import count
+from harness.loop.replay import ReplayStats
+from harness.models.utilisation import Utilisation
+from harness.results import (
+    RunFolder,
+    VersionChange,
+    batch_row,
+    evaluation_row,
+    lane_seconds,
+    shard_row,
+    step_row,
+    tail_row,
+)
+from harness.results.counters import CounterRow
+from harness.results.step_metrics import (
+    WARMUP_FLOOR,
+    evaluation_s,
+    idle_ratios,
+    step_metrics,
+    sync_metrics,
+    trained_lags,
+    warmup_figures,
+)
+
+Row = dict[str, Any]
+NO_VERSION = -1
+LEDGER_COLUMNS = ("generated", "failed", "dropped", "trained", "trained_again", "unused")
+
+
+class Probes(Protocol):
+    """What a recorder asks of the probes beside a run."""
+
+    def drain(self) -> list[CounterRow]:
+        """Return the counters that have come in since the last call."""
+
+    def drain_notes(self) -> list[str]:
+        """Return what went wrong since the last call, in words."""
+
+    def step_metrics(self) -> Metrics:
+        """Return the probes' own figures since the last call."""
+
+    def close(self) -> None:
+        """End the probes; what came in last can still be drained. Closing twice does no harm."""
+
+
+class NoProbes:
+    """The probes of a run that has none."""
+
+    def drain(self) -> list[CounterRow]:
+        return []
+
+    def drain_notes(self) -> list[str]:
+        return []
+
+    def step_metrics(self) -> Metrics:
+        return {}
+
+    def close(self) -> None: ...
+
+
+class RunRecorder:
+    """The observer of one run: writes its spans, steps, evaluations, examples and log.
+
+    A step's row holds the spans that ended since the previous row.
+
+    Args:
+        folder: where the rows go.
+        tracer: whose spans are drained at each row.
+        synchronous: whether evaluation and training take turns; only then is evaluation taken out of a step's seconds.
+        on_row: called with each step or evaluation row and, for a step, its seconds without evaluation.
+        profiled: training steps in which a profiler runs.
+        probes: what runs beside the run; None where nothing does.
+        utilisation: of the Learner's GPU.
+
+    Attributes:
+        on_step_done: called last when a training step is complete: passes the turn to the next arm.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        tracer: RecordingTracer,
+        synchronous: bool = True,
+        on_row: Callable[[Row, float], None] = lambda row, train_s: None,
+        profiled: frozenset[int] = frozenset(),
+        probes: Probes | None = None,
+        utilisation: Utilisation | None = None,
+    ) -> None:
+        self.folder, self._tracer, self._synchronous = folder, tracer, synchronous
+        self._on_row, self._profiled = on_row, profiled
+        self.probes: Probes = probes or NoProbes()
+        self._utilisation = utilisation or Utilisation()
+        self._plain_seconds: dict[int, float] = {}  # of steps without evaluation and profiler
+        self.on_step_done: Callable[[int], None] = lambda step: None
+        self._loop_start_ns = self._row_start_ns = 0
+        self._lanes: tuple[str, ...] = ()
+        self._versions: dict[str, int] = {}
+        self._version_changes: list[VersionChange] = []
+        self._replay = ReplayStats()
+        self._ledger: Ledger | None = None
+        self._replaced: Counter[str] = Counter()
+        self._measured: list[Metrics] = []  # of syncs, since the previous step
+        self._of_all_syncs: Metrics = {}
+        self.steps_done = 0
+        self.evaluations: list[tuple[int, Metrics]] = []
+
+    def loop_starts(self, lanes: Iterable[str]) -> None:
+        """Everything before now was start-up of these lanes."""
+        now_ns = self._tracer.clock_ns()
+        self._lanes = tuple(lanes)
+        self.write_spans()
+        self.folder.append_spans(Span(lane, Stage.STARTUP, 0, now_ns, -1, -1) for lane in self._lanes)
+        self._loop_start_ns = self._row_start_ns = now_ns
+
+    def on_version(self, lane: str, version: int) -> None:
+        """See ``Observer``."""
+        self._log(f"{lane} holds policy version {version}")
+        self._hold(lane, version)
+
+    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
+        """See ``Observer``."""
+        figures = ", ".join(f"{name} {metric.value:.3g}" for name, metric in measured.items())
+        self._log(f"{lane}, policy version {version}: {figures}")
+        self._measured.append(measured)
+        self._of_all_syncs = combine_metrics([self._of_all_syncs, measured])
+
+    def on_replaced(self, lane: str, reason: str) -> None:
+        """See ``Observer``."""
+        self._log(f"{lane} died ({reason}); a new one takes its place")
+        self._replaced[lane] += 1
+        if lane in self._versions:
+            self._hold(lane, NO_VERSION)
+        self.folder.flush()
+
+    def on_step(self, facts: StepFacts) -> None:
+        """See ``Observer``."""
+        for part in facts.scored:
+            self._log_failure(part)
+        window = self._row_start_ns, self._tracer.clock_ns()
+        spans, wall_s, elapsed_s = self._close_row(window[1])
+        train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
+        metrics = step_metrics(facts, train_s) | sync_metrics(facts.ticket, spans)
+        metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
+        metrics |= self._utilisation.metrics(facts.step, facts.groups, spans)
+        metrics |= self.drain_probes() | combine_metrics(self._measured)
+        self._measured = []
+        profiled = facts.step in self._profiled
+        if not profiled and not evaluation_s(spans):
+            self._plain_seconds[facts.step] = wall_s
+        row = step_row(
+            step=facts.step,
+            version=facts.result.version,
+            wall_s=wall_s,
+            elapsed_s=elapsed_s,
+            optimizer_steps=facts.result.optimizer_steps,
+            lanes=lane_seconds(spans),
+            metrics=metrics,
+            versions={lane: version for lane, version in self._versions.items() if version != NO_VERSION},
+            version_changes=self._drain_changes(),
+            lags=trained_lags(facts),
+            warmup=facts.step < WARMUP_FLOOR,
+            profiled=profiled,
+        )
+        self.folder.append_step(row)
+        self.folder.append_groups(map(shard_row, facts.scored))
+        if facts.replay is not None:
+            self.folder.append_groups([batch_row(facts.step, facts.groups)])
+        self.folder.flush()
+        self.steps_done += 1
+        self._on_row(row, train_s)
+        self._idle_since(window[1], facts.step)
+        self.on_step_done(facts.step)
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
+        """See ``Observer``."""
+        elapsed_s = self._elapsed_s(self._tracer.clock_ns())
+        self._log_failure(scored)
+        failed = {"validation/failed_groups": Metric(scored.failed_groups, "sum")} if scored.failed_groups else {}
+        metrics = scored.metrics | failed
+        row = evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics)
+        self.folder.append_step(row)
+        self.folder.append_groups([shard_row(scored)])
+        self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
+        self.folder.flush()
+        self.evaluations.append((version, scored.metrics))
+        self._on_row(row, 0.0)
+
+    def drain_probes(self) -> Metrics:
+        """Write the counters that have come in; return what the probes cost, and what GPUs took for stages."""
+        self.folder.append_counters(self.probes.drain())
+        for note in self.probes.drain_notes():
+            self.folder.log(note)
+        return dict(self.probes.step_metrics())
+
+    def _log_failure(self, scored: ScoredBatch) -> None:
+        if scored.failure is not None:
+            what = f"{scored.item.purpose} batch {scored.item.step}, shard {scored.item.shard}"
+            self.folder.log(f"{what}: {scored.failed_groups} groups without a reward; the first: {scored.failure}")
+
+    def on_finished(self, ledger: Ledger) -> None:
+        """See ``Observer``."""
+        self._ledger = ledger
+
+    def loop_ends(self) -> None:
+        """Write what ended after the last step, so that the totals of the run are conserved."""
+        spans, wall_s, elapsed_s = self._close_row(self._tracer.clock_ns())
+        self.drain_probes()
+        lanes, changes = lane_seconds(spans), self._drain_changes()
+        self.folder.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lanes, version_changes=changes))
+        self.folder.flush()
+
+    def write_spans(self) -> list[Span]:
+        """Write the spans that have ended since the last call, and return them."""
+        spans = self._tracer.drain()
+        self.folder.append_spans(spans)
+        return spans
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the figures that sum up the run."""
+        figures: dict[str, Any] = {"steps_done": self.steps_done, "elapsed_s": self._elapsed_s(self._row_start_ns)}
+        for name, evaluations in (("first", self.evaluations[:1]), ("last", self.evaluations[-1:])):
+            for version, metrics in evaluations:
+                values = {key: metric.value for key, metric in metrics.items()}
+                figures[f"{name}_evaluation"] = {"version": version} | values
+        figures["warmup"] = warmup_figures(self._plain_seconds)
+        if self._of_all_syncs:
+            figures["syncs"] = {name: metric.value for name, metric in self._of_all_syncs.items()}
+        if self._ledger is not None:
+            figures["ledger"] = {column: asdict(getattr(self._ledger, column)) for column in LEDGER_COLUMNS}
+        return figures | {"replaced": dict(self._replaced)}
+
+    def _elapsed_s(self, now_ns: int) -> float:
+        return (now_ns - self._loop_start_ns) / 1e9
+
+    def _log(self, event: str) -> None:
+        self.folder.log(f"{self._elapsed_s(self._tracer.clock_ns()):.6f} s: {event}")
+
+    def _hold(self, lane: str, version: int) -> None:
+        self._versions[lane] = version
+        elapsed_s = self._elapsed_s(self._tracer.clock_ns())
+        self._version_changes.append(VersionChange(elapsed_s, lane, version))
+
+    def _drain_changes(self) -> list[VersionChange]:
+        changes, self._version_changes = self._version_changes, []
+        return changes
+
+    def _close_row(self, now_ns: int) -> tuple[list[Span], float, float]:
+        """Write the spans ended since the last row; return them, the seconds since then and since the loop's start."""
+        spans = self.write_spans()
+        wall_ns, self._row_start_ns = now_ns - self._row_start_ns, now_ns
+        return spans, wall_ns / 1e9, self._elapsed_s(now_ns)
+
+    def _idle_since(self, start_ns: int, step: int) -> None:
+        """Count the time since then as a wait for us, on the lanes that do nothing else."""
+        now_ns = self._tracer.clock_ns()
+        occupied = {span.lane for span in self._tracer.still_open()}
+        if now_ns > start_ns:
+            self._tracer.finished.extend(
+                Span(lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, self._versions.get(lane, NO_VERSION))
+                for lane in self._lanes
+                if lane not in occupied
+            )
+
+    def _waits(self, ended: Sequence[Span]) -> list[tuple[str, Interval]]:
+        """The waits that ended in this row and those that go on, by lane."""
+        now_ns = self._row_start_ns  # of the next row
+        seen = [(span.lane, span.stage, (span.start_ns, span.end_ns)) for span in ended]
+        seen += [(span.lane, span.stage, (span.start_ns, now_ns)) for span in self._tracer.still_open()]
+        waits = [(lane, time) for lane, stage, time in seen if stage.is_wait and stage is not Stage.WAIT_FOR_CALL]
+        for lane in {lane for lane, _, _ in seen}:
+            calls = [time for other, stage, time in seen if other == lane and stage is Stage.WAIT_FOR_CALL]
+            busy = [time for other, stage, time in seen if other == lane and not stage.is_wait]
+            waits += [(lane, time) for time in without(calls, busy)]
+        return waits
+
+    def _replay_metrics(self, facts: StepFacts) -> Metrics:
+        if facts.replay is None:
+            return {}
+        stats, size = facts.replay
+        evicted_unused = stats.evicted_unused - self._replay.evicted_unused
+        self._replay = stats
+        groups = len(facts.taken)
+        return {
+            "replay/size": Metric(size),
+            "replay/age_mean": Metric(sum(item.age for item in facts.taken) / groups, count=groups),
+            "replay/uses_mean": Metric(sum(item.uses for item in facts.taken) / groups, count=groups),
+            "replay/evicted_unused": Metric(evicted_unused, "sum"),
+            "trained_tokens": Metric(count(facts.groups).tokens, "sum"),
+        }

@@ -1,0 +1,137 @@
+"""The metrics of a training step, from what the loop tells of it and from its spans: pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.core.intervals import Interval, clip, total
+from harness.core.trace import Span, Stage
+from harness.core.types import Metric, Metrics, WeightTicket, combine_metrics
+from harness.loop import StepFacts
+from harness.loop.ledger import count
+from harness.results import lane_kind
+
+WARMUP_FLOOR = 2  # steps that are warm-up in any run; what else is shows only at the end, and is told in the outcome
+SYNC_STAGES = {
+    "publish": Stage.WEIGHT_PUBLISH,
+    "transfer": Stage.WEIGHT_TRANSFER,
+    "load": Stage.WEIGHT_LOAD,
+    "verify": Stage.WEIGHT_VERIFY,
+}
+
+
+def warmup_figures(seconds: Mapping[int, float]) -> dict[str, Any]:
+    """Return how many of a run's first steps are warm-up, and whether its step times settled.
+
+    Args:
+        seconds: of the steps without evaluation and profiler, by their number in rising order.
+    """
+    from harness.results.warmup import steady_from
+
+    times = list(seconds.values())
+    if not times or min(times) <= 0:  # simulated steps may take no time at all
+        return {"steps": WARMUP_FLOOR, "steady": True}
+    found = steady_from(times)
+    warm = list(seconds)[: found.steps]
+    return {"steps": max(WARMUP_FLOOR, warm[-1] + 1 if warm else 0), "steady": found.steady}
+
+
+def evaluation_s(spans: list[Span]) -> float:
+    """Return the seconds in which at least one lane evaluated."""
+    return total((span.start_ns, span.end_ns) for span in spans if span.stage is Stage.EVALUATE) / 1e9
+
+
+def step_metrics(facts: StepFacts, train_s: float) -> Metrics:
+    """Return the metrics of a training step: rewards, update, lag and throughput of the fresh rollouts.
+
+    Args:
+        facts: what the loop tells of the step.
+        train_s: seconds of the step without evaluation.
+    """
+    metrics = combine_metrics([part.metrics for part in facts.scored]) | facts.result.metrics | lag_metrics(facts)
+    tokens = count(facts.fresh).tokens
+    metrics["response_tokens"] = Metric(tokens, "sum")
+    if train_s > 0:
+        metrics["perf/throughput_total"] = Metric(tokens / train_s)
+    failed = sum(part.failed_groups for part in facts.scored)
+    if failed:
+        metrics["score/failed_groups"] = Metric(failed, "sum")
+    return metrics
+
+
+def trained_lags(facts: StepFacts) -> Counter[int]:
+    """Return lag -> rollouts trained on: the step's policy version minus that of a rollout's oldest token."""
+    lags: Counter[int] = Counter()
+    for group in facts.groups:
+        lags[facts.step - group.min_version] += len(group.lengths)
+    return lags
+
+
+def lag_metrics(facts: StepFacts) -> Metrics:
+    """Return how old the trained rollouts were, what was dropped, and what was on its way when the step began."""
+    lags = trained_lags(facts)
+    rollouts = lags.total()
+    metrics = {
+        "off_policy/mean": Metric(sum(lag * number for lag, number in lags.items()) / rollouts, count=rollouts),
+        "off_policy/max": Metric(max(lags), "max", rollouts),
+        "off_policy/dropped": Metric(facts.dropped.rollouts, "sum"),
+        "off_policy/in_flight": Metric(facts.in_flight),
+        "off_policy/in_queue": Metric(facts.in_queue),
+    }
+    if facts.dropped.mean_length is not None:
+        metrics["off_policy/dropped_length"] = Metric(facts.dropped.mean_length, count=facts.dropped.rollouts)
+    if any(group.mean_version is not None for group in facts.groups):
+        tokens = count(facts.groups).tokens
+        lag = sum((facts.step - group.token_version) * group.num_tokens for group in facts.groups) / tokens
+        metrics["off_policy/token_mean"] = Metric(lag, count=tokens)
+    return metrics
+
+
+def sync_metrics(ticket: WeightTicket, spans: Sequence[Span]) -> Metrics:
+    """Return what the weight syncs among the spans moved and took; nothing where there are no bytes to move.
+
+    A stage's seconds are those of one sync: the mean over the Learner's syncs plus the mean over the Generators'. A
+    stage may come in two pieces (the arrival before the call, and what the receiver does with it), which add up. The
+    bandwidth is bytes over publish, transfer and load; verification is left out of it.
+    """
+    if ticket.num_bytes == 0:
+        return {}
+    metrics = {"sync/bytes": Metric(ticket.num_bytes), "sync/tensors": Metric(ticket.num_tensors)}
+    for name, stage in SYNC_STAGES.items():
+        by_sync: dict[tuple[str, int], int] = {}
+        for span in spans:
+            if span.stage is stage:
+                key = span.lane, span.version
+                by_sync[key] = by_sync.get(key, 0) + span.end_ns - span.start_ns
+        by_kind: dict[str, list[int]] = {}
+        for (lane, _), nanoseconds in by_sync.items():
+            by_kind.setdefault(lane_kind(lane), []).append(nanoseconds)
+        if by_kind:
+            seconds = sum(sum(times) / len(times) for times in by_kind.values()) / 1e9
+            metrics[f"sync/{name}_s"] = Metric(seconds, count=max(map(len, by_kind.values())))
+    moving = [
+        metrics[f"sync/{name}_s"].value for name in ("publish", "transfer", "load") if f"sync/{name}_s" in metrics
+    ]
+    if {"sync/publish_s", "sync/load_s"} <= metrics.keys() and sum(moving) > 0:
+        metrics["sync/bandwidth_gb_s"] = Metric(ticket.num_bytes / sum(moving) / 1e9)
+    return metrics
+
+
+def idle_ratios(waits: Iterable[tuple[str, Interval]], lanes: Sequence[str], window: Interval) -> Metrics:
+    """Return the share of the window that lanes of each kind waited, as a mean over the lanes of that kind.
+
+    Args:
+        waits: lane and (start, end) in nanoseconds; what lies outside of the window does not count.
+        lanes: all lanes, those without a wait too.
+        window: (start, end) in nanoseconds.
+    """
+    by_lane: dict[str, list[Interval]] = {lane: [] for lane in lanes}
+    for lane, interval in waits:
+        by_lane.setdefault(lane, []).append(interval)
+    length = window[1] - window[0]
+    if length <= 0:
+        return {}
+    idle = [{f"idle_ratio/{lane_kind(lane)}": Metric(total(clip(w, window)) / length)} for lane, w in by_lane.items()]
+    return combine_metrics(list[Metrics](idle))

@@ -1,0 +1,146 @@
+"""Opening the metric streams of a run, and keeping their troubles away from it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.core.errors import UserError
+from harness.results.trackers.files import JsonLines, TensorBoard
+from harness.results.trackers.flat import flat_metrics
+from harness.results.trackers.services import MLFLOW, WANDB, MlFlow, WeightsAndBiases
+
+DEFAULT_TRACKERS = ("jsonl", "tensorboard")
+TRACKERS = (*DEFAULT_TRACKERS, WANDB, MLFLOW)
+_PACKAGES = {WANDB: ("wandb",), MLFLOW: ("mlflow", "sqlalchemy", "alembic")}
+
+
+class MetricStream(Protocol):
+    """Takes the numbers of a run as they come."""
+
+    def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Take the numbers of one row; they may be NaN or infinite.
+
+        Args:
+            step: number of the training step, or for an evaluation the number of steps made by then.
+            kind: ``step`` or ``evaluation``.
+            values: by flat name.
+        """
+
+    def close(self) -> None:
+        """Write what is left; nothing is logged afterwards."""
+
+
+class Streams:
+    """The metric streams of one run.
+
+    A stream that fails is closed and left out from then on. That is a note, never the end of the run.
+
+    Args:
+        streams: by the tracker's name.
+        note: takes a sentence for the run's log.
+    """
+
+    def __init__(self, streams: Mapping[str, MetricStream], note: Callable[[str], None]) -> None:
+        self._streams, self._note = dict(streams), note
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The trackers that still take rows."""
+        return tuple(self._streams)
+
+    def on_row(self, row: dict[str, Any]) -> None:
+        """Pass a step or evaluation row on to every stream; rows of other kinds are ignored."""
+        values = flat_metrics(row)
+        if not values:
+            return
+        for name, stream in list(self._streams.items()):
+            try:
+                stream.log(row["step"], row["kind"], values)
+            except Exception as error:  # whatever a tracker raises: the run goes on without it
+                del self._streams[name]
+                self._note(f"tracker {name} failed at step {row['step']} and is left out from here on: {_brief(error)}")
+                with suppress(Exception):  # its failure has been noted
+                    stream.close()
+
+    def close(self) -> None:
+        """Close all streams; closing twice does no harm."""
+        streams, self._streams = self._streams, {}
+        for name, stream in streams.items():
+            try:
+                stream.close()
+            except Exception as error:
+                self._note(f"tracker {name} failed when it was closed: {_brief(error)}")
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse unknown trackers and those whose package is missing, without importing any.
+
+    Raises:
+        UserError: with the nearest name, or the command that installs the package.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            near = difflib.get_close_matches(name, TRACKERS, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"one or more of {', '.join(TRACKERS)}"
+            raise UserError(f"unknown tracker {name!r}; there are {', '.join(TRACKERS)}", where="trackers", fix=fix)
+        missing = [package for package in _PACKAGES.get(name, ()) if importlib.util.find_spec(package) is None]
+        if missing:
+            raise UserError(
+                f"the tracker {name!r} needs {', '.join(missing)}, which is not installed",
+                where="trackers",
+                fix=f"make install PARTS={name}, or take {name!r} out of trackers",
+            )
+
+
+def open_streams(
+    names: Sequence[str],
+    folder: Path,
+    run_name: str,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    note: Callable[[str], None] = lambda sentence: None,
+) -> Streams:
+    """Open the streams of a run.
+
+    Args:
+        names: of the trackers, out of ``TRACKERS``; a name that comes twice counts once.
+        folder: the run folder, which exists.
+        run_name: how the run is called in a service.
+        settings: for a tracker, by its name; see ``WeightsAndBiases`` and ``MlFlow``.
+        note: takes a sentence for the run's log.
+
+    Raises:
+        UserError: an unknown tracker, a missing package, or one that cannot be opened; none is left open.
+    """
+    check_trackers(names)
+    opened: dict[str, MetricStream] = {}
+    for name in dict.fromkeys(names):
+        try:
+            opened[name] = _open(name, folder, run_name, (settings or {}).get(name, {}))
+        except Exception as error:
+            Streams(opened, note).close()
+            fix = f"take {name!r} out of trackers, or set it up as docs/trackers.md says"
+            raise UserError(f"the tracker {name!r} cannot be opened: {_brief(error)}", "trackers", fix) from error
+    return Streams(opened, note)
+
+
+def _open(name: str, folder: Path, run_name: str, settings: Mapping[str, Any]) -> MetricStream:
+    match name:
+        case "jsonl":
+            return JsonLines(folder)
+        case "tensorboard":
+            return TensorBoard(folder)
+        case "wandb":
+            return WeightsAndBiases(folder, run_name, settings)
+        case _:
+            return MlFlow(folder, run_name, settings)
+
+
+def _brief(error: Exception) -> str:
+    """Return kind and first line of an error. It goes into the log, which is kept free of names and paths."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,170 @@
+"""Ray for the length of one command: started on this machine, or joined where it is running."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import ray
+from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # absent from its stub
+
+from harness.core.errors import UserError
+from harness.probes.nsight import SESSION_CONFIG
+from harness.run.memory.room import free_main_memory, object_store_bytes
+
+PROBE_S = 5.0
+"""Seconds that a cluster may take to accept a connection."""
+_SHARED_MEMORY = Path("/dev/shm")
+_TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_START_FIX = "see that the machine has memory and disk space left, and that TMPDIR, if set, is a short path"
+
+
+class RaySession:
+    """A Ray that this command started, or a cluster that it has joined.
+
+    A local Ray has its own folder and no dashboard, lets in whoever holds its token, and ends with this process. The
+    token is in that folder, which no other user may enter, unless the environment names one. A cluster that was joined
+    goes on without us; its token is the user's own.
+
+    Args:
+        address: ``local``, ``auto`` or HOST:PORT.
+        cpus: logical CPUs of a local Ray; arms that take turns reserve theirs side by side.
+        gpus: logical GPUs of a local Ray; None lets Ray look.
+        for_nsight: whether nsys will have to outlive actors, to write its reports.
+        weights: bytes of weights that transports keep in the object store of a local Ray at a time.
+
+    Raises:
+        UserError: there is no cluster at the address, or no room for the weights.
+    """
+
+    def __init__(
+        self,
+        address: str = "local",
+        cpus: int | None = None,
+        gpus: int | None = None,
+        for_nsight: bool = False,
+        weights: int = 0,
+    ) -> None:
+        self._for_nsight, self._own_token = for_nsight, False
+        self._store_bytes: int | None = None
+        if address != "local":
+            _look_for_cluster(address)
+        elif _SHARED_MEMORY.is_dir():
+            shared = shutil.disk_usage(_SHARED_MEMORY).free
+            self._store_bytes = object_store_bytes(weights, free_main_memory(), shared)
+        self.address, self.folder = address, Path(tempfile.mkdtemp(prefix="grpo-"))
+        try:
+            with warnings.catch_warnings(), _holding_ctrl_c():
+                warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
+                if self.is_local and not {_TOKEN, _TOKEN_PATH} & os.environ.keys():
+                    self._make_token()
+                ray.init(**self._options(cpus, gpus))
+        except (OSError, ValueError, RuntimeError) as error:
+            self.close()
+            raise _no_cluster(address, error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _options(self, cpus: int | None, gpus: int | None) -> dict[str, Any]:
+        quiet = {"configure_logging": True, "logging_level": logging.ERROR, "log_to_driver": False}
+        if not self.is_local:
+            return {"address": self.address, **quiet}
+        own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray"), "_node_ip_address": "127.0.0.1"}
+        system = {"worker_niceness": 0}  # Ray's own 15 would let any other program go first
+        fair = {"_system_config": system | (SESSION_CONFIG if self._for_nsight else {})}
+        resources = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": self._store_bytes}
+        return {"address": "local", **resources, **own, **fair, **quiet}
+
+    def _make_token(self) -> None:
+        """Make the token that Ray would write into the home folder for everyone to read; its processes inherit it."""
+        path = self.folder / "auth_token"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        os.environ[_TOKEN_PATH], self._own_token = str(path), True
+        AuthenticationTokenLoader.instance().reset_cache()  # a session before this one had its own
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of it is on this machine, and ours."""
+        return self.address == "local"
+
+    def close(self) -> None:
+        """End the local Ray with all its processes, or leave the cluster; remove what was written."""
+        with _holding_ctrl_c():
+            ray.shutdown()
+        if self._own_token:
+            self._own_token = False
+            os.environ.pop(_TOKEN_PATH, None)
+            AuthenticationTokenLoader.instance().reset_cache()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> RaySession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def _holding_ctrl_c() -> Iterator[None]:
+    """Hold Ctrl-C back until the block ends, or is asked for twice.
+
+    A Ray that is stopped half-way through its start leaves processes behind, and threads that crash at the exit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if asked:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _look_for_cluster(address: str) -> None:
+    """See whether anything listens at the address, since Ray itself would try for minutes.
+
+    Raises:
+        UserError: nothing does, or it is no address.
+    """
+    try:
+        host, _, port = str(canonicalize_bootstrap_address(address)).rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
+    except (OSError, ValueError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> UserError:
+    reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
+    if address == "local":
+        return UserError(f"Ray did not start: {reason}", "placement.address: local", _START_FIX)
+    return UserError(
+        f"there is no Ray cluster to join at {address}: {reason}",
+        f"placement.address: {address}",
+        "start one with `ray start --head`, or set placement.address to local",
+    )

@@ -1,0 +1,142 @@
+"""Runs a scenario: its blocks, the points of its sweep in each, and at the end the comparison."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.results.writer import PICTURES, REPORT
+from harness.run.arm_runner import Conductor, interleaving_of, side_by_side
+from harness.run.block_watch import BlockWatch
+from harness.run.factory import Workshop
+from harness.run.full_gpu import told_when_gpu_is_full
+from harness.run.interrupts import signals_as_interrupts
+from harness.run.machine_speed import measure_sentinel
+from harness.run.options import Build
+from harness.run.preflight import check_before_start
+from harness.run.session import Campaign
+from harness.scenario import Scenario, Variant, expand
+
+
+def show_results(folder: Path) -> None:
+    """Draw the pictures of a campaign, write its page, and print its tables."""
+    from harness.report.html.make import make_report
+    from harness.report.pictures import make_pictures
+    from harness.report.summary import print_run_summary
+
+    page = folder / REPORT
+    make_report([folder], page)  # what cannot be read is named by the summary
+    print_run_summary(folder, files=[page, *make_pictures(folder, folder / PICTURES)])
+
+
+def run_command(
+    scenario: Scenario,
+    out: Path,
+    quiet: bool,
+    build: Build | None = None,
+    show: Callable[[Path], None] = show_results,
+) -> int:
+    """Run every arm and point of a scenario, then print the comparison and draw its pictures.
+
+    An arm or point that fails does not stop the others.
+
+    Args:
+        scenario: as loaded; arms and sweep are expanded here.
+        out: the results folder.
+        quiet: show no progress.
+        build: makes the parts of one run; None takes a ``Workshop``.
+        show: called with the campaign's folder at the end.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        UserError: the scenario names something that cannot be used.
+        RunStopped: a run had to stop; its folder says why.
+        Interrupted: Ctrl-C or SIGTERM; the folders say so.
+    """
+    points = list(_points(expand(scenario)))
+    if scenario.transport_sweep is None:
+        check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
+    campaign = Campaign(out, scenario.name)
+    with (
+        signals_as_interrupts(),
+        Workshop([group for variants in points for group in side_by_side(variants)]) as workshop,
+    ):
+        console = Console(stderr=True)
+        conductor = Conductor(campaign, build or workshop, console, quiet)
+        try:
+            if scenario.blocks > 1:
+                _run_blocks(points, scenario, campaign, conductor)
+            for variants in points if scenario.blocks == 1 else ():
+                if scenario.transport_sweep is not None:
+                    conductor.failures += _sweep_transports(variants, campaign, workshop, console, quiet)
+                else:
+                    conductor.run_point(variants)
+        except (KeyboardInterrupt, Interrupted):
+            kept = f"what was measured so far is in {campaign.folder}"
+            raise Interrupted(kept if campaign.folder else "nothing had been measured yet") from None
+    if campaign.folder is not None:
+        try:
+            show(campaign.folder)
+        except UserError as error:
+            conductor.failures.append(("showing the results", error))
+    _raise_first(conductor.failures, campaign.folder)
+    return 0
+
+
+def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
+    """The variants of one point of the sweep in one block side by side: those are the arms that take turns."""
+    for _, group in itertools.groupby(variants, key=lambda variant: (variant.block, variant.point)):
+        yield list(group)
+
+
+def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, campaign: Campaign, conductor: Conductor) -> None:
+    """Run block after block, the machine's speed measured before each, until there are enough.
+
+    A block that fails for what the user wrote ends it, since the next one would too.
+    """
+    blocks = [list(group) for _, group in itertools.groupby(points, key=lambda variants: variants[0].block)]
+    labels = [variant.label for variants in blocks[0] for variant in variants]
+    alternated = len(blocks[0]) == 1 and interleaving_of(blocks[0][0]) == "step"
+    watch = BlockWatch(labels, len(blocks), scenario.stop_at_half_width, alternated)
+    for block, members in enumerate(blocks):
+        campaign.sentinel = measure_sentinel()
+        for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
+            conductor.run_point(variants, [watch.listener(block, variant.label) for variant in variants])
+        conductor.say(watch.line(block))
+        if watch.is_enough or any(isinstance(error, UserError) for _, error in conductor.failures):
+            return
+
+
+def _sweep_transports(
+    variants: Sequence[Variant], campaign: Campaign, workshop: Workshop, console: Console, quiet: bool
+) -> list[tuple[str, HarnessError]]:
+    """Measure weight syncs alone, for each variant; return what failed."""
+    from harness.run.transport_sweep import run_transport_sweep
+
+    failures: list[tuple[str, HarnessError]] = []
+    for variant in variants:
+        try:
+            with told_when_gpu_is_full(variant.scenario):
+                run_transport_sweep(variant, campaign, workshop.session(variant.scenario), console, quiet)
+        except (UserError, RunStopped) as error:
+            failures.append((variant.name or variant.scenario.name, error))
+    return failures
+
+
+def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | None) -> None:
+    if not failures:
+        return
+    label, error = failures[0]
+    if folder is None:
+        raise error
+    others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    if isinstance(error, UserError):
+        raise UserError(f"{label} failed{others}: {error.what}", error.where, error.fix) from error
+    raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}") from error

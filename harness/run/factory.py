@@ -1,0 +1,119 @@
+"""Builds the parts of a command's runs, and starts Ray when the first of them needs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from harness.core.errors import UserError
+from harness.core.trace import RecordingTracer
+from harness.engines.vllm_machine import check_vllm_installed
+from harness.models.scenario_shape import shape_for
+from harness.probes.load import load_profile
+from harness.probes.provenance import usable_cores
+from harness.run.memory.plan import stored_weights
+from harness.run.options import StopSignal
+from harness.run.parts import Parts, build_in_process_parts
+from harness.scenario import Scenario
+
+if TYPE_CHECKING:
+    from harness.run.actors.session import RaySession
+
+
+class Workshop:
+    """Builds parts, in this process or as Ray actors, as the scenario says.
+
+    Args:
+        together: scenarios whose parts will stand side by side, such as arms that take turns: one list for each point.
+    """
+
+    def __init__(self, together: Sequence[Sequence[Scenario]] = ()) -> None:
+        self._together = together
+        self._session: RaySession | None = None
+
+    def __call__(self, scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> Parts:
+        """Make the parts of one run.
+
+        Raises:
+            UserError: something that the scenario names cannot be used, or the machine has less than it asks for.
+            RunStopped: an actor died while it started.
+            Interrupted: ``should_stop`` said so.
+        """
+        everything = [each for group in [*self._together, [scenario]] for each in group]
+        if any(each.engine.type == "vllm" for each in everything):
+            check_vllm_installed()
+        if not scenario.uses_ray:
+            return build_in_process_parts(scenario, tracer, should_stop)
+        _check_fits_here(scenario)
+        from harness.run.actor_parts import build_actor_parts
+        from harness.transports.catalogue import transport_kind
+
+        for each in everything:  # what one arm lacks is told before another one has run
+            if each.uses_ray:
+                transport_kind(each.transport.type).check_usable()
+        return build_actor_parts(scenario, tracer, should_stop, self.session)
+
+    def session(self, scenario: Scenario) -> RaySession:
+        """Return the Ray of this command.
+
+        Raises:
+            UserError: it cannot be had, or a scenario asks for more than this machine has.
+        """
+        _check_fits_here(scenario)
+        address = scenario.placement.address
+        if self._session is not None and self._session.address != address:
+            self._close_session()
+        if self._session is None:
+            from harness.run.actors.session import RaySession
+
+            groups = [*self._together, [scenario]]  # of each, all runs stand side by side
+            cpus = max(usable_cores(), math.ceil(max(sum(map(_cpus, group)) for group in groups)))
+            weights = max(sum(stored_weights(each, shape_for(each)[0]) for each in group) for group in groups)
+            profiles = {each.profile for group in groups for each in group}
+            for_nsight = any(load_profile(name).nsight is not None for name in profiles)
+            self._session = RaySession(address, cpus, for_nsight=for_nsight, weights=weights)
+        return self._session
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_session()
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def _check_fits_here(scenario: Scenario) -> None:
+    """Refuse a run that asks for more CPUs than this machine has, unless it joins a cluster.
+
+    Raises:
+        UserError: with both numbers.
+    """
+    placement, cores = scenario.placement, usable_cores()
+    wanted = _cpus(scenario)
+    if wanted <= cores or placement.address != "local":
+        return
+    generators, scorers = placement.generator, placement.scorer
+    raise UserError(
+        f"the parts ask for {wanted:g} CPUs (learner {placement.learner.cpus:g}, {generators.count} x generator "
+        f"{generators.cpus:g}, {scorers.count} x scorer {scorers.cpus:g}), and this machine has {cores}",
+        "placement",
+        "lower placement.*.cpus (fractions share a CPU), use fewer parts, or set placement.address to a cluster",
+    )
+
+
+def _cpus(scenario: Scenario) -> float:
+    if not scenario.uses_ray:
+        return 0.0
+    placement = scenario.placement
+    if placement.colocated:
+        return max(placement.learner.cpus, placement.generator.cpus, placement.scorer.cpus)
+    generators = placement.generator.count * placement.generator.cpus
+    return placement.learner.cpus + generators + placement.scorer.count * placement.scorer.cpus

@@ -1,0 +1,298 @@
+"""Which process of a run holds how many bytes of what. Arithmetic only: nothing is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours
+from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
+from harness.models.shape import Shape
+from harness.scenario import Scenario
+
+Phase = Literal["held", "sampling", "loading", "update"]
+Device = Literal["cpu", "cuda"]
+
+PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
+"""Tokens assumed for the longest prompt of a task, with any tokenizer; others get ``LONG_PROMPT_TOKENS``."""
+LONG_PROMPT_TOKENS = 256
+PROCESS_BYTES = 576 * 2**20
+"""What a run in one process holds before it loads anything: torch, transformers and the rest; see docs/memory.md."""
+ACTOR_BYTES = {"learner": 320 * 2**20, "generator": 320 * 2**20, "scorer": 208 * 2**20, "ray and driver": 368 * 2**20}
+"""What each process of a run with actors holds before it loads anything, pages that processes share counted in parts
+(PSS): fewer libraries than a run in one process, and one copy of them for all; see docs/memory.md."""
+VLLM_BYTES = 288 * 2**20
+"""What vLLM adds to its process before it loads anything, likewise."""
+RAY_BYTES = 416 * 2**20
+"""Ray's own processes beside the parts, likewise."""
+CUDA_BYTES = 2**29
+"""A CUDA context and its kernels. Not measured here: the size usually seen on recent GPUs."""
+SAMPLING_COPIES = 4
+"""Float32 tensors of (rows, vocabulary) while a token is drawn: logits, probabilities, their sums, and a spare one."""
+_WIDTH = {"float32": 4, "bfloat16": 2}
+_PUBLISHED_COPIES = 2
+"""Versions that a transport keeps at the sender: the one in use, and the one being published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Bytes for one purpose: ``held`` from start to end, or only during a phase.
+
+    ``more`` bytes are taken beyond those where there is room for them.
+    """
+
+    name: str
+    num_bytes: int
+    phase: Phase = "held"
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """What one process of a run holds.
+
+    Attributes:
+        name: the part, or ``run`` for all parts in one process.
+        device: where the amounts lie.
+        amounts: purposes and bytes.
+        overlapping: whether the Generator samples while the Learner trains, so that their phases add up.
+        count: how many such processes there are.
+        gpus: share of a GPU that one reserves; 0 on a GPU takes the first, as all runs of one process do.
+    """
+
+    name: str
+    device: Device
+    amounts: tuple[Amount, ...]
+    overlapping: bool = False
+    count: int = 1
+    gpus: float = 0.0
+
+    def of(self, phase: Phase) -> int:
+        """Bytes of this phase."""
+        return sum(amount.num_bytes for amount in self.amounts if amount.phase == phase)
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that one such process has to hold at a time."""
+        sampling = max(self.of("sampling"), self.of("loading"))
+        passing = sampling + self.of("update") if self.overlapping else max(sampling, self.of("update"))
+        return self.of("held") + passing
+
+    @property
+    def more(self) -> int:
+        """Bytes that one such process takes beyond its peak where there is room for them."""
+        return sum(amount.more for amount in self.amounts)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a run holds, process by process, and the prompt length that was assumed."""
+
+    processes: tuple[ProcessPlan, ...]
+    shape: Shape
+    prompt_tokens: int
+
+    def total(self, device: Device) -> int:
+        """Peak bytes of all processes together."""
+        return sum(process.count * process.peak for process in self.processes if process.device == device)
+
+
+def make_plan(
+    scenario: Scenario, shape: Shape, *, has_gpu: bool = False, prompt_tokens: int | None = None
+) -> MemoryPlan:
+    """Add up what a run of this scenario holds.
+
+    Args:
+        scenario: the resolved scenario; its model must have weights.
+        shape: of the model that the scenario names.
+        has_gpu: whether the machine has one; each part is planned where ``Scenario.device_of`` puts it.
+        prompt_tokens: of the longest prompt; None assumes a number for the task.
+    """
+    prompt = longest_prompt(scenario, shape, prompt_tokens)
+    parts = {"learner": scenario.placement.learner, "generator": scenario.placement.generator}
+    devices = {name: scenario.device_of(part, has_gpu) for name, part in parts.items()}
+    on_gpu = devices["learner"] == "cuda"
+    learner = learner_amounts(scenario, shape, prompt, on_gpu)
+    generator = generator_amounts(scenario, shape, prompt, devices["generator"] == "cuda")
+    if not scenario.uses_ray:
+        base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
+        amounts = (_cuda() if on_gpu else base, *learner, *generator)
+        run = ProcessPlan("run", devices["learner"], amounts, overlapping=scenario.max_lag > 0)
+        hosts = (ProcessPlan("host of the GPU", "cpu", (base,)),) if on_gpu else ()
+        return MemoryPlan((run, *hosts), shape, prompt)
+    return MemoryPlan(_actors(scenario, {"learner": learner, "generator": generator}, devices), shape, prompt)
+
+
+def longest_prompt(scenario: Scenario, shape: Shape, counted: int | None = None) -> int:
+    """Tokens that the longest prompt is taken to have: as counted, else assumed for the task; the response must fit."""
+    assumed = counted or PROMPT_TOKENS.get(scenario.task.type, LONG_PROMPT_TOKENS)
+    return max(1, min(assumed, shape.context - scenario.sampling.max_tokens))
+
+
+def _actors(
+    scenario: Scenario, held: Mapping[str, tuple[Amount, ...]], devices: Mapping[str, Device]
+) -> tuple[ProcessPlan, ...]:
+    """The processes of a run with Ray actors; a part on a GPU has a process in main memory too."""
+    placement = scenario.placement
+    libraries = {
+        "learner": _libraries(ACTOR_BYTES["learner"]),
+        "generator": _libraries(ACTOR_BYTES["generator"] + _engine_bytes(scenario)),
+    }
+    parts, hosts = [], []
+    for name, part, count in (
+        ("learner", placement.learner, 1),
+        ("generator", placement.generator, placement.generator.count),
+    ):
+        on_gpu = devices[name] == "cuda"
+        base = _cuda() if on_gpu else libraries[name]
+        parts.append(ProcessPlan(name, devices[name], (base, *held[name]), count=count, gpus=part.gpus))
+        if on_gpu:
+            hosts.append(ProcessPlan(f"host of the {name}", "cpu", (libraries[name],), count=count))
+    scorers = ProcessPlan("scorer", "cpu", (_libraries(ACTOR_BYTES["scorer"]),), count=placement.scorer.count)
+    of_driver = (_libraries(ACTOR_BYTES["ray and driver"]), Amount("Ray", RAY_BYTES))
+    return (*parts, scorers, ProcessPlan("ray and driver", "cpu", of_driver), *hosts)
+
+
+def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool) -> tuple[Amount, ...]:
+    """What training holds: the policy, AdamW's two averages, copies for KL, what is published, and one microbatch."""
+    model: Any = scenario.model
+    width = _WIDTH[getattr(model, "dtype", "float32")]
+    autocast = model.precision == "bfloat16" and width == 4
+    weights = shape.num_parameters * width
+    kl = scenario.loss.kl
+    copies = int(kl.monitor or kl.coefficient > 0) + int(kl.monitor)
+    rows = scenario.microbatch_size
+    batch = Batch(rows, min(rows, math.ceil(rows / scenario.group_size)), prompt, scenario.sampling.max_tokens)
+    checkpointing = getattr(model, "gradient_checkpointing", False)
+    kept = kept_bytes(shape, batch, width, autocast, checkpointing, on_gpu=on_gpu)
+    return tuple(
+        amount
+        for amount in (
+            Amount("policy", weights),
+            Amount("optimizer", 2 * weights),
+            Amount("reference and previous policy", copies * weights),
+            Amount("published weights", _published(scenario) * weights),
+            Amount("gradients", weights, "update"),
+            Amount("activations", kept + cast_bytes(shape, autocast), "update"),
+            backward_amount(shape, batch, width, autocast, on_gpu),
+        )
+        if amount.num_bytes
+    )
+
+
+def backward_amount(shape: Shape, batch: Batch, width: int, autocast: bool, on_gpu: bool) -> Amount:
+    """What passes on the way back: first the gradient of the logits, then that of one layer after the other.
+
+    The gradients inside of a layer are taken to be as large as what it keeps: each has the shape of a kept tensor.
+    """
+    logits = logit_bytes(shape, batch, width, autocast)
+    layer = layer_bytes(shape, batch, width, autocast, on_gpu=on_gpu)
+    return Amount(*max((("logits", logits), ("one layer's way back", layer)), key=lambda item: item[1]), "update")
+
+
+def generator_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool) -> tuple[Amount, ...]:
+    """What sampling holds: the engine's weights, those that arrived, its cache, and the logits of one token a row."""
+    engine: Any = scenario.engine
+    if engine.type == "fake":
+        return ()
+    width = _WIDTH[engine.precision]
+    rows = min(engine.max_batch, max(scenario.rollout_batch_size, scenario.evaluation.prompts))
+    own = shape.runs_on == "own" and engine.type == "native"
+    table = shape.embedding_parameters if shape.tied and own else 0  # its output matrix has the last norm folded in
+    weights = (shape.num_parameters + table) * width
+    cache = Amount(
+        "key/value cache",
+        rows * (prompt + scenario.sampling.max_tokens) * shape.key_values_per_token * (4 if own else width),
+    )
+    logits = Amount("sampling logits", rows * shape.vocab_size * 4 * SAMPLING_COPIES, "sampling")
+    if engine.type == "vllm":
+        cache = _vllm_cache(engine, shape, width, on_gpu)
+        logits = Amount("vLLM's workspace", WORKSPACE_BYTES) if on_gpu else logits
+    return tuple(
+        amount
+        for amount in (
+            Amount("engine weights", weights),
+            Amount("received weights", _received(scenario, shape)),
+            cache,
+            Amount("new engine weights", weights if own else 0, "loading"),
+            logits,
+        )
+        if amount.num_bytes
+    )
+
+
+def _vllm_cache(engine: Any, shape: Shape, width: int, on_gpu: bool) -> Amount:
+    """What vLLM reserves for keys and values: on a GPU room for one row, and more as far as there is any."""
+    of_token = shape.key_values_per_token * width
+    cache = Cache(of_token, engine.context or shape.context, engine.max_batch, engine.kv_cache_gib)
+    if not on_gpu:
+        return Amount("key/value cache", cache.num_bytes(MOST_CACHE_BYTES))
+    least = cache.num_bytes(0)
+    return Amount("key/value cache", least, more=cache.num_bytes(None) - least)
+
+
+def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
+    """Return what a Generator's GPU may have to hold beside its vLLM.
+
+    Parts of actors share a GPU where colocated, and may where the shares that they reserve leave room for each other.
+    Other arms and other programs are not counted.
+
+    Args:
+        scenario: of one run on a GPU.
+        shape: of its model; None, where that is not known, counts vLLMs only.
+    """
+    placement = scenario.placement
+    learner, share, count = placement.learner.gpus, placement.generator.gpus, placement.generator.count
+    together = not scenario.uses_ray or placement.colocated
+    engines = count if together else min(count, max(1, int(1 / share + 1e-9)))
+    if shape is None:
+        return Neighbours(0, engines)
+    num_bytes = engines * (_received(scenario, shape) + CUDA_BYTES)
+    on_gpu = scenario.device_of(placement.learner, has_gpu=True) == "cuda"
+    if on_gpu and (together or learner + share <= 1 + 1e-9):
+        prompt = longest_prompt(scenario, shape)
+        num_bytes += sum(amount.num_bytes for amount in learner_amounts(scenario, shape, prompt, True))
+        num_bytes += CUDA_BYTES if scenario.uses_ray else 0
+    return Neighbours(num_bytes, engines)
+
+
+def _received(scenario: Scenario, shape: Shape) -> int:
+    """Bytes of the weights that lie in a Generator's process beside its engine's; one process has them already."""
+    return shape.num_parameters * _WIDTH[getattr(scenario.model, "dtype", "float32")] if scenario.uses_ray else 0
+
+
+def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
+    """Return the bytes of weights that Ray's object store holds at a time for this scenario.
+
+    Args:
+        scenario: the resolved scenario; also a transport sweep.
+        shape: of its model; None where that is not known, which counts as nothing.
+    """
+    sweep = scenario.transport_sweep
+    if not any(kind.startswith("object_store") for kind in (sweep.transports if sweep else [scenario.transport.type])):
+        return 0
+    if sweep:
+        return round(_PUBLISHED_COPIES * max(sweep.megabytes) * 1e6)
+    width = _WIDTH[getattr(scenario.model, "dtype", "float32")]
+    return _PUBLISHED_COPIES * shape.num_parameters * width if shape else 0
+
+
+def _published(scenario: Scenario) -> int:
+    """Copies of the weights that wait to be loaded; colocated parts of one process share the weights themselves."""
+    if not scenario.uses_ray and scenario.placement.colocated:
+        return 0
+    return _PUBLISHED_COPIES
+
+
+def _libraries(num_bytes: int) -> Amount:
+    return Amount("Python and its libraries", num_bytes)
+
+
+def _engine_bytes(scenario: Scenario) -> int:
+    return VLLM_BYTES if scenario.engine.type == "vllm" else 0
+
+
+def _cuda() -> Amount:
+    return Amount("CUDA", CUDA_BYTES)

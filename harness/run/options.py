@@ -1,0 +1,188 @@
+"""What the Learner is told, from a scenario; and what the parts may use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from harness.core.errors import UserError
+from harness.core.trace import RecordingTracer
+from harness.learner import TrainerOptions
+from harness.probes.nvml import list_gpus, open_gpu_probe
+from harness.probes.provenance import usable_cores
+from harness.scenario import PartSettings, Scenario, no_gpu_error
+from harness.scenario.loop_plan import threads_on
+
+if TYPE_CHECKING:
+    from harness.run.parts import Parts
+
+StopSignal = Callable[[], bool]
+Build = Callable[[Scenario, RecordingTracer, StopSignal], "Parts"]
+
+
+def trainer_options(scenario: Scenario) -> TrainerOptions:
+    """Return how the Learner trains."""
+    from harness.grpo import LossOptions
+    from harness.grpo.importance import ImportanceOptions
+
+    loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
+    weights = loss.importance
+    return TrainerOptions(
+        group_size=scenario.group_size,
+        loss=LossOptions(
+            loss.type,
+            loss.cliprange,
+            loss.cliprange_high,
+            loss.dual_clip,
+            kl.coefficient,
+            kl.estimator,
+            ImportanceOptions(weights.mode, weights.level, weights.cap, weights.floor),
+        ),
+        aggregation=loss.aggregation,
+        constant=scenario.loss_constant,
+        delta=scenario.advantage.delta_for(loss.type),
+        advantage_eps=scenario.advantage.eps,
+        temperature=scenario.sampling.temperature,
+        epochs_per_batch=scenario.epochs_per_batch,
+        minibatches_per_epoch=scenario.minibatches_per_epoch,
+        gradient_accumulation_steps=scenario.gradient_accumulation_steps,
+        behaviour_is_engine=scenario.behaviour_is_older,
+        proximal=loss.proximal,
+        monitor_kl=kl.monitor,
+        reclone_every=kl.reclone_every if kl.reference == "reclone" else None,
+        learning_rate=optimizer.learning_rate,
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        warmup_steps=optimizer.warmup_steps,
+        precision=scenario.model.precision,
+    )
+
+
+EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.5
+COMPUTE_NOTHING = ("paced", "fake")
+"""Engines in runs without a model that could compute on a GPU."""
+
+
+def mismatch_bound(scenario: Scenario) -> float | None:
+    """Return the largest gap allowed between engine and Learner log-probs after a weight sync; None: not measured.
+
+    Engines of other makers are always measured: by default within 1e-4 where engine and Learner compute in float32,
+    else 0.5.
+    """
+    settings: Any = scenario.engine
+    if settings.type not in ("native", "vllm", "sglang"):
+        return None
+    asked: float | None = settings.mismatch_bound
+    if asked is not None or settings.type == "native":
+        return asked
+    model: Any = scenario.model
+    exact = settings.precision == model.precision == getattr(model, "dtype", "float32") == "float32"
+    return EXACT_BOUND if exact else ROUNDED_BOUND
+
+
+def threads_of(scenario: Scenario, part: PartSettings) -> int:
+    """Return the CPU threads of a part: as asked for, else the CPUs of its actor, else its share of the cores."""
+    return threads_on(usable_cores(), scenario, part)
+
+
+def resolve_device(
+    scenario: Scenario, part: PartSettings, torch_finds_gpu: Callable[[], bool] = torch.cuda.is_available
+) -> Literal["cpu", "cuda"]:
+    """Return where the part computes in this process; see ``Scenario.device_of``.
+
+    Raises:
+        UserError: a GPU is asked for and there is none.
+    """
+    has_gpu = torch_finds_gpu()
+    device = scenario.device_of(part, has_gpu)
+    if device == "cuda" and not has_gpu:
+        raise no_gpu_error()
+    return device
+
+
+def slow_bfloat16(
+    scenarios: Sequence[Scenario],
+    has_gpu: bool,
+    has_bfloat16: Callable[[], bool] = torch.cpu._is_avx512_bf16_supported,
+) -> str:
+    """Return a line where a part would compute in bfloat16 on an x86-64 CPU without instructions for it, else nothing.
+
+    Args:
+        scenarios: what is to run.
+        has_gpu: whether there is a GPU for the run.
+        has_bfloat16: whether this CPU has AVX-512 BF16.
+    """
+    asked = {
+        f"{name}.precision"
+        for scenario in scenarios
+        for name, part in (("model", scenario.placement.learner), ("engine", scenario.placement.generator))
+        if getattr(getattr(scenario, name), "precision", None) == "bfloat16"
+        if scenario.device_of(part, has_gpu) == "cpu"
+    }
+    if not asked or platform.machine() != "x86_64" or has_bfloat16():
+        return ""
+    fix = " ".join(f"--set {key}=float32" for key in sorted(asked))
+    return f"bfloat16: this CPU has no instructions for it (AVX-512 BF16), so it takes many times as long; {fix}"
+
+
+def check_gpu_is_found(
+    scenarios: Sequence[Scenario],
+    *,
+    nvml: Any = None,
+    environment: Mapping[str, str] = os.environ,
+    torch_finds_gpu: Callable[[], bool] = torch.cuda.is_available,
+    torch_cuda: str | None = torch.version.cuda,
+) -> None:
+    """Refuse what would compute on the CPU in silence: the driver lists a GPU, and PyTorch finds none.
+
+    PyTorch finds none where the driver is older than the CUDA version it was built for, where it was built without, and
+    where CUDA cannot be initialised.
+
+    Args:
+        scenarios: what is to run.
+        nvml: the module ``pynvml``; None imports it.
+        environment: of this process; its CUDA_VISIBLE_DEVICES may hide every GPU on purpose.
+        torch_finds_gpu: asked only where a GPU is listed.
+        torch_cuda: that PyTorch was built for; None: for the CPU alone.
+
+    Raises:
+        UserError: with the versions of both.
+    """
+    listed, _ = list_gpus(nvml, environment)
+    wanting = [
+        each
+        for each in scenarios
+        if each.placement.address == "local" and each.uses_gpu(has_gpu=True) and each.engine.type not in COMPUTE_NOTHING
+    ]
+    if not listed or not wanting or torch_finds_gpu():
+        return
+    with closing(open_gpu_probe(nvml, environment)) as probe:
+        driver = probe.driver()
+    if torch_cuda is not None and _runs_on(torch_cuda, driver.cuda):
+        ways = (
+            "see what torch.cuda.init() says: libcuda may be missing (a container needs the driver capability "
+            "`compute`), or MIG is on and has no instance"
+        )
+    else:
+        newer_driver = f"a driver for CUDA {torch_cuda} or newer, or " if torch_cuda else ""
+        ways = f"install {newer_driver}a PyTorch for CUDA {driver.cuda} or older"
+    raise UserError(
+        f"the driver lists {listed[0]['name']}, and PyTorch finds no GPU: driver {driver.version} runs CUDA up to "
+        f"{driver.cuda}, and PyTorch {torch.__version__} is built for {f'CUDA {torch_cuda}' if torch_cuda else 'CPUs'}",
+        f"placement.device: {wanting[0].placement.device}",
+        f"{ways}; to run on the CPU on purpose, set placement.device (or --device) to cpu",
+    )
+
+
+def _runs_on(torch_cuda: str, driver_cuda: str) -> bool:
+    """Whether the driver runs this version of CUDA; no where it does not tell which it runs."""
+    if driver_cuda == "unknown":
+        return False
+    asked, runs = (tuple(map(int, version.split("."))) for version in (torch_cuda, driver_cuda))
+    return asked <= runs

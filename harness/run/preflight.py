@@ -1,0 +1,101 @@
+"""What can be found wrong before anything is built: memory that is too small, probes and trackers that cannot work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from harness.core.errors import UserError
+from harness.probes.load import load_profile
+from harness.probes.nsight import check_nsight
+from harness.probes.nvml import list_gpus
+from harness.probes.pyspy import check_pyspy
+from harness.probes.windows import check_windows
+from harness.results.trackers.streams import check_trackers
+from harness.run.arm_runner import interleaving_of, side_by_side
+from harness.run.memory.check import check_memory
+from harness.run.memory.fit import Room
+from harness.run.memory.room import free_main_memory
+from harness.run.options import check_gpu_is_found, slow_bfloat16
+from harness.scenario import Variant
+from harness.scenario.loop_plan import all_lanes
+
+
+def check_before_start(
+    points: Sequence[Sequence[Variant]],
+    say: Callable[[str], None] = lambda line: None,
+    room: Room | None = None,
+    nvml: Any = None,
+) -> None:
+    """Refuse runs that do not fit into memory or would leave a GPU aside, or whose probes or trackers cannot work.
+
+    Args:
+        points: the arms of each point, block by block.
+        say: takes the memory plan of each point, in a line, and another one where bfloat16 is slow here.
+        room: the memory to fit into; None looks at this machine.
+        nvml: the module ``pynvml``; None imports it.
+
+    Raises:
+        UserError: too little memory, a GPU that PyTorch does not find, an unknown profile, a window outside of the
+            run, a profiler or tracker that cannot work here.
+    """
+    runs = sum(map(len, points))
+    points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
+    scenarios = [variant.scenario for variants in points for variant in variants]
+    check_gpu_is_found(scenarios, nvml=nvml)
+    room = room or machine_room(nvml)
+    has_gpu = bool(room.gpus) or torch.cuda.is_available()
+    for scenario in scenarios:
+        check_trackers(scenario.trackers)
+        profile = load_profile(scenario.profile)
+        check_windows(profile, all_lanes(scenario), scenario.steps)
+        if profile.nsight is not None:
+            local, cuda = scenario.placement.address == "local", scenario.uses_gpu(has_gpu)
+            check_nsight(profile.nsight, scenario.uses_ray, local, _command(), cuda)
+            if not scenario.uses_ray and runs > 1:
+                what = f"nsys captures one range of a process, and this command makes {runs} runs in it"
+                raise UserError(what, f"profile: {profile.name}", "profile one run, or take Ray actors")
+    for variants in points:
+        _refuse_a_view_of_other_arms(variants)
+    if any(load_profile(scenario.profile).pyspy is not None for scenario in scenarios):
+        check_pyspy()
+    _check_memory(points, say, room)
+    if slow := slow_bfloat16(scenarios, has_gpu):
+        say(slow)
+
+
+def machine_room(nvml: Any = None) -> Room:
+    """Return what main memory this machine has left, and what is free on each GPU that a run may use."""
+    gpus, _ = list_gpus(nvml)
+    return Room(free_main_memory(), tuple(gpu["free_bytes"] for gpu in gpus or () if gpu["free_bytes"] is not None))
+
+
+def _check_memory(points: Sequence[Sequence[Variant]], say: Callable[[str], None], room: Room) -> None:
+    """Plan the runs that are alive together: the arms of a point where they take turns by step, else one by one."""
+    lines: dict[str, None] = {}
+    for variants in points:
+        lines |= dict.fromkeys(check_memory(group, room) for group in side_by_side(variants))
+    for line in lines:
+        say(line)
+
+
+def _refuse_a_view_of_other_arms(variants: Sequence[Variant]) -> None:
+    """In one process, torch.profiler and py-spy would record, and slow down, whichever arm has its turn."""
+    if interleaving_of(variants) != "step":
+        return
+    for variant in variants:
+        profile = load_profile(variant.scenario.profile)
+        if not variant.scenario.uses_ray and (profile.torch_profiler or profile.pyspy):
+            raise UserError(
+                f"profile {profile.name} looks at the whole process, in which arms take turns by step",
+                f"arm {variant.label}",
+                "set interleaving to run, or take a transport other than in_process",
+            )
+
+
+def _command() -> list[str]:
+    """What was typed, as it can be typed again."""
+    return ["python", "-m", "harness", *sys.argv[1:]]

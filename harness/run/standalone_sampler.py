@@ -1,0 +1,157 @@
+"""A policy and an engine by their names, for commands that sample and do not train."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from harness.core.errors import UserError
+from harness.core.protocols import Engine
+from harness.run.builders import BUILDERS, Policy
+from harness.run.making import never
+from harness.run.options import check_gpu_is_found, resolve_device
+from harness.scenario import Scenario
+from harness.scenario.engine_sections import (
+    FakeEngineSettings,
+    NativeEngineSettings,
+    VllmEngineSettings,
+)
+from harness.scenario.model_sections import FolderModelSettings, PresetModelSettings
+from harness.scenario.sections import PlacementSettings, Precision
+
+PRESET = "preset:"
+
+EngineName = Literal["native", "vllm", "sglang", "fake"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """An engine with a policy's weights in it.
+
+    Attributes:
+        policy: model, tokenizer and context.
+        engine: samples from it.
+        device: ``cpu`` or ``cuda``.
+        checksums: of the model's ``weights``, its shape (``config``) and the ``tokenizer``.
+    """
+
+    policy: Policy
+    engine: Engine
+    device: str
+    checksums: dict[str, str]
+
+    def close(self) -> None:
+        """End the engine, where it has something to end."""
+        close_engine = getattr(self.engine, "close", None)
+        if close_engine is not None:
+            close_engine()
+
+
+def model_name(model: str) -> str:
+    """Return the model's name without the folders above it: ``preset:small``, ``my-model``, ``owner/model``."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def make_sampler(
+    model: str, engine: EngineName, *, precision: Precision = "float32", device: Device = "auto", max_batch: int = 256
+) -> Sampler:
+    """Load a policy and put it into an engine.
+
+    Args:
+        model: ``preset:NAME``, a Hugging Face folder, or a model's name on the hub.
+        engine: which engine.
+        precision: of its arithmetic.
+        device: where it computes; ``auto`` takes a GPU if there is one.
+        max_batch: most responses decoded together.
+
+    Raises:
+        UserError: there is no such model, or the engine or the device cannot be had here.
+        RunStopped: the preset's warm start failed.
+    """
+    _refuse_sglang(engine)
+    scenario = Scenario(
+        model=_model_settings(model),
+        engine=_engine_settings(engine, precision, max_batch),
+        placement=PlacementSettings(device=device),
+    )
+    check_gpu_is_found([scenario])
+    chosen = resolve_device(scenario, scenario.placement.generator)
+    policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, never)
+    checksums = _checksums(policy)
+    made: Engine
+    if engine == "vllm":  # not by the table: there is no Learner to leave memory to, or to sleep for
+        from harness.engines.vllm import vllm_engine
+
+        assert policy.model is not None
+        made = vllm_engine(scenario.engine, policy.model, policy.tokenizer, device=chosen, should_stop=never)
+    else:
+        made = BUILDERS["engine", engine](scenario, policy, chosen, never)
+    return Sampler(policy, made, chosen, checksums)
+
+
+def _model_settings(model: str) -> PresetModelSettings | FolderModelSettings:
+    if not model.startswith(PRESET):
+        return FolderModelSettings(path=model)
+    name: Any = model.removeprefix(PRESET)
+    presets = get_args(PresetModelSettings.model_fields["preset"].annotation)
+    if name not in presets:
+        raise UserError(
+            f"there is no preset {name!r}; the presets are {', '.join(presets)}",
+            "--model",
+            f"--model {PRESET}{presets[0]}, or the folder of a model",
+        )
+    return PresetModelSettings(preset=name)
+
+
+def _engine_settings(
+    engine: EngineName, precision: Precision, max_batch: int
+) -> NativeEngineSettings | FakeEngineSettings | VllmEngineSettings:
+    match engine:
+        case "native":
+            return NativeEngineSettings(precision=precision, max_batch=max_batch)
+        case "vllm":
+            return VllmEngineSettings(precision=precision, max_batch=max_batch)
+    return FakeEngineSettings()
+
+
+def _refuse_sglang(engine: EngineName) -> None:
+    if engine == "sglang":
+        raise UserError(
+            "SGLang ends every child of its process when it ends, and this command samples and grades in one process; "
+            "SGLang serves training runs, where it has a process of its own",
+            "--engine sglang",
+            "--engine vllm, or --engine native",
+        )
+
+
+def _checksums(policy: Policy) -> dict[str, str]:
+    from harness.transports.fingerprint import fingerprint
+
+    assert policy.model is not None
+    return {
+        "weights": fingerprint(policy.model.state_dict()),
+        "config": _config_digest(policy.model.config),
+        "tokenizer": _tokenizer_digest(policy.tokenizer),
+    }
+
+
+def _config_digest(config: Any) -> str:
+    """Return 16 hex digits that depend on the model's shape, not on where it was loaded from."""
+    fields = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config.to_dict()
+    told = {key: value for key, value in fields.items() if key not in ("_name_or_path", "transformers_version")}
+    return _short_digest(json.dumps(told, sort_keys=True, default=str))
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Return 16 hex digits that depend on the vocabulary and how texts are split."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    described = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+    return _short_digest(described)
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,149 @@
+"""The folder of a sweep: found again by what the scenario says, and held by one process at a time.
+
+A sweep's campaign folder has one file that other campaigns have not, ``sweep.resolved.yaml``: the scenario with its
+arms and axes and every default. It is written once and never changed. What has been run is told by the run folders.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
+from harness.results import Scrubber, campaign_name
+from harness.results.anonymous import safe_name
+from harness.results.writer import ATTEMPTS, utc_now
+from harness.run.session import sync_one, sync_to_disk
+from harness.scenario import Scenario, resolved_yaml
+
+IDENTITY = "sweep.resolved.yaml"
+_NOT_IDENTITY = ("name", "description")
+
+
+def find_campaign(out: Path, scenario: Scenario) -> Path | None:
+    """Return the newest campaign of a sweep that ran the very same scenario; None where there is none."""
+    wanted = _settings(_text(scenario))
+    return next((folder for folder, found in _newest_first(out, scenario) if found == wanted), None)
+
+
+def changes_since_newest(out: Path, scenario: Scenario) -> tuple[Path, list[str]] | None:
+    """Return the newest sweep of this name with what the scenario says otherwise now; None where there is none.
+
+    Returns:
+        its folder, and for each setting ``key: before -> now``.
+    """
+    now = _flat(_settings(_text(scenario)))
+    for folder, found in _newest_first(out, scenario):
+        before = _flat(found)
+        keys = [key for key in {**now, **before} if now.get(key, _LEFT_OUT) != before.get(key, _LEFT_OUT)]
+        return folder, [f"{key}: {before.get(key, _LEFT_OUT)} -> {now.get(key, _LEFT_OUT)}" for key in keys]
+    return None
+
+
+def begin_campaign(out: Path, scenario: Scenario) -> Path:
+    """Make the folder of a new sweep and write into it what it is about.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    home = out / safe_name(scenario.name)
+    for _ in range(ATTEMPTS):  # another command may take the name first
+        folder = home / campaign_name(out, scenario.name, utc_now())
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            with whole_file(folder / IDENTITY) as stream:
+                stream.write(_text(scenario).encode())
+        except FileExistsError:
+            continue
+        except OSError as error:
+            what = f"cannot write to the results folder {str(folder)!r}: {error.strerror or error}"
+            raise UserError(what, str(folder), "choose a folder you can write to with --out DIR") from error
+        sync_to_disk(folder)
+        return folder
+    raise UserError(f"no free folder name below {home} in {ATTEMPTS} attempts", str(home))
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of a campaign; the hold ends with the process, however that ends.
+
+    Raises:
+        UserError: another sweep is at work there.
+    """
+    with (folder / IDENTITY).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = "another `sweep` of the same scenario is at work in this campaign"
+            fix = "wait until it has ended, or stop it; --fresh begins a campaign of its own"
+            raise UserError(what, str(folder), fix) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def _newest_first(out: Path, scenario: Scenario) -> Iterator[tuple[Path, dict[str, Any]]]:
+    home = out / safe_name(scenario.name)
+    for file in sorted(home.glob(f"*/{IDENTITY}"), key=lambda file: _order(file.parent.name), reverse=True):
+        with suppress(OSError, ValueError):  # unreadable: that one cannot be gone on with
+            yield file.parent, _settings(file.read_text(encoding="utf-8"))
+
+
+def _order(name: str) -> list[int]:
+    """Campaign names are times, with -2 and so on for those of the same second."""
+    return [int(part) for part in re.findall(r"\d+", name)]
+
+
+def _text(scenario: Scenario) -> str:
+    return Scrubber.of_this_process().paths(resolved_yaml(scenario))
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(data, dict):
+        raise ValueError("no mapping")
+    return {key: value for key, value in data.items() if key not in _NOT_IDENTITY}
+
+
+class _LeftOut:
+    def __str__(self) -> str:
+        return "left out"
+
+
+_LEFT_OUT = _LeftOut()
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def same_folder_name(name: str) -> str:
+    """Return the name that a run's folder gets for a variant's name; see ``RunFolder.create``."""
+    return safe_name(Scrubber.of_this_process().paths(name))
+
+
+def rename_whole(source: Path, target: Path) -> None:
+    """Move a folder within one file system in one move, and have the disk take it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(source, target)
+    for home in (target.parent, source.parent):
+        sync_one(home)

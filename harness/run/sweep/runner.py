@@ -1,0 +1,309 @@
+"""Runs what is left of a sweep, and shows the comparison when all of it is there."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.core.plain_text import plain
+from harness.probes.provenance import code_state
+from harness.run.arm_runner import Conductor
+from harness.run.command import show_results
+from harness.run.factory import Workshop
+from harness.run.interrupts import signals_as_interrupts
+from harness.run.machine_speed import measure_sentinel
+from harness.run.options import Build
+from harness.run.preflight import check_before_start
+from harness.run.session import Campaign
+from harness.run.sweep.campaign import begin_campaign, changes_since_newest, find_campaign, held
+from harness.run.sweep.lines import point_line, seconds_left, standing, status_table, what_came_of_it
+from harness.run.sweep.points import Point, State, read_point, read_points, set_aside
+from harness.scenario import Scenario, Variant, expand, scenario_hash
+
+ATTEMPTS = 3
+MOST_CHANGES = 8
+ALONE = "run"
+"""Folder of the run of a scenario that has neither arms, axes nor blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What the command line asks for.
+
+    Attributes:
+        attempts: how often a point that fails is started in all.
+        retry_failed: give points that used up their attempts as many again.
+        fresh: begin a new campaign, whatever there is.
+        quiet: show no progress.
+    """
+
+    attempts: int = ATTEMPTS
+    retry_failed: bool = False
+    fresh: bool = False
+    quiet: bool = False
+
+
+def run_sweep(
+    scenario: Scenario,
+    out: Path,
+    options: SweepOptions,
+    build: Build | None = None,
+    show: Callable[[Path], None] = show_results,
+) -> int:
+    """Run every point of a scenario that has no result yet, then show the comparison of all of them.
+
+    A run that diverged is a result. Any other failure is tried again, after the other points, up to
+    ``options.attempts`` times in all; bad input only by the next command, since nothing would change before.
+
+    Args:
+        scenario: as loaded; arms, axes and blocks are expanded here.
+        out: the results folder.
+        options: see ``SweepOptions``.
+        build: makes the parts of one run; None takes a ``Workshop``.
+        show: called with the campaign's folder at the end.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        UserError: the scenario names something that cannot be used, or another sweep is at work on it.
+        RunStopped: points are left that failed too often.
+        Interrupted: Ctrl-C or SIGTERM; the same command goes on from there.
+    """
+    variants = variants_of(scenario)
+    together = _side_by_side(scenario, variants)
+    console = Console(stderr=True)
+    say = _speaker(console, options.quiet)
+    check_before_start(together, say)
+    with signals_as_interrupts():
+        folder = _campaign(out, scenario, options.fresh, say)
+        with held(folder), Workshop([[variant.scenario for variant in group] for group in together]) as workshop:
+            sweep = _Sweep(folder, scenario.name, together, options, build or workshop, console)
+            _say_all_blocks(scenario, say)
+            try:
+                sweep.run()
+                if any(point.last is not None for point in sweep.points()):
+                    show(folder)
+            except (KeyboardInterrupt, Interrupted):
+                said = standing(sweep.points())
+                raise Interrupted(f"{said}; the same command goes on from there\n  results: {folder}") from None
+    _raise_failed(read_points(folder, variants), folder)
+    return 0
+
+
+def show_status(scenario: Scenario, out: Path) -> int:
+    """Print what became of each point so far, without running anything; return the exit code, 0."""
+    variants, folder = variants_of(scenario), find_campaign(out, scenario)
+    console = Console(width=None if Console().is_terminal else 160)
+    if folder is None:
+        _say_changes(out, scenario, _speaker(console, quiet=False))
+        print(f"no sweep of this scenario in {out}: {len(variants)} points to run")
+        return 0
+    points = read_points(folder, variants)
+    console.print(status_table(points))
+    print(f"{standing(points)}\n  results: {folder}")
+    return 0
+
+
+def variants_of(scenario: Scenario) -> list[Variant]:
+    """Return the runs that a sweep makes, each with a folder name of its own.
+
+    Raises:
+        UserError: the scenario measures weight syncs, whose transports must take turns.
+    """
+    if scenario.transport_sweep is not None:
+        what = f"{scenario.name} is a transport sweep: its transports take turns in one process, from start to end"
+        raise UserError(what, "transport_sweep", f"run it with: python -m harness run {scenario.name}")
+    return [replace(variant, name=variant.name or ALONE) for variant in expand(scenario)]
+
+
+class _Sweep:
+    """A sweep on its way."""
+
+    def __init__(
+        self,
+        folder: Path,
+        scenario_name: str,
+        together: Sequence[Sequence[Variant]],
+        options: SweepOptions,
+        build: Build,
+        console: Console,
+    ) -> None:
+        self._folder, self._together, self._options = folder, together, options
+        self._build, self._console, self._say = build, console, _speaker(console, options.quiet)
+        self._variants = [variant for group in together for variant in group]
+        self._results: dict[str, Point] = {}
+        self._campaign = Campaign(folder.parent.parent, scenario_name, folder.name, durable=True)
+        self._allowed = {point.variant.name: self._allowance(point) for point in self.points()}
+        self._refused: set[str] = set()  # points that failed for what the user wrote, in this command
+        self._starts: Counter[str] = Counter()  # in this command
+
+    def points(self) -> list[Point]:
+        """Return every point as it is on disk now; what has a result does not change while we hold the campaign."""
+        unfinished: dict[str, Point] = {}
+        for variant in self._variants:
+            if variant.name not in self._results:
+                point = read_point(self._folder, variant)
+                if point.state.is_result:
+                    self._results[variant.name] = point
+                else:
+                    unfinished[variant.name] = point
+        return [(self._results | unfinished)[variant.name] for variant in self._variants]
+
+    def run(self) -> None:
+        """Run what is left, and what failed again after that."""
+        self._say_start()
+        while groups := self._left():
+            block = None
+            for group in groups:
+                if group[0].variant.block != block:  # before each block of which something is left
+                    block = group[0].variant.block
+                    self._campaign.sentinel = measure_sentinel()
+                self._run(group)
+
+    def _allowance(self, point: Point) -> int:
+        """How many failures end the trying of a point."""
+        used = len(point.failures) if self._options.retry_failed else 0
+        return used + self._options.attempts
+
+    def _left(self) -> list[list[Point]]:
+        """Return the points that have no result, those side by side that run so, and first those tried least.
+
+        So one that takes the process down with it, again and again, does not keep the others from being run.
+        """
+        points = {point.variant.name: point for point in self.points()}
+        groups = [[points[variant.name] for variant in group] for group in self._together]
+        left = [[point for point in group if self._is_left(point)] for group in groups]
+        return sorted(filter(None, left), key=lambda group: max(len(point.attempts) for point in group))
+
+    def _is_left(self, point: Point) -> bool:
+        name = point.variant.name
+        if point.state.is_result or name in self._refused or self._starts[name] >= self._options.attempts:
+            return False
+        return point.state is not State.FAILED or len(point.failures) < self._allowed[name]
+
+    def _run(self, group: Sequence[Point]) -> None:
+        """Run points side by side, and say what came of them."""
+        for point in group:
+            if point.last is not None:
+                set_aside(self._folder, point)
+        variants = [point.variant for point in group]
+        self._starts.update(variant.name for variant in variants)
+        number = 1 + min(self._variants.index(variant) for variant in variants)
+        conductor = Conductor(
+            self._campaign, self._build, self._console, self._options.quiet, f"{number}/{len(self._variants)}"
+        )
+        interleaving = ("step" if len(group) > 1 else "run") if len(self._variants) > 1 else None
+        try:
+            conductor.run_point(variants, interleaving=interleaving)
+        except (HarnessError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # a bug in one point must not cost the others
+            traceback.print_exc()
+            conductor.failures += [
+                (variant.name, RunStopped(f"{type(error).__name__}: {error}")) for variant in variants
+            ]
+        self._record(variants, conductor.failures)
+        self._say_points(variants)
+
+    def _record(self, variants: Sequence[Variant], failures: Sequence[tuple[str, HarnessError]]) -> None:
+        """Remember what the user has to mend, and write down what failed before it had a folder."""
+        for variant in variants:
+            errors = [error for name, error in failures if name == variant.name]
+            if any(isinstance(error, UserError) for error in errors):
+                self._refused.add(variant.name)
+            if read_point(self._folder, variant).state is State.NEW:
+                error = errors[0] if errors else RunStopped("an arm beside it could not start")
+                self._campaign.record_failure(variant, error)
+
+    def _say_start(self) -> None:
+        points = self.points()
+        self._say(f"{len(points)} points: {standing(points)}; results: {self._folder}")
+        made_with = {point.manifest.commit for point in points if point.state.is_result and point.manifest}
+        if made_with - {code_state().commit}:
+            self._say("the code has changed since the finished points were run: --fresh runs all of them again")
+
+    def _say_points(self, variants: Sequence[Variant]) -> None:
+        points = self.points()
+        left_s = seconds_left(points)
+        for number, point in enumerate(points, start=1):
+            if point.variant in variants:
+                self._say(point_line(point, number, len(points), left_s))
+
+
+def _side_by_side(scenario: Scenario, variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Return the variants in groups that run side by side: one each, so that each is finished by itself.
+
+    Arms take turns by step only where the scenario says so; then an interruption costs all arms of a point.
+    """
+    if scenario.interleaving != "step":
+        return _in_turn([[variant] for variant in variants])
+    grouped = itertools.groupby(variants, lambda variant: (variant.block, variant.point))
+    return _in_turn([list(group) for _, group in grouped])
+
+
+def _in_turn(groups: Sequence[list[Variant]]) -> list[list[Variant]]:
+    """Turn the order round in every second block, so that drift of the machine hits the points alike."""
+    blocks = itertools.groupby(groups, lambda group: group[0].block)
+    return [group for block, members in blocks for group in (reversed([*members]) if (block or 0) % 2 else members)]
+
+
+def _speaker(console: Console, quiet: bool) -> Callable[[str], None]:
+    """Return what prints a line as it is, or nothing."""
+    return lambda line: None if quiet else console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _campaign(out: Path, scenario: Scenario, fresh: bool, say: Callable[[str], None]) -> Path:
+    """Return the campaign to go on with, or a new one."""
+    found = None if fresh else find_campaign(out, scenario)
+    if found is not None:
+        return found
+    if not fresh:
+        _say_changes(out, scenario, say)
+    folder = begin_campaign(out, scenario)
+    say(f"a new sweep of {scenario.name} ({scenario_hash(scenario)})")
+    return folder
+
+
+def _say_all_blocks(scenario: Scenario, say: Callable[[str], None]) -> None:
+    if scenario.stop_at_half_width is not None:
+        say(
+            f"stop_at_half_width plays no part in a sweep: all {scenario.blocks} blocks are run. "
+            f"To stop early: python -m harness run {scenario.name}"
+        )
+
+
+def _say_changes(out: Path, scenario: Scenario, say: Callable[[str], None]) -> None:
+    """Say what the scenario says otherwise than in the newest sweep of its name."""
+    found = changes_since_newest(out, scenario)
+    if found is None:
+        return
+    folder, changes = found
+    more = f" and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
+    say(f"the scenario has changed since {folder}, which stays as it is:")
+    for change in changes[:MOST_CHANGES]:
+        say(f"  {plain(change)}")
+    if more:
+        say(f" {more}")
+
+
+def _raise_failed(points: Sequence[Point], folder: Path) -> None:
+    failed = [point for point in points if not point.state.is_result]
+    if not failed:
+        return
+    reasons = [
+        f"  {point.variant.label}, attempts that failed: {len(point.failures)}; {what_came_of_it(point)}"
+        for point in failed
+    ]
+    said = f"{len(failed)} of {len(points)} points failed:\n" + "\n".join(reasons)
+    raise RunStopped(
+        f"{said}\n  the same command tries again, with --retry-failed also what was tried often enough"
+        f"\n  results: {folder}"
+    )

@@ -1,0 +1,346 @@
+"""What the three parts do, as plain synchronous code that opens its own stage spans.
+
+A shell decides where a worker runs: ``inprocess`` puts it on a thread of this process, Ray actors on other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from harness.core.errors import Diverged, UserError
+from harness.core.protocols import Engine, Task, Tokenizer
+from harness.core.trace import Stage, Tracer
+from harness.core.types import (
+    ExampleRollout,
+    GroupData,
+    LogProbProbe,
+    Metric,
+    Metrics,
+    Prompt,
+    Purpose,
+    RolloutGroup,
+    SamplingParams,
+    ScoredBatch,
+    UpdateResult,
+    WeightTicket,
+    WorkItem,
+)
+from harness.learner import TrainerOptions
+from harness.run.weight_sync import WeightLoader, WeightPublisher
+from harness.tasks.scoring import GroupRewards, RewardFailed
+from harness.transports.protocol import WeightReceiver, WeightSender
+
+TokenIds = npt.NDArray[np.int64]
+LogProbs = npt.NDArray[np.float32]
+ProbeRow = tuple[TokenIds, TokenIds]
+"""Token ids of a prompt and of what follows it."""
+PROBE_ROWS = 4
+"""Rollouts by whose tokens a weight sync is proven."""
+PROBE_TOKENS = 16
+"""Tokens of each of them."""
+
+
+class Trainer(Protocol):
+    """What the Learner asks of a trainer; see ``PolicyTrainer``."""
+
+    options: TrainerOptions
+
+    def prepare(self, groups: Sequence[RolloutGroup]) -> Any: ...
+
+    def compute_old_log_probs(self, batch: Any) -> None: ...
+
+    def compute_reference_log_probs(self, batch: Any) -> None: ...
+
+    def train(self, step: int, batch: Any) -> Metrics: ...
+
+    def weights(self) -> Mapping[str, torch.Tensor]: ...
+
+
+class ScoringTrainer(Trainer, Protocol):
+    """A trainer that can say what its policy thinks of given tokens."""
+
+    def log_probs_of(self, prompts: Sequence[TokenIds], responses: Sequence[TokenIds]) -> list[LogProbs]:
+        """Return the log-probabilities (T,) of each response's tokens behind its prompt, at temperature 1."""
+
+
+def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
+    """Return the start of a few rollouts, each of another prompt, as (prompt, response) of token ids.
+
+    A response's last token is left out, so that an engine has room to go on; where it is the only one, the last one of
+    the prompt stands in.
+    """
+    rows = []
+    for group in groups[:PROBE_ROWS]:
+        prompt, response = group.prompt_token_ids, group.completions[0].token_ids
+        start = response[: min(PROBE_TOKENS, len(response) - 1)]
+        rows.append((prompt, start) if len(start) else (prompt[:-1], prompt[-1:]))
+    return [row for row in rows if len(row[0])]
+
+
+def first_probe_rows(task: Task, tokenizer: Tokenizer) -> list[ProbeRow]:
+    """Return the same before there are rollouts: of prompts the first token, and what follows it."""
+    encoded = [np.asarray(tokenizer.encode(prompt.text), dtype=np.int64) for prompt in task.train_prompts[:PROBE_ROWS]]
+    return [(ids[:1], ids[1 : 1 + PROBE_TOKENS]) for ids in encoded if len(ids) > 1]
+
+
+def prompts_of(task: Task, purpose: Purpose) -> Sequence[Prompt]:
+    """The prompts that a work item's ids index."""
+    return task.validation_prompts if purpose is Purpose.EVALUATE else task.train_prompts
+
+
+class GeneratorWorker:
+    """Samples rollouts from an engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        receiver: WeightReceiver,
+        task: Task,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        tracer: Tracer,
+        lane: str = "generator",
+        mismatch_bound: float | None = None,
+    ) -> None:
+        self.engine, self.task, self.tokenizer = engine, task, tokenizer
+        self.sampling, self.tracer, self.lane = sampling, tracer, lane
+        self.loader = WeightLoader(receiver, engine, tracer, lane, mismatch_bound)
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights loaded last; -1 before."""
+        return self.loader.version
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the run's log: what the transport has set up."""
+        return self.loader.receiver.notes
+
+    def load_weights(self, ticket: WeightTicket, arrived: list[torch.Tensor] | None = None) -> Metrics:
+        """Receive published weights and load them into the engine; see ``WeightLoader.load``."""
+        return self.loader.load(ticket, arrived)
+
+    def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
+        """Sample the item's groups; their data stays opaque to the loop."""
+        stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
+        with self.tracer.span(self.lane, stage, item.step, self.version):
+            prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
+            token_ids = [self.tokenizer.encode(prompt.text) for prompt in prompts]
+            version = self.version  # at the start: new weights may come in the middle
+            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed)
+            data = [
+                GroupData(prompt, np.asarray(ids, dtype=np.int64), completions)
+                for prompt, ids, completions in zip(prompts, token_ids, sampled, strict=True)
+            ]
+            return tuple(_group(item, *parts, version) for parts in zip(item.prompt_ids, data, strict=True))
+
+    def close(self) -> None:
+        """Give back what the receiver and the engine hold."""
+        self.loader.receiver.close()
+        close_engine = getattr(self.engine, "close", None)
+        if close_engine is not None:
+            close_engine()
+
+
+def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> RolloutGroup:
+    """Return the group with its versions: those of its tokens where the engine tells them, else ``version``."""
+    lengths = tuple(len(completion.token_ids) for completion in data.completions)
+    prompt_length = len(data.prompt_token_ids)
+    told = [completion.versions for completion in data.completions if completion.versions is not None]
+    if not told:
+        return RolloutGroup(prompt_id, item.step, version, version, lengths, data, prompt_length=prompt_length)
+    versions = np.concatenate(told)
+    oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())
+    return RolloutGroup(prompt_id, item.step, oldest, newest, lengths, data, None, mean, prompt_length)
+
+
+class ScorerWorker:
+    """Rewards rollouts with the task's reward function, and picks the examples that people will read.
+
+    Args:
+        rewards: rewards the responses of one group.
+        num_examples: rollouts of an evaluation that are kept to be read.
+        tracer: records the stage.
+        lane: name of the lane.
+    """
+
+    def __init__(self, rewards: GroupRewards, num_examples: int, tracer: Tracer, lane: str = "scorer") -> None:
+        self._rewards, self.num_examples, self.tracer, self.lane = rewards, num_examples, tracer, lane
+
+    def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
+        """Return the groups with their rewards, reward metrics, and for an evaluation the first few rollouts.
+
+        A group whose reward function fails or runs out of time is left out and counted.
+        """
+        evaluating = item.purpose is Purpose.EVALUATE
+        with self.tracer.span(
+            self.lane, Stage.EVALUATE if evaluating else Stage.SCORE, item.step, groups[0].min_version
+        ):
+            scored: list[RolloutGroup] = []
+            flat: list[dict[str, float]] = []
+            failures: list[str] = []
+            for group in groups:
+                try:
+                    rewards = self._of_group(group.data)
+                except RewardFailed as error:
+                    failures.append(f"prompt {group.prompt_id}: {error}")
+                    continue
+                flat += rewards
+                scored.append(replace(group, rewards=tuple(reward["reward"] for reward in rewards)))
+            examples = tuple(_example(group) for group in scored[: self.num_examples]) if evaluating else ()
+            metrics = _reward_metrics(flat, scored, evaluating) if scored else {}
+            failure = failures[0] if failures else None
+            return ScoredBatch(item, tuple(scored), metrics, examples, len(failures), failure)
+
+    def _of_group(self, data: GroupData) -> list[dict[str, float]]:
+        return self._rewards([completion.text for completion in data.completions], data.prompt.ground_truth)
+
+    def close(self) -> None:
+        """End what the rewards run in."""
+        self._rewards.close()
+
+
+def _example(group: RolloutGroup) -> ExampleRollout:
+    data: GroupData = group.data
+    completion = data.completions[0]
+    assert group.rewards is not None
+    return ExampleRollout(
+        data.prompt.text,
+        completion.text,
+        data.prompt.ground_truth,
+        group.rewards[0],
+        len(completion.token_ids),
+        completion.finish_reason,
+        group.max_version,
+    )
+
+
+def _reward_metrics(rewards: list[dict[str, float]], groups: Sequence[RolloutGroup], evaluating: bool) -> Metrics:
+    count = len(rewards)
+    mean = {key: sum(reward[key] for reward in rewards) / count for key in rewards[0]}
+    lengths = [length for group in groups for length in group.lengths]
+    truncated = sum(c.finish_reason == "length" for group in groups for c in group.data.completions)
+    prefix = "validation/" if evaluating else ""
+    names = {"reward": "reward" if evaluating else "reward/total"}
+    names |= {f"{part}_reward": f"{part}_reward" if evaluating else f"reward/{part}" for part in ("format", "answer")}
+    metrics = {prefix + names[key]: Metric(value, count=count) for key, value in mean.items() if key in names}
+    metrics[f"{prefix}response_length"] = Metric(sum(lengths) / count, count=count)
+    metrics[f"{prefix}truncated_fraction"] = Metric(truncated / count, count=count)
+    return metrics
+
+
+class LearnerWorker:
+    """Trains the policy, publishes its weights and saves it.
+
+    Args:
+        trainer: owns the policy.
+        sender: takes the weights.
+        tracer: records the stages.
+        verify: give each ticket the checksum of what was published.
+        save: writes the policy into a folder; None saves nothing.
+        lane: name of the lane.
+        first_probe: prompts and what follows them, by whose tokens the engines prove at version 0 that they hold these
+            weights; later the tokens are of the rollouts trained on last. None: nothing is to be proven.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        sender: WeightSender,
+        tracer: Tracer,
+        verify: bool = False,
+        save: Callable[[Path], None] | None = None,
+        lane: str = "learner",
+        first_probe: Sequence[ProbeRow] | None = None,
+    ) -> None:
+        self.trainer, self.tracer, self.save, self.lane = trainer, tracer, save, lane
+        self.publisher = WeightPublisher(sender, tracer, verify, lane)
+        self._probe_rows = first_probe
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        """Train on one rollout batch; the version becomes ``step + 1``."""
+        with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
+            batch = self.trainer.prepare(groups)
+        if self.trainer.options.needs_old_log_probs:
+            with self.tracer.span(self.lane, Stage.OLD_LOGPROBS, step, step):
+                self.trainer.compute_old_log_probs(batch)
+        if self.trainer.options.needs_reference:
+            with self.tracer.span(self.lane, Stage.REFERENCE_LOGPROBS, step, step):
+                self.trainer.compute_reference_log_probs(batch)
+        with self.tracer.span(self.lane, Stage.UPDATE, step, step):
+            metrics = self.trainer.train(step, batch)
+        if self._probe_rows is not None:
+            self._probe_rows = probe_rows([group.data for group in groups]) or self._probe_rows
+        return UpdateResult(step + 1, self.trainer.options.optimizer_steps_per_batch, metrics)
+
+    def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+        """Make the current weights available; see ``protocols.Learner``.
+
+        Raises:
+            Diverged: the policy's log-probabilities of the probe are not finite.
+        """
+        ticket = self.publisher.publish(self.trainer.weights(), version, still_needed)
+        if not self._probe_rows:
+            return ticket
+        with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
+            prompts, responses = zip(*self._probe_rows, strict=True)
+            log_probs = cast(ScoringTrainer, self.trainer).log_probs_of(prompts, responses)
+            if not all(np.isfinite(row_T).all() for row_T in log_probs):
+                made_by = max(0, version - 1)  # the step whose update made these weights
+                raise Diverged(f"the Learner's log-probabilities at policy version {version} are not finite", made_by)
+            return replace(ticket, probe=LogProbProbe(prompts, responses, tuple(log_probs)))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the run's log: what the transport has set up."""
+        return self.publisher.sender.notes
+
+    def outgoing(self, version: int) -> list[torch.Tensor]:
+        """Return published tensors, for transports that send them along with a call."""
+        return self.publisher.sender.outgoing(version)
+
+    def checkpoint(self, version: int, folder: Path | None) -> None:
+        """Save the policy into the folder, if it is to be saved."""
+        if self.save is not None and folder is not None:
+            with self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
+                self.save(folder)
+
+    def close(self) -> None:
+        """Give back what the sender holds."""
+        self.publisher.sender.close()
+
+
+def check_prompts_fit(
+    task: Task, tokenizer: Tokenizer, max_tokens: int, context: int | None, whose: str = "the model's context"
+) -> None:
+    """Refuse a task whose longest prompt and response do not fit the context.
+
+    Args:
+        task, tokenizer: its prompts are encoded.
+        max_tokens: of a response.
+        context: most tokens of both; None: not known.
+        whose: what sets that bound.
+
+    Raises:
+        UserError: with the prompt's number and all the lengths.
+    """
+    if context is None:
+        return
+    raised = "" if whose.startswith("the model") else f", or raise {whose}"
+    for purpose in Purpose:
+        for number, prompt in enumerate(prompts_of(task, purpose)):
+            length = len(tokenizer.encode(prompt.text))
+            if length + max_tokens > context:
+                room = max(1, context - length)
+                raise UserError(
+                    f"{purpose} prompt {number} has {length} tokens; with {max_tokens} response tokens that is "
+                    f"{length + max_tokens}, more than {whose} of {context}",
+                    fix=f"lower sampling.max_tokens to {room} or less, or shorten the prompt{raised}",
+                )

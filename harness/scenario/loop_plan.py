@@ -1,0 +1,71 @@
+"""What the loop is told, from a scenario, and who takes part in a run. Light: a simulation starts with it too."""
+
+from __future__ import annotations
+
+from harness.loop import LoopPlan
+from harness.loop.prompt_schedule import prompt_schedule
+from harness.loop.replay import ReplayOptions
+from harness.scenario import PartSettings, Scenario
+
+
+def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPlan:
+    """Return what the loop is to do.
+
+    Args:
+        scenario: the resolved scenario.
+        num_train: training prompts of the task.
+        num_validation: validation prompts of the task; at most ``evaluation.prompts`` of them are used.
+    """
+    return LoopPlan(
+        scenario.steps,
+        scenario.group_size,
+        scenario.max_lag,
+        scenario.evaluation.every,
+        prompt_schedule(num_train, scenario.prompts_per_batch, scenario.seed),
+        tuple(range(min(num_validation, scenario.evaluation.prompts))),
+        scenario.seed,
+        scenario.lag_control,
+        replay_options(scenario),
+    )
+
+
+def replay_options(scenario: Scenario) -> ReplayOptions | None:
+    """Return the replay buffer's options; None for a run without one."""
+    replay = scenario.replay
+    if replay.capacity == 0:
+        return None
+    return ReplayOptions(
+        replay.capacity, scenario.replay_max_age, replay.sampling, scenario.replay_sample_groups, replay.max_uses
+    )
+
+
+def lanes_of(kind: str, scenario: Scenario) -> list[str]:
+    """Return the lane names of the Generators or Scorers: ``generator``, or ``generator0``, ``generator1`` ..."""
+    count = {"generator": scenario.placement.generator.count, "scorer": scenario.placement.scorer.count}[kind]
+    return numbered_lanes(kind, count)
+
+
+def all_lanes(scenario: Scenario) -> tuple[str, ...]:
+    """Return the names of all lanes of a run."""
+    return (*lanes_of("generator", scenario), *lanes_of("scorer", scenario), "learner")
+
+
+def numbered_lanes(kind: str, count: int) -> list[str]:
+    """Return the lane names of so many equal parts."""
+    return [kind] if count == 1 else [f"{kind}{index}" for index in range(count)]
+
+
+def on_one_thread(scenario: Scenario) -> bool:
+    """Return whether all parts take turns on one thread of one process; see ``harness.run.inprocess``."""
+    return scenario.placement.colocated and not scenario.uses_ray
+
+
+def threads_on(cores: int, scenario: Scenario, part: PartSettings) -> int:
+    """Return the CPU threads of a part on a machine with so many cores.
+
+    As asked for, else the CPUs of its actor, else its share of the cores.
+    """
+    asked = part.threads or scenario.model.threads
+    if asked or scenario.uses_ray:
+        return asked or max(1, int(part.cpus))
+    return cores if scenario.placement.colocated else max(1, cores // 2)

@@ -1,0 +1,250 @@
+"""From recorded runs to a machine profile."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.results import Run
+from harness.simulate.calibrate.contention import fit_contention
+from harness.simulate.calibrate.least_squares import Fit, active_terms, fit_costs
+from harness.simulate.calibrate.lengths import recorded_lengths
+from harness.simulate.calibrate.observations import Observation, observe, observe_sweep, run_label
+from harness.simulate.calibrate.run_effects import run_correlation
+from harness.simulate.calibrate.sources import FEWEST_STEPS, check_runs, model_of
+from harness.simulate.calibrate.syncs import costs_of_other_transports
+from harness.simulate.calibrate.terms import COST_MODELS, CostModel
+from harness.simulate.machine import Correction, Device, MachineProfile, StageCost
+from harness.simulate.machines import rounded
+
+FEWEST_SPANS = 6
+"""A stage with fewer spans gets no cost."""
+UNSEEN_LOG_SD = 0.15
+"""Spread assumed for a model that was not measured, where fewer than three were: leaving one out says little then."""
+SLACK = 1.25
+"""A cost holds by as much beyond the smallest and largest units that were fitted."""
+LEAST_UNSEEN_LOG_SD = 0.08
+"""The terms were chosen to predict models that are left out, so what leaving them out shows is too little."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile and the spans that it was fitted to."""
+
+    profile: MachineProfile
+    observations: tuple[Observation, ...]
+
+
+def fit(
+    runs: Sequence[Run], name: str, *, exclude_models: Collection[str] = (), description: str = ""
+) -> MachineProfile:
+    """Fit a machine profile to recorded runs: training runs, and transport sweeps for further transports.
+
+    Args:
+        runs: of one machine and one set of versions.
+        name: of the profile.
+        exclude_models: models whose runs are left out.
+        description: of the machine, in a line.
+
+    Raises:
+        UserError: there is no run left, or they are not of one machine and version, or they cannot be used.
+    """
+    return calibration(runs, name, exclude_models=exclude_models, description=description).profile
+
+
+def calibration(
+    runs: Sequence[Run], name: str, *, exclude_models: Collection[str] = (), description: str = ""
+) -> Calibration:
+    """Return the profile with the observations behind it; see ``fit``."""
+    training, sweeps = check_runs(runs, exclude_models)
+    found = tuple(item for run in training for item in observe(run))
+    syncs = [item for run in sweeps for item in observe_sweep(run)]
+    stages = fit_stages(found)
+    others, notes = costs_of_other_transports(syncs, found, stages)
+    stages += others
+    facts = training[0].manifest.machine
+    cores = int(facts.get("cores") or 1)
+    contention, said = fit_contention(found, stages, cores)
+    profile = MachineProfile(
+        name=name,
+        description=description or _description(facts),
+        origin="measured",
+        made=max(run.manifest.started_at for run in training)[:10],
+        device=Device(
+            name=str(facts.get("cpu") or "unknown"),
+            fingerprint=facts.get("fingerprint"),
+            gpus=len(facts.get("gpus") or ()),
+            memory_gib=float(facts["memory_gib"]) if facts.get("memory_gib") else None,
+        ),
+        versions=_versions(training),
+        sources=tuple(sorted(run_label(run) for run in (*training, *sweeps))),
+        notes=(*_left_out(exclude_models), *_unused(runs, (*training, *sweeps), exclude_models), *notes, *said),
+        run_correlation=rounded(run_correlation(found, stages)),
+        contention=contention,
+        stages=tuple(stages),
+        lengths=tuple(recorded_lengths(training)),
+    )
+    return Calibration(profile, found)
+
+
+def fit_stages(observations: Iterable[Observation]) -> list[StageCost]:
+    """Fit every stage under every circumstance that has enough spans in which nobody else worked."""
+    alone = [item for item in observations if item.is_alone]
+    costs = []
+    for model in COST_MODELS:
+        only = dict(model.only).items()
+        of_stage = [item for item in alone if item.stage in model.stages and only <= item.where.items()]
+        for where in _circumstances(of_stage, model):
+            spans = [item for item in of_stage if where.items() <= item.where.items()]
+            for cost in _fit_scaled(spans, model, where):
+                costs += [cost.model_copy(update={"stage": stage}) for stage in model.stages]
+    return costs
+
+
+def _fit_scaled(spans: Sequence[Observation], model: CostModel, where: dict[str, str]) -> list[StageCost]:
+    """Fit the spans under the commonest value of ``scaled_by``, and scale that for the others; none for too few."""
+    if model.scaled_by is None:
+        return [fit_stage(spans, model, where)] if len(spans) >= FEWEST_SPANS else []
+    key = model.scaled_by
+    by_value = Counter(item.where[key] for item in spans)
+    (common, count), *others = sorted(by_value.items(), key=lambda pair: (-pair[1], pair[0]))
+    if count < FEWEST_SPANS:
+        return []
+    cost = fit_stage([item for item in spans if item.where[key] == common], model, where | {key: common})
+    costs = [cost]
+    for value, number in others:
+        if number >= FEWEST_SPANS:
+            costs.append(_scaled(cost, [item for item in spans if item.where[key] == value], where | {key: value}))
+    return costs
+
+
+def _scaled(cost: StageCost, spans: Sequence[Observation], where: Mapping[str, str]) -> StageCost:
+    """Return a cost times what these spans are of it, as a mean over their runs."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for item in spans:
+        ratios[item.run].append(item.seconds / cost.seconds_of(item.units, item.model))
+    factor = float(np.mean([np.mean(each) for each in ratios.values()]))
+    return cost.model_copy(
+        update={
+            "where": dict(where),
+            "seconds": {term: rounded(factor * seconds) for term, seconds in cost.seconds.items()},
+            "covariance": tuple(tuple(rounded(factor**2 * value) for value in row) for row in cost.covariance),
+            "ranges": {term: _range(spans, term) for term in cost.ranges},
+            "spans": len(spans),
+        }
+    )
+
+
+def fit_stage(spans: Sequence[Observation], model: CostModel, where: Mapping[str, str]) -> StageCost:
+    """Fit one stage under given circumstances.
+
+    Args:
+        spans: of it.
+        model: terms.
+        where: what the spans have in common, by the model's keys.
+    """
+    found = _fit(spans, model.terms)
+    places = active_terms(model.terms, found)
+    corrections, unseen = _corrections(spans, model.terms, found)
+    covariance = found.covariance[np.ix_(places, places)]
+    return StageCost(
+        stage=model.stages[0],
+        where=dict(where),
+        seconds={model.terms[place]: rounded(float(found.seconds[place])) for place in places},
+        covariance=tuple(tuple(rounded(float(value)) for value in row) for row in covariance),
+        models=corrections,
+        unseen_log_sd=rounded(unseen),
+        step_log_sd=rounded(math.log1p(found.step_sd)),
+        step_correlation=rounded(found.step_correlation),
+        run_log_sd=rounded(math.log1p(found.run_sd)),
+        ranges={term: _range(spans, term) for term in model.terms},
+        spans=len(spans),
+    )
+
+
+def _fit(spans: Sequence[Observation], terms: Sequence[str]) -> Fit:
+    runs = {label: number for number, label in enumerate(dict.fromkeys(item.run for item in spans))}
+    units = np.array([[item.units.get(term, 0.0) for term in terms] for item in spans], dtype=np.float64)
+    seconds = np.array([item.seconds for item in spans])
+    return fit_costs(units, seconds, np.array([runs[item.run] for item in spans], dtype=np.int64))
+
+
+def _corrections(spans: Sequence[Observation], terms: Sequence[str], found: Fit) -> tuple[dict[str, Correction], float]:
+    """Return a factor for each model, drawn towards 1 by how little is known of it, and the spread for an unseen one.
+
+    A model's mean relative error has the variance run^2 / runs + step^2 / spans. How much models really differ is the
+    variance of these means beyond that (DerSimonian and Laird 1986, in its simplest form).
+    """
+    names = list(dict.fromkeys(item.model for item in spans))
+    if len(names) < 2:
+        return {name: Correction() for name in names if name}, UNSEEN_LOG_SD
+    means, variances = [], []
+    for name in names:
+        errors = np.array([found.residuals[place] for place, item in enumerate(spans) if item.model == name])
+        runs = len({item.run for item in spans if item.model == name})
+        means.append(float(np.mean(np.clip(errors, -0.5, 1.0))))
+        variances.append(found.run_sd**2 / runs + found.step_sd**2 / len(errors))
+    between = max(0.0, float(np.mean([mean**2 - variance for mean, variance in zip(means, variances, strict=True)])))
+    corrections = {}
+    for name, mean, variance in zip(names, means, variances, strict=True):
+        kept = between / (between + variance) if between > 0 else 0.0
+        log_sd = math.sqrt(kept * variance)
+        corrections[name] = Correction(factor=rounded(1 + kept * mean), log_sd=rounded(log_sd))
+    return corrections, _unseen(spans, terms, names)
+
+
+def _unseen(spans: Sequence[Observation], terms: Sequence[str], names: Sequence[str]) -> float:
+    """Return by how much the fit misses a model that is left out of it, as a root mean square over the models."""
+    if len(names) < 3:
+        return UNSEEN_LOG_SD
+    errors = []
+    for name in names:
+        others = [item for item in spans if item.model != name]
+        seconds = dict(zip(terms, _fit(others, terms).seconds.tolist(), strict=True))
+        ratios = [
+            item.seconds / predicted
+            for item in spans
+            if item.model == name and (predicted := _total(seconds, item.units)) > 0
+        ]
+        errors.append(math.log(float(np.mean(ratios))) if ratios else UNSEEN_LOG_SD)
+    return max(LEAST_UNSEEN_LOG_SD, math.sqrt(float(np.mean(np.square(errors)))))
+
+
+def _total(seconds: Mapping[str, float], units: Mapping[str, float]) -> float:
+    return sum(each * units.get(term, 0.0) for term, each in seconds.items())
+
+
+def _circumstances(spans: Sequence[Observation], model: CostModel) -> list[dict[str, str]]:
+    """Return what the spans' circumstances are, by the keys that make costs of their own."""
+    found = {tuple((key, item.where[key]) for key in model.where): None for item in spans}
+    return [dict(where) for where in sorted(found)]
+
+
+def _range(spans: Sequence[Observation], term: str) -> tuple[float, float]:
+    units = [item.units.get(term, 0.0) for item in spans]
+    return rounded(min(units) / SLACK), rounded(max(units) * SLACK)
+
+
+def _versions(runs: Sequence[Run]) -> dict[str, str]:
+    return {name: version for name, version in runs[0].manifest.versions.items() if version is not None}
+
+
+def _description(facts: Mapping[str, object]) -> str:
+    cores = facts.get("cores")
+    return f"{facts.get('cpu') or 'a machine'} with {cores} core{'s' if cores != 1 else ''}, measured"
+
+
+def _left_out(models: Collection[str]) -> list[str]:
+    return [f"runs of the model {name} were left out of the fit" for name in sorted(models)]
+
+
+def _unused(runs: Sequence[Run], used: Sequence[Run], models: Collection[str]) -> list[str]:
+    """Say how many runs could not be used, other than those of models that were left out on purpose."""
+    folders = {run.folder for run in used}
+    count = sum(run.folder not in folders and model_of(run) not in models for run in runs)
+    why = f"not completed, or fewer than {FEWEST_STEPS} training steps beyond warm-up"
+    return [f"{count} of {len(runs)} runs could not be used: {why}"] if count else []

@@ -1,0 +1,282 @@
+"""What a machine profile says of a run that nobody has made: central values with 90% intervals.
+
+A scenario is simulated several times, each time in another world that the profile leaves possible: other coefficients
+within their uncertainty, another run effect, other noise, other lengths. The value is the median over these draws. The
+interval runs between order statistics: of n draws and one true run, all alike, each place in their order is equally
+likely for the true one, so that it lies between the k-th and the (n + 1 - k)-th draw with probability
+(n + 1 - 2k) / (n + 1), whatever the distribution (Wilks 1941, Annals of Mathematical Statistics 12). With k = 0.05 (n +
+1), that is 90%: 19 draws are the fewest, and then the interval is their range. Of fewer draws Student's t makes one,
+mean +- t_(n-1) s sqrt(1 + 1/n), which is exact for normal draws alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, median, stdev
+from typing import TypeVar
+
+from harness.compare.stats.intervals import t_quantile
+from harness.core.seeds import derive_seed
+from harness.core.trace import Span
+from harness.loop import SilentObserver, StepFacts
+from harness.loop.ledger import count
+from harness.results import StepRow, lane_seconds
+from harness.results.step_metrics import WARMUP_FLOOR, trained_lags
+from harness.scenario import Scenario
+from harness.simulate.circumstances import model_name
+from harness.simulate.lengths import length_source
+from harness.simulate.machine import MachineProfile, Origin
+from harness.simulate.measures import WASTE, Measures, measures_of
+from harness.simulate.noise import Draw
+from harness.simulate.paired import PairedLengths
+from harness.simulate.simulation import simulate_run
+
+K = TypeVar("K")
+
+COVERAGE = 0.9
+FEWEST_DRAWS = 19
+"""From here on there are order statistics that cover ``COVERAGE``."""
+DRAWS = 39
+"""The interval then leaves out the lowest and the highest draw. From seed to seed each end moves by about a tenth of
+its width: sqrt(0.05 x 0.95 / 39) / 0.103 = 0.34 standard deviations of 3.29, for normal draws."""
+
+
+_OUTSIDE = re.compile(r": (?P<units>[\d.]+(?:e[+-]\d+)?) units of .* are (?P<side>more|fewer) than")
+"""How ``harness.simulate.costing`` says which units left the range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A predicted figure: its median over the draws, and between which ends it lies with 90%."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is predicted of a scenario on a machine; what each figure means is told in ``Measures``.
+
+    Attributes:
+        machine: name of the profile.
+        origin: whether the profile was measured.
+        draws: how many worlds were simulated.
+        extrapolating: sentences that say which input left which range of the profile; empty inside.
+        each: the measures of each draw, in order.
+    """
+
+    machine: str
+    origin: Origin
+    draws: int
+    step_s: Estimate
+    stages_s: Mapping[str, Estimate]
+    throughput: Estimate
+    idle: Mapping[str, Estimate]
+    lags: Mapping[int, Estimate]
+    waste: Mapping[str, Estimate]
+    sync_s: Estimate | None
+    extrapolating: tuple[str, ...] = ()
+    each: tuple[Measures, ...] = field(default=(), repr=False)
+
+
+def forecast(
+    scenario: Scenario,
+    machine: MachineProfile,
+    draws: int = DRAWS,
+    seed: int = 0,
+    *,
+    allow: Collection[str] = (),
+    paired: bool = False,
+) -> Forecast:
+    """Predict a run.
+
+    Args:
+        scenario: one run: no arms, no sweep.
+        machine: the profile.
+        draws: how many possible worlds; from ``FEWEST_DRAWS`` on the intervals assume no distribution.
+        seed: of the draws. Equal seeds give equal draws to different scenarios, so that they compare pairwise.
+        allow: circumstances in which the profile may differ from the scenario; see ``world.build_world``.
+        paired: give scenarios with more and fewer Generators the same lengths; see ``harness.simulate.paired``.
+
+    Raises:
+        UserError: the profile does not know a stage that the scenario needs.
+        ValueError: there is less than one draw.
+    """
+    if draws < 1:
+        raise ValueError(f"draws is {draws}, must be at least 1")
+    found = [predicted(scenario, machine, Draw(number, seed), allow, paired) for number in range(1, draws + 1)]
+    extrapolating = farthest(sentence for _, said in found for sentence in said)
+    return summed_up(machine, [measures for measures, _ in found], extrapolating)
+
+
+def predicted(
+    scenario: Scenario,
+    machine: MachineProfile,
+    draw: Draw | None,
+    allow: Collection[str] = (),
+    paired: bool = False,
+) -> tuple[Measures, tuple[str, ...]]:
+    """Simulate one world; return its measures and what was extrapolated. See ``forecast`` for the arguments.
+
+    Raises:
+        UserError: the profile does not know a stage that the scenario needs.
+    """
+    watch = StepWatch()
+    own = scenario if draw is None else _with_own_lengths(scenario, draw, paired)
+    lengths = None
+    if paired:
+        lengths = PairedLengths(length_source(own, machine, model_name(own), allow=allow), own)
+    run = simulate_run(own, machine, draw=draw, observer=watch, allow=allow, lengths=lengths)
+    evicted = watch.evicted_unused * scenario.group_size
+    measures = measures_of(watch.rows(run.spans), run.spans, run.seconds, run.ledger, evicted)
+    return measures, tuple(run.extrapolating)
+
+
+def farthest(sentences: Iterable[str]) -> tuple[str, ...]:
+    """Return each extrapolation once, that of the draw which left the range by most."""
+    kept: dict[str, tuple[float, str]] = {}
+    for sentence in sentences:
+        found = _OUTSIDE.search(sentence)
+        how_far = 0.0 if found is None else float(found["units"]) * (1 if found["side"] == "more" else -1)
+        key = sentence if found is None else sentence[: found.start()] + sentence[found.end("units") :]
+        if key not in kept or how_far > kept[key][0]:
+            kept[key] = how_far, sentence
+    return tuple(sentence for _, sentence in kept.values())
+
+
+def _with_own_lengths(scenario: Scenario, draw: Draw, paired: bool) -> Scenario:
+    """Give each draw other lengths, by its seed; those that the scenario pins are known from its own and stay."""
+    if scenario.sampling.pinned_lengths is not None and not paired:
+        return scenario
+    seed = derive_seed(scenario.seed, "lengths", draw.seed, draw.number) % 2**32
+    return scenario.model_copy(update={"seed": seed})
+
+
+def summed_up(machine: MachineProfile, each: Sequence[Measures], extrapolating: tuple[str, ...]) -> Forecast:
+    """Make a forecast of the measures of several draws."""
+    syncs = [measures.sync_s for measures in each if measures.sync_s is not None]
+    return Forecast(
+        machine=machine.name,
+        origin=machine.origin,
+        draws=len(each),
+        step_s=estimate([measures.step_s for measures in each]),
+        stages_s=_estimates([measures.stages_s for measures in each]),
+        throughput=estimate([measures.throughput for measures in each]),
+        idle=_estimates([measures.idle for measures in each]),
+        lags=dict(sorted(_estimates([measures.lags for measures in each]).items())),
+        waste={name: estimate([measures.waste.get(name, 0.0) for measures in each]) for name in WASTE},
+        sync_s=estimate(syncs) if syncs else None,
+        extrapolating=extrapolating,
+        each=tuple(each),
+    )
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the median of the draws, and between which ends another one lies with 90%; see the top of this file.
+
+    An end that falls between two order statistics is interpolated. One draw has no interval: both ends are its value.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("there are no draws to estimate from")
+    ordered = sorted(values)
+    if len(ordered) < FEWEST_DRAWS:
+        return _of_few(ordered)
+    place = (1 - COVERAGE) / 2 * (len(ordered) + 1)
+    low, high = _at(ordered, place), _at(ordered, len(ordered) + 1 - place)
+    return Estimate(median(ordered), low, high)
+
+
+def _of_few(values: Sequence[float]) -> Estimate:
+    """Return Student's interval for one more draw; no figure here is below 0."""
+    if min(values) == max(values):
+        return Estimate(values[0], values[0], values[0])
+    count, mean = len(values), fmean(values)
+    reach = t_quantile((1 + COVERAGE) / 2, count - 1) * stdev(values) * math.sqrt(1 + 1 / count)
+    return Estimate(median(values), max(0.0, mean - reach), mean + reach)
+
+
+def _at(ordered: Sequence[float], place: float) -> float:
+    """Return the order statistic at a place, the lowest one being 1."""
+    place = min(max(round(place, 9), 1.0), float(len(ordered)))  # 0.05 x 20 is to be 1
+    below = int(place)
+    above = min(below + 1, len(ordered))
+    return ordered[below - 1] + (place - below) * (ordered[above - 1] - ordered[below - 1])
+
+
+def _estimates(each: Sequence[Mapping[K, float]]) -> dict[K, Estimate]:
+    keys = dict.fromkeys(key for figures in each for key in figures)
+    return {key: estimate([figures.get(key, 0.0) for figures in each]) for key in keys}
+
+
+class StepWatch(SilentObserver):
+    """Hears of the training steps of a run on a virtual clock, and makes the rows that figures are taken of.
+
+    Attributes:
+        evicted_unused: groups that left the replay buffer without ever being taken.
+    """
+
+    def __init__(self) -> None:
+        self.evicted_unused = 0
+        self._steps: list[tuple[float, StepFacts]] = []
+
+    def on_step(self, facts: StepFacts) -> None:
+        """See ``Observer``."""
+        self._steps.append((asyncio.get_running_loop().time(), facts))
+        if facts.replay is not None:
+            self.evicted_unused = facts.replay[0].evicted_unused
+
+    def rows(self, spans: Iterable[Span]) -> list[StepRow]:
+        """Return a row for each step, as a recorder would have made it; a span belongs to the step in which it ends."""
+        ends = [round(seconds * 1e9) for seconds, _ in self._steps]
+        windows = _windows(spans, ends)
+        starts = [0.0, *(seconds for seconds, _ in self._steps)]
+        return [
+            _row(facts, end - start, end, own)
+            for (start, end), (_, facts), own in zip(pairwise(starts), self._steps, windows, strict=True)
+        ]
+
+
+def _windows(spans: Iterable[Span], ends: Sequence[int]) -> list[list[Span]]:
+    """Sort spans into the windows that end at these nanoseconds; what ends later is left out."""
+    windows: list[list[Span]] = [[] for _ in ends]
+    place = 0
+    for span in sorted(spans, key=_end):
+        while place < len(ends) and span.end_ns > ends[place]:
+            place += 1
+        if place == len(ends):
+            break
+        windows[place].append(span)
+    return windows
+
+
+def _end(span: Span) -> int:
+    return span.end_ns
+
+
+def _row(facts: StepFacts, wall_s: float, elapsed_s: float, spans: list[Span]) -> StepRow:
+    lanes = lane_seconds(spans)
+    stages: dict[str, float] = {}
+    for own in lanes.values():
+        for stage, seconds in own.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
+    return StepRow(
+        step=facts.step,
+        version=facts.result.version,
+        wall_s=wall_s,
+        elapsed_s=elapsed_s,
+        optimizer_steps=facts.result.optimizer_steps,
+        lanes=lanes,
+        stages_s=stages,
+        metrics={"response_tokens": {"sum": count(facts.fresh).tokens, "count": 1}},
+        lags=trained_lags(facts),
+        warmup=facts.step < WARMUP_FLOOR,
+    )

@@ -1,0 +1,177 @@
+"""What the simulator knows of a machine: the cost of every stage, its uncertainty, and the range in which it holds.
+
+A machine profile is a YAML file in ``profiles/machines/``, written by ``python -m harness calibrate`` or, for machines
+that nobody here has, made from data sheets and tagged as such.
+
+Seconds of a stage = (sum over its terms of coefficient x units) x (factor of the model, where it was measured). What a
+term counts is said in ``harness.simulate.terms``, when a cost holds in ``harness.simulate.circumstances``.
+
+These seconds are means. A spread s of logarithms is that of a factor with the mean 1, exp(s z - s^2 / 2) with z
+standard normal, so that drawing it changes no mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.scenario.sections import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
+
+Origin = Literal["measured", "datasheet"]
+
+
+class Correction(Section):
+    """How a model that was measured differs from what the terms say of its size.
+
+    Attributes:
+        factor: on the seconds.
+        log_sd: standard error of the factor's logarithm.
+    """
+
+    factor: Positive = 1.0
+    log_sd: NotNegative = 0.0
+
+
+class StageCost(Section):
+    """The cost of one stage under given circumstances.
+
+    Attributes:
+        stage: a stage's name; ``call`` is a call to a part, one way, ``record`` the harness's own bookkeeping after a
+            training step. A Generator evaluates at the cost of ``generate``, a Scorer at that of ``score``.
+        where: circumstances that must agree; see ``harness.simulate.circumstances``. One that is not named may be any.
+        seconds: of one unit of each term.
+        covariance: of these coefficients, in their order; empty where they are not measured.
+        models: corrections by model name.
+        unseen_log_sd: spread of the corrections over models: what a model that is not among them may be off by.
+        step_log_sd: spread of the logarithm of single spans around the prediction, within a run.
+        step_correlation: of that between one training step and the next, 0 to 1.
+        run_log_sd: spread from run to run, the same for all spans of a run.
+        ranges: smallest and largest units of each term for which the cost holds: those that were fitted, and a quarter
+            beyond.
+        spans: fitted.
+    """
+
+    stage: NonEmptyText
+    where: dict[str, str] = Field(default_factory=dict)
+    seconds: dict[str, NotNegative]
+    covariance: tuple[tuple[float, ...], ...] = ()
+    models: dict[str, Correction] = Field(default_factory=dict)
+    unseen_log_sd: NotNegative = 0.0
+    step_log_sd: NotNegative = 0.0
+    step_correlation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    run_log_sd: NotNegative = 0.0
+    ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    spans: AtLeast0 = 0
+
+    def holds_under(self, circumstances: Mapping[str, str]) -> bool:
+        """Whether every circumstance that the cost names is as it says."""
+        return all(circumstances.get(key) == value for key, value in self.where.items())
+
+    def seconds_of(self, units: Mapping[str, float], model: str = "") -> float:
+        """Return the mean seconds of so many units, for a model by its name; terms without a cost are free."""
+        factor = self.models[model].factor if model in self.models else 1.0
+        return factor * sum(seconds * units.get(term, 0.0) for term, seconds in self.seconds.items())
+
+
+class Contention(Section):
+    """What parts that work at the same time cost each other on shared cores.
+
+    With n others at work, a part runs at 1 / (1 + slowdown x n) of its speed, and where all of them want more threads
+    than there are cores, at cores / threads of that.
+
+    Attributes:
+        cores: of the machine.
+        slowdown: for each other part at work.
+        slowdown_sd: its standard error.
+    """
+
+    cores: AtLeast1
+    slowdown: NotNegative = 0.0
+    slowdown_sd: NotNegative = 0.0
+
+
+class Lengths(Section):
+    """Tokens of prompts and responses, as sampled.
+
+    Attributes:
+        task, model: of the runs they are from; ``*`` stands for any.
+        purpose: ``train`` or ``evaluate``.
+        cap: ``sampling.max_tokens`` of those runs: a response as long was cut off.
+        prompts: tokens of each group's prompt.
+        groups: tokens of each response, by group.
+        trained: optimizer steps behind the policy that sampled each group, in rising order; empty where not known.
+    """
+
+    task: NonEmptyText
+    model: NonEmptyText
+    purpose: Literal["train", "evaluate"] = "train"
+    cap: AtLeast1
+    prompts: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+    trained: tuple[AtLeast0, ...] = ()
+
+
+class Device(Section):
+    """A machine's processor, as measured facts or as its data sheet has it.
+
+    Attributes:
+        name: CPU or GPU model.
+        fingerprint: of the machine the profile was measured on; see ``harness.probes.provenance``.
+        gpus: of one machine; 0 on a machine without.
+        flops: operations a second in bfloat16.
+        memory_gb_s: memory bandwidth, in units of 10^9 bytes a second.
+        memory_gib: of one GPU, or of the machine.
+        link_gb_s: bandwidth between two machines or GPUs.
+    """
+
+    name: NonEmptyText
+    fingerprint: str | None = None
+    gpus: AtLeast0 = 0
+    flops: Positive | None = None
+    memory_gb_s: Positive | None = None
+    memory_gib: Positive | None = None
+    link_gb_s: Positive | None = None
+
+
+class MachineProfile(Section):
+    """All that is known of a machine.
+
+    Attributes:
+        name: of the file.
+        description: what it is, in a line.
+        origin: ``measured``, or taken from a ``datasheet`` and never measured.
+        made: date, ``YYYY-MM-DD``.
+        device: the processor.
+        versions: of the packages that the measured runs used; a simulation of others is refused.
+        sources: runs it was fitted to, or web addresses of data sheets; never empty.
+        notes: what was assumed or carried over, in sentences.
+        run_correlation: of the run effects (see ``StageCost.run_log_sd``) of two stages in the same run.
+        contention: on shared cores; None where every part has a device of its own.
+        stages: costs.
+        lengths: as sampled.
+    """
+
+    name: NonEmptyText
+    description: str = ""
+    origin: Origin = "measured"
+    made: NonEmptyText
+    device: Device
+    versions: dict[str, str] = Field(default_factory=dict)
+    sources: tuple[NonEmptyText, ...]
+    notes: tuple[NonEmptyText, ...] = ()
+    run_correlation: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    contention: Contention | None = None
+    stages: tuple[StageCost, ...]
+    lengths: tuple[Lengths, ...] = ()
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the machine has a GPU."""
+        return self.device.gpus > 0
+
+    def cost_of(self, stage: str, circumstances: Mapping[str, str]) -> StageCost | None:
+        """Return the cost of a stage that holds under these circumstances, the one that names most of them."""
+        fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(circumstances)]
+        return max(fitting, key=lambda cost: len(cost.where), default=None)

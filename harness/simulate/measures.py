@@ -1,0 +1,172 @@
+"""The figures of a run that a simulation predicts, computed by the same functions for simulated and for real runs.
+
+Step time is the mean over the training steps that are neither warm-up nor profiled and have no evaluation in them. A
+mean and not a median, since with lag and several Generators steps of unequal length follow each other by design.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from harness.compare.lanes import account_spans, loop_window
+from harness.core.trace import Span, Stage
+from harness.loop import Ledger
+from harness.results import LedgerFigures, Run, StepRow, lane_kind
+
+SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
+WASTE = ("failed", "dropped", "unused", "evicted_unused")
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What is predicted of a run, and measured of a real one.
+
+    Attributes:
+        step_s: seconds of a training step; see ``step_time``.
+        stages_s: seconds of each stage and wait in a training step, added over the lanes.
+        throughput: response tokens trained on fresh, a second of these steps.
+        idle: share of the loop that lanes of a kind waited, as a mean over the lanes of that kind.
+        lags: share of the rollouts trained on by their lag, in policy versions.
+        waste: share of the generated rollouts that came to nothing, by cause. ``evicted_unused`` left the replay buffer
+            without ever being taken; it is a part of ``unused``.
+        sync_s: seconds of one weight sync (publish, transfer and load); None where no weights moved.
+    """
+
+    step_s: float
+    stages_s: Mapping[str, float]
+    throughput: float
+    idle: Mapping[str, float] = field(default_factory=dict)
+    lags: Mapping[int, float] = field(default_factory=dict)
+    waste: Mapping[str, float] = field(default_factory=dict)
+    sync_s: float | None = None
+
+
+def measures_of(
+    rows: Sequence[StepRow],
+    spans: Sequence[Span],
+    loop_s: float | None,
+    ledger: Ledger | LedgerFigures | None,
+    evicted_unused: float = 0.0,
+) -> Measures:
+    """Put all measures of a run together.
+
+    Args:
+        rows: of its training steps, at least one.
+        spans: may be none; then there is no ``idle`` and no ``sync_s``.
+        loop_s: seconds of the loop; None where they are not known.
+        ledger: what became of the rollouts; None where it is not known.
+        evicted_unused: rollouts that left the replay buffer without ever being taken.
+    """
+    return Measures(
+        step_s=step_time(rows),
+        stages_s=stage_times(rows),
+        throughput=throughput(rows),
+        idle=idle_shares(spans, loop_s),
+        lags=lag_shares(rows),
+        waste={} if ledger is None else waste_shares(ledger, evicted_unused),
+        sync_s=sync_time(spans),
+    )
+
+
+def measures_of_run(run: Run) -> Measures:
+    """Return the measures of a run that was read from its folder.
+
+    Raises:
+        ValueError: it has no training steps.
+        UserError: a file is damaged.
+    """
+    group_size = run.setting("group_size") or 1
+    evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
+    return measures_of(
+        run.steps, run.spans(), run.tail.elapsed_s if run.tail else None, run.ledger, evicted * group_size
+    )
+
+
+def counted_rows(rows: Sequence[StepRow]) -> list[StepRow]:
+    """Return the rows that figures are taken over: not warm-up, not profiled, without an evaluation.
+
+    Where there are none, those with an evaluation count too; where all are warm-up or profiled, all of them.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    if not rows:
+        raise ValueError("there are no training steps to take figures of")
+    steady = [row for row in rows if not row.warmup and not row.profiled]
+    plain = [row for row in steady if not row.stages_s.get(Stage.EVALUATE.value)]
+    return plain or steady or list(rows)
+
+
+def step_time(rows: Sequence[StepRow]) -> float:
+    """Return the mean seconds of a training step over ``counted_rows``.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    return fmean(row.wall_s for row in counted_rows(rows))
+
+
+def stage_times(rows: Sequence[StepRow]) -> dict[str, float]:
+    """Return the mean seconds of each stage and wait in a step over ``counted_rows``, in the order of ``Stage``."""
+    counted = counted_rows(rows)
+    totals: Counter[str] = Counter()
+    for row in counted:
+        totals.update(row.stages_s)
+    return {stage.value: totals[stage.value] / len(counted) for stage in Stage if stage.value in totals}
+
+
+def throughput(rows: Sequence[StepRow]) -> float:
+    """Return response tokens of fresh rollouts a second over ``counted_rows``; 0 where time stood still."""
+    counted = counted_rows(rows)
+    seconds = sum(row.wall_s for row in counted)
+    tokens = sum(metric.value for row in counted if (metric := row.metric("response_tokens")) is not None)
+    return tokens / seconds if seconds > 0 else 0.0
+
+
+def lag_shares(rows: Iterable[StepRow]) -> dict[int, float]:
+    """Return the share of the rollouts trained on by lag, over all rows; each use of a replayed rollout counts."""
+    lags: Counter[int] = Counter()
+    for row in rows:
+        lags.update(row.lags)
+    total = lags.total()
+    return {lag: number / total for lag, number in sorted(lags.items())} if total else {}
+
+
+def idle_shares(spans: Sequence[Span], loop_s: float | None) -> dict[str, float]:
+    """Return the share of the loop that lanes of each kind waited, as ``harness.compare`` counts it."""
+    if not spans:
+        return {}
+    accounts = account_spans(spans, loop_window(list(spans), loop_s))
+    kinds: dict[str, list[float]] = {}
+    for lane, account in accounts.items():
+        kinds.setdefault(lane_kind(lane), []).append(account.share(account.waiting_ns))
+    return {kind: fmean(shares) for kind, shares in kinds.items()}
+
+
+def waste_shares(ledger: Ledger | LedgerFigures, evicted_unused: float) -> dict[str, float]:
+    """Return the shares of the generated rollouts that came to nothing, in the order of ``WASTE``."""
+    generated = ledger.generated.rollouts
+    lost = (ledger.failed.rollouts, ledger.dropped.rollouts, ledger.unused.rollouts, evicted_unused)
+    return {name: rollouts / generated if generated else 0.0 for name, rollouts in zip(WASTE, lost, strict=True)}
+
+
+def sync_time(spans: Iterable[Span]) -> float | None:
+    """Return the mean seconds of publishing, transferring and loading one version once; None without any.
+
+    The first version is left out where there are others, since first use costs more. Pieces of a stage add up.
+    """
+    syncs: dict[tuple[str, Stage], dict[tuple[str, int], int]] = {}
+    for lane, stage, start_ns, end_ns, _, version in spans:
+        if stage in SYNC_STAGES:
+            found = syncs.setdefault((lane_kind(lane), stage), {})
+            found[lane, version] = found.get((lane, version), 0) + end_ns - start_ns
+    if not syncs:
+        return None
+    return sum(fmean(_later(times)) for times in syncs.values()) / 1e9
+
+
+def _later(times: Mapping[tuple[str, int], int]) -> list[int]:
+    return [ns for (_, version), ns in times.items() if version > 0] or list(times.values())

@@ -1,0 +1,217 @@
+"""What may be changed about a recorded run, and what each change needs to be known.
+
+strategy: steps, max_lag, lag_control, replay, evaluation.every    nothing more than the recording
+work: epochs_per_batch, minibatches_per_epoch, group_size, ...     the costs of a machine profile: each recorded time
+                                                                   is taken times predicted (new) / predicted (old)
+pace: --scale STAGE=FACTOR                                         nothing more
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.errors import UserError
+from harness.core.trace import Stage
+from harness.results import Run
+from harness.results.writer import SCENARIO
+from harness.scenario import Scenario
+from harness.scenario.check import check_variant
+from harness.scenario.parse import parse_yaml
+from harness.scenario.problems import as_user_error
+from harness.scenario.tree import Tree, paths_in, tree_of_key
+from harness.simulate.whatif.recorded import Recording
+from harness.simulate.whatif.replay import CALL, RECORD, Factors
+from harness.simulate.workload import Workload
+
+STRATEGY = ("steps", "max_lag", "lag_control", "replay", "evaluation.every", "loss.proximal", "allow_uncorrected")
+WORK = (
+    "epochs_per_batch",
+    "minibatches_per_epoch",
+    "gradient_accumulation_steps",
+    "rollout_batch_size",
+    "group_size",
+    "transport",
+    "placement.generator.count",
+)
+MOST_SCALE = 1e6
+"""A stage can be made to take so many times its seconds; beyond, the clock's nanoseconds would lose their meaning."""
+_SAME_POLICY = ("steps", "evaluation.every", "transport", "gradient_accumulation_steps", "placement.generator.count")
+"""Changes that leave what is learnt as it is."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a recorded run.
+
+    Attributes:
+        before, after: the run's scenario, and the changed one.
+        factors: the new pace.
+        keys: dotted keys of the settings that differ.
+        typed: the settings, as they were typed.
+    """
+
+    before: Scenario
+    after: Scenario
+    factors: Factors
+    keys: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is changed at all."""
+        return not self.keys and not self.factors.stages
+
+    @property
+    def trains_otherwise(self) -> bool:
+        """Whether the policy would have learnt something else, and so written something else."""
+        return any(not _falls_under(key, _SAME_POLICY) for key in self.keys)
+
+    @property
+    def needs_costs(self) -> str | None:
+        """Why the recorded times alone do not say enough; None where they do."""
+        work = [key for key in self.keys if _falls_under(key, WORK)]
+        if work:
+            return f"{' and '.join(work)} changes how much work a stage is"
+        if old_log_probs(self.after) and not old_log_probs(self.before):
+            return "the Learner would compute old log-probs, which this run has not timed"
+        if self.after.replay.capacity and self.after.replay_sample_groups != self.after.prompts_per_batch:
+            return "replay.sample_groups changes how many rollouts a step trains on"
+        return None
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether it matters how long the rollouts were."""
+        return self.needs_costs is not None and any(not _falls_under(key, ("transport",)) for key in self.keys)
+
+
+def old_log_probs(scenario: Scenario) -> bool:
+    """Whether a training step has the stage ``old_logprobs``."""
+    return Workload(scenario).has_old_log_probs
+
+
+def scenario_of(run: Run) -> Scenario:
+    """Return the scenario that a run was made from.
+
+    Raises:
+        UserError: it is not in the run's folder, or of a form that this version does not read.
+    """
+    where = str(run.folder / SCENARIO)
+    if not run.settings:
+        raise UserError(f"the run {str(run.folder)!r} has no {SCENARIO}", where, "name a run that has one")
+    return _checked(_tree(run.settings, where), where)
+
+
+def read_change(run: Run, recording: Recording, settings: Sequence[str], scales: Sequence[str]) -> Change:
+    """Read what is to be changed.
+
+    Args:
+        run: the recorded one.
+        recording: its calls.
+        settings: each ``key=value``.
+        scales: each ``STAGE=FACTOR``.
+
+    Raises:
+        UserError: a setting is unknown, breaks a rule, or cannot be replayed; a stage is unknown or not in the run.
+    """
+    before = scenario_of(run)
+    tree = _tree(before.model_dump(mode="json"), str(run.folder / SCENARIO)).without("arms", "sweep")
+    for text in settings:
+        tree = tree.overlaid(_setting(text))
+    after = _checked(tree, "the changed run")
+    keys = tuple(_differing(before.model_dump(mode="json"), after.model_dump(mode="json")))
+    for key in keys:
+        _refuse_unless_known(key)
+    if before.uses_ray != after.uses_ray:
+        raise UserError(
+            f"transport.type {after.transport.type} moves the parts {'into actors' if after.uses_ray else 'together'}, "
+            "and this run has not timed that",
+            "--set transport.type",
+            "choose a transport between actors, or simulate: python -m harness simulate",
+        )
+    return Change(before, after, _factors(scales, recording), keys, tuple(settings))
+
+
+def _setting(text: str) -> Tree:
+    key, sign, value = text.partition("=")
+    origin = f"--set {text}"
+    if not sign or not all(key.strip().split(".")):
+        raise UserError(f"--set takes key=value, got {text!r}", None, "write for example --set max_lag=1")
+    return tree_of_key(key.strip(), parse_yaml(value, origin), origin)
+
+
+def _factors(scales: Sequence[str], recording: Recording) -> Factors:
+    stages: dict[str, float] = {}
+    for text in scales:
+        name, factor = _scale(text, recording)
+        if name in stages:
+            raise UserError(f"--scale names {name} twice", f"--scale {text}", "give one factor for each stage")
+        stages[name] = factor
+    return Factors(stages)
+
+
+def _scale(text: str, recording: Recording) -> tuple[str, float]:
+    name, sign, factor_text = text.partition("=")
+    name = name.strip()
+    origin = f"--scale {text}"
+    try:
+        factor = float(factor_text) if sign else math.nan
+    except ValueError:
+        factor = math.nan
+    if not 0 <= factor <= MOST_SCALE:
+        raise UserError(
+            f"--scale takes STAGE=FACTOR with a factor from 0 to {MOST_SCALE:,.0f}, got {text!r}",
+            None,
+            "write for example --scale update=0.5",
+        )
+    known = stages_of(recording)
+    if name not in known:
+        raise UserError(
+            f"the run has no stage {name!r} to scale; it has {', '.join(known)}", origin, "name one of these"
+        )
+    return name, factor
+
+
+def stages_of(recording: Recording) -> list[str]:
+    """Return what of a recording can be scaled, in the order of the stages; ``call`` and ``record`` come last."""
+    seen = {piece.stage for call in recording.calls for piece in call.pieces}
+    names = [stage.value for stage in Stage if stage in seen]
+    names += [CALL] if any(call.before_s or call.after_s for call in recording.calls) else []
+    return names + ([RECORD] if any(recording.record_s.values()) else [])
+
+
+def _refuse_unless_known(key: str) -> None:
+    if _falls_under(key, (*STRATEGY, *WORK)):
+        return
+    raise UserError(
+        f"a recorded run says nothing about another {key}",
+        f"--set {key}",
+        f"change one of {', '.join((*STRATEGY, *WORK))}; for the rest: python -m harness simulate",
+    )
+
+
+def _falls_under(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the dotted keys whose values differ."""
+    for key in sorted({*before, *after}):
+        old, new, name = before.get(key), after.get(key), f"{path}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differing(old, new, f"{name}.")
+        elif old != new:
+            yield name
+
+
+def _tree(data: Mapping[str, Any], origin: str) -> Tree:
+    return Tree(dict(data), dict.fromkeys(paths_in(data), origin))
+
+
+def _checked(tree: Tree, subject: str) -> Scenario:
+    scenario, problems = check_variant(tree)
+    if scenario is None or problems:
+        raise as_user_error([problem.located(tree.origins) for problem in problems], subject)
+    return scenario

@@ -1,0 +1,302 @@
+"""The calls of a recorded run, read from its spans: what each part did, how long, and how long a call was on its way.
+
+Every lane takes one call after the other: publish, update and checkpoint the Learner; load, generate and evaluate a
+Generator; score and evaluate a Scorer. A call's stages follow each other. What lies between the end of a wait and the
+first stage is the call's way to the part, what lies between the last stage and the next wait is its answer's way back;
+where two calls follow each other without a wait, the recorded ``wait_for_call`` spans divide the time between them, and
+in runs of before these were written each gets half.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import groupby, pairwise
+
+from harness.compare.lanes import loop_window
+from harness.core.errors import UserError
+from harness.core.intervals import clip, total
+from harness.core.trace import Span, Stage
+from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind
+from harness.results.writer import SPANS
+
+
+class Work(StrEnum):
+    """What a part is asked for."""
+
+    PUBLISH = "publish"
+    UPDATE = "update"
+    CHECKPOINT = "checkpoint"
+    LOAD = "load"
+    GENERATE = "generate"
+    SCORE = "score"
+    EVALUATE = "evaluate"
+
+
+_WORK = {
+    Stage.PREPARE_BATCH: Work.UPDATE,
+    Stage.OLD_LOGPROBS: Work.UPDATE,
+    Stage.REFERENCE_LOGPROBS: Work.UPDATE,
+    Stage.UPDATE: Work.UPDATE,
+    Stage.WEIGHT_PUBLISH: Work.PUBLISH,
+    Stage.WEIGHT_TRANSFER: Work.LOAD,
+    Stage.WEIGHT_LOAD: Work.LOAD,
+    Stage.GENERATE: Work.GENERATE,
+    Stage.SCORE: Work.SCORE,
+    Stage.EVALUATE: Work.EVALUATE,
+    Stage.CHECKPOINT: Work.CHECKPOINT,
+}
+_ONE_SPAN = (Work.GENERATE, Work.SCORE, Work.EVALUATE, Work.CHECKPOINT)
+_BETWEEN = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a call: seconds in a stage, or under no span where ``stage`` is None."""
+
+    stage: Stage | None
+    seconds: float
+    start_ns: int = -1
+    end_ns: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a part.
+
+    Attributes:
+        key: training step, or policy version, or number of the rollout batch.
+        before_s: from the moment the loop made the call until the part began to work.
+        after_s: from the end of the work until the loop went on.
+    """
+
+    lane: str
+    work: Work
+    key: int
+    pieces: tuple[Piece, ...]
+    before_s: float = 0.0
+    after_s: float = 0.0
+
+    @property
+    def start_ns(self) -> int:
+        """When the work began."""
+        return self.pieces[0].start_ns
+
+    @property
+    def end_ns(self) -> int:
+        """When the work ended."""
+        return self.pieces[-1].end_ns
+
+    def seconds(self, stage: Stage | None = None) -> float:
+        """Return the seconds of the work, or of one stage of it."""
+        return sum(piece.seconds for piece in self.pieces if stage is None or piece.stage is stage)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a replay needs of a run.
+
+    Attributes:
+        calls: of every lane, in order of time.
+        record_s: seconds that the driver spent on its own bookkeeping after each training step.
+        rows: of the training steps.
+        shards: the rollouts of each scored shard by (purpose, step, shard); empty in runs of before they were written.
+        batches: the groups that each step trained on under replay, as (batch, prompt id).
+    """
+
+    calls: tuple[Call, ...]
+    record_s: Mapping[int, float]
+    rows: tuple[StepRow, ...]
+    shards: Mapping[tuple[str, int, int], ShardRow] = field(default_factory=dict)
+    batches: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+
+    def lanes(self, kind: str) -> list[str]:
+        """Return the names of the lanes of a kind, such as ``generator``, in order."""
+        return sorted({call.lane for call in self.calls if lane_kind(call.lane) == kind})
+
+    def with_calls(self, calls: Iterable[Call]) -> Recording:
+        """Return the same recording with other calls."""
+        return replace(self, calls=tuple(calls))
+
+
+def read_recording(run: Run, one_thread: bool = False) -> Recording:
+    """Read what a replay needs of a run.
+
+    Args:
+        run: as read from its folder.
+        one_thread: whether all parts took turns on one thread: then a part's delay while another works is no latency.
+
+    Raises:
+        UserError: the run has no spans or no training steps, did not finish, or a part of it died.
+    """
+    spans = _checked_spans(run)
+    origin_ns, _ = loop_window(spans, None)
+    calls: list[Call] = []
+    record_s: dict[int, float] = {}
+    by_lane = {lane: list(own) for lane, own in groupby(sorted(spans, key=lambda span: span.lane), lambda s: s.lane)}
+    for lane, own in by_lane.items():
+        rows = (
+            [(origin_ns + round(row.elapsed_s * 1e9), row.step) for row in run.steps]
+            if lane_kind(lane) == "learner"
+            else []
+        )
+        busy = [(s.start_ns, s.end_ns) for s in spans if s.lane != lane and not s.stage.is_wait] if one_thread else []
+        reader = _LaneReader(lane, own, origin_ns, rows, busy)
+        calls += reader.calls()
+        record_s |= reader.bookkeeping()
+    rows_read = run.groups()
+    shards = {(row.purpose, row.step, row.shard): row for row in rows_read if isinstance(row, ShardRow)}
+    batches = {row.step: row.groups for row in rows_read if isinstance(row, BatchRow)}
+    return Recording(tuple(sorted(calls, key=lambda call: call.start_ns)), record_s, run.steps, shards, batches)
+
+
+def _checked_spans(run: Run) -> list[Span]:
+    where = str(run.folder)
+    if run.syncs:
+        what = f"{where!r} is a transport sweep, which trains nothing, so there is nothing to replay"
+        raise UserError(what, where, "name a training run")
+    if not run.steps or run.tail is None:
+        raise UserError(f"the run {where!r} did not get to its end ({run.status})", where, "name a completed run")
+    spans = run.spans()
+    if not spans:
+        raise UserError(
+            f"the run {where!r} has no spans, so there is nothing to replay",
+            str(run.folder / SPANS),
+            "name another run",
+        )
+    if any(run.replaced.values()):
+        died = ", ".join(f"{lane} {times} times" for lane, times in run.replaced.items() if times)
+        raise UserError(
+            f"parts of the run {where!r} died and were replaced ({died}): their calls cannot be told apart",
+            where,
+            "name a run in which nothing died",
+        )
+    return spans
+
+
+class _LaneReader:
+    """The calls of one lane.
+
+    Args:
+        lane: its name.
+        spans: of this lane.
+        origin_ns: when the loop began.
+        rows: (end, step) of each training step, on the Learner's lane.
+        busy: when other parts held the only thread.
+    """
+
+    def __init__(
+        self, lane: str, spans: Sequence[Span], origin_ns: int, rows: list[tuple[int, int]], busy: list[tuple[int, int]]
+    ) -> None:
+        self._lane, self._rows, self._busy = lane, rows, busy
+        under_way = [s for s in spans if s.stage is Stage.WAIT_FOR_CALL]
+        self._ways = {s.end_ns: s for s in under_way}
+        self._answers = {s.start_ns: s for s in under_way}
+        self._recorder = {s.step: s for s in spans if s.stage is Stage.WAIT_FOR_RECORDER}
+        self._waits = sorted((s.start_ns, s.end_ns) for s in spans if s.stage.is_wait and s.stage not in _BETWEEN)
+        work = [s for s in spans if not s.stage.is_wait and s.stage is not Stage.STARTUP]
+        self._bodies = sorted(self._grouped(work), key=lambda call: call.start_ns)
+        self._origin_ns = origin_ns
+        bodies = [(call.start_ns, call.end_ns) for call in self._bodies]
+        self._begun, self._ended = {start for start, _ in bodies}, {end for _, end in bodies}
+        # what the loop's own coroutine of this lane went through
+        points = [*self._waits, *bodies, *((at, at) for at, _ in rows)]
+        self._starts = sorted(start for start, _ in points)
+        self._ends = sorted([end for _, end in points] + [span.end_ns for span in self._recorder.values()])
+
+    def calls(self) -> Iterator[Call]:
+        """Yield the calls with their latencies."""
+        latest_ns = self._origin_ns
+        for index, call in enumerate(self._bodies):
+            inside = call.start_ns < latest_ns  # weights that came in the middle of a batch
+            latest_ns = max(latest_ns, call.end_ns)
+            overlapped = index + 1 < len(self._bodies) and self._bodies[index + 1].start_ns < call.end_ns
+            if inside or overlapped:
+                yield replace(call, before_s=self._told_before(call), after_s=self._told_after(call))
+            else:
+                yield replace(call, before_s=self._before(call), after_s=self._after(call))
+
+    def bookkeeping(self) -> dict[int, float]:
+        """Return by training step the seconds from its end until the Learner's coroutine went on."""
+        spent = {}
+        for end_ns, step in self._rows:
+            start_ns = self._next_start(end_ns, True)
+            if step in self._recorder:
+                spent[step] = (self._recorder[step].end_ns - end_ns) / 1e9
+            elif start_ns is not None and start_ns not in self._begun:
+                spent[step] = (start_ns - end_ns) / 1e9
+        return {step: max(0.0, seconds) for step, seconds in spent.items()}
+
+    def _grouped(self, work: Sequence[Span]) -> Iterator[Call]:
+        """Yield the calls without latencies: the spans of one kind of work and step that follow each other."""
+        tracks: dict[bool, list[Span]] = {}
+        for span in sorted(work, key=lambda span: span.start_ns):
+            tracks.setdefault(self._work(span) is Work.LOAD, []).append(span)
+        for track in tracks.values():
+            for (kind, key), members in groupby(track, lambda span: (self._work(span), span.step)):
+                for body in self._apart(kind, list(members)):
+                    yield Call(self._lane, kind, key, tuple(_pieces(body)))
+
+    def _apart(self, kind: Work, spans: list[Span]) -> Iterator[list[Span]]:
+        """Cut where one call ends: after its only span, or where the loop waited in between."""
+        starts = [start for start, _ in self._waits]
+        body = spans[:1]
+        for before, after in pairwise(spans):
+            waited = bisect_left(starts, before.end_ns) != bisect_left(starts, after.start_ns)
+            if waited or kind in _ONE_SPAN:
+                yield body
+                body = []
+            body.append(after)
+        yield body
+
+    def _work(self, span: Span) -> Work:
+        if span.stage is Stage.WEIGHT_VERIFY:
+            return Work.PUBLISH if self._lane == "learner" else Work.LOAD
+        return _WORK[span.stage]
+
+    def _before(self, call: Call) -> float:
+        start_ns = self._ends[place - 1] if (place := bisect_right(self._ends, call.start_ns)) else self._origin_ns
+        start_ns = max(start_ns, self._origin_ns)
+        if start_ns in self._ended:  # another call, whose answer was on its way first
+            answer = self._answers.get(start_ns)
+            start_ns = min(answer.end_ns, call.start_ns) if answer else (start_ns + call.start_ns) // 2
+        return self._free_s(start_ns, call.start_ns)
+
+    def _after(self, call: Call) -> float:
+        end_ns, answer = self._next_start(call.end_ns, call.start_ns == call.end_ns), self._answers.get(call.end_ns)
+        if end_ns is None:
+            return self._told_after(call)
+        if end_ns in self._begun:  # another call, at once
+            end_ns = min(answer.end_ns, end_ns) if answer else (call.end_ns + end_ns) // 2
+        return self._free_s(call.end_ns, end_ns)
+
+    def _told_before(self, call: Call) -> float:
+        way = self._ways.get(call.start_ns)
+        return (way.end_ns - way.start_ns) / 1e9 if way else 0.0
+
+    def _told_after(self, call: Call) -> float:
+        answer = self._answers.get(call.end_ns)
+        return (answer.end_ns - answer.start_ns) / 1e9 if answer else 0.0
+
+    def _free_s(self, start_ns: int, end_ns: int) -> float:
+        """Seconds between two moments in which no other part held the only thread."""
+        return (end_ns - start_ns - total(clip(self._busy, (start_ns, end_ns)))) / 1e9
+
+    def _next_start(self, time_ns: int, is_itself: bool) -> int | None:
+        """When the next thing began at or after this moment, apart from the one in question if it began then too."""
+        place = bisect_left(self._starts, time_ns) + is_itself
+        return self._starts[place] if place < len(self._starts) else None
+
+
+def _pieces(spans: Sequence[Span]) -> Iterator[Piece]:
+    """Yield the stages of one call and what lies between them."""
+    now_ns = spans[0].start_ns
+    for span in spans:
+        if span.start_ns > now_ns:
+            yield Piece(None, (span.start_ns - now_ns) / 1e9, now_ns, span.start_ns)
+        start_ns = max(now_ns, span.start_ns)
+        if span.end_ns >= start_ns:
+            yield Piece(span.stage, (span.end_ns - start_ns) / 1e9, start_ns, span.end_ns)
+            now_ns = span.end_ns

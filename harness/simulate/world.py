@@ -1,0 +1,254 @@
+"""A simulated world: from a scenario and a machine profile to the parts that the loop runs.
+
+with ``run_virtual``: ``world = build_world(scenario, machine, tracer)``, then ``await world.run(observer)``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.core.errors import UserError
+from harness.core.seeds import derive_seed
+from harness.core.trace import RecordingTracer
+from harness.core.types import WorkItem
+from harness.loop import LoopPlan, Observer, SilentObserver, run_loop
+from harness.models.shape import Shape
+from harness.results import lane_kind
+from harness.scenario import PartSettings, Scenario
+from harness.scenario.loop_plan import (
+    all_lanes,
+    lanes_of,
+    loop_plan,
+    on_one_thread,
+    threads_on,
+)
+from harness.simulate.bookkeeping import Bookkeeping
+from harness.simulate.circumstances import model_name
+from harness.simulate.contention import OwnDevice, Place, SharedCores
+from harness.simulate.costing import Costing, Seconds
+from harness.simulate.desk import Desk
+from harness.simulate.lengths import LengthSource, length_source
+from harness.simulate.machine import MachineProfile
+from harness.simulate.noise import Draw
+from harness.simulate.parts import PricedGenerator, PricedLearner, PricedScorer
+from harness.simulate.prompts import number_of_prompts
+from harness.simulate.workload import Workload
+
+__all__ = ["Draw", "World", "build_world"]
+
+CALL_CORES = 2
+"""Cores that a call to an actor would like to have on its way: the driver packs what the actor unpacks, or unpacks what
+it packs. In calibration runs with two Generators, calls beside the other one's work took 1.6 times as long as alone."""
+
+
+@dataclass
+class World:
+    """The parts of one simulated run.
+
+    Attributes:
+        generators, scorers, learner, plan: what ``run_loop`` takes.
+        lanes: of the run.
+        tracer: takes the spans.
+        costs: says how long things take.
+        lengths: says how long rollouts are.
+        work: what stages count.
+        crowded: a sentence where more parts share the cores than were ever measured together.
+    """
+
+    generators: tuple[PricedGenerator, ...]
+    scorers: tuple[PricedScorer, ...]
+    learner: PricedLearner
+    plan: LoopPlan
+    lanes: tuple[str, ...]
+    tracer: RecordingTracer
+    costs: Seconds
+    lengths: LengthSource
+    work: Workload
+    crowded: tuple[str, ...] = ()
+    _bookkeeping: Bookkeeping | None = field(default=None, repr=False)
+
+    @property
+    def extrapolating(self) -> tuple[str, ...]:
+        """Sentences: where the run, as far as it has come, left what the profile knows. Complete when it is over."""
+        weighted = self.plan.replay is not None and self.plan.replay.sampling == "reward_weighted"
+        unknown = ("replay.sampling is reward_weighted, and nobody knows the rewards: all count alike",) * weighted
+        return (*getattr(self.costs, "extrapolating", ()), *self.lengths.said, *unknown, *self.crowded)
+
+    async def run(self, observer: Observer | None = None) -> None:
+        """Run the loop; see ``harness.loop.run_loop``.
+
+        Args:
+            observer: hears of events. The driver is held up for its bookkeeping after each training step: inside of
+                ``observer.on_step`` where that calls ``on_row``, as a ``RunRecorder`` made with it does; else after it.
+        """
+        watched = self.watched(observer or SilentObserver())
+        await run_loop(self.generators, self.scorers, self.learner, self.plan, self.tracer, watched)
+
+    def watched(self, observer: Observer) -> Observer:
+        """Return an observer that passes everything on and takes the time of the driver's bookkeeping."""
+        self._bookkeeping = Bookkeeping(observer, self.tracer, self.lanes, self.costs, self.work)
+        return self._bookkeeping
+
+    def on_row(self, row: dict[str, Any], train_s: float) -> None:
+        """Take the time of bookkeeping at the row of a training step: what a ``RunRecorder`` calls."""
+        if self._bookkeeping is not None and row.get("kind") == "step":
+            self._bookkeeping.take_time()
+
+
+def build_world(
+    scenario: Scenario,
+    machine: MachineProfile,
+    tracer: RecordingTracer,
+    *,
+    draw: Draw | None = None,
+    shape: Shape | None = None,
+    allow: Collection[str] = (),
+    costs: Seconds | None = None,
+    lengths: LengthSource | None = None,
+) -> World:
+    """Make the parts of one run.
+
+    Args:
+        scenario: one run: its arms and sweep are not looked at.
+        machine: the profile.
+        tracer: of the virtual clock.
+        draw: one possible truth; None: the central prediction, without noise.
+        shape: of the model; None: as the scenario's model says.
+        allow: circumstances, such as ``engine``, ``transport``, ``precision`` or ``threads``, in which the profile may
+            differ from the scenario; ``task``: lengths of another task may stand in.
+        costs: says how long things take; None asks the profile.
+        lengths: says how long rollouts are; None: as pinned, or as recorded in the profile.
+
+    Raises:
+        UserError: the profile lacks something that the scenario needs.
+    """
+    work = Workload(scenario, shape)
+    _check_shape(work)
+    model = model_name(scenario)
+    costs = costs or Costing(scenario, machine, draw, model=model, allow=allow)
+    lengths = lengths or length_source(scenario, machine, model, allow=allow)
+    desk = _Desks(scenario, machine, tracer, draw, costs, work)
+    settings: Any = scenario.model
+    paced = settings.type == "paced"
+    generators = tuple(
+        PricedGenerator(desk(lane), lengths, _pace(scenario)) for lane in lanes_of("generator", scenario)
+    )
+    plan = loop_plan(scenario, *number_of_prompts(scenario))
+    scorers = tuple(
+        PricedScorer(desk(lane), scenario.sampling.max_tokens, rewarded=plan.replay is not None)
+        for lane in lanes_of("scorer", scenario)
+    )
+    learner = PricedLearner(
+        desk("learner"), settings.update_s if paced else None, saves=scenario.save_policy and not paced
+    )
+    crowded = _crowded(scenario, machine)
+    return World(generators, scorers, learner, plan, all_lanes(scenario), tracer, costs, lengths, work, crowded)
+
+
+def _crowded(scenario: Scenario, machine: MachineProfile) -> tuple[str, ...]:
+    """Say where more than two parts compute at the same time: what they cost each other is measured between two."""
+    together = scenario.placement.generator.count + (scenario.max_lag > 0)
+    if machine.contention is None or together <= 2:
+        return ()
+    cores = machine.contention.cores
+    return (f"contention: {together} parts compute at the same time on {cores} cores, and it was measured between two",)
+
+
+def _check_shape(work: Workload) -> None:
+    if work.shape is None and work.scenario.model.type != "paced":
+        raise UserError(
+            f"the simulator prices a model by its size, which is not known: {work.shape_missing}",
+            "model",
+            "take a preset, or the folder of a model with a config.json",
+        )
+
+
+class _Desks:
+    """Makes the desk of each lane, and the places that lanes share."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        machine: MachineProfile,
+        tracer: RecordingTracer,
+        draw: Draw | None,
+        costs: Seconds,
+        work: Workload,
+    ) -> None:
+        self._scenario, self._tracer, self._costs, self._work = scenario, tracer, costs, work
+        self._steady = draw is None and isinstance(costs, Costing)
+        self._cores = _shared_cores(machine, draw)
+        self._has_gpu = machine.has_gpu
+        self._number_of_cores = machine.contention.cores if machine.contention else 1
+        self._gpu: Place = SharedCores(1)  # colocated parts share it: together they get its whole speed
+        self._takes_turns = on_one_thread(scenario)
+        self._thread_of_all = OwnDevice()
+        self._delays: dict[str, float] = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
+
+    def __call__(self, lane: str) -> Desk:
+        kind = lane_kind(lane)
+        part: PartSettings = getattr(self._scenario.placement, kind)
+        threads = threads_on(self._number_of_cores, self._scenario, part)
+        on_gpu = kind != "scorer" and self._scenario.device_of(part, self._has_gpu) == "cuda"
+        return Desk(
+            lane=lane,
+            tracer=self._tracer,
+            place=self._place(on_gpu),
+            thread=self._thread(lane),
+            loading=self._thread(f"{lane} weights"),
+            costs=self._costs,
+            work=self._work,
+            remote=self._scenario.uses_ray,
+            cores=1 if on_gpu else threads,
+            way_cores=CALL_CORES if self._scenario.uses_ray and not on_gpu else 0,
+            delays=self._delays,
+            steady=self._steady,
+        )
+
+    def _place(self, on_gpu: bool) -> Place:
+        """Return where a part works: a GPU of its own, or the one that colocated parts and those of one process share;
+        the cores that all share, or a device of its own on a machine where nobody slows anybody down.
+        """
+        if self._takes_turns:
+            return self._cores or self._thread_of_all
+        if on_gpu:
+            shared = self._scenario.placement.colocated or not self._scenario.uses_ray
+            return self._gpu if shared else self._own()
+        return self._cores or self._own()
+
+    def _own(self) -> Place:
+        """A device for one part; weights that come in the middle of a batch take their share of it."""
+        return SharedCores(1) if self._scenario.lag_control == "in_flight" else OwnDevice()
+
+    def _thread(self, name: str) -> str:
+        """Colocated parts of one process take turns on one thread; see ``harness.run.inprocess``."""
+        return "parts" if self._takes_turns else name
+
+
+def _shared_cores(machine: MachineProfile, draw: Draw | None) -> Place | None:
+    contention = machine.contention
+    if contention is None:
+        return None
+    slowdown = contention.slowdown
+    if draw is not None:
+        slowdown = draw.at_least_0(slowdown, contention.slowdown_sd, "slowdown")
+    return SharedCores(contention.cores, slowdown)
+
+
+def _pace(scenario: Scenario) -> Callable[[WorkItem], float] | None:
+    """Return the seconds of an order of a paced engine, as ``harness.engines.paced`` draws them; None for others."""
+    engine: Any = scenario.engine
+    if engine.type != "paced":
+        return None
+    generate_s, spread, prompts = engine.generate_s, engine.spread, scenario.prompts_per_batch
+
+    def seconds(item: WorkItem) -> float:
+        share = len(item.prompt_ids) / prompts
+        drawn = np.random.default_rng(derive_seed(item.seed, "pace")).uniform(-1, 1) if spread else 0.0
+        return float(generate_s * share * (1 + spread * drawn))
+
+    return seconds

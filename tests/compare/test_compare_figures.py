@@ -1,0 +1,273 @@
+"""The figures of a run, against arithmetic; growth curves against series of known shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from harness.compare import run_figures, seconds_to_reward, stage_totals
+from harness.compare.growth import correlation, growth
+from harness.compare.series import UNFLAGGED_WARMUP
+from harness.core.errors import UserError
+from harness.core.trace import Stage
+from harness.core.types import Metric, Metrics
+from harness.results import Run, RunFolder, load_run, step_row, tail_row
+
+Make = Callable[..., RunFolder]
+EVALUATIONS = {0: (0.2, 12.0), 2: (0.6, 20.0), 4: (0.5, 18.0)}
+
+
+def _metrics(step: int) -> Metrics:
+    return {
+        "clip_fraction": Metric([0.0, 0.1, 0.3, 0.1][step], count=[100, 100, 100, 300][step]),
+        "grad_norm": Metric([1.0, 2.0, 50.0, 3.0][step]),
+        "perf/throughput_total": Metric([100.0, 400.0, 200.0, 300.0][step]),
+        "loss": Metric(math.nan if step == 2 else 0.5, count=64),
+        "kl/reference_k3": Metric(0.01 * (step + 1), count=100),
+    }
+
+
+def test_stage_times_steps_and_shares(make_run: Make) -> None:
+    run = load_run(make_run(evaluations=EVALUATIONS, metrics=_metrics, gap_s=0.25).folder)
+    figures = run_figures(run)
+    # rows: 1 + 1 + 0.25 (evaluation before the first step), 1.25 + 1 (after step 2), 1.25, 1.25 + 1
+    assert [row.wall_s for row in run.steps] == [2.25, 2.25, 1.25, 2.25]
+    # only the third step had no evaluation
+    assert (figures.whole_step.median_s, figures.whole_step.steps, figures.whole_step.total_s) == (1.25, 1, 8.0)
+    assert figures.loop_s == 8.0
+    generate, evaluate = figures.stages[Stage.GENERATE], figures.stages[Stage.EVALUATE]
+    assert (generate.median_s, generate.steps) == (0.3, 4)
+    assert generate.total_s == pytest.approx(1.2, abs=1e-12)
+    assert generate.share == pytest.approx(0.15, abs=1e-12)  # 1.2 of 8 s
+    assert (evaluate.median_s, evaluate.steps, evaluate.total_s, evaluate.share) == (1.0, 3, 3.0, 0.375)
+    assert figures.all_stages.total_s == pytest.approx(7.0, abs=1e-12)  # 4 steps and 3 evaluations of 1 s
+    assert figures.all_stages.median_s == pytest.approx(1.0, abs=1e-12)
+
+
+def test_where_every_step_has_an_evaluation_it_is_part_of_the_step(make_run: Make) -> None:
+    every_version = dict.fromkeys(range(5), (0.5, 12.0))
+    figures = run_figures(load_run(make_run(evaluations=every_version).folder))
+    assert (figures.whole_step.median_s, figures.whole_step.steps) == (2.0, 4)  # 1 s of stages and 1 s of evaluation
+
+
+def test_stage_totals_equal_the_spans_after_start_up(make_run: Make) -> None:
+    run = load_run(make_run(evaluations=EVALUATIONS).folder)
+    from_spans: dict[Stage, int] = {}
+    for span in run.spans():
+        from_spans[span.stage] = from_spans.get(span.stage, 0) + span.end_ns - span.start_ns
+    del from_spans[Stage.STARTUP]
+    assert stage_totals(run) == pytest.approx({stage: ns / 1e9 for stage, ns in from_spans.items()}, abs=1e-8)
+
+
+def test_what_ended_after_the_last_step_counts_in_the_totals(make_run: Make) -> None:
+    run = make_run(status="running")
+    run.append_step(tail_row(wall_s=1.0, elapsed_s=5.0, lanes={"learner": {"checkpoint": 0.75}}))
+    run.flush()
+    figures = run_figures(load_run(run.folder))
+    checkpoint = figures.stages[Stage.CHECKPOINT]
+    assert (checkpoint.median_s, checkpoint.steps, checkpoint.total_s, checkpoint.share) == (None, 0, 0.75, 0.15)
+
+
+def test_rewards_metrics_and_health(make_run: Make) -> None:
+    run = load_run(make_run(evaluations=EVALUATIONS, metrics=_metrics, optimizer_steps=4).folder)
+    figures = run_figures(run)
+    assert figures.first is not None
+    assert figures.best is not None
+    assert figures.last is not None
+    assert (figures.first.reward, figures.best.reward, figures.best.step, figures.last.reward) == (0.2, 0.6, 2, 0.5)
+    assert (figures.first.length, figures.last.length, figures.last.prompts) == (12.0, 18.0, 256)
+    assert figures.optimizer_steps == 16
+    assert figures.throughput == 250.0  # median of 100, 400, 200, 300
+    assert figures.grad_norm == 2.5
+    assert figures.grad_norm_peak == (50.0, 2)
+    # (0 * 100 + 0.1 * 100 + 0.3 * 100 + 0.1 * 300) / 600: weighted by the tokens counted
+    assert figures.mean("clip_fraction") == pytest.approx(70 / 600, abs=1e-12)
+    assert figures.at_end("kl/reference_k3") == 0.04
+    assert figures.non_finite == {"loss": 1}
+    assert figures.mean("loss") == 0.5
+    assert figures.mean("absent") is None
+
+
+@pytest.mark.parametrize(("target", "seconds"), [(0.2, 1.0), (0.21, 4.0), (0.6, 4.0), (0.61, None)])
+def test_seconds_to_a_reward_are_those_of_the_first_evaluation_that_has_it(
+    make_run: Make, target: float, seconds: float | None
+) -> None:
+    # evaluation 1 s, two steps of 1 s, evaluation 1 s
+    assert seconds_to_reward(load_run(make_run(evaluations=EVALUATIONS).folder), target) == seconds
+
+
+def test_an_interrupted_run_has_figures_for_what_it_did(make_run: Make) -> None:
+    figures = run_figures(load_run(make_run(steps=2, status="interrupted", evaluations={0: (0.2, 12.0)}).folder))
+    assert (figures.status, figures.steps, figures.planned_steps, figures.loop_s) == ("interrupted", 2, 4, 3.0)
+    assert figures.seconds_to_target is None
+
+
+def test_a_run_without_a_step_has_no_medians(make_run: Make) -> None:
+    figures = run_figures(load_run(make_run(steps=0, status="failed").folder))
+    assert (figures.step_s, figures.throughput, figures.loop_s, figures.first) == (None, None, 0.0, None)
+    assert figures.stages == {}
+
+
+def test_spans_cut_from_a_lane_do_not_change_the_totals(make_run: Make) -> None:
+    folder = make_run().folder
+    before = stage_totals(load_run(folder))
+    (folder / "spans.jsonl").unlink()
+    assert stage_totals(load_run(folder)) == before  # they come from steps.jsonl
+
+
+SECONDS = (9.0, 4.0, 1.0, 8.0, 3.0, 2.0, 1.5)  # of the steps that follow
+
+
+def _write_flagged(make_run: Make, warmup: tuple[int, ...], profiled: tuple[int, ...]) -> Run:
+    """Write seven steps, of which number 4 has an evaluation."""
+    run, elapsed_s = make_run(steps=0, status="running"), 0.0
+    for step, seconds in enumerate(SECONDS):
+        elapsed_s += seconds
+        lanes = {"learner": {"update": seconds / 2}} | ({"generator": {"evaluate": 1.0}} if step == 4 else {})
+        row = {"step": step, "version": step + 1, "wall_s": seconds, "elapsed_s": elapsed_s, "lanes": lanes}
+        flags = {"warmup": step in warmup, "profiled": step in profiled}
+        metrics = {"perf/throughput_total": Metric(10.0 / seconds)}
+        run.append_step(step_row(**row, **flags, optimizer_steps=1, metrics=metrics))
+    run.flush()
+    return load_run(run.folder)
+
+
+def test_warm_up_and_profiled_steps_are_in_no_median_and_in_every_total(make_run: Make) -> None:
+    figures = run_figures(_write_flagged(make_run, warmup=(0, 1), profiled=(1, 3)))
+    assert (figures.steps, figures.warmup_steps, figures.profiled_steps, figures.measured_steps) == (7, 1, 2, 4)
+    # steps 2, 5 and 6 are left: 1, 2 and 1.5 s; step 4 has an evaluation
+    assert (figures.whole_step.median_s, figures.whole_step.steps, figures.whole_step.total_s) == (1.5, 3, 28.5)
+    update = figures.stages[Stage.UPDATE]  # with step 4: 0.5, 1.5, 1.0 and 0.75 s
+    assert (update.median_s, update.steps, update.total_s) == (0.875, 4, 14.25)
+    assert figures.throughput == pytest.approx((10 / 1.5 + 10 / 2.0) / 2, abs=1e-12)  # of 10, 10/3, 5 and 20/3
+    assert figures.optimizer_steps == 7
+
+
+def test_the_series_holds_every_step_without_an_evaluation(make_run: Make) -> None:
+    series = run_figures(_write_flagged(make_run, warmup=(0, 1), profiled=(1, 3))).series
+    assert series is not None
+    assert (series.steps, series.wall_s) == ((0, 1, 2, 3, 5, 6), (9.0, 4.0, 1.0, 8.0, 2.0, 1.5))
+    assert series.stages_s == {Stage.UPDATE: (4.5, 2.0, 0.5, 4.0, 1.0, 0.75)}
+    assert series.warmup == (True, True, False, False, False, False)
+    assert series.profiled == (False, True, False, True, False, False)
+    assert (series.flagged, series.evaluated) == (True, 1)
+    for measured in (series.measured(), series.measured(unflagged_warmup=6)):  # the recorder's flags have the word
+        assert (measured.steps, measured.wall_s) == ((2, 5, 6), (1.0, 2.0, 1.5))
+        assert measured.stages_s == {Stage.UPDATE: (0.5, 1.0, 0.75)}
+
+
+def test_without_flags_the_first_steps_are_warm_up_for_those_who_ask(make_run: Make) -> None:
+    series = run_figures(_write_flagged(make_run, warmup=(), profiled=(5,))).series
+    assert series is not None
+    assert not series.flagged
+    assert series.measured().steps == (0, 1, 2, 3, 6)
+    assert series.measured(UNFLAGGED_WARMUP).steps == (2, 3, 6)
+
+
+def test_where_every_step_is_warm_up_all_of_them_count(make_run: Make) -> None:
+    figures = run_figures(_write_flagged(make_run, warmup=tuple(range(7)), profiled=()))
+    assert (figures.measured_steps, figures.whole_step.steps) == (7, 6)
+    assert figures.series is not None
+    assert figures.series.measured().steps == ()
+
+
+def test_a_stage_that_ran_in_evaluated_steps_only_is_not_in_the_series(make_run: Make) -> None:
+    run = make_run(steps=4, evaluations=EVALUATIONS)
+    figures = run_figures(load_run(run.folder))
+    assert figures.series is not None
+    assert figures.series.steps == (2,)  # evaluations ended in steps 0, 1 and 3
+    assert Stage.EVALUATE not in figures.series.stages_s
+    assert run_figures(load_run(run.folder), brief=True).series is None
+    assert run_figures(load_run(make_run(arm="none", steps=0, status="failed").folder)).series is None
+
+
+def test_metrics_of_every_reduction_are_combined_over_the_steps_that_have_them(make_run: Make) -> None:
+    def metrics(step: int) -> Metrics:
+        found = {
+            "mean": Metric(float(step), count=step + 1),
+            "sum": Metric(2.0, "sum", 5),
+            "max": Metric(math.inf if step == 1 else 10.0 - step, "max", 3),
+            "min": Metric(10.0 - step, "min", 3),
+            "never": Metric(math.nan),
+        }
+        return found | ({"late": Metric(7.0, count=2)} if step == 3 else {})
+
+    figures = run_figures(load_run(make_run(metrics=metrics).folder))
+    # (0 * 1 + 1 * 2 + 2 * 3 + 3 * 4) / 10 = 2; without the infinite one the highest is the first
+    assert figures.metrics == {
+        "mean": Metric(2.0, "mean", 10),
+        "sum": Metric(8.0, "sum", 20),
+        "max": Metric(10.0, "max", 9),
+        "min": Metric(7.0, "min", 12),
+        "late": Metric(7.0, "mean", 2),
+    }
+    assert figures.last_metrics["max"] == Metric(7.0, "max", 3)
+    assert figures.non_finite == {"max": 1, "never": 4}
+    assert (figures.at_end("late"), figures.at_end("never"), figures.mean("never")) == (7.0, None, None)
+
+
+def test_a_metric_that_changes_its_reduction_is_an_error(make_run: Make) -> None:
+    run = load_run(make_run(metrics=lambda step: {"tokens": Metric(1.0, "sum" if step else "mean")}).folder)
+    with pytest.raises(UserError, match="the metric 'tokens' changes its reduction within the run"):
+        run_figures(run)
+
+
+STEPS = list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "shape"),
+    [
+        ("line", [0.5 * step for step in STEPS], "linear"),
+        ("exponential", [math.exp(0.1 * step) for step in STEPS], "exponential"),
+        ("saturating", [1 - math.exp(-0.1 * step) for step in STEPS], "saturating"),
+        ("falling line", [3 - 0.5 * step for step in STEPS], "falling"),
+        ("falling curve", [math.exp(-0.1 * step) for step in STEPS], "falling"),
+        ("zigzag", [float(step % 2) for step in STEPS], "no clear trend"),
+    ],
+)
+def test_growth_names_the_shape(name: str, values: list[float], shape: str) -> None:
+    found = growth(STEPS, values)
+    assert found is not None
+    assert found.shape == shape, name
+    assert found.points == 40
+    if shape != "no clear trend":
+        assert found.r_squared > 0.999
+
+
+def test_growth_finds_the_curvature() -> None:
+    # exp(0.1 step) over 39 steps is exp(3.9 s): the nearest grid values are 3.75 and 4.0
+    found = growth(STEPS, [math.exp(0.1 * step) for step in STEPS])
+    assert found is not None
+    assert found.curvature == 4.0
+    # for s uniform on [0, 1] and c = 3.9: covariance of s and exp(c s) 3.2795, variances 1/12 and 158.73: R2 = 0.813;
+    # 40 points make that 0.807
+    assert found.linear_r_squared == pytest.approx(0.813, abs=0.01)
+
+
+def test_growth_says_nothing_of_few_or_constant_points() -> None:
+    assert growth(range(7), [float(step) for step in range(7)]) is None
+    assert growth(range(10), [2.0] * 10) is None
+
+
+def test_correlation_is_pearsons() -> None:
+    # deviations (-1.5 -.5 .5 1.5) and (-1 -1 0 2): products 1.5 + .5 + 0 + 3 = 5, squares 5 and 6: 5 / sqrt(30)
+    assert correlation([1, 2, 3, 4], [1, 1, 2, 4]) == pytest.approx(5 / math.sqrt(30), abs=1e-12)
+    assert correlation([1, 2, 3], [1, 2, 3]) is None
+    assert correlation([1, 2, 3, 4], [5, 5, 5, 5]) is None
+
+
+def test_kl_is_paired_with_the_reward_of_the_same_version(make_run: Make) -> None:
+    # KL of steps 0..3 is 0, 1, 0, 1; rewards of versions 0..4 are 0.2, 0.4, 0.2, 0.4, 0.9: version 4 has no step
+    rewards = {0: 0.2, 1: 0.4, 2: 0.2, 3: 0.4, 4: 0.9}
+    run = make_run(
+        evaluations={version: (reward, 12.0) for version, reward in rewards.items()},
+        metrics=lambda step: {"kl/reference_k3": Metric(float(step % 2), count=100)},
+    )
+    kl = run_figures(load_run(run.folder)).kl
+    assert kl is not None
+    assert kl.with_reward is not None
+    assert kl.with_reward[0] == pytest.approx(1.0, abs=1e-12)
+    assert kl.with_reward[1] == 4

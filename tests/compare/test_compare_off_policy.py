@@ -1,0 +1,141 @@
+"""Lag, dropping, replay and overlap: tables and sentences, word for word, from runs with known numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.compare import Campaign, gather
+from harness.compare.cautions import cautions
+from harness.compare.off_policy import off_policy_findings, off_policy_table
+from harness.compare.outcome import outcome_table
+from harness.compare.sentences import findings
+from harness.loop import Count, Ledger
+from harness.loop.replay import ReplayStats
+from harness.results import RunFolder
+
+Make = Callable[..., RunFolder]
+
+
+def _campaign(tmp_path: Path) -> Campaign:
+    (campaign,), damaged = gather([tmp_path / "results"])
+    assert damaged == []
+    return campaign
+
+
+@pytest.fixture
+def three_arms(make_lagged_run: Make, tmp_path: Path) -> Campaign:
+    """A lag bound that waits, one that drops, and a replay buffer."""
+    make_lagged_run(arm="a_wait")
+    make_lagged_run(
+        arm="b_drop",
+        settings="lag_control: drop\n",
+        lag=(0, 1),
+        ledger=Ledger(Count(40, 480), dropped=Count(6, 150), trained=Count(32, 320)),
+    )
+    make_lagged_run(
+        arm="c_replay",
+        settings="replay: {capacity: 8}\n",
+        lag=(1, 3),
+        ledger=Ledger(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
+        replay=lambda step: (ReplayStats(added=2 * step), min(8, 2 * step)),
+        rewards=(0.2, 0.5),
+    )
+    return _campaign(tmp_path)
+
+
+def test_the_table(three_arms: Campaign) -> None:
+    table = off_policy_table(three_arms)
+    assert table is not None
+    assert table.header == ("figure", "a_wait", "b_drop", "c_replay")
+    # lag 1 in all but the first of 8 steps: 7 / 8; half of it with lags (0, 1); (0 + 0), (1 + 1), (1 + 2), 5 * (1 + 3)
+    # over 16 groups: 25 / 16 = 1.5625
+    assert table.rows == (
+        ("lag, mean, versions", "0.875", "0.438", "1.56"),
+        ("lag, highest, versions", "1", "1", "3"),
+        ("held back by the bound, seconds", "1.20", "-", "1.20"),  # 0.2 s before each of batches 2 to 7
+        ("dropped, share of generated rollouts", "0.0%", "15.0%", "0.0%"),  # 6 of 40
+        ("length of a generated rollout, tokens", "10.0", "12.0", "10.0"),  # 320 / 32, 480 / 40
+        ("length of a dropped rollout, tokens", "-", "25.0", "-"),  # 150 / 6
+        ("length of a trained rollout, tokens", "10.0", "10.0", "10.0"),  # 320 / 32
+        ("never trained on, share of generated rollouts", "0.0%", "5.0%", "25.0%"),  # 40 - 6 - 32 = 2, 32 - 24 = 8
+        ("replay buffer, mean, groups", "-", "-", "5.50"),  # (0 + 2 + 4 + 6 + 4 * 8) / 8
+        ("age of a replayed group, mean, versions", "-", "-", "1.56"),
+        ("uses of a replayed group, mean", "-", "-", "1.50"),  # 1 and 2
+    )
+
+
+def test_the_sentences(three_arms: Campaign) -> None:
+    # Each second: Generator 0 to 0.8, Scorer 0.1 to 0.2, Learner 0.2 to 0.912 (publishing and verifying take 12 ms); in
+    # the first one, whose sync takes five times as long, to 0.96. Worked: 8 * 0.9 + 7 * 0.712 + 0.76 = 12.944.
+    # Busy: 7 * 0.912 + 0.96 = 7.344, which is 5.6 less. At least two at once: 8 * (0.1 + 0.6) = 5.6 of 8 s.
+    overlap = (
+        "the lanes worked 12.9 s in a loop of 8.00 s, at least two at once for 70.0% of it: 5.60 s less than one after "
+        "the other, if stages took as long then; idle: Generator 20.0%, Scorer 90.0%, Learner 20.0%."
+    )
+    assert off_policy_findings(three_arms) == [
+        "a_wait: the lag bound of 1 held a Generator back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
+        "b_drop: 15.0% of the generated rollouts were dropped as too old, 25.0 tokens long on average against 10.0 of "
+        "those trained on.",
+        "c_replay: the lag bound of 1 held a Generator back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
+        f"a_wait: {overlap}",
+        f"b_drop: {overlap}",
+        f"c_replay: {overlap}",
+        "Mean lag in versions and last validation reward: a_wait 0.875 and 0.600; b_drop 0.438 and 0.600; "
+        "c_replay 1.56 and 0.500.",
+    ]
+
+
+def test_a_bound_that_never_bit_and_nothing_dropped_are_said(make_lagged_run: Make, tmp_path: Path) -> None:
+    make_lagged_run(arm="far", max_lag=7)  # batches 0 to 7 need no version but 0
+    make_lagged_run(arm="drop", settings="lag_control: drop\n")
+    said = off_policy_findings(_campaign(tmp_path))
+    assert "far: the lag bound of 7 never held a Generator back." in said
+    assert "drop: no rollout became too old and was dropped." in said
+
+
+def test_synchronous_campaigns_say_nothing_of_lag(make_lagged_run: Make, tmp_path: Path) -> None:
+    make_lagged_run(max_lag=0, lag=(0, 0))
+    campaign = _campaign(tmp_path)
+    assert off_policy_table(campaign) is None
+    assert off_policy_findings(campaign) == []
+
+
+def test_a_run_that_did_not_end_is_shown_without_its_ledger(make_lagged_run: Make, tmp_path: Path) -> None:
+    make_lagged_run(settings="lag_control: drop\n", ledger=None)
+    table = off_policy_table(_campaign(tmp_path))
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["lag, mean, versions", "lag, highest, versions"]
+
+
+def test_idle_ratios_stand_with_the_outcome(three_arms: Campaign) -> None:
+    rows = {row[0]: row[1:] for row in outcome_table(three_arms).rows}
+    assert rows["idle ratio, Generator"] == ("20.0%", "20.0%", "20.0%")
+    assert rows["idle ratio, Scorer"] == ("90.0%", "90.0%", "90.0%")
+    assert rows["idle ratio, Learner"] == ("20.0%", "20.0%", "20.0%")
+    assert "parts replaced" not in rows
+
+
+def test_the_last_rewards_of_paired_seeds_get_an_interval(make_lagged_run: Make, tmp_path: Path) -> None:
+    for seed, (base, other) in enumerate([(0.50, 0.52), (0.60, 0.61), (0.40, 0.43)]):
+        make_lagged_run(arm="a_sync", seed=seed, rewards=(0.2, base))
+        make_lagged_run(arm="b_lag", seed=seed, rewards=(0.2, other))
+    campaign = _campaign(tmp_path)
+    # differences 0.02, 0.01, 0.03: mean 0.02, sd 0.01; t(0.975, 2) = 4.3027: 0.02 +- 4.3027 * 0.01 / sqrt(3) = 0.0248
+    assert (
+        "last validation reward 0.52 [0.43, 0.61] against 0.50 [0.40, 0.60] "
+        "(difference +0.020, 95% interval -0.005 to +0.045, t over n = 3 paired seeds);"
+    ) in findings(campaign)[3]
+    assert cautions(campaign)[-1] == (
+        "Intervals of rewards are each for one pair of variants and assume normal differences."
+    )
+
+
+def test_replaced_parts_are_counted(make_lagged_run: Make, tmp_path: Path) -> None:
+    manifest = make_lagged_run().folder / "manifest.json"
+    text = manifest.read_text()
+    assert '"replaced": {}' in text
+    manifest.write_text(text.replace('"replaced": {}', '"replaced": {"generator": 2, "scorer": 1}'))
+    assert ("parts replaced", "3") in outcome_table(_campaign(tmp_path)).rows

@@ -1,0 +1,173 @@
+"""The native decoder against the model it decodes, and against transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from harness.core.errors import RunStopped
+from harness.core.types import SamplingParams
+from harness.engines.decode import LlamaDecoder, rotation_table
+from harness.engines.linear import PlainLinear, make_linear
+from harness.engines.native import NativeEngine, native_engine
+from harness.engines.weights import build_weights
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM, rotation_at
+from harness.models.tokenizer import train_tokenizer
+
+TOKENIZER = train_tokenizer([""], 258)
+GROUPED = dataclasses.replace(PRESETS["tiny"], vocab_size=258, num_hidden_layers=3)
+PLAIN_HEADS = dataclasses.replace(
+    GROUPED, num_key_value_heads=4, head_dim=16, tie_word_embeddings=False, rope_theta=500.0, rms_norm_eps=1e-3
+)
+CONFIGS = {"grouped heads, tied": GROUPED, "a key for each head, untied": PLAIN_HEADS}
+CPU = torch.device("cpu")
+RAGGED = [[5, 6, 7], [9] * 17, [100], [30, 31, 32, 33, 34, 35, 36]]
+
+
+def spread_model(config, seed):
+    """Weights far enough from uniform for logits of several units, and gains that are not 1."""
+    model = DecoderLM(config, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.15)
+    return model
+
+
+def decoder_for(model, dtype=torch.float32, linear=make_linear):
+    decoder = LlamaDecoder(model.config, dtype, CPU)
+    decoder.weights = build_weights(model.state_dict(), model.config, dtype, CPU, linear)
+    return decoder
+
+
+def full_logits(model, token_ids):
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0, -1]
+
+
+def test_rotations_are_those_of_the_model():
+    table = rotation_table(GROUPED)
+    cos, sin = rotation_at(torch.arange(GROUPED.max_position_embeddings), GROUPED)
+    assert torch.equal(table.real, cos[:, 0])
+    assert torch.equal(table.imag, sin[:, 0])
+
+
+@pytest.mark.parametrize("linear", [make_linear, PlainLinear], ids=["fastest", "plain"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_logits_of_every_step_with_ragged_prompts_and_rows_that_leave(config, linear):
+    model = spread_model(config, 1)
+    decoder = decoder_for(model, linear=linear)
+    histories = [list(RAGGED[index]) for index in (0, 1, 1, 2, 3)]
+    with torch.inference_mode():
+        logits = decoder.prefill(RAGGED, [0, 1, 1, 2, 3], 6)
+        for step in range(6):
+            expected = torch.stack([full_logits(model, history) for history in histories])
+            assert (logits - expected).abs().max() < 1e-4
+            if step == 5:
+                break
+            if step == 2:  # the row in slot 1 leaves, the last one takes its place
+                decoder.compact([4], [1], 4)
+                histories[1] = histories.pop()
+            if step == 3:  # then the longest prompt, in the last slot but one, and the last
+                decoder.compact([], [], 2)
+                del histories[2:]
+            tokens = [(13 * step + 7 * row) % 258 for row in range(len(histories))]
+            for history, token in zip(histories, tokens, strict=True):
+                history.append(token)
+            logits = decoder.step(torch.tensor(tokens))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_greedy_tokens_are_those_of_transformers_generate(config, seed):
+    own = spread_model(config, seed)
+    ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
+    llama = LlamaForCausalLM(LlamaConfig.from_dict(config.to_hf(**ends))).eval()
+    assert not llama.load_state_dict(own.state_dict(), strict=False).unexpected_keys
+    width = max(len(prompt) for prompt in RAGGED)
+    padded = torch.tensor([[TOKENIZER.pad_token_id] * (width - len(prompt)) + prompt for prompt in RAGGED])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in RAGGED])
+    theirs = llama.generate(padded, attention_mask=mask, do_sample=False, max_new_tokens=24)[:, width:].tolist()
+    engine = native_engine(own, TOKENIZER)
+    ours = engine.generate(RAGGED, 1, SamplingParams(temperature=0.0, max_tokens=24), 0)
+    for (completion,), tokens in zip(ours, theirs, strict=True):
+        length = len(completion.token_ids)
+        assert completion.token_ids.tolist() == tokens[:length]
+        assert set(tokens[length:]) <= {TOKENIZER.pad_token_id}
+
+
+def test_bfloat16_stays_close_to_float32():
+    model = spread_model(GROUPED, 1)
+    prompts = RAGGED * 8
+    sampling = SamplingParams(max_tokens=16)
+    completions = [
+        group[0] for group in native_engine(model, TOKENIZER, precision="bfloat16").generate(prompts, 1, sampling, 0)
+    ]
+    errors = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        history = [*prompt, *completion.token_ids.tolist()]
+        with torch.no_grad():
+            log_probs = model(torch.tensor([history])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        drawn = log_probs.gather(1, torch.from_numpy(completion.token_ids)[:, None])[:, 0]
+        errors += (drawn - torch.from_numpy(completion.log_probs)).abs().tolist()
+    # weights and hidden states of 8 bits: a part in 256 of logits of up to about 10; float32 errs by 1e-6
+    assert 1e-3 < sum(errors) / len(errors) < 0.1
+
+
+def test_weights_may_change_between_two_steps():
+    first, second = spread_model(GROUPED, 1), spread_model(GROUPED, 2)
+    decoder = decoder_for(first)
+    with torch.inference_mode():
+        decoder.prefill([[5, 6, 7]], [0], 4)
+        decoder.weights = build_weights(second.state_dict(), GROUPED, torch.float32, CPU)
+        changed = decoder.step(torch.tensor([8]))
+        unchanged = decoder_for(first)
+        unchanged.prefill([[5, 6, 7]], [0], 4)
+        old = unchanged.step(torch.tensor([8]))
+    assert (changed - old).abs().max() > 0.1
+
+
+class Interrupting:
+    """A projection that calls ``interrupt`` before it computes."""
+
+    def __init__(self, inner, interrupt):
+        self.inner, self.interrupt = inner, interrupt
+
+    def __call__(self, x):
+        self.interrupt()
+        return self.inner(x)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def test_a_prefill_or_step_computes_with_one_set_of_weights_even_if_they_are_replaced_in_the_middle():
+    first, second = spread_model(GROUPED, 1), spread_model(GROUPED, 2)
+    new = build_weights(second.state_dict(), GROUPED, torch.float32, CPU, PlainLinear, version=1)
+
+    def swap():
+        decoder.weights = new
+
+    def interrupted(weight):
+        return Interrupting(PlainLinear(weight), swap)
+
+    decoder, undisturbed = decoder_for(first, linear=interrupted), decoder_for(first, linear=PlainLinear)
+    old = decoder.weights
+    with torch.inference_mode():
+        assert torch.equal(decoder.prefill([[5, 6, 7]], [0], 4), undisturbed.prefill([[5, 6, 7]], [0], 4))
+        assert (decoder.logits_version, decoder.version) == (0, 1)
+        decoder.weights = old
+        assert torch.equal(decoder.step(torch.tensor([8])), undisturbed.step(torch.tensor([8])))
+        assert (decoder.logits_version, decoder.version) == (0, 1)
+        undisturbed.weights = new
+        assert torch.equal(decoder.step(torch.tensor([9])), undisturbed.step(torch.tensor([9])))
+        assert (decoder.logits_version, undisturbed.logits_version) == (1, 1)
+
+
+def test_an_engine_without_weights_says_so():
+    with pytest.raises(RunStopped, match="before any weights were loaded"):
+        NativeEngine(GROUPED, TOKENIZER).generate([[1]], 1, SamplingParams(), 0)

@@ -1,0 +1,219 @@
+"""Random streams and drawing: numbers by hand, then by statistics."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.core.types import SamplingParams
+from harness.engines.sampling import draw, invert, keep_nucleus
+from harness.engines.streams import philox, pinned_lengths, row_uniforms
+
+LARGEST_UNIFORM = 1 - 2.0**-24
+
+
+def words(*values):
+    return tuple(np.array([value], dtype=np.uint64) for value in values)
+
+
+# Known answers published with the authors' own library, Random123 (file kat_vectors, philox4x32 with 10 rounds).
+@pytest.mark.parametrize(
+    ("counter", "key", "answer"),
+    [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_gives_the_published_answers(counter, key, answer):
+    assert tuple(int(word[0]) for word in philox(words(*counter), key)) == answer
+
+
+def test_the_first_uniforms_are_the_first_words_of_philox():
+    # seed 0, prompt 0, sample 0: the first known answer above, its upper 24 bits over 2^24
+    expected = [(word >> 8) / 2**24 for word in (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)]
+    assert row_uniforms(0, [(0, 0)], 4)[:, 0].tolist() == expected
+
+
+def test_a_row_has_the_same_stream_in_any_batch_and_a_longer_one_starts_alike():
+    rows = [(0, 0), (0, 1), (1, 0), (7, 3)]
+    together = row_uniforms(5, rows, 11)
+    assert together.shape == (11, 4)
+    for column, row in enumerate(rows):
+        assert np.array_equal(row_uniforms(5, [row], 11)[:, 0], together[:, column])
+    assert np.array_equal(row_uniforms(5, rows, 6), together[:6])
+
+
+def test_streams_differ_by_seed_prompt_and_sample():
+    keys = [(0, (0, 0)), (1, (0, 0)), (2**40, (0, 0)), (-1, (0, 0)), (0, (1, 0)), (0, (0, 1))]
+    streams = {tuple(row_uniforms(seed, [row], 8)[:, 0].tolist()) for seed, row in keys}
+    assert len(streams) == len(keys)
+
+
+def test_uniforms_are_uniform():
+    uniforms = row_uniforms(3, [(p, s) for p in range(40) for s in range(25)], 100)
+    assert uniforms.min() >= 0
+    assert uniforms.max() <= LARGEST_UNIFORM
+    # 100,000 draws: the mean's standard deviation is sqrt(1/12 / 1e5) = 0.0009; four of them
+    assert uniforms.mean() == pytest.approx(0.5, abs=0.0037)
+    # chi-square over 100 cells, 99 degrees of freedom: mean 99, standard deviation sqrt(198) = 14.1; four of them
+    counts = np.histogram(uniforms, bins=100, range=(0, 1))[0]
+    assert ((counts - 1000) ** 2 / 1000).sum() < 99 + 4 * math.sqrt(198)
+
+
+def logits_of(probabilities, rows=1):
+    return torch.tensor([probabilities] * rows).log()
+
+
+def test_the_token_is_where_the_cumulative_distribution_passes_the_uniform():
+    # cumulative: 0.5, 0.75, 1
+    uniforms = torch.tensor([0.0, 0.49, 0.5, 0.74, 0.75, LARGEST_UNIFORM])
+    tokens, log_probs = draw(logits_of([0.5, 0.25, 0.25], 6), SamplingParams(), uniforms)
+    assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
+    assert log_probs.tolist() == pytest.approx([math.log(p) for p in (0.5, 0.5, 0.25, 0.25, 0.25, 0.25)])
+
+
+def test_temperature_reshapes_the_distribution():
+    # p^(1/2) normalised: sqrt(.64, .36) = .8, .6 -> 4/7, 3/7; at T = 2 a uniform of 0.6 is past 4/7 = 0.571
+    tokens, log_probs = draw(logits_of([0.64, 0.36]), SamplingParams(temperature=2.0), torch.tensor([0.6]))
+    assert tokens.tolist() == [1]
+    assert log_probs.tolist() == pytest.approx([math.log(3 / 7)])
+
+
+def test_temperature_zero_takes_the_likeliest_and_reports_its_log_prob_at_temperature_one():
+    tokens, log_probs = draw(logits_of([0.2, 0.5, 0.3]), SamplingParams(temperature=0.0), None)
+    assert tokens.tolist() == [1]
+    assert log_probs.tolist() == pytest.approx([math.log(0.5)])
+
+
+def test_a_banned_token_is_never_drawn_and_the_others_share_its_mass():
+    # without token 0: 0.3 / 0.5 and 0.2 / 0.5
+    for uniform, token, prob in ((0.0, 1, 0.6), (0.59, 1, 0.6), (0.61, 2, 0.4)):
+        tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(), torch.tensor([uniform]), banned=0)
+        assert tokens.tolist() == [token]
+        assert log_probs.tolist() == pytest.approx([math.log(prob)])
+    tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(temperature=0.0), None, banned=0)
+    assert tokens.tolist() == [1]
+    assert log_probs.tolist() == pytest.approx([math.log(0.6)])
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [
+        (0.3, [0.4, 0, 0, 0]),  # the likeliest alone reaches 0.3
+        (0.65, [0.4, 0, 0.3, 0]),  # 0.4 does not, 0.4 + 0.3 does
+        (0.85, [0.4, 0, 0.3, 0.2]),
+        (0.95, [0.4, 0.1, 0.3, 0.2]),
+    ],
+)
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p, kept):
+    probs = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
+    keep_nucleus(probs, top_p)
+    assert probs.tolist() == [pytest.approx(kept)]
+
+
+def test_top_p_renormalises_the_log_probs():
+    # 0.65 keeps 0.4 and 0.3, that is 4/7 and 3/7
+    sampling = SamplingParams(top_p=0.65)
+    tokens, log_probs = draw(logits_of([0.4, 0.1, 0.3, 0.2], 2), sampling, torch.tensor([0.57, 0.58]))
+    assert tokens.tolist() == [0, 2]
+    assert log_probs.tolist() == pytest.approx([math.log(4 / 7), math.log(3 / 7)])
+
+
+def test_tokens_as_likely_as_the_last_of_the_nucleus_stay_in_it():
+    probs = torch.tensor([[0.25, 0.25, 0.25, 0.25]])
+    keep_nucleus(probs, 0.4)
+    assert probs.tolist() == [[0.25] * 4]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    logits=st.lists(st.one_of(st.floats(-30, 30), st.just(-math.inf)), min_size=2, max_size=40).filter(
+        lambda values: max(values) > -math.inf
+    ),
+    uniform=st.sampled_from([0.0, 2.0**-24, 0.5, LARGEST_UNIFORM]),
+    temperature=st.sampled_from([0.3, 1.0, 4.0]),
+    top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+)
+def test_whatever_the_logits_the_token_is_possible_and_its_log_prob_finite(logits, uniform, temperature, top_p):
+    sampling = SamplingParams(temperature=temperature, top_p=top_p)
+    tokens, log_probs = draw(torch.tensor([logits]), sampling, torch.tensor([uniform]))
+    assert 0 <= int(tokens) < len(logits)
+    assert logits[int(tokens)] > -math.inf
+    assert -250 < float(log_probs) <= 1e-6
+
+
+def test_frequencies_follow_the_distribution():
+    probabilities = torch.tensor([0.05, 0.4, 0.15, 0.1, 0.3])
+    uniforms = torch.from_numpy(row_uniforms(1, [(0, sample) for sample in range(20_000)], 1)[0])
+    tokens, _ = draw(probabilities.log().repeat(20_000, 1), SamplingParams(), uniforms)
+    expected = probabilities * 20_000
+    # chi-square, 4 degrees of freedom: mean 4, standard deviation sqrt(8) = 2.8; four of them
+    assert float(((tokens.bincount(minlength=5) - expected) ** 2 / expected).sum()) < 4 + 4 * math.sqrt(8)
+
+
+def rounded_by(errors):
+    """A scan whose sums are each off by a share of the total, as those of a parallel scan may be."""
+    return lambda probs, dim: probs.cumsum(dim) + torch.tensor(errors) * probs.sum(dim, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("errors", "uniform", "token"),
+    [
+        ([0.0, 0.01, 0.01, 0.0, 0.0], 0.5, 0),  # the sum rises at tokens 1 and 2: the possible one before them
+        ([0.0, 0.01, 0.0, 0.0, 0.0], LARGEST_UNIFORM, 3),
+        ([0.0, 0.0, 0.0, -0.01, 0.0], LARGEST_UNIFORM, 3),  # it rises at the impossible last one
+        ([0.0, 0.0, 0.0, 0.0, -0.01], LARGEST_UNIFORM, 3),  # it falls there
+    ],
+)
+def test_a_scan_that_rounds_never_draws_an_impossible_token(errors, uniform, token):
+    probs = torch.tensor([[0.5, 0.0, 0.0, 0.5, 0.0]])
+    tokens, log_probs = invert(probs, torch.tensor([uniform]), rounded_by(errors))
+    assert tokens.tolist() == [token]
+    assert log_probs.tolist() == pytest.approx([math.log(0.5)], abs=0.011)  # the total is off too
+
+
+def test_before_the_first_possible_token_the_first_is_drawn_and_other_rows_keep_theirs():
+    probs = torch.tensor([[0.0, 0.0, 0.25, 0.75], [0.5, 0.25, 0.25, 0.0]])
+    tokens, _ = invert(probs, torch.tensor([0.0, 0.6]), rounded_by([0.0, 0.01, 0.0, 0.0]))
+    assert tokens.tolist() == [2, 1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    logits=st.lists(st.one_of(st.floats(-30, 30), st.just(-math.inf)), min_size=2, max_size=40).filter(
+        lambda values: max(values) > -math.inf
+    ),
+    uniform=st.one_of(
+        st.sampled_from([0.0, 2.0**-24, LARGEST_UNIFORM]), st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
+    ),
+    top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    data=st.data(),
+)
+def test_however_a_scan_rounds_the_token_is_possible_and_its_log_prob_finite(logits, uniform, top_p, data):
+    probs = torch.tensor([logits]).softmax(-1)
+    keep_nucleus(probs, top_p)
+    errors = data.draw(st.lists(st.floats(-(2.0**-10), 2.0**-10, width=32), min_size=len(logits), max_size=len(logits)))
+    tokens, log_probs = invert(probs, torch.tensor([uniform]), rounded_by(errors))
+    assert probs[0, int(tokens)] > 0
+    assert math.isfinite(float(log_probs))
+
+
+def test_pinned_lengths_are_uniform_over_their_bounds_both_included() -> None:
+    rows = [(prompt, sample) for prompt in range(500) for sample in range(40)]
+    lengths = pinned_lengths(7, rows, (4, 8))
+    counts = np.bincount(lengths, minlength=9)[4:]
+    assert (lengths.min(), lengths.max(), counts.sum()) == (4, 8, 20_000)
+    # 20,000 draws over 5 lengths: 4,000 each, sd sqrt(20000 * 0.2 * 0.8) = 57; six of them
+    assert np.abs(counts - 4_000).max() < 6 * 57
+    assert pinned_lengths(7, rows[40:42], (4, 8)).tolist() == lengths[40:42].tolist()
+    assert pinned_lengths(7, rows[:3], (5, 5)).tolist() == [5, 5, 5]

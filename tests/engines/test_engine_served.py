@@ -1,0 +1,185 @@
+"""Rows that another maker's engine samples, and what vLLM is told and asks of a machine: without any such engine."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness.core.errors import Diverged, RunStopped, UserError
+from harness.core.types import SamplingParams
+from harness.engines.served import ServedRow, to_completions
+from harness.engines.stops import StopStrings
+from harness.engines.streams import pinned_lengths
+from harness.engines.vllm_machine import (
+    check_vllm_installed,
+    context_of,
+    reason_of,
+)
+from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
+
+
+class Letters:
+    """One token for each letter; 0 is the end of sequence."""
+
+    eos_token_id = 0
+
+    def decode(self, token_ids, **options):
+        return "".join(chr(token) for token in token_ids if token)
+
+
+LETTERS = Letters()
+
+
+def row_of(text, *, stop=(), min_tokens=0, finish=None, version=0):
+    """A row after an engine has said these letters one by one, the last one with a reason to finish."""
+    row = ServedRow((0, 0), min_tokens, StopStrings(LETTERS, stop, min_tokens))
+    for place, letter in enumerate(text):
+        row.take([ord(letter)], [-0.5], version, finish if place == len(text) - 1 else None)
+    return row
+
+
+def test_a_stop_string_ends_a_row_and_stays_in_it() -> None:
+    row = row_of("a stop, and more", stop=("stop",))
+    assert (row.is_done, row.was_cut, len(row.token_ids)) == (True, True, 6)
+    (done,) = to_completions([row], 1, 0, LETTERS)[0]
+    assert (done.text, done.finish_reason, done.token_ids.tolist()) == ("a stop", "stop", [ord(c) for c in "a stop"])
+    assert done.versions is None
+
+
+def test_a_stop_string_within_min_tokens_is_ignored() -> None:
+    row = row_of("ab ab", stop=("ab",), min_tokens=3)
+    assert len(row.token_ids) == 5  # the first one ends at token 2
+    assert row.is_done
+
+
+def test_the_engines_own_reasons() -> None:
+    ends = [(row_of("ab", finish=reason), reason) for reason in ("stop", "length")]
+    for row, reason in ends:
+        assert (row.is_done, row.was_cut, row.completion(LETTERS, False).finish_reason) == (True, False, reason)
+    last = row_of("ab", stop=("b",), finish="length")  # completed by the last token there was room for
+    assert (last.was_cut, last.completion(LETTERS, False).finish_reason) == (False, "stop")
+    assert not row_of("ab").is_done
+
+
+def test_versions_are_told_of_all_rows_where_one_saw_another_than_the_first() -> None:
+    old, new = row_of("ab", finish="stop"), row_of("cd", finish="stop")
+    new.row, new.versions = (0, 1), [0, 1]
+    told = to_completions([new, old], 1, 0, LETTERS)[0]
+    assert [completion.text for completion in told] == ["ab", "cd"]
+    assert [completion.versions.tolist() for completion in told] == [[0, 0], [0, 1]]
+    assert [completion.versions for completion in to_completions([old], 1, 0, LETTERS)[0]] == [None]
+
+
+def test_a_log_prob_that_is_no_number_names_its_place() -> None:
+    row = row_of("ab", finish="length")
+    row.row, row.log_probs = (2, 3), [-0.5, float("nan")]
+    with pytest.raises(Diverged, match="not finite at prompt 2, sample 3, token 1"):
+        to_completions([row], 3, 0, LETTERS)
+
+
+def test_nothing_is_kept_behind_the_end() -> None:
+    row = row_of("stop", stop=("st",))
+    assert np.array(row.log_probs).shape == (2,)
+    row.take([5], [-0.1], 0, "length")
+    assert len(row.token_ids) == 2
+
+
+def test_where_vllm_is_missing_the_error_says_how_to_get_it() -> None:
+    with pytest.raises(UserError, match=r"engine\.type is vllm, and vLLM is not installed") as refused:
+        check_vllm_installed(find=lambda name: None)
+    assert "engine.type to native" in str(refused.value.fix)
+    check_vllm_installed(find=lambda name: object())
+
+
+def test_the_context_is_the_scenarios_else_the_models_and_never_more_than_that() -> None:
+    model, silent = SimpleNamespace(max_position_embeddings=64), SimpleNamespace()
+    found = [context_of(SimpleNamespace(context=asked), config) for asked in (None, 40) for config in (model, silent)]
+    assert found == [64, None, 40, 40]
+    with pytest.raises(UserError, match=r"engine\.context is 65, must be at most 64"):
+        context_of(SimpleNamespace(context=65), model)
+
+
+def test_the_reason_of_an_error_is_its_first_line_that_says_something() -> None:
+    counted = "1 validation error for ModelConfig\n  Value error, the length is too large"
+    told = [reason_of(ValueError(text)) for text in (counted, "\n one\ntwo", "")]
+    assert told == ["Value error, the length is too large", "one", "ValueError"]
+
+
+def test_what_vllm_is_told_of_a_row() -> None:
+    plain = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=20)
+    told = row_options((1, 2), plain, {}, 5, [0])
+    assert (
+        told["seed"] == row_options((1, 2), plain, {}, 5, [0])["seed"] != row_options((2, 1), plain, {}, 5, [0])["seed"]
+    )
+    assert {key: value for key, value in told.items() if key != "seed"} == {
+        "temperature": 0.7, "top_p": 0.9, "min_tokens": 2, "max_tokens": 20, "stop_token_ids": [0], "logprobs": 0,
+    }  # fmt: skip
+    greedy = row_options((0, 0), SamplingParams(temperature=0.0, top_p=0.5), {}, 5, [0])
+    assert greedy["top_p"] == 1.0  # its log-probs are of the whole distribution
+
+
+def test_a_row_of_pinned_length_has_that_many_tokens_at_least_and_at_most() -> None:
+    rows = [(0, 0), (0, 1), (3, 0)]
+    pinned = SamplingParams(min_tokens=1, max_tokens=24, pinned_lengths=(3, 20))
+    lengths = lengths_of(rows, pinned, 5)
+    assert list(lengths.values()) == pinned_lengths(5, rows, (3, 20)).tolist()
+    told = row_options((3, 0), pinned, lengths, 5, [0])
+    assert told["min_tokens"] == told["max_tokens"] == lengths[3, 0]
+    assert lengths_of(rows, SamplingParams(), 5) == lengths_of([], pinned, 5) == {}
+
+
+def said(finish=None, **log_probs):
+    """vLLM's output after a step: letters with their log-probabilities."""
+    tokens = [ord(letter) for letter in log_probs]
+    found = [{ord(letter): SimpleNamespace(logprob=value)} for letter, value in log_probs.items()]
+    output = SimpleNamespace(finish_reason=finish, token_ids=tokens, logprobs=found)
+    return SimpleNamespace(request_id="0", outputs=[output], finished=finish is not None)
+
+
+def test_outputs_go_into_their_row_with_the_version_that_made_them() -> None:
+    row = row_of("")
+    into(row)(said(a=-0.5), 3)
+    into(row)(said("length", b=-1.5), 4)
+    assert (row.token_ids, row.log_probs, row.versions) == ([97, 98], [-0.5, -1.5], [3, 4])
+    with pytest.raises(RunStopped, match="vLLM ended a response by itself, of prompt 0: abort"):
+        into(row)(said("abort"), 4)
+
+
+def test_scores_are_those_of_the_tokens_behind_the_prompt() -> None:
+    scored = {}
+    per_place = [None, {98: SimpleNamespace(logprob=-1.0)}, {99: SimpleNamespace(logprob=-2.0)}]
+    take = into_scores(scored, 7, 2, [99])
+    take(SimpleNamespace(finished=False, prompt_logprobs=None), 0)
+    assert scored == {}
+    take(SimpleNamespace(finished=True, prompt_logprobs=per_place), 0)
+    assert scored[7].tolist() == [-2.0]
+
+
+class Refusing:
+    """In vLLM's place: takes no request whose first token is 0."""
+
+    def __init__(self) -> None:
+        self.taken, self.aborted = [], []
+
+    def add_request(self, name, prompt, params) -> None:
+        if prompt["prompt_token_ids"][0] == 0:
+            raise ValueError("no")
+        self.taken.append(name)
+
+    def has_unfinished_requests(self) -> bool:
+        return False
+
+    def abort_request(self, names) -> None:
+        self.aborted += names
+
+
+def test_a_request_that_was_not_taken_is_not_kept_and_others_can_be_dropped_once() -> None:
+    engine = Refusing()
+    requests = Requests(engine)
+    with pytest.raises(ValueError, match="no"):
+        requests.add([0], None, into(row_of("")))
+    assert requests._sinks == {}
+    name = requests.add([1], None, into(row_of("")))
+    requests.drop([name, "unknown"])
+    requests.drop([name])
+    assert (engine.taken, engine.aborted, requests.step()) == ([name], [name], False)

@@ -1,0 +1,352 @@
+"""What vLLM is told of its process, its GPU's memory and its sleep: without vLLM and without a GPU."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.types import SamplingParams
+from harness.engines.vllm import VllmEngine
+from harness.engines.vllm_machine import environment, vllm_options
+from harness.engines.vllm_memory import ALONE, MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours, gpu_share
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.public_shapes import PUBLIC_SHAPES
+from harness.models.shape import shape_of, shape_of_own
+from harness.run.actor_parts import environment_of
+from harness.run.memory.plan import CUDA_BYTES, beside_vllm, generator_amounts, make_plan
+from harness.run.memory.table import full_table
+from harness.scenario import load_scenario
+from harness.scenario.engine_sections import VllmEngineSettings
+
+GIB = 2**30
+VLLMS_OWN_SHARE = 0.92  # config/cache.py of vLLM 0.32
+QWEN = shape_of(PUBLIC_SHAPES["qwen2.5-math-1.5b"])
+H200, CARD_80, CARD_24 = 143_771 * 2**20, 80 * GIB, 24 * GIB
+LEARNER = 24_800_000_000  # 1,543,714,304 weights at 16 bytes: float32 weights, gradients and Adam's two averages
+WEIGHTS = 2 * 1_543_714_304  # of the engine, in bfloat16
+OF_TOKEN = 28_672  # 2 x 28 layers x 2 key heads x 128 channels x 2 bytes
+OF_ROW = 4096 * OF_TOKEN
+
+
+def qwen_cache(max_batch=64, asked_gib=None):
+    return Cache(OF_TOKEN, 4096, max_batch, asked_gib)
+
+
+def starts(options, free, total):
+    """Whether vLLM's ``request_memory`` lets it start."""
+    return free >= math.ceil(total * options["gpu_memory_utilization"])
+
+
+# The process
+
+
+@pytest.mark.parametrize(("device", "compiles"), [("cpu", False), ("cuda", True)])
+def test_torch_compiles_on_gpus_whatever_the_user_has_set_and_not_on_cpus(device, compiles, monkeypatch) -> None:
+    """Read at each ``torch.compile``, so it holds in a process that has imported torch under another value."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1" if compiles else "0")
+    assert hasattr(torch.compile(lambda x: x, backend="eager"), "aot_compile") is not compiles
+    for name, value in environment(device).items():
+        monkeypatch.setenv(name, value)
+    assert hasattr(torch.compile(lambda x: x, backend="eager"), "aot_compile") is compiles
+
+
+def test_only_a_cpu_is_told_what_is_for_cpus() -> None:
+    cpu, cuda = environment("cpu"), environment("cuda")
+    assert cpu.items() - cuda.items() == {("VLLM_CPU_OMP_THREADS_BIND", "nobind"), ("TORCHDYNAMO_DISABLE", "1")}
+    assert cuda.items() - cpu.items() == {("TORCHDYNAMO_DISABLE", "0")}
+    assert cuda["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_actor_gets_the_environment_of_its_device(device) -> None:
+    scenario = load_scenario("vllm_sync")
+    found = environment_of(scenario, "generator", 3, device)
+    assert found.items() >= environment(device).items()
+    assert found["OMP_NUM_THREADS"] == "3"
+    assert "TORCHDYNAMO_DISABLE" not in environment_of(scenario, "learner", 3, device)
+
+
+def test_on_a_gpu_it_compiles_and_takes_graphs_on_a_cpu_it_does_neither() -> None:
+    model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4)
+    memory = {"gpu_memory": lambda: (20 * GIB, CARD_24)}
+    cuda = vllm_options(model, settings, 256, "cuda", True, **memory)
+    cpu = vllm_options(model, settings, 256, "cpu", True)
+    assert (cuda["enforce_eager"], cuda["enable_chunked_prefill"], cuda["enable_sleep_mode"]) == (False, True, True)
+    assert (cpu["enforce_eager"], cpu["enable_chunked_prefill"]) == (True, False)
+    assert {"enable_sleep_mode", "gpu_memory_utilization"} & cpu.keys() == set()
+    assert "enable_sleep_mode" not in vllm_options(model, settings, 256, "cuda", False, **memory)
+
+
+# Memory
+
+
+def test_memory_for_keys_and_values() -> None:
+    """4 layers x 2 x 4 heads x 32 channels x 4 bytes = 4096 bytes a token; 250 tokens fill 8 blocks of 32."""
+    cache = Cache(4096, 250, 56)  # and 8 spare rows: 64, and one more
+    assert cache.num_bytes(MOST_CACHE_BYTES) == cache.num_bytes(None) == 65 * 256 * 4096
+    assert cache.num_bytes(10 * 2**20) == 10 * 2**20
+    assert replace(cache, context=4096).num_bytes(10 * 2**20) == 4096 * 4096  # one row has room all the same
+    assert replace(cache, asked_gib=0.01).num_bytes(None) == round(0.01 * GIB)  # what the scenario says wins
+    assert replace(cache, asked_gib=100).num_bytes(0) == 65 * 256 * 4096
+    assert replace(cache, context=None).num_bytes(123) == 123
+
+
+def test_beside_a_learner_on_a_large_card_it_asks_for_what_it_needs() -> None:
+    free = H200 - LEARNER
+    options = gpu_share(qwen_cache(), WEIGHTS, Neighbours(LEARNER), free, H200)
+    assert options["kv_cache_memory_bytes"] == 73 * OF_ROW  # 8.0 GiB: all rows of full length
+    needed = WEIGHTS + WORKSPACE_BYTES + 73 * OF_ROW
+    assert options["gpu_memory_utilization"] == pytest.approx(needed / H200)  # 0.091
+    assert starts(options, free, H200)
+    assert not starts({"gpu_memory_utilization": VLLMS_OWN_SHARE}, free, H200)
+
+
+@pytest.mark.parametrize("taken", [0, LEARNER], ids=["before the learner has taken its memory", "afterwards"])
+def test_what_the_learner_will_take_stays_its_own(taken) -> None:
+    room = CARD_80 - LEARNER
+    options = gpu_share(qwen_cache(1024), WEIGHTS, Neighbours(LEARNER), CARD_80 - taken, CARD_80)
+    assert options["kv_cache_memory_bytes"] == (room - WEIGHTS - WORKSPACE_BYTES) // 2
+
+
+def test_two_generators_on_one_card_take_the_same() -> None:
+    both = Neighbours(2 * CUDA_BYTES, engines=2)
+    first = gpu_share(qwen_cache(1024), WEIGHTS, both, CARD_80 - 2 * CUDA_BYTES, CARD_80)
+    taken = WEIGHTS + WORKSPACE_BYTES + first["kv_cache_memory_bytes"]
+    free = CARD_80 - 2 * CUDA_BYTES - taken
+    second = gpu_share(qwen_cache(1024), WEIGHTS, both, free, CARD_80)
+    assert second == first
+    assert taken < (CARD_80 - 2 * CUDA_BYTES) // 2
+    assert starts(second, free, CARD_80)
+    assert not starts({"gpu_memory_utilization": VLLMS_OWN_SHARE}, free, CARD_80)
+
+
+def test_on_a_small_card_beside_the_policy_that_its_process_has_loaded() -> None:
+    policy = 2 * WEIGHTS  # in float32: vLLM starts from it, and then the weights that arrive lie in its place
+    free = CARD_24 - policy - CUDA_BYTES
+    options = gpu_share(qwen_cache(1024), WEIGHTS, Neighbours(policy + CUDA_BYTES), free, CARD_24)
+    assert options["kv_cache_memory_bytes"] == (free - WEIGHTS - WORKSPACE_BYTES) // 2
+    assert starts(options, free, CARD_24)
+    assert not starts({"gpu_memory_utilization": VLLMS_OWN_SHARE}, free, CARD_24)
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    policy = 2 * WEIGHTS
+    with pytest.raises(UserError) as refused:
+        gpu_share(qwen_cache(), WEIGHTS, Neighbours(LEARNER + CUDA_BYTES), CARD_24 - policy - CUDA_BYTES, CARD_24)
+    assert refused.value.what == (
+        "vLLM needs 5.0 GiB of the GPU (2.9 GiB for weights, 0.1 GiB for keys and values, 2.0 GiB to work in), and "
+        "0.4 GiB are left for it: of 24.0 GiB 17.7 GiB are free, and the memory plan gives 23.6 GiB to the other parts"
+    )
+    asked = qwen_cache(max_batch=1024, asked_gib=20)
+    with pytest.raises(UserError, match=r"vLLM needs 24\.9 GiB .* for 2 vLLMs"):
+        gpu_share(asked, WEIGHTS, Neighbours(engines=2), CARD_24, CARD_24)
+
+
+def test_a_size_that_the_scenario_names_is_taken_to_the_last_byte() -> None:
+    free = WEIGHTS + WORKSPACE_BYTES + 3 * GIB
+    options = gpu_share(qwen_cache(asked_gib=3), WEIGHTS, ALONE, free, CARD_24)
+    assert options["kv_cache_memory_bytes"] == 3 * GIB
+    assert starts(options, free, CARD_24)
+    with pytest.raises(UserError):
+        gpu_share(qwen_cache(asked_gib=3), WEIGHTS, ALONE, free - 1, CARD_24)
+
+
+# Engine and memory plan
+
+
+def test_the_memory_plan_says_what_the_engine_takes() -> None:
+    """Of the same model, once from its shape and once from the model itself."""
+    for preset, config in PRESETS.items():
+        changes = [f"model.preset={preset}", "model.warm_start=false", "engine.max_batch=40"]
+        scenario = load_scenario("vllm_sync", changes)
+        model, shape = DecoderLM(config), shape_of_own(config)
+        for device in ("cpu", "cuda"):
+            memory = {"gpu_memory": lambda: (H200, H200)}
+            told = vllm_options(model, scenario.engine, config.max_position_embeddings, device, False, **memory)
+            amounts = {amount.name: amount for amount in generator_amounts(scenario, shape, 48, device == "cuda")}
+            cache = amounts["key/value cache"]
+            assert told["kv_cache_memory_bytes"] == cache.num_bytes + cache.more
+            assert (cache.more > 0) is (device == "cuda")
+            if device == "cuda":
+                held = sum(amounts[name].num_bytes for name in ("engine weights", "vLLM's workspace"))
+                needed = held + cache.num_bytes + cache.more
+                assert told["gpu_memory_utilization"] == pytest.approx(needed / H200)
+
+
+def test_the_config_of_transformers_counts_the_same() -> None:
+    config = AutoConfig.for_model(**PUBLIC_SHAPES["qwen2.5-math-1.5b"])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    settings = VllmEngineSettings(precision="bfloat16", max_batch=64)
+    told = vllm_options(model, settings, 4096, "cuda", False, gpu_memory=lambda: (H200, H200))
+    assert told == told | gpu_share(qwen_cache(), WEIGHTS, ALONE, H200, H200)
+
+
+def trial(tmp_path, *settings):
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLIC_SHAPES["qwen2.5-math-1.5b"]))
+    model = f"model={{type: folder, path: {folder}, precision: bfloat16}}"
+    return load_scenario("vllm_sync", [model, "engine.precision=bfloat16", *settings])
+
+
+def on_gpu(generator, learner, **others):
+    parts = f"generator: {{{generator}}}, learner: {{gpus: {learner}}}"
+    return f"placement={{device: cuda, {parts}" + "".join(f", {key}: {value}" for key, value in others.items()) + "}"
+
+
+@pytest.mark.parametrize(
+    ("placement", "learner", "engines"),
+    [
+        (on_gpu("gpus: 1", 1, colocated="false"), False, 1),
+        (on_gpu("gpus: 1, count: 2", 1, colocated="true"), True, 2),
+        (on_gpu("gpus: 0.5, count: 3", 1, colocated="false"), False, 2),
+        (on_gpu("gpus: 0.25, count: 2", 0.5, colocated="false"), True, 2),
+        (on_gpu("gpus: 0.5", 0.75, colocated="false"), False, 1),
+    ],
+)
+def test_who_shares_the_gpu_follows_from_the_placement(placement, learner, engines, tmp_path) -> None:
+    scenario = trial(tmp_path, placement)
+    plan = make_plan(scenario, QWEN, has_gpu=True)
+    of_learner = sum(amount.num_bytes for amount in plan.processes[0].amounts)
+    received = {amount.name: amount.num_bytes for amount in plan.processes[1].amounts}["received weights"]
+    expected = engines * (received + CUDA_BYTES) + (of_learner if learner else 0)
+    assert beside_vllm(scenario, QWEN) == Neighbours(expected, engines)
+    assert beside_vllm(scenario, None) == Neighbours(0, engines)
+
+
+def test_a_learner_on_a_cpu_takes_nothing_of_the_gpu(tmp_path) -> None:
+    scenario = trial(tmp_path, "placement={device: auto, colocated: false, generator: {gpus: 1}, learner: {gpus: 0}}")
+    assert beside_vllm(scenario, QWEN) == Neighbours(2 * WEIGHTS + CUDA_BYTES, 1)  # the float32 weights that arrive
+
+
+def test_in_one_process_the_learner_is_always_beside_it(tmp_path) -> None:
+    scenario = trial(tmp_path, "transport.type=in_process", "placement.device=cuda")
+    found = beside_vllm(scenario, QWEN)
+    assert found.num_bytes > 16 * 1_543_714_304 + CUDA_BYTES
+    assert found.engines == 1
+    with pytest.raises(UserError):
+        gpu_share(qwen_cache(), WEIGHTS, found, CARD_24 - 2 * WEIGHTS, CARD_24)
+
+
+def test_the_table_tells_the_cache_that_must_be_and_the_one_that_may_be(tmp_path) -> None:
+    scenario = trial(tmp_path, on_gpu("gpus: 1", 1))
+    plan = make_plan(scenario, QWEN, has_gpu=True)
+    (generator,) = [process for process in plan.processes if process.name == "generator"]
+    assert generator.more == 72 * OF_ROW
+    assert generator.peak == CUDA_BYTES + WEIGHTS + 2 * WEIGHTS + OF_ROW + WORKSPACE_BYTES
+    (line,) = [line for line in full_table(plan) if "key/value cache" in line]
+    assert " ".join(line.split()) == "key/value cache 0.11 GiB and up to 7.9 GiB more where free"
+
+
+# Sleep
+
+
+class Scripted:
+    """In the place of vLLM's ``LLM``: writes down when it wakes up and falls asleep."""
+
+    def __init__(self, takes=True) -> None:
+        self.said, self.asleep, self.takes = [], False, takes
+        self.llm_engine = SimpleNamespace(
+            is_sleeping=lambda: self.asleep,
+            reset_prefix_cache=lambda reset_running_requests: True,
+            has_unfinished_requests=lambda: False,
+            abort_request=lambda names: None,
+        )
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: 8, max_model_len=64)
+
+    def apply_model(self, function):
+        assert not self.asleep
+        self.said.append("load")
+        return [[] if self.takes else ["a matrix"]]
+
+    def wake_up(self) -> None:
+        self.said.append("wake_up")
+        self.asleep = False
+
+    def sleep(self, level) -> None:
+        self.said.append(f"sleep {level}")
+        self.asleep = True
+
+
+MODEL = torch.nn.Linear(1, 1)
+LETTERS = SimpleNamespace(eos_token_id=0)
+
+
+def engine_of(llm, **options):
+    return VllmEngine(llm, MODEL, LETTERS, sleeps=True, **options)
+
+
+def load(engine, version=1):
+    engine.load_weights(dict(MODEL.named_parameters()), version)
+
+
+def generate(engine, prompts=()):
+    return engine.generate(prompts, 1, SamplingParams(max_tokens=4), seed=0)
+
+
+def test_it_is_woken_once_for_a_load_and_what_is_generated_from_it() -> None:
+    llm = Scripted()
+    engine = engine_of(llm)
+    for version in (1, 2, 3):
+        load(engine, version)
+        engine.score([], [])  # the proof of the sync
+        generate(engine)
+    assert llm.said == ["load", "sleep 1", *["wake_up", "load", "sleep 1"] * 2]  # awake when it has started
+
+
+def test_an_evaluation_between_a_load_and_a_batch_wakes_it_once_more() -> None:
+    llm = Scripted()
+    engine = engine_of(llm)
+    load(engine)
+    for _ in ("evaluation", "batch"):
+        generate(engine)
+    engine.score([], [])  # found asleep, left asleep
+    assert llm.said == ["load", "sleep 1", "wake_up", "sleep 1", "wake_up", "sleep 1"]
+
+
+def test_after_an_error_it_sleeps_where_it_slept_before() -> None:
+    stopped = Scripted()
+    engine = engine_of(stopped, should_stop=lambda: True)
+    load(engine)
+    with pytest.raises(Interrupted):
+        generate(engine, [[1]])
+    assert stopped.said == ["load", "sleep 1"]
+    with pytest.raises(ValueError, match="weight"):
+        engine.load_weights({}, 2)  # refused before anything moves
+    stopped.takes = False
+    with pytest.raises(RunStopped):
+        load(engine, 2)
+    assert stopped.said[2:] == ["wake_up", "load", "sleep 1"]
+    stopped.takes = True
+    load(engine, 2)
+    assert stopped.said[5:] == ["wake_up", "load"]
+
+
+def test_a_load_on_another_thread_leaves_a_busy_engine_awake() -> None:
+    llm = Scripted()
+
+    def should_stop():  # asked in the middle of generate
+        load(engine, 2)
+        return True
+
+    engine = engine_of(llm, should_stop=should_stop)
+    load(engine)
+    with pytest.raises(Interrupted):
+        generate(engine, [[1]])
+    assert llm.said == ["load", "load", "sleep 1"]
+    assert engine.version == 2
+
+
+def test_an_engine_that_does_not_sleep_is_never_told_to() -> None:
+    llm = Scripted()
+    engine = VllmEngine(llm, MODEL, LETTERS)
+    load(engine)
+    generate(engine)
+    assert llm.said == ["load"]

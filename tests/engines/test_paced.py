@@ -1,0 +1,264 @@
+"""The parts that sleep instead of computing. None of these tests sleeps: a clock of their own goes forward instead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.trace import RecordingTracer
+from harness.core.types import Prompt, Purpose, SamplingParams, WorkItem
+from harness.engines.paced import SLICE_S, PacedEngine, PacedTokenizer
+from harness.grpo import LossOptions
+from harness.learner import TrainerOptions
+from harness.learner.paced import PacedTrainer, made_up_weights
+from harness.run.workers import GeneratorWorker, LearnerWorker
+from harness.transports.fingerprint import fingerprint
+from harness.transports.in_process import InProcessTransport
+
+PROMPTS = [[5], [6], [7], [8]]
+SAMPLING = SamplingParams(max_tokens=32)
+
+
+class Clock:
+    """Seconds that pass only while someone sleeps, each time a little longer than was asked for."""
+
+    def __init__(self, late_s=0.0):
+        self.now_s, self.late_s = 100.0, late_s
+
+    def __call__(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds + self.late_s
+
+
+class Polls:
+    """A stop signal that counts its polls, acts on another thread at some of them, and may stop at one."""
+
+    def __init__(self, acts=None, stop_at=None):
+        self.acts, self.stop_at, self.count = acts or {}, stop_at, 0
+
+    def __call__(self):
+        if self.count in self.acts:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self.acts[self.count]).result()
+        self.count += 1
+        return self.count - 1 == self.stop_at
+
+
+def paced(clock, generate_s=0.5, spread=0.0, prompts_per_batch=4, should_stop=None, version=0):
+    engine = PacedEngine(generate_s, spread, prompts_per_batch, should_stop=should_stop, sleep=clock.sleep, clock=clock)
+    engine.load_weights({"w": torch.zeros(1)}, version)
+    return engine
+
+
+def options(**fields):
+    return TrainerOptions(2, LossOptions(), **fields)
+
+
+# The engine
+
+
+@pytest.mark.parametrize(("prompts", "seconds"), [(4, 0.5), (1, 0.125), (12, 1.5), (0, 0.0)])
+def test_a_call_takes_its_share_of_a_batch(prompts, seconds):
+    clock = Clock()
+    groups = paced(clock).generate([[5]] * prompts, 2, SAMPLING, 0)
+    assert len(groups) == prompts
+    assert clock.now_s - 100 == pytest.approx(seconds)
+
+
+def test_slices_that_take_too_long_do_not_add_up():
+    clock = Clock(late_s=0.003)
+    paced(clock).generate(PROMPTS, 2, SAMPLING, 0)
+    assert clock.now_s - 100 == pytest.approx(0.5 + 0.003)  # the last one alone is late
+
+
+def test_the_spread_is_even_and_drawn_from_the_seed():
+    engine = paced(Clock(), spread=0.2)
+    seconds = [engine.seconds(4, seed) for seed in range(400)]
+    assert 0.4 <= min(seconds) < 0.41 < 0.59 < max(seconds) <= 0.6
+    # even in [0.4, 0.6]: standard deviation 0.2 / sqrt(12) = 0.058, of the mean of 400 0.0029; five of them
+    assert abs(sum(seconds) / 400 - 0.5) < 0.0145
+    assert [engine.seconds(4, seed) for seed in range(400)] == seconds
+    assert engine.seconds(2, 7) == pytest.approx(seconds[7] / 2)
+
+
+def test_a_stop_signal_ends_the_sleep():
+    clock, polls = Clock(), Polls(stop_at=3)
+    with pytest.raises(Interrupted, match=r"after 3 of 50 parts of 0\.5 s"):
+        paced(clock, should_stop=polls).generate(PROMPTS, 2, SAMPLING, 0)
+    assert clock.now_s - 100 == pytest.approx(3 * SLICE_S)
+
+
+def test_responses_are_made_up():
+    (group, other), again = (paced(Clock()).generate([[5], [5]], 2, SAMPLING, seed=3) for _ in range(2))
+    for completion in (*group, *other):
+        assert len(completion.token_ids) == 8
+        assert completion.token_ids[-1] == PacedTokenizer.eos_token_id
+        assert completion.log_probs.tolist() == [0.0] * 8
+        assert (completion.text, completion.finish_reason, completion.versions) == ("", "stop", None)
+    assert [c.token_ids.tolist() for c in again[0]] == [c.token_ids.tolist() for c in group]
+    assert len({tuple(c.token_ids.tolist()) for c in (*group, *other)}) == 4
+
+
+def test_a_response_is_cut_and_held_back_as_asked():
+    cut = SamplingParams(max_tokens=5)
+    held = SamplingParams(min_tokens=10, max_tokens=32)
+    (whole,), (short,), (long,) = (paced(Clock()).generate([[5]], 1, s, 0)[0] for s in (SAMPLING, cut, held))
+    assert (short.token_ids.tolist(), short.finish_reason) == (whole.token_ids[:5].tolist(), "length")
+    assert (len(long.token_ids), long.finish_reason) == (11, "stop")
+
+
+def test_loading_copies_into_the_same_tensors_each_time():
+    engine = PacedEngine(0.0, 0.0, 1)
+    source = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0]], requires_grad=True)}
+    engine.load_weights(source)
+    places = {name: own.data_ptr() for name, own in engine.weights.items()}
+    source["a"].zero_()
+    assert {name: own.tolist() for name, own in engine.weights.items()} == {"a": [1.0, 2.0], "b": [[3.0]]}
+    engine.load_weights({"b": torch.tensor([[6.0]]), "a": torch.tensor([4.0, 5.0])}, version=1)
+    assert {name: own.tolist() for name, own in engine.weights.items()} == {"a": [4.0, 5.0], "b": [[6.0]]}
+    assert {name: own.data_ptr() for name, own in engine.weights.items()} == places
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [
+        ({}, "there are none"),
+        ({"v": torch.zeros(1)}, "the old ones stay: w is missing; v is unknown"),
+        ({"w": torch.ones(2)}, r"the old ones stay: w has shape \(2,\), must be \(1,\)"),
+    ],
+)
+def test_a_bad_load_is_refused_and_the_old_weights_and_version_stay(weights, problem):
+    clock = Clock()
+
+    def load():
+        with pytest.raises(ValueError, match=problem):
+            engine.load_weights(weights, version=1)
+
+    engine = paced(clock, should_stop=Polls({20: load}))
+    assert engine.generate([[5]], 1, SAMPLING, 0)[0][0].versions is None
+    assert engine.weights["w"].tolist() == [0.0]
+
+
+def test_it_does_not_generate_before_weights_came():
+    with pytest.raises(RunStopped, match="before any weights were loaded"):
+        PacedEngine(0.0, 0.0, 1).generate([[5]], 1, SAMPLING, 0)
+
+
+def test_loads_during_the_sleep_show_in_the_versions_by_their_share_of_the_time():
+    def load(version):
+        return lambda: engine.load_weights({"w": torch.ones(1)}, version)
+
+    # 50 slices of 10 ms, one poll before each. Token t of 8 is of the weights in place after t / 8 of 0.5 s:
+    # version 4 comes after 0.2 s, 3.2 tokens: token 4 is its first; version 5 after 0.4 s, 6.4 tokens: token 7
+    engine = paced(Clock(), should_stop=Polls({20: load(4), 40: load(5)}), version=3)
+    groups = engine.generate(PROMPTS, 2, SAMPLING, 0)
+    told = [completion.versions.tolist() for group in groups for completion in group]
+    assert told == [[3, 3, 3, 3, 4, 4, 4, 5]] * 8
+    assert groups[0][0].versions.dtype == "int64"
+    assert engine.generate([[5]], 1, SAMPLING, 0)[0][0].versions is None
+
+
+def test_weights_that_come_behind_the_last_token_do_not_count():
+    # token 7 is sampled after 7 / 8 of 0.5 s = 0.4375 s, and poll 45 is at 0.45 s
+    polls = Polls({45: lambda: engine.load_weights({"w": torch.ones(1)}, 1)})
+    engine = paced(Clock(), should_stop=polls)
+    assert engine.generate(PROMPTS, 1, SAMPLING, 0)[0][0].versions is None
+
+
+def test_the_tokenizer_has_a_token_for_each_byte():
+    tokenizer = PacedTokenizer()
+    assert tokenizer.encode("a\u00e9") == [2 + 0x61, 2 + 0xC3, 2 + 0xA9]
+    assert tokenizer.decode([0, *tokenizer.encode("a\u00e9"), 300, 1], skip_special_tokens=True) == "a\u00e9"
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)) == (0, 1, 2 + 256 + 1000)
+
+
+# The trainer
+
+
+def test_the_weights_have_the_size_and_number_asked_for():
+    # 0.01 MB = 10,000 bytes = 2500 values; 2500 // 3 = 833, and the last tensor has 833 + 1
+    weights = made_up_weights(megabytes=0.01, tensors=3)
+    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == {
+        "layer.000.weight": (833,),
+        "layer.001.weight": (833,),
+        "layer.002.weight": (834,),
+    }
+    assert sum(tensor.numel() * tensor.element_size() for tensor in weights.values()) == 10_000
+    assert fingerprint(weights) == fingerprint(made_up_weights(0.01, 3))
+
+
+def test_more_tensors_than_values_are_refused():
+    with pytest.raises(UserError, match=r"model\.megabytes 1e-05 is 2 float32 values, fewer than the 3") as error:
+        made_up_weights(megabytes=1e-5, tensors=3)
+    assert error.value.fix == "set model.tensors to at most 2, or raise model.megabytes"
+
+
+def test_a_step_changes_one_value_of_every_4096_bytes_of_every_tensor():
+    trainer = PacedTrainer(0.0, 0.024, 2, options())  # 6000 values: 3000 each
+    before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
+    for step in range(3):
+        trainer.train(step, ())
+        for name, tensor in trainer.weights().items():
+            assert (tensor != before[name]).nonzero().flatten().tolist() == [0, 1024, 2048]
+            assert tensor[::1024].tolist() == [step + 1] * 3
+            before[name] = tensor.clone()
+
+
+def test_the_weights_are_live_and_no_two_versions_have_the_same_checksum():
+    trainer = PacedTrainer(0.0, 0.01, 3, options())
+    weights = trainer.weights()
+    checksums = [fingerprint(weights)]
+    for step in range(5):
+        trainer.train(step, ())
+        checksums.append(fingerprint(weights))
+    assert len(set(checksums)) == 6
+
+
+def test_a_step_sleeps_for_each_epoch_and_has_no_metrics():
+    slept = []
+    trainer = PacedTrainer(0.4, 0.01, 1, options(epochs_per_batch=3), sleep=slept.append)
+    assert trainer.train(0, trainer.prepare(())) == {}
+    assert slept == [pytest.approx(1.2)]
+
+
+# Both, as the workers use them
+
+
+class OnePrompt:
+    train_prompts = validation_prompts = (Prompt("ab", "b"),)
+
+    def reward(self, response, ground_truth):
+        return {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
+
+
+def test_the_workers_run_with_them():
+    clock, transport = Clock(), InProcessTransport(snapshot=True)
+    tracer = RecordingTracer(lambda: round(clock() * 1e9))
+    trainer = PacedTrainer(0.4, 0.01, 2, options(epochs_per_batch=2, monitor_kl=True), sleep=clock.sleep)
+    learner = LearnerWorker(trainer, transport, tracer, verify=True)
+    engine = PacedEngine(0.5, 0.0, 1, sleep=clock.sleep, clock=clock)
+    generator = GeneratorWorker(engine, transport, OnePrompt(), PacedTokenizer(), SAMPLING, tracer)
+    for version in range(3):
+        generator.load_weights(learner.publish_weights(version, frozenset()))
+        assert fingerprint(engine.weights) == fingerprint(trainer.weights())
+        groups = generator.generate(WorkItem(Purpose.TRAIN, version, 0, (0,), 2, seed=version))
+        assert [(group.min_version, group.max_version, group.lengths) for group in groups] == [
+            (version, version, (8, 8))
+        ]
+        assert groups[0].data.prompt_token_ids.tolist() == [2 + 0x61, 2 + 0x62]
+        result = learner.update(version, groups)
+        assert (result.version, result.optimizer_steps, result.metrics) == (version + 1, 2, {})
+    assert clock.now_s - 100 == pytest.approx(3 * (0.5 + 2 * 0.4))
+
+
+@pytest.mark.parametrize("module", ["harness.engines.paced", "harness.learner.paced"])
+def test_they_need_torch_and_nothing_heavier(module):
+    code = f"import sys, {module}; print(sorted({{'transformers', 'ray', 'vllm'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

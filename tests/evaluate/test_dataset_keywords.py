@@ -1,0 +1,184 @@
+"""A keyword data set: which answers are kept, until when, and what is written."""
+
+import json
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import RunStopped, UserError
+from harness.core.types import Prompt
+from harness.evaluate.dataset.command import chat_encoder
+from harness.evaluate.dataset.keywords import Row, check_split_sizes, draw_prompts, fault, fill, split_sizes, tidy
+from harness.evaluate.dataset.writing import check_target, write_dataset
+from harness.models.tokenizer import train_tokenizer
+from harness.tasks.keyword_files import KeywordFileTask
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("The red apple fell.", None),
+        ("REDUCE the pineapple!", None),  # letters inside of longer words count, as in the reward
+        ("", "empty"),
+        ("The red\x1b[2J apple fell.", "control characters"),
+        ("The red\u2028apple fell.", "control characters"),
+        ("The apple fell.", "keyword missing"),
+        ("Apple red.", "no sentence"),
+        ("The red apple fell", "unfinished"),
+        ("The RED apple stood.", "said before"),
+    ],
+)
+def test_an_answer_is_kept_or_rejected_for_the_first_reason(sentence: str, expected: str | None) -> None:
+    assert fault(sentence, "apple, red", {"the red apple stood."}) == expected
+
+
+def test_an_answer_is_its_first_line_with_something_on_it() -> None:
+    assert tidy("\n \n  The red apple. \nAnd more.\n") == "The red apple."
+    assert tidy(" \n") == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "train", "validation"), [(3, 2, 1), (10, 8, 2), (12, 10, 2), (13, 10, 3), (1000, 800, 200)]
+)
+def test_a_fifth_is_for_validation(rows: int, train: int, validation: int) -> None:
+    assert split_sizes(rows) == {"train": train, "validation": validation}
+
+
+@pytest.mark.parametrize("rows", [-1, 0, 1, 2])
+def test_too_few_rows_for_both_files_are_refused(rows: int) -> None:
+    with pytest.raises(UserError, match=f"-n is {rows}; it must be at least 3"):
+        split_sizes(rows)
+
+
+def test_more_rows_than_sets_of_words_are_refused() -> None:
+    # 400 words in 50 blocks of 8: 50 * (8 choose 2) = 1400 pairs within a block, (50 choose 2) * 64 = 78400 across
+    check_split_sizes({"train": 78400, "validation": 1400}, keywords=2)
+    with pytest.raises(UserError, match="1401 validation rows are asked for; there are 1400 different sets of 2 words"):
+        check_split_sizes({"train": 5604, "validation": 1401}, keywords=2)
+
+
+def test_no_two_words_stand_together_in_both_splits() -> None:
+    pairs = {
+        split: {
+            pair
+            for prompt, _ in zip(draw_prompts(split, 3, seed=0), range(300), strict=False)
+            for pair in combinations(sorted(prompt.ground_truth.split(", ")), 2)
+        }
+        for split in ("train", "validation")
+    }
+    assert min(map(len, pairs.values())) > 500
+    assert pairs["train"] & pairs["validation"] == set()
+
+
+def test_prompts_end_when_all_sets_of_words_were_asked_for() -> None:
+    prompts = [prompt.ground_truth for prompt in draw_prompts("validation", 2, seed=0)]
+    assert len(prompts) == len({frozenset(prompt.split(", ")) for prompt in prompts}) == 1400
+
+
+def sentence(prompt: Prompt) -> str:
+    return f"I saw {prompt.ground_truth.replace(', ', ' and ')} here."
+
+
+def test_the_first_good_answer_of_each_prompt_is_kept() -> None:
+    requests: list[tuple[int, int]] = []
+
+    def ask(prompts: Sequence[Prompt], request: int) -> list[list[str]]:
+        requests.append((len(prompts), request))
+        return [["", "nothing.", sentence(prompt), sentence(prompt) + " Or there."] for prompt in prompts]
+
+    found = fill("train", 5, 2, 0, 2, ask, set())
+    assert requests == [(2, 0), (2, 1), (2, 2)]
+    assert (found.asked, found.answers, found.rejected) == (5, 15, {"empty": 5, "keyword missing": 5})
+    wanted = [prompt for prompt, _ in zip(draw_prompts("train", 2, seed=0), range(5), strict=False)]
+    assert found.rows == [Row(prompt.text, sentence(prompt)) for prompt in wanted]
+
+
+def test_a_sentence_is_kept_once_over_both_splits() -> None:
+    said: set[str] = set()
+    first = fill("train", 3, 2, 0, 8, lambda prompts, _: [[sentence(prompt)] for prompt in prompts], said)
+    assert said == {row.answer.casefold() for row in first.rows}
+    again = fill(
+        "train",
+        3,
+        2,
+        0,
+        8,
+        lambda prompts, _: [[sentence(prompt), sentence(prompt) + " Now."] for prompt in prompts],
+        said,
+    )
+    assert again.rejected == {"said before": 3}
+
+
+def test_a_model_that_cannot_do_it_is_given_up_with_the_counts() -> None:
+    with pytest.raises(RunStopped) as stopped:
+        fill("train", 4, 2, 0, 50, lambda prompts, _: [["no.", ""] for _ in prompts], set())
+    assert str(stopped.value).startswith(
+        "0 of 4 train rows were found after 200 prompts, which is more than 50 prompts a row; answers that were "
+        "rejected: empty 200, keyword missing 200\n"
+    )
+
+
+def test_a_split_that_runs_out_of_words_says_so() -> None:
+    with pytest.raises(RunStopped, match="after 1,400 prompts, which is all the prompts there are"):
+        fill("validation", 1400, 2, 0, 700, lambda prompts, _: [["no."] for _ in prompts], set())
+
+
+def test_the_files_are_what_the_keyword_task_reads(tmp_path: Path) -> None:
+    found = {
+        split: fill(split, size, 2, 0, 8, lambda prompts, _: [[sentence(prompt)] for prompt in prompts], set()).rows
+        for split, size in split_sizes(20).items()
+    }
+    folder = tmp_path / "new" / "keywords"
+    check_target(folder)
+    assert not folder.parent.exists()
+    write_dataset(folder, found, {"kind": "keywords"})
+    assert sorted(path.name for path in folder.iterdir()) == ["dataset.json", "train.jsonl", "validation.jsonl"]
+    assert [path.name for path in folder.parent.iterdir()] == ["keywords"]
+    assert list(json.loads((folder / "train.jsonl").read_text().splitlines()[0])) == ["prompt", "answer"]
+    files = json.loads((folder / "dataset.json").read_text())["files"]
+    assert {name: file["rows"] for name, file in files.items()} == {"train.jsonl": 16, "validation.jsonl": 4}
+    task = KeywordFileTask(folder / "train.jsonl", folder / "validation.jsonl")
+    assert [prompt.text for prompt in task.train_prompts] == [row.prompt for row in found["train"]]
+    assert len(task.validation_prompts) == 4
+
+
+def test_a_folder_that_holds_something_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(UserError, match="the folder is not empty, and a data set is never overwritten"):
+        check_target(tmp_path)
+    with pytest.raises(UserError, match="cannot write the data set"):
+        write_dataset(tmp_path, {"train": [Row("p", "a")]}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_current_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for named in (Path("."), tmp_path, Path("..", tmp_path.name)):
+        with pytest.raises(UserError, match="is the current one; it must be new"):
+            check_target(named)
+    rows = {"train": [Row("p", "a")]}
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    write_dataset(Path("..", "new", "..", "other"), rows, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["below", "other"]
+
+
+def test_a_chat_asks_as_its_user_up_to_the_models_turn() -> None:
+    tokenizer = train_tokenizer(["user says red apple, model says"], 300)
+    with pytest.raises(UserError, match="has no chat template"):
+        chat_encoder(tokenizer)
+    tokenizer.chat_template = (
+        "{% for turn in messages %}[{{ turn.role }} says {{ turn.content }}]{% endfor %}"
+        "{% if add_generation_prompt %}[model says{% endif %}"
+    )
+    token_ids = chat_encoder(tokenizer)("red apple")
+    assert tokenizer.decode(token_ids) == "[user says red apple][model says"
+    assert all(type(token_id) is int for token_id in token_ids)
+
+
+def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="cannot write the data set"):
+        check_target(tmp_path / "file" / "below")

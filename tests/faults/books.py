@@ -1,0 +1,363 @@
+"""What is known of a run from outside, and the invariants that are checked after each event.
+
+The books know only what passes between the loop and its parts, what the observer is told, and the spans; never what the
+loop writes down for itself. So a fault in the loop's own books cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
+
+from harness.core.trace import Stage
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.loop import Ledger
+from tests.faults.idling import check_idle
+from tests.faults.invariants import MOST_EVENTS, Broken
+from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule
+
+Name = tuple[int, int]
+"""A training group: (batch, prompt). No prompt is ordered twice."""
+
+LIES_ABOUT_WEIGHTS = (FaultKind.LOST_WEIGHTS, FaultKind.OWNED_LOST_WEIGHTS, FaultKind.SECOND_LOAD)
+
+
+class Event(NamedTuple):
+    """Something happened, ``time_s`` virtual seconds into the run; ``step`` and ``version`` are -1 if none."""
+
+    time_s: float
+    lane: str
+    what: str
+    step: int = -1
+    version: int = -1
+    detail: str = ""
+
+
+@dataclass
+class AtUpdate:
+    """What there was when an update began: rollouts in flight and waiting, and what is trained on."""
+
+    time_s: float
+    in_flight: int
+    waiting: int
+    groups: tuple[RolloutGroup, ...]
+    begun: int = 0  # rollouts whose generation was heard of later, but at the same instant
+
+
+@dataclass
+class Books:
+    """The books of one run.
+
+    Args:
+        schedule: says what is to happen.
+        now: the virtual clock, in seconds.
+
+    Attributes:
+        broken: the first invariant that did not hold.
+    """
+
+    schedule: Schedule
+    now: Callable[[], float]
+    events: list[Event] = field(default_factory=list)
+    broken: Broken | None = None
+    ticks: int = 0
+    happened: list[tuple[Fault, str]] = field(default_factory=list)
+    ledger: Ledger | None = None
+    # versions
+    version: int = 0  # of the Learner
+    published: list[int] = field(default_factory=list)
+    readable: set[int] = field(default_factory=set)  # the Learner's own set
+    claims: dict[str, int] = field(default_factory=dict)  # lane -> version that its part says it holds
+    claimed: dict[str, int] = field(default_factory=dict)  # the same when its last order began
+    started: dict[str, int] = field(default_factory=dict)  # lane -> version of the last batch that it started
+    pinned: dict[str, set[int]] = field(default_factory=dict)  # lane -> versions being loaded or evaluated there
+    stale: int = 0  # orders that were begun with other weights than the part said
+    owned_up: int = 0  # answers whose rollouts say so
+    # waiting
+    last_s: float = 0.0  # time of the last event
+    waits: dict[str, tuple[Stage, int]] = field(default_factory=dict)  # lane -> what it waits for, for which step
+    generating: set[str] = field(default_factory=set)  # lanes that work on a training order
+    scoring: set[str] = field(default_factory=set)  # Scorers that have taken an order
+    unscored: int = 0  # orders that no Scorer has taken
+    begun: int = 0  # groups of training orders that were begun
+    # rollouts
+    ordered: set[Name] = field(default_factory=set)  # (batch, shard) of orders that were begun
+    generated: dict[Name, RolloutGroup] = field(default_factory=dict)
+    scored: dict[Name, RolloutGroup] = field(default_factory=dict)
+    failed: set[Name] = field(default_factory=set)
+    consumed: set[Name] = field(default_factory=set)
+    uses: Counter[Name] = field(default_factory=Counter)
+    failed_shards: int = 0  # scored, without any group left
+    failed_evaluations: int = 0  # groups
+    in_flight: int = 0
+    # steps
+    at_update: AtUpdate | None = None
+    steps: int = 0
+    evaluated: list[int] = field(default_factory=list)
+    deaths: set[tuple[str, int]] = field(default_factory=set)
+    replaced: Counter[str] = field(default_factory=Counter)
+    lane_ends: dict[str, int] = field(default_factory=dict)
+
+    # ---- writing down
+
+    def tick(self) -> None:
+        """The event loop has called something: even a run in which nothing is written down has to end."""
+        self.ticks += 1
+        if self.ticks > 20 * MOST_EVENTS:
+            self.break_off("it ends", f"{self.ticks} callbacks and no end")
+
+    def note(self, lane: str, what: str, step: int = -1, version: int = -1, detail: str = "") -> None:
+        """Write an event down and check what must always hold."""
+        now = self.now()
+        if now > self.last_s:
+            check_idle(self)
+            self.last_s = now
+        self.events.append(Event(now, lane, what, step, version, detail))
+        if len(self.events) > MOST_EVENTS:
+            self.break_off("it ends", f"{len(self.events)} events and no end")
+        if self.published:
+            self.require_readable(self.published[-1])
+        for versions in self.pinned.values():
+            for pinned in versions:
+                self.require_readable(pinned)
+
+    def require(self, holds: bool, invariant: str, message: str) -> None:
+        """Raise if an invariant does not hold.
+
+        Raises:
+            Broken: it does not.
+        """
+        if not holds:
+            self.break_off(invariant, message)
+
+    def break_off(self, invariant: str, message: str) -> NoReturn:
+        """End the run, since an invariant does not hold; the first one is kept.
+
+        Raises:
+            Broken: always.
+        """
+        error = Broken(invariant, message)
+        self.broken = self.broken or error
+        raise error
+
+    def require_readable(self, version: int) -> None:
+        """Check that these weights can still be read."""
+        if version not in self.readable:
+            self.break_off("weights there", f"version {version} is gone; {sorted(self.readable)} can be read")
+
+    def fault(self, fault: Fault, how: str) -> None:
+        """A fault has happened."""
+        self.happened.append((fault, how))
+        self.note(fault.lane, f"FAULT {fault.kind}", detail=f"{fault.call} {fault.number}: {how}".strip(": "))
+
+    def has(self, *kinds: FaultKind, lane: str | None = None) -> bool:
+        """Whether a fault of these kinds has happened."""
+        return any(fault.kind in kinds and lane in (None, fault.lane) for fault, _ in self.happened)
+
+    def died(self, lane: str, incarnation: int) -> None:
+        """A call on this lane heard of a death."""
+        self.deaths.add((lane, incarnation))
+        self.claims[lane] = -1
+        self.note(lane, "dead part replaced", detail=f"part {incarnation} stands there")
+
+    # ---- weights
+
+    def load_begins(self, lane: str, ticket: WeightTicket) -> None:
+        """A Generator is to load these weights."""
+        self.require(
+            ticket.version in self.published, "versions", f"{lane} is to load version {ticket.version}, never published"
+        )
+        self.pinned.setdefault(lane, set()).add(ticket.version)
+        self.note(lane, "load begins", version=ticket.version)
+
+    def load_ends(self, lane: str, version: int) -> None:
+        """It says that it holds them."""
+        self.claims[lane] = version
+        self.note(lane, "load ends", version=version)
+
+    def unpin(self, lane: str, version: int) -> None:
+        """The load or evaluation is over, however it ended."""
+        self.pinned.get(lane, set()).discard(version)
+
+    def publish_begins(self, version: int, still_needed: frozenset[int]) -> None:
+        """The Learner is to publish; what others are reading must stay."""
+        due = len(self.published)
+        self.require(version == due == self.version, "versions", f"version {version} is published, due is {due}")
+        for lane, versions in self.pinned.items():
+            self.require(
+                versions <= still_needed, "weights there", f"{lane} needs {versions}, kept are {set(still_needed)}"
+            )
+        self.note(LEARNER, "publish begins", version=version)
+
+    def publish_ends(self, ticket: WeightTicket) -> None:
+        """New weights are there."""
+        if ticket.version == len(self.published):
+            self.published.append(ticket.version)
+        self.note(LEARNER, "publish ends", version=ticket.version)
+
+    # ---- generating and scoring
+
+    def generate_begins(self, lane: str, item: WorkItem, truth: int) -> None:
+        """A Generator starts an order; ``truth`` is the version that it really holds."""
+        claim = self.claims.get(lane, -1)
+        if claim != truth:
+            self._check_lie(lane, claim, truth)
+        if item.purpose is Purpose.EVALUATE:
+            self.require(claim == item.step, "evaluations", f"{lane} evaluates version {item.step} and holds {claim}")
+            self.pinned.setdefault(lane, set()).add(item.step)
+        else:
+            self._train_order_begins(lane, item, claim)
+        self.claimed[lane] = claim
+        what = "evaluation begins" if item.purpose is Purpose.EVALUATE else "generate begins"
+        self.note(lane, what, item.step, claim, detail=f"shard {item.shard}")
+
+    def _check_lie(self, lane: str, claim: int, truth: int) -> None:
+        """A part may hold other weights than it says where it lies; not where its load had to be proven."""
+        lies = (FaultKind.SECOND_LOAD,) if self.schedule.proof else LIES_ABOUT_WEIGHTS
+        self.require(self.has(*lies, lane=lane), "weights held", f"{lane} holds {truth} and says {claim}")
+        self.stale += 1
+
+    def _train_order_begins(self, lane: str, item: WorkItem, claim: int) -> None:
+        lag, bound = self.version - claim, self.schedule.max_lag
+        self.require(
+            0 <= lag <= bound,
+            "lag at start",
+            f"{lane} starts batch {item.step} with version {claim} while the Learner is at {self.version}: lag {lag}, "
+            f"at most {bound}",
+        )
+        last = self.started.get(lane, -1)
+        self.require(claim >= last, "versions", f"{lane} starts with version {claim}, after {last}")
+        self.started[lane] = claim
+        self.generating.add(lane)
+        if (item.step, item.shard) not in self.ordered:
+            self.ordered.add((item.step, item.shard))
+            rollouts = len(item.prompt_ids) * item.group_size
+            self.begun += len(item.prompt_ids)
+            self.in_flight += rollouts
+            if self.at_update is not None and self.at_update.time_s == self.now():
+                self.at_update.begun += rollouts
+
+    def generate_ends(self, lane: str, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
+        """A Generator has answered. What is no answer to the order is not written down: the loop has to refuse it."""
+        self.generating.discard(lane)
+        self.note(lane, "generate ends", item.step, self.claims.get(lane, -1), f"shard {item.shard}")
+        self.unscored += 1
+        self.owned_up += any(group.min_version < self.claimed[lane] for group in groups)
+        if item.purpose is Purpose.EVALUATE or [named(group) for group in groups] != names_of(item):
+            return
+        for group in groups:
+            self.require(named(group) not in self.generated, "one answer", f"{lane} generates {named(group)} again")
+            self.generated[named(group)] = group
+
+    def score_begins(self, lane: str, item: WorkItem, version: int) -> None:
+        """A Scorer has taken an order; again, if it died over it."""
+        if lane not in self.scoring:
+            self.unscored -= 1
+        self.scoring.add(lane)
+        self.note(lane, "score begins", item.step, version, f"shard {item.shard}")
+
+    def score_ends(self, lane: str, item: WorkItem, groups: tuple[RolloutGroup, ...], scored: ScoredBatch) -> None:
+        """A Scorer has answered; see ``generate_ends``."""
+        self.scoring.discard(lane)
+        self.note(lane, "score ends", item.step, groups[0].min_version, f"shard {item.shard}")
+        whole = scored.item == item and len(scored.groups) + scored.failed_groups == len(groups)
+        if item.purpose is Purpose.EVALUATE or not whole:
+            return
+        self.in_flight -= len(item.prompt_ids) * item.group_size
+        kept = {named(group): group for group in scored.groups}
+        for group in groups:
+            name = named(group)
+            again = name in self.scored or name in self.failed
+            self.require(
+                name in self.generated and not again, "one answer", f"{lane} scores {name} again, or too early"
+            )
+        self.scored |= kept
+        self.failed |= {named(group) for group in groups} - set(kept)
+        self.failed_shards += not kept
+
+    # ---- training
+
+    def update_begins(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """The Learner is to train on these groups."""
+        self.require(
+            step == self.version == self.steps, "steps in order", f"step {step} at version {self.version}, {self.steps}"
+        )
+        names = [named(group) for group in groups]
+        self.require(len(set(names)) == len(names), "uses", f"step {step} trains on one rollout twice: {names}")
+        for name, group in zip(names, groups, strict=True):
+            self._check_use(step, name, group)
+        self.at_update = AtUpdate(self.now(), self.in_flight, self._waiting(), groups)
+        self.note(LEARNER, "update begins", step, self.version, _shown(names))
+
+    def _check_use(self, step: int, name: Name, group: RolloutGroup) -> None:
+        replay, age = self.schedule.replay, self.version - group.min_version
+        bound = self.schedule.max_lag if replay is None else replay.max_age
+        self.require(self.scored.get(name) is group, "one answer", f"step {step} trains on {name}, which nobody scored")
+        self.require(0 <= age <= bound, "lag at first use", f"step {step} trains on {name}: age {age}, at most {bound}")
+        self.uses[name] += 1
+        allowed = 1 if replay is None else replay.max_uses
+        self.require(
+            allowed is None or self.uses[name] <= allowed,
+            "uses",
+            f"step {step} trains on {name} for time {self.uses[name]}, at most {allowed}",
+        )
+
+    def _waiting(self) -> int:
+        """Rollouts that are scored, not consumed, and not too old."""
+        return sum(
+            len(group.lengths)
+            for name, group in self.scored.items()
+            if name not in self.consumed and not self.is_dropped(group)
+        )
+
+    def is_dropped(self, group: RolloutGroup) -> bool:
+        """Whether a group that was not consumed is too old by now."""
+        return self.schedule.lag_control == "drop" and self.version - group.min_version > self.schedule.max_lag
+
+    def update_ends(self, result: UpdateResult) -> None:
+        """A step was made."""
+        self.require(result.version == self.version + 1, "versions", f"{result.version} after {self.version}")
+        self.version = result.version
+        self.note(LEARNER, "update ends", self.version - 1, self.version)
+
+    # ---- time
+
+    def wait_begins(self, lane: str, stage: Stage, step: int) -> None:
+        """A lane waits from now on."""
+        self.waits[lane] = stage, step
+
+    def span_ended(self, lane: str, stage: Stage, start_ns: int, end_ns: int, cut: bool) -> None:
+        """A stage or wait of a lane has ended, or was cut off by a death or the end of the run.
+
+        Where weights are loaded while a Generator generates, spans overlap.
+        """
+        overlap = self.schedule.lag_control == "in_flight" and lane in self.schedule.generator_lanes
+        before = self.lane_ends.get(lane, 0)
+        self.lane_ends[lane] = end_ns
+        if stage.is_wait:
+            self.waits.pop(lane, None)
+        if cut:  # whoever is cut off must not raise another error; the next span tells whether time is missing
+            self.events.append(Event(end_ns / 1e9, lane, f"{stage} cut off", detail=f"{(end_ns - start_ns) / 1e9:g} s"))
+            return
+        self.require(
+            overlap or start_ns == before,
+            "time",
+            f"{lane}: {stage} begins at {start_ns / 1e9:g} s, what was before ended at {before / 1e9:g} s",
+        )
+        self.note(lane, f"{stage} took", detail=f"{(end_ns - start_ns) / 1e9:g} s")
+
+
+def named(group: RolloutGroup) -> Name:
+    """The name of a training group."""
+    return group.step, group.prompt_id
+
+
+def names_of(item: WorkItem) -> list[Name]:
+    """The names of the groups that an order asks for."""
+    return [(item.step, prompt_id) for prompt_id in item.prompt_ids]
+
+
+def _shown(names: list[Name]) -> str:
+    return " ".join(f"{step}/{prompt}" for step, prompt in names)

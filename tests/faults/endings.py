@@ -1,0 +1,159 @@
+"""Whether a run ended as it had to, and where every rollout went."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from harness.core.errors import RunStopped
+from harness.core.types import Purpose
+from harness.loop import Count
+from harness.simulate.clock import Deadlock
+from tests.faults.books import Books, Name
+from tests.faults.faulty import TOO_MANY, Injected
+from tests.faults.invariants import Broken
+from tests.faults.schedule import LEARNER, FaultKind
+
+FINISHED = "finished"
+UNNOTICED = "finished, other weights than told went unnoticed"
+
+ENDS: dict[FaultKind | str, str] = {
+    FaultKind.KILLED: "stopped: the Learner died",
+    FaultKind.FAILS: "stopped: a part failed",
+    FaultKind.LOST_WEIGHTS: "stopped: the proof found lost weights",
+    TOO_MANY: "stopped: too many deaths",
+}
+"""The end of a run whose part raised because of this fault."""
+
+NO_REWARDS = "stopped: no reward for a whole batch"
+STALLED = "stopped: the watchdog found a hung call"
+WRONG_ANSWER = "stopped: a part answered something else"
+
+
+def ending(books: Books, error: BaseException | None) -> str:
+    """Return how a run ended, where it may end so.
+
+    Args:
+        books: of the run.
+        error: what the loop raised; None where it finished.
+
+    Raises:
+        Broken: it must not end so.
+    """
+    if books.broken is not None:
+        raise books.broken
+    if isinstance(error, AssertionError):
+        raise Broken("weights there", str(error))
+    if isinstance(error, Deadlock):
+        raise Broken("no deadlock", str(error))
+    if error is not None and not isinstance(error, RunStopped):
+        raise Broken("right end", f"{type(error).__name__}: {error}")
+    if error is not None:
+        return _stopped(books, error)
+    _check_finished(books)
+    return UNNOTICED if books.stale else FINISHED
+
+
+def _stopped(books: Books, error: RunStopped) -> str:
+    """The end of a run that stopped, if something that happened excuses it."""
+    if isinstance(error, Injected):
+        return ENDS[error.kind]
+    lies = FaultKind.OWNED_LOST_WEIGHTS, FaultKind.SECOND_LOAD
+    excuses = {
+        "no group of a rollout batch could be scored": (NO_REWARDS, _nothing_to_train_on(books)),
+        "wrong answer": (
+            WRONG_ANSWER,
+            books.has(FaultKind.OLD_ANSWER, FaultKind.LOST_GROUPS, FaultKind.OLD_TICKET, *lies),
+        ),
+        "no stage has ended": (STALLED, _names_hung(books, str(error))),
+        "a stage has not ended": (STALLED, _names_hung(books, str(error))),
+    }
+    for start, (end, excused) in excuses.items():
+        if str(error).startswith(start) and excused:
+            return end
+    raise Broken("right end", f"no fault excuses this end: {error}")
+
+
+def _nothing_to_train_on(books: Books) -> bool:
+    """Whether the batch that was due has no group; under ``drop``, a batch of shards that have none."""
+    schedule = books.schedule
+    if schedule.lag_control == "drop":
+        return books.failed_shards >= schedule.generators
+    places = [(Purpose.TRAIN, books.steps, place) for place in range(schedule.prompts)]
+    return schedule.never_rewarded.issuperset(places)
+
+
+def _names_hung(books: Books, message: str) -> bool:
+    return any(fault.kind is FaultKind.HUNG and fault.lane in message for fault, _ in books.happened)
+
+
+def _check_finished(books: Books) -> None:
+    """Check what must hold when all steps were made."""
+    schedule, versions = books.schedule, list(range(books.schedule.steps + 1))
+    fatal = [fault for fault, _ in books.happened if _is_fatal(books, fault.kind, fault.lane)]
+    books.require(not fatal, "right end", f"the run finished in spite of {fatal}")
+    books.require(
+        books.owned_up == 0, "weights held", f"{books.owned_up} answers are of older weights than were loaded"
+    )
+    books.require(books.steps == schedule.steps, "steps in order", f"{books.steps} of {schedule.steps} steps were made")
+    books.require(books.published == versions, "versions", f"the versions {books.published} were published")
+    due = schedule.evaluated
+    books.require(books.evaluated == due, "evaluations", f"{books.evaluated} were told, due were {due}")
+    deaths = Counter(lane for lane, _ in books.deaths)
+    books.require(books.replaced == deaths, "replaced", f"told {dict(books.replaced)}, died {dict(deaths)}")
+    _check_orders(books)
+    _check_ledger(books)
+
+
+def _is_fatal(books: Books, kind: FaultKind, lane: str) -> bool:
+    if kind is FaultKind.HUNG:  # the death of a hung part frees who waits for it
+        return not books.has(FaultKind.KILLED, lane=lane)
+    always = FaultKind.FAILS, FaultKind.OLD_ANSWER, FaultKind.LOST_GROUPS, FaultKind.OLD_TICKET
+    proven = FaultKind.LOST_WEIGHTS, FaultKind.OWNED_LOST_WEIGHTS
+    return kind in always or (kind is FaultKind.KILLED and lane == LEARNER) or (kind in proven and books.schedule.proof)
+
+
+def _check_orders(books: Books) -> None:
+    """Without ``drop``, exactly what is to be trained on is ordered, and all of it is scored and consumed."""
+    schedule = books.schedule
+    if schedule.lag_control == "drop":
+        return
+    books.require(books.in_flight == 0, "in flight", f"{books.in_flight} rollouts are in flight at the end")
+    ordered = {(step, prompt) for step in range(schedule.steps) for prompt in schedule.plan.batch_prompts(step)}
+    ended = books.consumed | books.failed
+    books.require(
+        set(books.generated) == ordered == ended,
+        "none lost",
+        f"{len(ordered)} groups were ordered, {len(books.generated)} generated, {len(ended)} consumed or failed",
+    )
+
+
+def _check_ledger(books: Books) -> None:
+    """Every generated rollout is in one column, by these books as by the loop's ledger."""
+    ledger = books.ledger
+    assert ledger is not None
+    columns: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for name, group in books.generated.items():
+        column = _column(books, name)
+        columns[column] += len(group.lengths)
+        tokens[column] += group.num_tokens
+    for column in ("failed", "trained", "dropped", "unused"):
+        mine, told = Count(columns[column], tokens[column]), getattr(ledger, column)
+        books.require(mine == told, "none lost", f"{column}: the ledger has {told}, there were {mine}")
+    again = [(books.generated[name], uses - 1) for name, uses in books.uses.items()]
+    mine = Count(
+        sum(len(group.lengths) * more for group, more in again), sum(group.num_tokens * more for group, more in again)
+    )
+    books.require(
+        mine == ledger.trained_again, "none lost", f"again: the ledger has {ledger.trained_again}, there were {mine}"
+    )
+
+
+def _column(books: Books, name: Name) -> str:
+    if name in books.failed:
+        return "failed"
+    if books.uses[name]:
+        return "trained"
+    if name in books.scored and name not in books.consumed and books.is_dropped(books.scored[name]):
+        return "dropped"
+    return "unused"

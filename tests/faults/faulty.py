@@ -1,0 +1,295 @@
+"""Simulated parts that die, dawdle and lie as their schedule says; a dead one is replaced as the actor shells do it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from harness.core.errors import PartReplaced, RunStopped
+from harness.core.trace import Stage, Tracer
+from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, varying_lengths
+from tests.faults.schedule import LEARNER, Call, Fault, FaultKind, Schedule
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+FOR_EVER_S = 1e12
+"""Seconds that a hung call takes: the watchdog has long ended the run."""
+
+Happened = Callable[[Fault, str], None]
+"""Hears of each fault that really happens, and how."""
+
+
+class Injected(RunStopped):
+    """What a part raises because of its fault.
+
+    Args:
+        kind: of the fault.
+        message: as the real part would say it.
+    """
+
+    def __init__(self, kind: FaultKind | str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind, self.message = kind, message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+TOO_MANY = "too many deaths"
+
+
+class _FaultyPart(Generic[P]):
+    """The part on one lane: its calls are counted, and some of them go wrong.
+
+    When it dies, every call under way fails, and a new part stands there ``restart_s`` later. The answer of a call that
+    was held back is on its way already and survives.
+
+    Args:
+        lane: its name.
+        schedule: says what goes wrong.
+        tracer: records the stages.
+        happened: hears of the faults.
+        replaced: deaths so far of the whole run, in its only item.
+
+    Attributes:
+        part: the one that stands there.
+        incarnation: its number; the first one is 0.
+    """
+
+    def __init__(self, lane: str, schedule: Schedule, tracer: Tracer, happened: Happened, replaced: list[int]) -> None:
+        self.lane, self.schedule, self.tracer, self.happened, self._replaced = (
+            lane,
+            schedule,
+            tracer,
+            happened,
+            replaced,
+        )
+        self._faults = schedule.faults_of(lane)
+        self._mortal = any(fault.kind is FaultKind.KILLED for fault in self._faults.values())
+        self._timings = {timing.call: timing for timing in schedule.timings if timing.lane == lane}
+        self._made: Counter[Call] = Counter()
+        self._slow: dict[Call, Fault | None] = {}
+        self._under_way: set[asyncio.Task[object]] = set()
+        self._restarting = asyncio.Lock()
+        self._fresh = True  # the part has not answered yet
+        self.incarnation = 0
+        self.part = self._make()
+
+    def _make(self) -> P:
+        raise NotImplementedError
+
+    def _cost(self, call: Call) -> Cost:
+        """The seconds of a call; what is slow or stuck takes longer."""
+        timing = self._timings.get(call)
+
+        def seconds(step: int) -> float:
+            usual, fault = (timing.seconds(step) if timing else 0.0), self._slow.get(call)
+            if fault is None:
+                return usual
+            longer = usual * fault.amount if fault.kind is FaultKind.SLOW else usual + fault.amount
+            if longer > usual:
+                self.happened(fault, f"{longer:g} s instead of {usual:g} s")
+            return longer
+
+        return seconds
+
+    async def _call(self, call: Call, work: Callable[[P, Fault | None], Awaitable[T]]) -> tuple[T, Fault | None]:
+        """Make one call; ``work`` gets the part and what goes wrong. Return the answer, and what went wrong."""
+        self._made[call] += 1
+        fault = self._faults.get((call, self._made[call]))
+        async with self._restarting:  # until a new part, if one is on its way, stands there
+            incarnation = self.incarnation
+        if fault is not None and fault.kind is FaultKind.FAILS:
+            self.happened(fault, "")
+            raise Injected(fault.kind, f"{self.lane} failed in {call} number {fault.number}")
+        self._slow[call] = self._slowness(fault)
+        doing = work(self.part, fault)
+        answer = await (self._while_it_lives(doing, call, fault, incarnation) if self._mortal else doing)
+        self._fresh = False
+        if fault is not None and fault.kind is FaultKind.HELD_BACK and fault.amount > 0:
+            self.happened(fault, f"{fault.amount:g} s")
+            with self.tracer.span(self.lane, Stage.WAIT_FOR_CALL):
+                await asyncio.sleep(fault.amount)
+        return answer, fault
+
+    def _slowness(self, fault: Fault | None) -> Fault | None:
+        if fault is None or fault.kind not in (FaultKind.SLOW, FaultKind.STUCK, FaultKind.HUNG):
+            return None
+        return replace(fault, amount=FOR_EVER_S) if fault.kind is FaultKind.HUNG else fault
+
+    async def _while_it_lives(self, doing: Awaitable[T], call: Call, fault: Fault | None, incarnation: int) -> T:
+        """Do it until it is done or the part dies; a part that was to die later dies at the end, with the answer."""
+        task = asyncio.ensure_future(doing)
+        self._under_way.add(task)
+        kill = fault if fault is not None and fault.kind is FaultKind.KILLED else None
+        try:
+            await asyncio.wait({task}, timeout=None if kill is None else kill.amount)
+            failed = task.done() and not task.cancelled() and task.exception() is not None
+            if incarnation == self.incarnation and (kill is None or failed):
+                return task.result()
+            if incarnation == self.incarnation and kill is not None:
+                how = "at its end" if task.done() else "at once" if kill.amount == 0 else "in the middle"
+                await self._die(kill, how + (", and it was new" if self._fresh and self.incarnation else ""))
+            async with self._restarting:
+                raise PartReplaced(f"{self.lane} died in {call}", self.incarnation)
+        finally:
+            task.cancel()
+            self._under_way.discard(task)
+
+    async def _die(self, kill: Fault, how: str) -> None:
+        self.happened(kill, how)
+        for task in self._under_way:
+            task.cancel()
+        if self.lane == LEARNER:
+            raise Injected(kill.kind, f"the {self.lane} died in {kill.call} number {kill.number}")
+        async with self._restarting:
+            self.incarnation += 1
+            self._fresh = True
+            if self._replaced[0] >= self.schedule.max_replacements:
+                raise Injected(TOO_MANY, f"{self.lane} died, and {self._replaced[0]} parts were replaced already")
+            self._replaced[0] += 1
+            if self.schedule.restart_s:
+                with self.tracer.span(self.lane, Stage.STARTUP):
+                    await asyncio.sleep(self.schedule.restart_s)
+            self.part = self._make()
+
+
+class FaultyGenerator(_FaultyPart[SimulatedGenerator]):
+    """A Generator of a schedule.
+
+    Attributes:
+        truth: the version that it really holds, whatever it says.
+    """
+
+    truth = -1
+    _answer: tuple[WorkItem, tuple[RolloutGroup, ...]] | None = None
+    _again: tuple[int, WeightTicket] | None = None  # a load that is delivered once more, to this incarnation
+
+    def _make(self) -> SimulatedGenerator:
+        self.truth = -1
+        generate = self._cost("generate")
+        return SimulatedGenerator(
+            self.tracer, generate, generate, self._cost("load"), lane=self.lane, lengths=varying_lengths(1, 9)
+        )
+
+    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+        """See ``Generator``."""
+        (holds, measured), fault = await self._call("load", lambda part, fault: self._load(part, fault, ticket))
+        if fault is not None and holds != ticket.version:
+            self.happened(fault, f"it holds {holds}, not {ticket.version}")
+        if fault is not None and fault.kind is FaultKind.SECOND_LOAD:
+            self._again = self.incarnation, ticket
+        if self.schedule.proof and holds != ticket.version:
+            raise Injected(
+                FaultKind.LOST_WEIGHTS,
+                f"{self.lane} does not hold the Learner's weights: version {ticket.version} was loaded, its engine "
+                f"holds {holds}",
+            )
+        return measured
+
+    async def _load(self, part: SimulatedGenerator, fault: Fault | None, ticket: WeightTicket) -> tuple[int, Metrics]:
+        """Load, or pretend to; return the version that it holds then. One that held nothing cannot own up to that."""
+        held, kind = self.truth, None if fault is None else fault.kind
+        if kind is FaultKind.OWNED_LOST_WEIGHTS and held >= 0:
+            return held, await part.load_weights(replace(ticket, version=held, payload=None))
+        measured = await part.load_weights(ticket)
+        if kind not in (FaultKind.LOST_WEIGHTS, FaultKind.OWNED_LOST_WEIGHTS):
+            self.truth = ticket.version
+        return self.truth, measured
+
+    async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
+        """See ``Generator``."""
+        groups, fault = await self._call("generate", lambda part, _: self._generate(part, item))
+        before, self._answer = self._answer, (item, groups)
+        if fault is None:
+            return groups
+        if fault.kind is FaultKind.OLD_ANSWER and before is not None and before[0] != item:
+            self.happened(fault, f"the answer of step {before[0].step}")
+            return before[1]
+        if fault.kind is FaultKind.LOST_GROUPS:
+            self.happened(fault, _how_many(fault))
+            return _shortened(groups, fault)
+        return groups
+
+    async def _generate(self, part: SimulatedGenerator, item: WorkItem) -> tuple[RolloutGroup, ...]:
+        self._load_again(part)
+        return await part.generate(item)
+
+    def _load_again(self, part: SimulatedGenerator) -> None:
+        """Have a load that is delivered once more replace newer weights, if its own are still there."""
+        if self._again is None or self._again[1].version >= self.truth:
+            return
+        (incarnation, ticket), self._again = self._again, None
+        if incarnation == self.incarnation and ticket.version in ticket.payload:
+            [fault] = [fault for fault in self._faults.values() if fault.kind is FaultKind.SECOND_LOAD][-1:]
+            self.happened(fault, f"version {ticket.version} replaces {self.truth}")
+            self.truth = part.version = ticket.version
+
+
+class FaultyScorer(_FaultyPart[SimulatedScorer]):
+    """A Scorer of a schedule."""
+
+    _answer: ScoredBatch | None = None
+
+    def _make(self) -> SimulatedScorer:
+        return SimulatedScorer(self.tracer, self._cost("score"), self.lane, fails=self._never_rewarded)
+
+    def _never_rewarded(self, item: WorkItem, prompt_id: int) -> bool:
+        place = prompt_id - (item.step * self.schedule.prompts if item.purpose is Purpose.TRAIN else 0)
+        return (item.purpose, item.step, place) in self.schedule.never_rewarded
+
+    async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
+        """See ``Scorer``."""
+        scored, fault = await self._call("score", lambda part, _: part.score(item, groups))
+        before, self._answer = self._answer, scored
+        if fault is None:
+            return scored
+        if fault.kind is FaultKind.OLD_ANSWER and before is not None and before.item != item:
+            self.happened(fault, f"the answer of step {before.item.step}")
+            return before
+        if fault.kind is FaultKind.LOST_GROUPS and scored.groups:
+            self.happened(fault, _how_many(fault))
+            return replace(scored, groups=_shortened(scored.groups, fault))
+        return scored
+
+
+class FaultyLearner(_FaultyPart[SimulatedLearner]):
+    """The Learner of a schedule. Nobody replaces it."""
+
+    _ticket: WeightTicket | None = None
+
+    def _make(self) -> SimulatedLearner:
+        return SimulatedLearner(
+            self.tracer, self._cost("update"), self._cost("publish"), self.schedule.epochs, lane=self.lane
+        )
+
+    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        """See ``Learner``."""
+        result, _ = await self._call("update", lambda part, _: part.update(step, groups))
+        return result
+
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+        """See ``Learner``."""
+        ticket, fault = await self._call("publish", lambda part, _: part.publish_weights(version, still_needed))
+        before, self._ticket = self._ticket, ticket
+        if fault is not None and fault.kind is FaultKind.OLD_TICKET and before is not None:
+            self.happened(fault, f"the ticket of version {before.version}")
+            return before
+        return ticket
+
+    async def checkpoint(self, version: int) -> None:
+        """See ``Learner``."""
+        await self._call("checkpoint", lambda part, _: part.checkpoint(version))
+
+
+def _shortened(groups: tuple[RolloutGroup, ...], fault: Fault) -> tuple[RolloutGroup, ...]:
+    return groups[: -int(fault.amount)] if fault.amount else ()
+
+
+def _how_many(fault: Fault) -> str:
+    return f"{fault.amount:g} of them" if fault.amount else "all of them"

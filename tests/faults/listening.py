@@ -1,0 +1,133 @@
+"""The observer of a watched run: is what the loop tells what was seen from outside?"""
+
+from __future__ import annotations
+
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch
+from harness.loop import Count, Ledger, StepFacts
+from harness.loop.replay import ReplayStats
+from tests.faults.books import AtUpdate, Books, named
+from tests.faults.schedule import LEARNER
+
+
+class Listener:
+    """Compares what it hears with the books; see ``Observer``."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+    def on_version(self, lane: str, version: int) -> None:
+        """See ``Observer``."""
+        books = self.books
+        held = books.published[-1] if lane == LEARNER else books.claims[lane]
+        books.require(version == held, "versions", f"{lane} is said to hold {version} and holds {held}")
+        books.note(lane, "told: version", version=version)
+
+    def on_sync(self, lane: str, version: int, measured: object) -> None:
+        """See ``Observer``."""
+
+    def on_step(self, facts: StepFacts) -> None:
+        """See ``Observer``."""
+        books = self.books
+        books.require(facts.step == books.steps, "steps in order", f"step {facts.step} is told, due is {books.steps}")
+        books.steps += 1
+        for group in facts.fresh:
+            self._check_fresh(facts.step, group)
+        assert books.at_update is not None
+        self._check_shards(facts)
+        self._check_batch(facts, books.at_update)
+        self._check_flow(facts, books.at_update)
+        books.note(LEARNER, "told: step", facts.step, facts.ticket.version)
+
+    def _check_fresh(self, step: int, group: RolloutGroup) -> None:
+        books = self.books
+        name, lag = named(group), step - group.min_version
+        books.require(
+            0 <= lag <= books.schedule.max_lag,
+            "lag at first use",
+            f"step {step} consumes {name} of version {group.min_version}: lag {lag}, at most {books.schedule.max_lag}",
+        )
+        books.require(name not in books.consumed, "uses", f"step {step} consumes {name} for the second time")
+        books.require(
+            books.scored.get(name) is group, "one answer", f"step {step} consumes {name}, which nobody scored"
+        )
+        books.consumed.add(name)
+
+    def _check_shards(self, facts: StepFacts) -> None:
+        books = self.books
+        if books.schedule.lag_control == "drop":
+            return
+        shards = [(part.item.step, part.item.shard) for part in facts.scored]
+        due = [(facts.step, shard) for shard in range(books.schedule.generators)]
+        books.require(shards == due, "steps in order", f"step {facts.step} is made of the shards {shards}")
+        books.require(facts.dropped == Count(), "none lost", f"{facts.dropped} dropped, though nothing may be")
+
+    def _check_batch(self, facts: StepFacts, update: AtUpdate) -> None:
+        """What was trained on is the batch, or was drawn from a buffer that keeps to its bounds."""
+        books = self.books
+        books.require(facts.groups == update.groups, "one answer", f"step {facts.step} was made of other groups")
+        if books.schedule.replay is None or facts.replay is None:
+            books.require(facts.groups == facts.fresh, "one answer", f"step {facts.step} was not made of its batch")
+            return
+        stats, size = facts.replay
+        self._check_capacity(stats, size, len(facts.groups))
+
+    def _check_capacity(self, stats: ReplayStats, size: int, taken: int) -> None:
+        books = self.books
+        replay = books.schedule.replay
+        assert replay is not None
+        books.require(
+            size <= replay.capacity and taken <= replay.sample_groups,
+            "capacity",
+            f"{size} groups are held, at most {replay.capacity}; {taken} taken, at most {replay.sample_groups}",
+        )
+        entered = len(books.consumed)
+        books.require(
+            entered == stats.added == size + stats.evicted,
+            "capacity",
+            f"{entered} groups entered, {size} are held: {stats}",
+        )
+
+    def _check_flow(self, facts: StepFacts, update: AtUpdate) -> None:
+        """Under ``in_flight`` the loop orders a batch a moment before the Generator hears of it."""
+        books = self.books
+        waiting = update.waiting - sum(len(group.lengths) for group in facts.fresh)
+        most = update.in_flight + (update.begun if books.schedule.lag_control == "in_flight" else 0)
+        books.require(
+            facts.in_queue == waiting and update.in_flight <= facts.in_flight <= most,
+            "in flight",
+            f"step {facts.step}: {facts.in_flight} in flight and {facts.in_queue} in the queue are told, "
+            f"{update.in_flight} and {waiting} were there",
+        )
+        if books.schedule.max_lag == 0 and books.version < books.schedule.steps:
+            held = [books.claims.get(lane, -1) for lane in books.schedule.generator_lanes]
+            books.require(
+                min(held) == books.version, "versions", f"step {facts.step} is told, the Generators hold {held}"
+            )
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
+        """See ``Observer``."""
+        books = self.books
+        due = books.schedule.evaluated[len(books.evaluated) :][:1]
+        books.require([version] == due, "evaluations", f"version {version} is told, due is {due}")
+        books.evaluated.append(version)
+        never = books.schedule.never_rewarded
+        kept = [prompt for prompt in scored.item.prompt_ids if (Purpose.EVALUATE, version, prompt) not in never]
+        books.failed_evaluations += len(scored.item.prompt_ids) - len(kept)
+        told = [group.prompt_id for group in scored.groups]
+        books.require(told == kept, "evaluations", f"version {version}: the groups {told} are told, not {kept}")
+        for group in scored.groups:
+            versions = group.min_version, group.max_version
+            books.require(versions == (version, version), "evaluations", f"version {version}: sampled with {versions}")
+        books.note("observer", "told: evaluation", version=version)
+
+    def on_replaced(self, lane: str, reason: str) -> None:
+        """See ``Observer``."""
+        books = self.books
+        books.replaced[lane] += 1
+        books.note(lane, "told: replaced")
+
+    def on_finished(self, ledger: Ledger) -> None:
+        """See ``Observer``."""
+        books = self.books
+        books.ledger = ledger
+        books.note("observer", "told: finished")

@@ -1,0 +1,128 @@
+"""One schedule, from start to outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.trace import RecordingTracer
+from harness.loop import Bell, LoopPlan, run_loop
+from harness.loop.intake import Intake
+from harness.run.watchdog import watch
+from harness.simulate.clock import run_virtual
+from tests.faults.books import Books, Event
+from tests.faults.endings import ending
+from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer
+from tests.faults.invariants import Broken
+from tests.faults.listening import Listener
+from tests.faults.schedule import LEARNER, FaultKind, Schedule
+from tests.faults.witness import WatchedGenerator, WatchedLearner, WatchedScorer, WatchedTracer
+
+STALL_AFTER_S = 1e6
+"""Virtual seconds after which the watchdog takes a call for hung; slow and stuck ones take less."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What the loop is put together from. The default is the loop as it is; another one plants a bug in it.
+
+    Attributes:
+        plan: what the loop gets for the schedule's plan.
+        new_bell: makes what wakes those who wait.
+        intake: makes what turns scored shards into batches; None takes the loop's own.
+    """
+
+    plan: Callable[[LoopPlan], LoopPlan] = lambda plan: plan
+    new_bell: Callable[[], Bell] = Bell
+    intake: Callable[[Schedule], Intake | None] = lambda schedule: None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run went.
+
+    Attributes:
+        schedule: what was run.
+        end: how it ended; see ``endings``. Empty where an invariant broke.
+        broken: the first invariant that did not hold.
+        happened: faults that really happened, by what and how.
+        events: all that was written down.
+    """
+
+    schedule: Schedule
+    end: str
+    broken: Broken | None
+    happened: Counter[str]
+    events: tuple[Event, ...]
+
+
+def run_schedule(schedule: Schedule, wiring: Wiring | None = None) -> Outcome:
+    """Run one schedule on the virtual clock and check the invariants after each event."""
+    books = Books(schedule, now=lambda: 0.0)
+    error: BaseException | None = None
+    try:
+        run_virtual(lambda tracer: _run(books, wiring or Wiring(), tracer), after_each=books.tick)
+    except Exception as raised:
+        error = raised
+    try:
+        end, broken = ending(books, error), None
+    except Broken as found:
+        end, broken = "", found
+    return Outcome(schedule, end, broken, _happened(books), tuple(books.events))
+
+
+async def _run(books: Books, wiring: Wiring, tracer: RecordingTracer) -> None:
+    schedule, watched, replaced = books.schedule, WatchedTracer(tracer, books), [0]
+    books.now = asyncio.get_running_loop().time
+    learner = FaultyLearner(LEARNER, schedule, watched, books.fault, replaced)
+    books.readable = learner.part.readable
+    loop = run_loop(
+        [
+            WatchedGenerator(FaultyGenerator(lane, schedule, watched, books.fault, replaced), books)
+            for lane in schedule.generator_lanes
+        ],
+        [
+            WatchedScorer(FaultyScorer(lane, schedule, watched, books.fault, replaced), books)
+            for lane in schedule.scorer_lanes
+        ],
+        WatchedLearner(learner, books),
+        wiring.plan(schedule.plan),
+        watched,
+        Listener(books),
+        intake=wiring.intake(schedule),
+        new_bell=wiring.new_bell,
+    )
+    if any(fault.kind is FaultKind.HUNG for fault in schedule.faults):
+        await _watched(loop, tracer)
+    else:  # without a watchdog's timer, a deadlock is found at once
+        await loop
+
+
+async def _watched(loop: Coroutine[Any, Any, None], tracer: RecordingTracer) -> None:
+    """Run the loop beside the watchdog, as real runs do."""
+    watchdog = watch(tracer, STALL_AFTER_S, lambda: "", lambda report: None, STALL_AFTER_S / 10)
+    tasks = [asyncio.ensure_future(loop), asyncio.ensure_future(watchdog)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _happened(books: Books) -> Counter[str]:
+    """Count the faults; a death by when it came."""
+    counts: Counter[str] = Counter()
+    for fault, how in books.happened:
+        part = fault.lane.rstrip("0123456789")
+        when = f" {how}" if fault.kind is FaultKind.KILLED and part != LEARNER else ""
+        counts[f"{part} {fault.call}: {fault.kind}{when}"] += 1
+    counts["a reward never comes"] += len(books.failed)
+    counts["an evaluation's reward never comes"] += books.failed_evaluations
+    return +counts

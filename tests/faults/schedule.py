@@ -1,0 +1,171 @@
+"""Everything that decides how one run goes: plain values, so that a schedule can be compared, shrunk and printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+from harness.core.types import Purpose
+from harness.loop import LagControl, LoopPlan
+from harness.loop.replay import ReplayOptions
+
+Call = Literal["load", "generate", "score", "update", "publish", "checkpoint"]
+
+VALIDATION_PROMPTS = (0, 1)
+
+LEARNER = "learner"
+
+
+class FaultKind(StrEnum):
+    """What can go wrong in a call."""
+
+    KILLED = "killed"
+    """The part dies ``amount`` seconds into the call, or at its end where that comes first: what it did is lost."""
+    SLOW = "slow"
+    """The call takes ``amount`` times as long."""
+    STUCK = "stuck"
+    """The call takes ``amount`` seconds more, about as long as a whole run."""
+    HUNG = "hung"
+    """The call never answers; the watchdog ends the run."""
+    HELD_BACK = "held back"
+    """The answer is ``amount`` seconds on its way, so that others overtake it."""
+    FAILS = "fails"
+    """The call raises an error of its own."""
+    OLD_ANSWER = "old answer"
+    """The part's previous answer is delivered a second time, in the place of this one."""
+    LOST_GROUPS = "lost groups"
+    """The answer leaves ``amount`` groups out, the last ones, and does not count them; 0 leaves all out."""
+    LOST_WEIGHTS = "lost weights"
+    """The load reports success, but the part keeps what it held; its rollouts carry the version that it claims."""
+    OWNED_LOST_WEIGHTS = "owned lost weights"
+    """The same, but its rollouts carry the version that it really holds."""
+    SECOND_LOAD = "second load"
+    """The request of the load is delivered once more, when newer weights have been loaded since."""
+    OLD_TICKET = "old ticket"
+    """The Learner's ticket of the version before is delivered a second time, in the place of this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something goes wrong in one call.
+
+    Attributes:
+        kind: what.
+        lane: whose call.
+        call: which of its calls; ``generate`` counts evaluations too.
+        number: the how-manieth call of that name it is, from 1, over all parts that stood on the lane.
+        amount: see ``FaultKind``.
+    """
+
+    kind: FaultKind
+    lane: str
+    call: Call
+    number: int
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unrewarded:
+    """A group whose reward never comes: prompt number ``place`` of this batch, or of the evaluation of this version."""
+
+    purpose: Purpose
+    step: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How many seconds a call takes, by the step (or version) it is for: the table is repeated."""
+
+    lane: str
+    call: Call
+    table: tuple[float, ...]
+
+    def seconds(self, step: int) -> float:
+        """Seconds of the call for this step."""
+        return self.table[step % len(self.table)]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One run: what is asked of the loop, how long everything takes, and what goes wrong.
+
+    Attributes:
+        seed: root of the loop's own draws (replay), and the number under which the schedule was drawn.
+        generators, scorers: how many.
+        steps, group_size, max_lag, lag_control, evaluate_every, replay: as in ``LoopPlan``.
+        prompts: of a batch, at least one for each Generator.
+        epochs: passes over a batch; an update takes so many times its seconds.
+        validates: whether there are evaluations.
+        proof: whether each load is proven by what the engine then says (``engine.mismatch_bound`` in a scenario).
+        max_replacements: dead parts that are replaced; the next one ends the run.
+        restart_s: seconds that a new part takes to stand there.
+        timings: of every call; what is not there takes no time.
+        faults: what goes wrong in calls.
+        unrewarded: rewards that never come.
+    """
+
+    seed: int
+    steps: int = 1
+    generators: int = 1
+    scorers: int = 1
+    prompts: int = 1
+    group_size: int = 1
+    max_lag: int = 0
+    lag_control: LagControl = "wait"
+    epochs: int = 1
+    validates: bool = False
+    evaluate_every: int = 1
+    replay: ReplayOptions | None = None
+    proof: bool = False
+    max_replacements: int = 10
+    restart_s: float = 0.0
+    timings: tuple[Timing, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    unrewarded: tuple[Unrewarded, ...] = ()
+
+    @cached_property
+    def generator_lanes(self) -> tuple[str, ...]:
+        """Names of the Generators."""
+        return tuple(f"generator{index}" for index in range(self.generators))
+
+    @cached_property
+    def scorer_lanes(self) -> tuple[str, ...]:
+        """Names of the Scorers."""
+        return tuple(f"scorer{index}" for index in range(self.scorers))
+
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        """Names of all parts."""
+        return (LEARNER, *self.generator_lanes, *self.scorer_lanes)
+
+    @cached_property
+    def plan(self) -> LoopPlan:
+        """What is asked of the loop. No prompt is ordered twice, so that (batch, prompt) names a group."""
+        return LoopPlan(
+            self.steps,
+            self.group_size,
+            self.max_lag,
+            self.evaluate_every,
+            lambda step: tuple(range(step * self.prompts, (step + 1) * self.prompts)),
+            VALIDATION_PROMPTS if self.validates else (),
+            self.seed,
+            self.lag_control,
+            self.replay,
+        )
+
+    @cached_property
+    def never_rewarded(self) -> frozenset[tuple[Purpose, int, int]]:
+        """``unrewarded``, to look up."""
+        return frozenset((group.purpose, group.step, group.place) for group in self.unrewarded)
+
+    @cached_property
+    def evaluated(self) -> list[int]:
+        """Versions that are to be evaluated, in order."""
+        return [version for version in range(self.steps + 1) if self.plan.is_evaluated(version)]
+
+    def faults_of(self, lane: str) -> dict[tuple[Call, int], Fault]:
+        """A lane's faults, by call and its number; a call has one at most."""
+        return {(fault.call, fault.number): fault for fault in self.faults if fault.lane == lane}

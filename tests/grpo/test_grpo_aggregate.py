@@ -1,0 +1,161 @@
+"""Aggregations, and the proof that any split into microbatches gives the gradient of the one big batch."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.core.errors import UserError
+from harness.grpo import (
+    Denominator,
+    LossOptions,
+    log_probs_from_logits,
+    loss_denominator,
+    masked_mean,
+    masked_normalize,
+    surrogate_loss,
+    weighted_sum,
+)
+
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]])  # 4 and 7 tokens
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "constant", "short", "long"),
+    [
+        ("sequence_mean", None, 1 / 8, 1 / 14),  # 1 / (2 * 4), 1 / (2 * 7)
+        ("token_mean", None, 1 / 11, 1 / 11),  # 4 + 7 tokens
+        ("constant", 10, 1 / 20, 1 / 20),  # 1 / (2 * 10)
+    ],
+)
+def test_token_weights(aggregation, constant, short, long):
+    denominator = loss_denominator(MASK, aggregation, constant)
+    assert denominator == Denominator(aggregation, 2, 11, constant)
+    weights = denominator.token_weights(MASK)
+    assert weights[0].tolist() == pytest.approx([short] * 4 + [0.0] * 3)
+    assert weights[1].tolist() == pytest.approx([long] * 7)
+    assert torch.equal(denominator.token_weights(MASK[:1, :5]), weights[:1, :5])  # a trimmed microbatch: same weights
+
+
+def test_aggregations_agree_with_the_masked_functions():
+    loss = torch.arange(14.0).reshape(2, 7).square()
+    of = {name: weighted_sum(loss, loss_denominator(MASK, name, 10).token_weights(MASK)).item() for name in NAMES}
+    assert of["sequence_mean"] == pytest.approx(masked_mean(loss, MASK, dim=1).mean().item())
+    assert of["token_mean"] == pytest.approx(masked_mean(loss, MASK).item())
+    assert of["constant"] == pytest.approx(masked_normalize(loss, MASK, 10, dim=1).mean().item())
+    assert len({round(value, 3) for value in of.values()}) == 3
+
+
+NAMES = ["sequence_mean", "token_mean", "constant"]
+
+
+@pytest.mark.parametrize("aggregation", NAMES)
+def test_an_empty_response_adds_nothing_and_still_counts(aggregation):
+    mask = torch.tensor([[1, 1], [0, 0]])
+    weights = loss_denominator(mask, aggregation, 4).token_weights(mask)
+    first = {"sequence_mean": 1 / 4, "token_mean": 1 / 2, "constant": 1 / 8}[aggregation]
+    assert weights.tolist() == [[first, first], [0.0, 0.0]]
+    nothing = torch.zeros(2, 2)
+    assert loss_denominator(nothing, aggregation, 4).token_weights(nothing).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_token_of_weight_zero_adds_nothing(poison):
+    loss = torch.tensor([[1.0, poison]], requires_grad=True)
+    total = weighted_sum(loss, torch.tensor([[0.5, 0.0]]))
+    total.backward()
+    assert (total.item(), loss.grad.tolist()) == (0.5, [[0.5, 0.0]])
+
+
+def rollouts(num_rows, width, seed):
+    """Return features, labels, mask, advantages, old and reference log-probs of random rollouts, lengths 0 to width."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, width + 1, (num_rows,), generator=random)
+    return {
+        "features": torch.randn(num_rows, width, 4, generator=random),
+        "labels": torch.randint(0, 6, (num_rows, width), generator=random),
+        "mask": torch.arange(width) < lengths[:, None],
+        "advantages": torch.randn(num_rows, 1, generator=random),
+        "old": -torch.rand(num_rows, width, generator=random) * 3,
+        "reference": -torch.rand(num_rows, width, generator=random) * 3,
+    }
+
+
+def weight_gradient(batch, splits, aggregation, options):
+    """Return the loss and its gradient by a linear model's weight, summed over the microbatches."""
+    weight = torch.linspace(-1, 1, 24).reshape(4, 6).requires_grad_()
+    denominator = loss_denominator(batch["mask"], aggregation, 5)
+    total = 0.0
+    for rows in splits:
+        part = {name: tensor[rows] for name, tensor in batch.items()}
+        loss, _ = surrogate_loss(
+            log_probs_from_logits(part["features"] @ weight, part["labels"]),
+            part["mask"],
+            denominator.token_weights(part["mask"]),
+            options,
+            rewards_B1=part["advantages"],
+            advantages_B1=part["advantages"],
+            old_log_probs_BT=part["old"],
+            reference_log_probs_BT=part["reference"],
+        )
+        loss.backward()
+        total += loss.item()
+    return total, weight.grad
+
+
+@PROPERTY
+@given(
+    owners=st.lists(st.integers(0, 3), min_size=1, max_size=10),
+    width=st.integers(1, 6),
+    seed=st.integers(0, 10_000),
+    aggregation=st.sampled_from(NAMES),
+    loss_type=st.sampled_from(["no_baseline", "reinforce_with_baseline", "grpo_clip"]),
+    kl_coefficient=st.sampled_from([0.0, 0.1]),
+)
+def test_any_split_gives_the_gradient_of_the_big_batch(owners, width, seed, aggregation, loss_type, kl_coefficient):
+    """Rows go to up to 4 microbatches of any sizes, in any order."""
+    batch = rollouts(len(owners), width, seed)
+    options = LossOptions(loss_type, dual_clip=3.0, kl_coefficient=kl_coefficient)
+    splits = [[row for row, owner in enumerate(owners) if owner == part] for part in set(owners)]
+    whole_loss, whole_gradient = weight_gradient(batch, [list(range(len(owners)))], aggregation, options)
+    split_loss, split_gradient = weight_gradient(batch, splits, aggregation, options)
+    assert split_loss == pytest.approx(whole_loss, abs=1e-5, rel=1e-5)
+    assert (split_gradient - whole_gradient).abs().max().item() <= 1e-6 * max(1.0, whole_gradient.abs().max().item())
+
+
+@PROPERTY
+@given(order=st.permutations(range(6)), seed=st.integers(0, 10_000), aggregation=st.sampled_from(NAMES))
+def test_shuffling_the_rollouts_changes_nothing(order, seed, aggregation):
+    batch = rollouts(6, 4, seed)
+    shuffled = {name: tensor[list(order)] for name, tensor in batch.items()}
+    everything = [list(range(6))]
+    loss, gradient = weight_gradient(batch, everything, aggregation, LossOptions())
+    other_loss, other_gradient = weight_gradient(shuffled, everything, aggregation, LossOptions())
+    assert other_loss == pytest.approx(loss, abs=1e-5, rel=1e-5)
+    assert (other_gradient - gradient).abs().max().item() <= 1e-6 * max(1.0, gradient.abs().max().item())
+
+
+def test_a_denominator_of_each_microbatch_alone_would_be_wrong():
+    """The trap the core avoids: equal microbatches of unequal token counts, averaged, are not the token mean."""
+    loss = torch.tensor([[1.0, 0.0, 0.0], [4.0, 4.0, 4.0]])
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
+    naive = sum(masked_mean(loss[row], mask[row]).item() for row in (0, 1)) / 2  # (1 + 4) / 2
+    denominator = loss_denominator(mask, "token_mean")
+    parts = [weighted_sum(loss[row : row + 1], denominator.token_weights(mask[row : row + 1])) for row in (0, 1)]
+    assert naive == 2.5
+    assert sum(parts).item() == 3.25  # (1 + 4 + 4 + 4) / 4
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(UserError, match=r"'token-mean', expected one of [\s\S]*use 'token_mean'"):
+        loss_denominator(MASK, "token-mean")
+    for constant in (None, 0, -1):
+        with pytest.raises(UserError, match=f"divides by constant, which is {constant}; it must be above 0"):
+            loss_denominator(MASK, "constant", constant)
+    with pytest.raises(UserError, match=r"response_mask has shape \(2,\), expected two dimensions"):
+        loss_denominator(torch.ones(2))
+    with pytest.raises(UserError, match="token_weights has shape"):
+        weighted_sum(torch.zeros(2, 3), torch.zeros(2, 2))

@@ -1,0 +1,168 @@
+"""Log-probabilities and entropies: numbers by hand, numerics, temperature, memory."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from harness.core.errors import UserError
+from harness.grpo import compute_entropy, get_response_log_probs, log_probs_and_entropy, log_probs_from_logits
+
+LOGITS = torch.tensor([[[0.0, 0.0], [math.log(3.0), 0.0]]])  # (1, 2, 2): probabilities 1/2, 1/2 and 3/4, 1/4
+LABELS = torch.tensor([[1, 0]])
+
+
+def model(input_ids):
+    """Return LOGITS whatever the ids."""
+    return SimpleNamespace(logits=LOGITS)
+
+
+def test_entropy_by_hand():
+    # ln 2, and -(3/4 ln 3/4 + 1/4 ln 1/4) = 0.2157616 + 0.3465736
+    assert compute_entropy(LOGITS)[0].tolist() == pytest.approx([0.6931472, 0.5623351])
+
+
+def test_entropy_keeps_leading_dimensions():
+    assert compute_entropy(torch.zeros(2, 3, 4, 5)).shape == (2, 3, 4)
+    assert compute_entropy(torch.zeros(5)).item() == pytest.approx(math.log(5))
+
+
+@pytest.mark.parametrize("shift", [-1e4, 1e4])
+def test_entropy_of_large_logits_loses_no_digits(shift):
+    logits = torch.tensor([1.0, 2.0, 3.0])  # exact in float32 after the shift, too
+    assert compute_entropy(logits + shift).item() == pytest.approx(compute_entropy(logits).item(), abs=1e-6)
+    assert compute_entropy(torch.tensor([1e30, 0.0])).item() == 0.0
+
+
+def test_a_token_that_cannot_be_sampled_adds_nothing_to_value_or_gradient():
+    logits = torch.tensor([1.0, 2.0, -math.inf], requires_grad=True)
+    kept = torch.tensor([1.0, 2.0], requires_grad=True)
+    entropy, expected = compute_entropy(logits), compute_entropy(kept)
+    assert entropy.item() == pytest.approx(expected.item())
+    (gradient,) = torch.autograd.grad(entropy, logits)
+    (expected_gradient,) = torch.autograd.grad(expected, kept)
+    assert gradient.tolist() == pytest.approx([*expected_gradient.tolist(), 0.0])
+
+
+def test_entropy_gradient_is_that_of_the_definition():
+    logits = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (gradient,) = torch.autograd.grad(compute_entropy(logits).sum(), logits)
+    log_p = logits.log_softmax(-1)
+    (expected,) = torch.autograd.grad(-(log_p.exp() * log_p).sum(), logits)
+    assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
+
+
+def test_log_probs_by_hand():
+    result = get_response_log_probs(model, LABELS, LABELS)
+    assert list(result) == ["log_probs"]
+    assert result["log_probs"].tolist() == [pytest.approx([math.log(1 / 2), math.log(3 / 4)])]
+
+
+def test_entropy_comes_when_asked_for():
+    result = get_response_log_probs(model, LABELS, LABELS, return_token_entropy=True)
+    assert sorted(result) == ["log_probs", "token_entropy"]
+    assert result["token_entropy"].tolist() == [pytest.approx([0.6931472, 0.5623351])]
+
+
+def test_temperature_shapes_log_probs_and_entropy():
+    # ln 3 / 0.5 = ln 9: probabilities 9/10, 1/10; entropy 0.9 ln(10/9) + 0.1 ln 10 = 0.0948245 + 0.2302585
+    result = get_response_log_probs(model, LABELS, LABELS, True, temperature=0.5)
+    assert result["log_probs"].tolist() == [pytest.approx([math.log(1 / 2), math.log(0.9)])]
+    assert result["token_entropy"].tolist() == [pytest.approx([0.6931472, 0.3250830])]
+    assert log_probs_from_logits(LOGITS, LABELS, 0.5).tolist() == [pytest.approx([math.log(1 / 2), math.log(0.9)])]
+
+
+def test_the_model_gets_the_input_ids():
+    seen = []
+
+    def recording(input_ids):
+        seen.append(input_ids.tolist())
+        return SimpleNamespace(logits=torch.zeros(1, 2, 4))
+
+    result = get_response_log_probs(recording, torch.tensor([[2, 3]]), torch.tensor([[3, 0]]))
+    assert seen == [[[2, 3]]]
+    assert result["log_probs"].tolist() == [pytest.approx([-math.log(4)] * 2)]
+
+
+def test_a_transformers_model_and_padding():
+    """The log-prob of a whole sequence is the one the model's own loss gives; padding on the right changes nothing."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    llama = LlamaForCausalLM(config).eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    padded = torch.tensor([[3, 1, 4, 1, 5, 9, 0, 0]])
+    with torch.no_grad():
+        mean_loss = llama(ids, labels=ids).loss.item()
+        log_probs = get_response_log_probs(llama, ids[:, :-1], ids[:, 1:])["log_probs"]
+        log_probs_padded = get_response_log_probs(llama, padded[:, :-1], padded[:, 1:])["log_probs"]
+    assert log_probs.mean().item() == pytest.approx(-mean_loss, abs=1e-6)
+    assert log_probs_padded[:, :5].tolist() == [pytest.approx(log_probs[0].tolist(), abs=1e-6)]
+
+
+def test_agrees_with_log_softmax_in_value_and_gradient():
+    random = torch.Generator().manual_seed(1)
+    logits = (torch.randn(3, 5, 11, generator=random) * 5).requires_grad_()
+    labels = torch.randint(0, 11, (3, 5), generator=random)
+    ours = log_probs_from_logits(logits, labels)
+    expected = logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+    assert torch.allclose(ours, expected, rtol=0, atol=2e-6)
+    (gradient,) = torch.autograd.grad(ours.sum(), logits)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), logits)
+    assert torch.allclose(gradient, expected_gradient, rtol=0, atol=2e-6)
+
+
+def test_half_precision_logits_are_normalised_in_float32():
+    logits = torch.zeros(1, 1, 50_257, dtype=torch.bfloat16)
+    result = get_response_log_probs(
+        lambda ids: SimpleNamespace(logits=logits), LABELS[:, :1], torch.zeros(1, 1, dtype=torch.long), True
+    )
+    assert result["log_probs"].dtype == result["token_entropy"].dtype == torch.float32
+    assert result["log_probs"].item() == pytest.approx(-math.log(50_257), rel=1e-6)
+    assert result["token_entropy"].item() == pytest.approx(math.log(50_257), rel=1e-6)
+
+
+def kept_for_backward(compute):
+    """Return how many tensors of the vocabulary's size the backward pass of ``compute(logits)`` keeps."""
+    logits = torch.randn(4, 8, 100, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    kept = set()
+
+    def pack(tensor):
+        if tensor.numel() >= logits.numel():
+            kept.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = compute(logits)  # alive until the count is taken, and with it what it keeps
+    count = len(kept)
+    del result
+    return count
+
+
+def test_one_tensor_of_the_vocabulary_s_size_is_kept_for_backward():
+    labels = torch.zeros(4, 8, dtype=torch.long)
+    assert kept_for_backward(lambda logits: log_probs_from_logits(logits, labels)) == 1
+    assert kept_for_backward(lambda logits: log_probs_and_entropy(logits, labels)) == 1
+    assert kept_for_backward(compute_entropy) > 1  # the entropy with gradient costs more
+
+
+def test_log_probs_and_entropy_from_one_softmax():
+    logits = LOGITS.clone().requires_grad_()
+    log_probs, entropy = log_probs_and_entropy(logits, LABELS, 0.5)
+    assert torch.equal(log_probs, log_probs_from_logits(LOGITS, LABELS, 0.5))
+    assert torch.equal(entropy, compute_entropy(LOGITS / 0.5))
+    assert (log_probs.requires_grad, entropy.requires_grad) == (True, False)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_bad_temperature_is_refused(temperature):
+    with pytest.raises(UserError, match=f"temperature is {temperature}, it must be above 0"):
+        get_response_log_probs(model, LABELS, LABELS, temperature=temperature)
+
+
+def test_labels_of_another_shape_are_refused():
+    with pytest.raises(UserError, match=r"need labels \(1, 2\), got \(1, 3\)"):
+        get_response_log_probs(model, LABELS, torch.zeros(1, 3, dtype=torch.long))

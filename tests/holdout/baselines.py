@@ -1,0 +1,164 @@
+"""Four ways to predict a step without simulating it: what a simulator has to beat.
+
+Each takes what the simulator's fit sees, and no held-out run. ``document.BASELINES`` says in a line what each does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from statistics import fmean
+from typing import Any
+
+from harness.core.trace import Stage
+from harness.models.scenario_shape import shape_for
+from harness.results import Run
+from harness.scenario import Scenario
+from harness.simulate.forecast import StepWatch
+from harness.simulate.machine import MachineProfile
+from harness.simulate.measures import counted_rows
+from harness.simulate.simulation import simulate_run
+from harness.simulate.terms import FLOAT32_BYTES, generate_terms, update_terms
+from tests.holdout.work import BACKWARD, FittedRun, expected_groups, tokens_of
+
+COSTS_NAMED_WAITS = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)
+"""Waits for nobody: a call's way, and the driver's own work. They are costs like any stage."""
+PER_TOKEN = (Stage.GENERATE.value, Stage.SCORE.value, Stage.PREPARE_BATCH.value)
+PER_TOKEN_AND_PASS = (Stage.UPDATE.value,)
+OPTIMIZER_COPIES = 7
+"""Times that a step of Adam goes over the weights: reads them, gradients and two moments, writes all but gradients."""
+SYNC_COPIES = 3
+"""Times that a weight sync goes over the weights: publish, transfer, load."""
+WARM_BYTES = 10_000_000
+"""A copy of fewer bytes stays in a cache, and tells nothing of memory."""
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What the baselines go by.
+
+    Attributes:
+        fitted: training runs, at least one.
+        peak_gflop_s: the most 10^9 operations a second that a fitted run's updates reached; None where not known.
+        peak_gb_s: the most 10^9 bytes a second, read and written, that a plain copy reached; None where not known.
+        machine: the profile fitted to the runs.
+    """
+
+    fitted: Sequence[FittedRun]
+    machine: MachineProfile
+    peak_gflop_s: float | None
+    peak_gb_s: float | None
+
+    def predict(self, scenario: Scenario) -> dict[str, float | None]:
+        """Return the seconds of a step by each baseline, in the order of ``document.BASELINES``."""
+        return {
+            "nearest run": self.nearest_run(scenario),
+            "stage means": self.stage_means(scenario),
+            "closed form": self.closed_form(scenario),
+            "roofline": self.roofline(scenario),
+        }
+
+    def nearest_run(self, scenario: Scenario) -> float:
+        """Return the mean step time of the runs of the fitted arm that is most alike; see ``distance``."""
+        tokens = tokens_of(expected_groups(scenario, self.fitted)) / scenario.rollout_batch_size
+        distances: dict[str, float] = {}
+        for item in self.fitted:
+            distances.setdefault(item.arm, _distance(scenario, tokens, item))
+        nearest = min(distances, key=distances.__getitem__)
+        return fmean(item.step_s for item in self.fitted if item.arm == nearest)
+
+    def stage_means(self, scenario: Scenario) -> float:
+        """Return the sum of the stages' means: a token's share of generating, scoring and training, and all else whole.
+
+        Means over the fitted runs of the same model, or of any where there is none.
+        """
+        preset = getattr(scenario.model, "preset", None)
+        alike = [item for item in self.fitted if item.preset == preset] or list(self.fitted)
+        tokens, passes = tokens_of(expected_groups(scenario, self.fitted)), scenario.epochs_per_batch
+        seconds = 0.0
+        for stage in dict.fromkeys(stage for item in alike for stage in costs_of(item.stages_s)):
+            per_unit = [item.stages_s.get(stage, 0.0) / units(stage, item.tokens, item.passes) for item in alike]
+            seconds += fmean(per_unit) * units(stage, tokens, passes)
+        return seconds
+
+    def closed_form(self, scenario: Scenario) -> float:
+        """Return the fitted stage costs without contention: their sum, or with a lag those of the busiest lane."""
+        watch = StepWatch()
+        run = simulate_run(scenario, _without_contention(self.machine), observer=watch)
+        rows = counted_rows(watch.rows(run.spans))
+        lanes = sorted({lane for row in rows for lane in row.lanes})
+        busy = [fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows) for lane in lanes]
+        return max(busy) if scenario.max_lag else sum(busy)
+
+    def roofline(self, scenario: Scenario) -> float | None:
+        """Return the time of the operations or of the bytes of each stage, whichever is longer, at measured peaks.
+
+        None where the model's shape or a peak is not known. With a lag, sampling and training go on at the same time.
+        """
+        shape, gflop_s, gb_s = shape_for(scenario)[0], self.peak_gflop_s, self.peak_gb_s
+        if shape is None or gflop_s is None or gb_s is None:
+            return None
+        groups, engine = expected_groups(scenario, self.fitted), _engine(scenario)
+        epochs, minibatches = scenario.epochs_per_batch, scenario.minibatches_per_epoch
+        sampling = generate_terms(shape, groups, getattr(engine, "max_batch", scenario.rollout_batch_size))
+        training = update_terms(shape, groups, scenario.rollout_batch_size, epochs, minibatches)
+        sample_gflop = sampling["prompt_gflop"] + sampling["row_gflop"]
+        sample_s = max(sample_gflop / gflop_s, sampling["weight_gb"] / gb_s)
+        train_s = max(
+            BACKWARD * training["position_gflop"] / gflop_s, OPTIMIZER_COPIES * training["parameter_gb"] / gb_s
+        )
+        sync_s = SYNC_COPIES * shape.num_parameters * FLOAT32_BYTES / 1e9 / gb_s
+        return (max(sample_s, train_s) if scenario.max_lag else sample_s + train_s) + sync_s
+
+
+def peak_gb_s(sweeps: Sequence[Run]) -> float | None:
+    """Return the most 10^9 bytes a second, read and written, that a plain copy in a transport sweep reached."""
+    syncs = [sync for run in sweeps for sync in run.syncs if sync.num_bytes >= WARM_BYTES and sync.plain_copy_s > 0]
+    return max((2 * sync.num_bytes / 1e9 / sync.plain_copy_s for sync in syncs), default=None)
+
+
+def peak_gflop_s(fitted: Sequence[FittedRun]) -> float | None:
+    """Return the most 10^9 operations a second that a run's updates reached."""
+    return max((item.update_gflop_s for item in fitted if item.update_gflop_s is not None), default=None)
+
+
+def costs_of(stages: Mapping[str, float]) -> dict[str, float]:
+    """Return the stages that are work, or a wait that is a cost: see ``COSTS_NAMED_WAITS``."""
+    return {name: s for name, s in stages.items() if not Stage(name).is_wait or name in COSTS_NAMED_WAITS}
+
+
+def units(stage: str, tokens: float, passes: int) -> float:
+    """Return the units of a stage in a step: response tokens, those of every pass, or 1 step."""
+    return tokens if stage in PER_TOKEN else tokens * passes if stage in PER_TOKEN_AND_PASS else 1.0
+
+
+def distance(mine: Sequence[float], theirs: Sequence[float], unlike: int) -> float:
+    """Return how unlike two settings are: factors between quantities, as logarithms; log 2 for each other difference.
+
+    Quantities are responses in a batch, passes, mean response tokens and parameters; other differences are transport,
+    placement and number of Generators.
+    """
+    return sum(abs(log(one / other)) for one, other in zip(mine, theirs, strict=True)) + unlike * log(2)
+
+
+def _distance(scenario: Scenario, tokens: float, item: FittedRun) -> float:
+    shape, run = shape_for(scenario)[0], item.run
+    mine = (scenario.rollout_batch_size, scenario.epochs_per_batch, tokens, shape.num_parameters if shape else 1)
+    parameters = run.manifest.parameters or 1
+    theirs = (run.setting("rollout_batch_size"), item.passes, fmean(item.lengths), parameters)
+    placement = scenario.placement
+    unlike = (
+        scenario.transport.type != run.setting("transport.type"),
+        placement.colocated != run.setting("placement.colocated"),
+        placement.generator.count != run.setting("placement.generator.count"),
+    )
+    return distance(mine, theirs, sum(unlike))
+
+
+def _without_contention(machine: MachineProfile) -> MachineProfile:
+    return machine.model_copy(update={"contention": None})
+
+
+def _engine(scenario: Scenario) -> Any:
+    return scenario.engine

@@ -1,0 +1,218 @@
+"""From arms to tiers, verdicts, tables and the guard, with numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import UserError
+from tests.holdout.document import (
+    BASELINES,
+    ArmScore,
+    Compared,
+    Counted,
+    Document,
+    Lags,
+    Ranking,
+    load_document,
+    rounded,
+    save_document,
+)
+from tests.holdout.guard import became_worse
+from tests.holdout.judging import falls_short, ranking_finding, tier_findings
+from tests.holdout.picture import save_picture
+from tests.holdout.plan import TierPlan
+from tests.holdout.summing_up import choices, first_tier_only, ranking, tier_score
+from tests.holdout.tables import as_markdown, stage_table, tier_table
+
+PLAN = TierPlan(what="settings between those that were fitted", arms=("a", "b"), bound=0.05)
+
+
+def compared(repeats: tuple[float, ...], value: float, reach: float = 0.05) -> Compared:
+    return Compared(repeats=repeats, value=value, low=value - reach, high=value + reach)
+
+
+def arm(
+    name: str, tier: str, repeats: tuple[float, ...], value: float, update: float, nearest: float | None
+) -> ArmScore:
+    """An arm whose step is ``update`` seconds of update (measured 0.5), 0.2 s of generate and 0.01 s of score."""
+    same = {"repeats": repeats, "value": value}
+    return ArmScore(
+        tier=tier,
+        arm=name,
+        step=Compared(**same, low=value - 0.05, high=value + 0.05),
+        stages={
+            "generate": compared((0.2, 0.2), 0.2),
+            "score": compared((0.01, 0.01), 0.03),
+            "update": compared((0.5, 0.5), update),
+        },
+        idle={"learner": compared((0.4, 0.4), 0.45)},
+        throughput=compared((100 / repeats[0], 100 / repeats[1]), 100 / value),
+        waste=compared((0.0, 0.0), 0.0),
+        lags=Lags(measured={"0": 0.5, "1": 0.5}, predicted={"0": 1.0}),
+        baselines={"nearest run": nearest, "stage means": 1.3, "closed form": 0.8, "roofline": None},
+    )
+
+
+ARM_A = arm("a", "inside", (1.0, 1.0), 1.02, 0.55, nearest=1.01)
+ARM_B = arm("b", "inside", (1.9, 2.1), 1.88, 0.60, nearest=2.02)
+
+
+def document(*arms: ArmScore, bound: float = 0.05) -> Document:
+    plan = PLAN.model_copy(update={"bound": bound})
+    return Document(
+        chosen="2026-11-21",
+        fitted=("calibration/20261121-210042",),
+        held_out=("holdout/20261121-210342",),
+        machine="0123456789ab",
+        draws=39,
+        seed=0,
+        coverage_bounds=(0.8, 0.97),
+        stage_bound=0.1,
+        arms=arms,
+        tiers=(tier_score("inside", plan, arms),),
+        ranking=ranking(arms, 0.8),
+        choices=choices(arms, {"a": "small", "b": "small"}),
+        changes=(),
+        notes=("One machine.",),
+    )
+
+
+def test_a_tier_is_summed_up() -> None:
+    tier = tier_score("inside", PLAN, [ARM_A, ARM_B])
+    # step: 1.02 / 1 and 1.88 / 2: 2% and 6%, in the middle 4%
+    assert tier.error == pytest.approx(0.04)
+    # update: 0.55 / 0.5 and 0.60 / 0.5: 10% and 20%; generate is exact; score is 1% and 0.5% of the step
+    assert tier.stages == pytest.approx({"generate": 0.0, "update": 0.15})
+    assert tier.small == pytest.approx({"score": 0.01})
+    assert tier.worst_stage == "update"
+    # repeats: a has no spread; b lies 0.05 from its mean twice: of 0, 0, 0.05, 0.05 the middle
+    assert tier.floor == pytest.approx(0.025)
+    # step intervals: a 0.97 to 1.07 holds both repeats, b 1.83 to 1.93 holds 1.9 alone
+    assert (tier.coverage.inside, tier.coverage.of) == (3, 4)
+    # stages of both arms: generate 0.15 to 0.25 holds all 4; update of a begins at 0.5, which is inside, of b at 0.55
+    assert (tier.stage_coverage.inside, tier.stage_coverage.of) == (6, 8)
+    # nearest run: 1.01 / 1 and 2.02 / 2: 1%; stage means: 30% and 35%; closed form: 20% and 60%
+    assert tier.baselines == pytest.approx(
+        {"nearest run": 0.01, "stage means": 0.325, "closed form": 0.4, "roofline": None}
+    )
+    assert tier.winners == ("nearest run",)
+
+
+def test_a_baseline_that_knows_one_arm_of_two_says_nothing_of_the_tier() -> None:
+    mute = ARM_A.model_copy(update={"baselines": dict.fromkeys(BASELINES)})
+    assert tier_score("inside", PLAN, [mute, ARM_B]).baselines == dict.fromkeys(BASELINES)
+
+
+def test_what_falls_short_is_said() -> None:
+    found = document(ARM_A, ARM_B)
+    assert falls_short(found) == ["inside: update", "inside: coverage of step time", "inside: coverage of stages"]
+    sentences = tier_findings(found, found.tiers[0])
+    assert sentences[0] == (
+        "inside holds its bound: step time is off by 4.0% in the median, at most 5%; a perfect predictor would show "
+        "2.5%."
+    )
+    assert sentences[1] == "inside FALLS SHORT in stages, at most 10% each: update 15.0%."
+    # Wilson's 95% interval of 3 of 4 is 0.30 to 0.95: 80% to 97% is not ruled out
+    assert sentences[2] == (
+        "inside: step time: 90% intervals FALL SHORT: they hold 3 of 4 (75%) of the measured values, wanted are 80% to "
+        "97%, though so few values cannot tell."
+    )
+    assert (
+        sentences[-1]
+        == "inside: the baseline `nearest run` is nearer to the truth than the simulator (1.0% against 4.0%)."
+    )
+    tight = document(ARM_A, ARM_B, bound=0.03)
+    assert "inside: step time" in falls_short(tight)
+    assert tier_findings(tight, tight.tiers[0])[0].startswith(
+        "inside FALLS SHORT OF its bound: step time is off by 4.0%"
+    )
+
+
+def test_the_ranking_is_judged() -> None:
+    found = document(ARM_A, ARM_B)
+    assert (found.ranking.tau, found.ranking.repeats) == (1.0, 1.0)  # a is faster, in each repeat and by prediction
+    swapped = found.model_copy(update={"ranking": Ranking(tau=0.6, bound=0.8, repeats=None)})
+    assert ranking_finding(swapped).startswith("Ranking by step time FALLS SHORT OF its bound: Kendall's tau 0.60")
+    assert falls_short(swapped)[-1] == "ranking"
+
+
+def test_only_arms_of_one_model_are_chosen_between() -> None:
+    third = arm("c", "inside", (0.1, 0.1), 0.1, 0.5, None)
+    found = choices([ARM_A, ARM_B, third], {"a": "small", "b": "small", "c": "tiny"})
+    assert [(choice.arms, choice.picked, choice.regret) for choice in found] == [(("a", "b"), "a", 0.0)] * 2
+
+
+def test_an_arm_of_two_tiers_is_ranked_once_as_the_first_predicts_it() -> None:
+    again = ARM_A.model_copy(update={"tier": "size"})
+    assert first_tier_only([ARM_A, ARM_B, again]) == [ARM_A, ARM_B]
+
+
+def test_the_tables_show_what_missed() -> None:
+    found = document(ARM_A, ARM_B)
+    row = tier_table(found).rows[0]
+    assert row == (
+        "inside", "a, b", "4.0%", "5%", "2.5%", "update 15.0% *", "3/4 *", "6/8 *", "1.0% *", "32.5%", "40.0%", "-",
+    )  # fmt: skip
+    # shares: 0.2 of 1 and of 2 s, 0.5 of 1 and of 2 s; score is always small, and named in a note
+    assert stage_table(found).header == ("arm", "tier", "generate", "update")
+    assert stage_table(found).rows == (
+        ("a", "inside", "+0.0% (20%)", "+10.0% (50%)"),
+        ("b", "inside", "+0.0% (10%)", "+20.0% (25%)"),
+    )
+    assert "score (at most 1.0% of a step)" in stage_table(found).notes[1]
+
+
+def test_the_page_is_made_of_the_saved_document_alone(tmp_path: Path) -> None:
+    found = document(ARM_A, ARM_B)
+    save_document(found, tmp_path / "holdout.json")
+    assert load_document(tmp_path / "holdout.json") == rounded(found)
+    page = as_markdown(load_document(tmp_path / "holdout.json"))
+    assert page == as_markdown(rounded(found))
+    assert "**What falls short of its bound: inside: update; " in page
+    # predicted 1.02 [0.97, 1.07]; the predicted lags are all 0, half of the measured ones 1: moved by half a version
+    assert (
+        "| a | inside | 1.000 1.000 | 1.000 | 1.020 \\[0.970, 1.070\\] | +2.0% | 0.50 | 0.00 / 0.50 | 0.0% / 0.0% |"
+        in page
+    )
+    assert "45.0% / 40.0% (+5.0)" in page
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"schema": "harness.comparison", "schema_version": 1}')
+    with pytest.raises(UserError, match=r"is no harness\.holdout of version 1"):
+        load_document(tmp_path / "other.json")
+    with pytest.raises(UserError, match="cannot read"):
+        load_document(tmp_path / "missing.json")
+
+
+def test_the_guard_lets_noise_pass_and_stops_what_is_worse() -> None:
+    kept = document(ARM_A, ARM_B)
+    assert became_worse(kept, kept) == []
+    # the error of 4% may become 5%: one point is more than 5% of it
+    slightly = document(ARM_A.model_copy(update={"step": compared((1.0, 1.0), 1.039)}), ARM_B)
+    assert slightly.tiers[0].error == pytest.approx(0.0495)
+    assert became_worse(slightly, kept) == []
+    worse = document(ARM_A.model_copy(update={"step": compared((1.0, 1.0), 1.042, reach=0.06)}), ARM_B)
+    assert became_worse(worse, kept) == ["inside: step time is off by 5.1%, and was by 4.0%"]
+    better = document(ARM_A, ARM_B.model_copy(update={"step": compared((1.9, 2.1), 2.0, reach=0.2)}))
+    assert became_worse(better, kept) == []
+
+
+def test_the_guard_looks_at_stages_coverage_ranking_and_missing_tiers() -> None:
+    kept = document(ARM_A, ARM_B)
+    slower = ARM_A.model_copy(update={"stages": ARM_A.stages | {"update": compared((0.5, 0.5), 0.58, reach=0.09)}})
+    # update: 16% and 20% after 10% and 20%: 18% after 15%
+    assert became_worse(document(slower, ARM_B), kept) == ["inside: update is off by 18.0%, and was by 15.0%"]
+    tier = kept.tiers[0].model_copy(update={"coverage": Counted(inside=1, of=4)})
+    found = became_worse(kept.model_copy(update={"tiers": (tier,)}), kept)
+    assert found == ["inside: measured values inside the intervals of step time are 25.0%, and were 75.0%"]
+    lower = kept.model_copy(update={"ranking": Ranking(tau=0.9, bound=0.8, repeats=None)})
+    assert became_worse(lower, kept) == ["Kendall's tau is 0.900, and was 1.000"]
+    assert became_worse(kept.model_copy(update={"tiers": ()}), kept) == ["inside: the tier is gone"]
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    path = save_picture(document(ARM_A, ARM_B), tmp_path / "pictures" / "holdout.png")
+    assert path.read_bytes().startswith(b"\x89PNG")

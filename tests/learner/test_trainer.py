@@ -1,0 +1,576 @@
+"""The training step on a tiny model: gradients do not depend on the split, stages run when needed, NaN stops."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.types import Completion, GroupData, Metric, Prompt, RolloutGroup
+from harness.grpo import Delta, ImportanceOptions, LossOptions
+from harness.learner import PolicyTrainer, TrainerOptions
+from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
+
+CONFIG = ModelConfig(
+    vocab_size=17,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=32,
+)
+OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("grpo_clip"), learning_rate=1e-2)
+
+
+def groups(seed: int = 0, num_groups: int = 3, group_size: int = 4) -> tuple[RolloutGroup, ...]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for prompt_id in range(num_groups):
+        lengths = rng.integers(1, 9, group_size)
+        completions = tuple(
+            Completion(rng.integers(0, 17, length), rng.normal(-2, 0.1, length).astype(np.float32), "", "stop")
+            for length in lengths
+        )
+        data = GroupData(Prompt("p", "g"), rng.integers(0, 17, int(rng.integers(2, 6))), completions)
+        rewards = tuple(float(reward) for reward in rng.permutation([0.0, 1.0, 1.0, 0.5])[:group_size])
+        made.append(RolloutGroup(prompt_id, 0, 0, 0, tuple(map(int, lengths)), data, rewards))
+    return tuple(made)
+
+
+def trained(options: TrainerOptions, steps: int = 1) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Train from the same initial weights; return the weights and the last step's metrics."""
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    for step in range(steps):
+        batch = trainer.prepare(groups(seed=step))
+        if options.needs_old_log_probs:
+            trainer.compute_old_log_probs(batch)
+        if options.needs_reference:
+            trainer.compute_reference_log_probs(batch)
+        metrics = trainer.train(step, batch)
+    weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+    return weights, {name: metric.value for name, metric in metrics.items()}
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("pieces", [2, 3, 5, 12])
+def test_microbatches_change_memory_and_nothing_else(aggregation: str, pieces: int) -> None:
+    options = replace(OPTIONS, aggregation=aggregation, constant=8)
+    whole, whole_metrics = trained(options)
+    split, split_metrics = trained(replace(options, gradient_accumulation_steps=pieces))
+    for name, weight in whole.items():
+        torch.testing.assert_close(split[name], weight, atol=1e-5, rtol=1e-4)
+    for name in ("loss", "grad_norm", "token_entropy"):
+        assert split_metrics[name] == pytest.approx(whole_metrics[name], abs=1e-5)
+
+
+def test_on_the_first_pass_the_ratio_is_one() -> None:
+    metrics = trained(OPTIONS)[1]
+    assert metrics["ratio/mean"] == metrics["ratio/max"] == 1.0
+    assert metrics["clip_fraction"] == 0.0
+
+
+def test_later_passes_move_the_ratio_and_clip() -> None:
+    metrics = trained(replace(OPTIONS, epochs_per_batch=8))[1]
+    assert metrics["ratio/max"] > 1.2
+    assert 0.0 < metrics["clip_fraction"] < 1.0
+
+
+def test_a_skipped_old_pass_gives_what_the_pass_would_give() -> None:
+    """One epoch with a monitored KL computes the old log-probs; the same weights must come out without."""
+    skipped = trained(OPTIONS)[0]
+    computed = trained(replace(OPTIONS, monitor_kl=True))[0]
+    for name, weight in skipped.items():
+        torch.testing.assert_close(computed[name], weight, atol=1e-5, rtol=1e-4)
+
+
+def test_monitored_kl_is_zero_at_first_and_then_grows() -> None:
+    first = trained(replace(OPTIONS, monitor_kl=True), steps=1)[1]
+    later = trained(replace(OPTIONS, monitor_kl=True), steps=4)[1]
+    for which in ("reference", "previous"):
+        assert first[f"kl/{which}_k3"] == pytest.approx(0.0, abs=1e-6)
+        assert later[f"kl/{which}_k3"] > 1e-4
+    assert later["kl/reference_k3"] > later["kl/previous_k3"]  # three updates away against one
+
+
+def test_a_recloned_reference_is_the_current_policy() -> None:
+    options = replace(OPTIONS, monitor_kl=True)
+    kept = trained(replace(options, reclone_every=10), steps=3)[1]
+    renewed = trained(replace(options, reclone_every=2), steps=3)[1]
+    assert renewed["kl/reference_k3"] == pytest.approx(0.0, abs=1e-6)  # re-cloned after step 1, so policy 2 = reference
+    assert kept["kl/reference_k3"] > 1e-4
+
+
+def test_a_kl_penalty_holds_the_policy_back() -> None:
+    free = trained(replace(OPTIONS, monitor_kl=True), steps=6)[1]
+    held = trained(replace(OPTIONS, monitor_kl=True, loss=LossOptions(kl_coefficient=5.0)), steps=6)[1]
+    assert held["kl/reference_k3"] < free["kl/reference_k3"] / 2
+
+
+def test_with_lag_the_engine_log_probs_are_the_old_ones() -> None:
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, behaviour_is_engine=True))
+    batch = trainer.prepare(groups())
+    assert not trainer.options.needs_old_log_probs
+    assert batch.rollouts.old_log_probs_BT is not None
+    first = groups()[0].data.completions[0].log_probs
+    np.testing.assert_allclose(batch.rollouts.old_log_probs_BT[0, : len(first)].numpy(), first)
+
+
+def test_minibatches_make_one_optimizer_step_each() -> None:
+    options = replace(OPTIONS, minibatches_per_epoch=3, epochs_per_batch=2)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    batch = trainer.prepare(groups())
+    trainer.compute_old_log_probs(batch)
+    metrics = trainer.train(0, batch)
+    assert options.optimizer_steps_per_batch == 6
+    assert metrics["grad_norm"].count == 6
+
+
+def by_hand(model: DecoderLM, group: RolloutGroup, temperature: float) -> list[torch.Tensor]:
+    """log softmax(logits / temperature) of the tokens of each response of a group, from plain forward passes."""
+    assert group.data is not None
+    prompt = torch.as_tensor(group.data.prompt_token_ids)
+    scored = []
+    for completion in group.data.completions:
+        response = torch.as_tensor(completion.token_ids)
+        logits = model(torch.cat((prompt, response))[None]).logits[0, len(prompt) - 1 : -1]
+        scored.append((logits / temperature).log_softmax(-1).gather(1, response[:, None])[:, 0])
+    return scored
+
+
+def all_by_hand(model: DecoderLM, temperature: float) -> list[torch.Tensor]:
+    return [scored for group in groups() for scored in by_hand(model, group, temperature)]
+
+
+def advantages_by_hand() -> list[float]:
+    """(r - mean) / std; every group's rewards are 0, 1, 1 and 0.5 in some order: mean 0.625, variance 0.6875 / 3."""
+    rewards = [reward for group in groups() for reward in group.rewards or ()]
+    return [(reward - 0.625) / (0.6875 / 3) ** 0.5 for reward in rewards]
+
+
+def train_by_hand(
+    temperature: float,
+    minibatches: list[range],
+    old: list[torch.Tensor] | None = None,
+    weights: list[torch.Tensor] | None = None,
+) -> DecoderLM:
+    """Clipped GRPO steps (ratio range 0.8 to 1.2, mean over tokens, then responses), gradients of norm 1 at most.
+
+    ``old`` is what the ratio divides by, the policy before the first step if not given; ``weights`` holds one factor
+    for each token's loss.
+    """
+    model = DecoderLM(CONFIG, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    old = old or [scored.detach() for scored in all_by_hand(model, temperature)]
+    weights = weights or [torch.ones_like(row) for row in old]
+    advantages = advantages_by_hand()
+    for rows in minibatches:
+        now = all_by_hand(model, temperature)
+        losses = []
+        for row in rows:
+            ratio = (now[row] - old[row]).exp()
+            surrogate = torch.minimum(ratio * advantages[row], ratio.clamp(0.8, 1.2) * advantages[row])
+            losses.append(-(surrogate * weights[row]).mean())
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        norm = sum(float(parameter.grad.square().sum()) for parameter in model.parameters()) ** 0.5
+        for parameter in model.parameters():
+            parameter.grad *= min(1.0, 1.0 / norm)
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_two_minibatches_are_two_steps_on_the_two_halves(temperature: float) -> None:
+    options = replace(OPTIONS, minibatches_per_epoch=2, temperature=temperature)
+    weights = trained(options)[0]
+    expected = train_by_hand(temperature, [range(6), range(6, 12)]).state_dict()  # 12 rollouts
+    first_half_twice = train_by_hand(temperature, [range(6), range(6)]).state_dict()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert max(float((first_half_twice[name] - expected[name]).abs().max()) for name in expected) > 5e-3
+
+
+def test_two_passes_are_two_steps_on_everything() -> None:
+    weights = trained(replace(OPTIONS, epochs_per_batch=2))[0]
+    expected = train_by_hand(1.0, [range(12), range(12)]).state_dict()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+
+
+MODES = [
+    ImportanceOptions("tis"),
+    ImportanceOptions("tis", "sequence"),
+    ImportanceOptions("icepop"),
+    ImportanceOptions("icepop", "sequence"),
+    ImportanceOptions("seq-mask-tis"),
+]
+
+
+def sampled_by(log_probs: list[torch.Tensor]) -> tuple[RolloutGroup, ...]:
+    """The same groups with these as the engine's log-probs, one tensor for each response."""
+    rows = iter(log_probs)
+    made = []
+    for group in groups():
+        assert group.data is not None
+        completions = tuple(replace(c, log_probs=next(rows).numpy()) for c in group.data.completions)
+        made.append(replace(group, data=replace(group.data, completions=completions)))
+    return tuple(made)
+
+
+def own_log_probs(temperature: float = 1.0) -> list[torch.Tensor]:
+    return [scored.detach() for scored in all_by_hand(DecoderLM(CONFIG, seed=1), temperature)]
+
+
+def older_log_probs() -> list[torch.Tensor]:
+    """Those of an engine that is far off: own / engine ranges from e^-1.5 = 0.22 to e^1.5 = 4.48."""
+    rng = np.random.default_rng(3)
+    return [own - torch.from_numpy(rng.uniform(-1.5, 1.5, len(own)).astype(np.float32)) for own in own_log_probs()]
+
+
+def train_on(made: tuple[RolloutGroup, ...], options: TrainerOptions) -> tuple[DecoderLM, dict[str, Metric]]:
+    """One training step on these groups, from the initial weights, through the stages that the options ask for."""
+    model = DecoderLM(CONFIG, seed=1)
+    trainer = PolicyTrainer(model, 0, options)
+    batch = trainer.prepare(made)
+    if options.needs_old_log_probs:
+        trainer.compute_old_log_probs(batch)
+    if options.needs_reference:
+        trainer.compute_reference_log_probs(batch)
+    return model, trainer.train(0, batch)
+
+
+def gradients_on(made: tuple[RolloutGroup, ...], options: TrainerOptions) -> dict[str, torch.Tensor]:
+    """The gradient, before it is scaled down, of the one optimizer step of the options."""
+    model = DecoderLM(CONFIG, seed=1)
+    trainer = PolicyTrainer(model, 0, options)
+    seen: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda accumulated, name=name: seen.__setitem__(name, accumulated.grad.clone())
+        )
+    batch = trainer.prepare(made)
+    if options.needs_old_log_probs:
+        trainer.compute_old_log_probs(batch)
+    trainer.train(0, batch)
+    return seen
+
+
+@pytest.mark.parametrize("importance", MODES)
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("behaviour_is_engine", [False, True])
+def test_an_engine_that_agrees_gives_weights_of_one_and_the_uncorrected_gradient(
+    importance: ImportanceOptions, temperature: float, behaviour_is_engine: bool
+) -> None:
+    """Lag 0 in float32; the engine's log-probs come from plain forward passes, the Learner's from shared prompts."""
+    made = sampled_by(own_log_probs(temperature))
+    plain = replace(OPTIONS, temperature=temperature)
+    corrected = replace(
+        plain,
+        behaviour_is_engine=behaviour_is_engine,
+        proximal="recompute",
+        loss=LossOptions("grpo_clip", importance=importance),
+    )
+    metrics = train_on(made, corrected)[1]
+    assert metrics["importance/mean"].value == pytest.approx(1.0, abs=1e-6)
+    assert metrics["importance/max"].value == pytest.approx(1.0, abs=1e-5)
+    assert metrics["importance/truncated_fraction"].value == metrics["importance/masked_fraction"].value == 0.0
+    expected, found = gradients_on(made, plain), gradients_on(made, corrected)
+    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 1e-2
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=0)
+
+
+def test_a_recomputed_proximal_policy_is_clipped_against_and_weighted_by_the_engine_in_every_pass() -> None:
+    """The weights stay those of the policy before the first of the two passes, and are truncated at 2."""
+    own, engine = own_log_probs(), older_log_probs()
+    options = replace(
+        OPTIONS,
+        epochs_per_batch=2,
+        behaviour_is_engine=True,
+        proximal="recompute",
+        loss=LossOptions("grpo_clip", importance=ImportanceOptions("tis", cap=2.0)),
+    )
+    assert options.needs_old_log_probs
+    model, metrics = train_on(sampled_by(engine), options)
+    weights = [(mine - theirs).exp().clamp(max=2.0) for mine, theirs in zip(own, engine, strict=True)]
+    assert sum(int((row == 2).sum()) for row in weights) > 5
+    expected = train_by_hand(1.0, [range(12), range(12)], own, weights).state_dict()
+    unweighted = train_by_hand(1.0, [range(12), range(12)], own).state_dict()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert max(float((unweighted[name] - expected[name]).abs().max()) for name in expected) > 5e-3
+    ratios = torch.cat([(mine - theirs).exp() for mine, theirs in zip(own, engine, strict=True)])
+    assert metrics["importance/mean"].value == pytest.approx(float(ratios.mean()), rel=1e-4)
+    assert metrics["importance/max"].value == pytest.approx(float(ratios.max()), rel=1e-4)
+    assert metrics["importance/truncated_fraction"].value == pytest.approx(float((ratios > 2).float().mean()))
+    assert metrics["off_policy/kl"].value == pytest.approx(float((ratios - 1 - ratios.log()).mean()), rel=1e-3)
+
+
+def test_one_pass_needs_no_old_log_probs_for_its_weights() -> None:
+    """The policy's own detached log-probs are the proximal ones: the weights are the same as if they were computed."""
+    options = replace(
+        OPTIONS,
+        behaviour_is_engine=True,
+        proximal="recompute",
+        loss=LossOptions("grpo_clip", importance=ImportanceOptions("icepop")),
+    )
+    assert not options.needs_old_log_probs
+    engine = older_log_probs()
+    weights = []
+    for mine, theirs in zip(own_log_probs(), engine, strict=True):
+        ratio = (mine - theirs).exp()
+        weights.append(torch.where((ratio < 0.5) | (ratio > 2.0), 0.0, ratio))
+    model, metrics = train_on(sampled_by(engine), options)
+    expected = train_by_hand(1.0, [range(12)], weights=weights).state_dict()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    masked = float((torch.cat(weights) == 0).float().mean())
+    assert 0.2 < masked < 0.8
+    assert metrics["importance/masked_fraction"].value == pytest.approx(masked)
+    assert metrics["ratio/max"].value == 1.0
+
+
+def test_recomputed_without_a_mode_is_uncorrected_and_logs_the_gap() -> None:
+    options = replace(OPTIONS, epochs_per_batch=2, behaviour_is_engine=True, proximal="recompute")
+    engine = older_log_probs()
+    model, metrics = train_on(sampled_by(engine), options)
+    expected = train_by_hand(1.0, [range(12), range(12)], own_log_probs()).state_dict()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert metrics["off_policy/kl"].value > 0.1
+    assert not [name for name in metrics if name.startswith("importance/")]
+
+
+def test_the_engine_as_the_proximal_policy_is_clipped_against() -> None:
+    options = replace(OPTIONS, epochs_per_batch=2, behaviour_is_engine=True)
+    engine = older_log_probs()
+    model, metrics = train_on(sampled_by(engine), options)
+    expected = train_by_hand(1.0, [range(12), range(12)], engine).state_dict()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert not [name for name in metrics if name.startswith(("importance/", "engine_mismatch/", "off_policy/"))]
+
+
+@pytest.mark.parametrize("importance", MODES)
+def test_weights_do_not_depend_on_the_split_into_microbatches(importance: ImportanceOptions) -> None:
+    options = replace(
+        OPTIONS,
+        behaviour_is_engine=True,
+        proximal="recompute",
+        loss=LossOptions("grpo_clip", importance=importance),
+    )
+    made = sampled_by(older_log_probs())
+    whole, split = (gradients_on(made, replace(options, gradient_accumulation_steps=pieces)) for pieces in (1, 5))
+    for name, gradient in whole.items():
+        torch.testing.assert_close(split[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("behaviour_is_engine", "proximal", "mode", "epochs", "monitor_kl", "old_log_probs", "compared"),
+    [
+        (False, "engine", "off", 1, False, False, False),  # the ratio is 1
+        (False, "engine", "off", 2, False, True, False),
+        (False, "engine", "off", 1, True, True, False),  # p of the monitored KL
+        (False, "recompute", "off", 1, False, False, False),  # fresh rollouts: as with "engine"
+        (False, "engine", "tis", 1, False, False, True),
+        (False, "engine", "tis", 2, False, True, True),
+        (True, "engine", "off", 1, False, False, False),
+        (True, "engine", "off", 8, True, False, False),  # the engine's are the old ones, and p
+        (True, "recompute", "off", 1, True, False, True),
+        (True, "recompute", "off", 2, False, True, True),
+        (True, "recompute", "tis", 1, False, False, True),
+        (True, "recompute", "tis", 2, True, True, True),
+    ],
+)
+def test_which_log_probs_are_computed_and_compared(
+    behaviour_is_engine: bool,
+    proximal: str,
+    mode: str,
+    epochs: int,
+    monitor_kl: bool,
+    old_log_probs: bool,
+    compared: bool,
+) -> None:
+    options = replace(
+        OPTIONS,
+        behaviour_is_engine=behaviour_is_engine,
+        proximal=proximal,
+        loss=LossOptions(importance=ImportanceOptions(mode)),
+        epochs_per_batch=epochs,
+        monitor_kl=monitor_kl,
+    )
+    assert (options.needs_old_log_probs, options.compares_engine) == (old_log_probs, compared)
+
+
+def test_options_that_do_nothing_are_refused() -> None:
+    weighted = LossOptions(importance=ImportanceOptions("tis"))
+    with pytest.raises(UserError, match="importance mode is 'tis' with lag or replay and proximal 'engine'"):
+        replace(OPTIONS, behaviour_is_engine=True, loss=weighted)
+    with pytest.raises(UserError, match="proximal is 'learner', expected one of engine, recompute"):
+        replace(OPTIONS, proximal="learner")
+
+
+@pytest.mark.parametrize("proximal", ["engine", "recompute"])
+def test_with_lag_the_monitored_kl_is_of_the_policy_that_sampled_and_marked_as_biased(proximal: str) -> None:
+    """At the first step the reference and the previous policy are both the initial one: log-probs own."""
+    own, engine = own_log_probs(), older_log_probs()
+    options = replace(OPTIONS, behaviour_is_engine=True, proximal=proximal, monitor_kl=True, epochs_per_batch=2)
+    metrics = train_on(sampled_by(engine), options)[1]
+    assert metrics["kl/biased"] == Metric(1.0)
+    gaps = [theirs - mine for theirs, mine in zip(engine, own, strict=True)]
+    for which in ("reference", "previous"):
+        assert metrics[f"kl/{which}_k1"].value == pytest.approx(float(torch.cat(gaps).mean()), abs=1e-5)
+        assert metrics[f"kl/{which}_k1_sum"].value == pytest.approx(
+            sum(float(gap.sum()) for gap in gaps) / 12, abs=1e-4
+        )
+
+
+def test_fresh_rollouts_give_an_unbiased_kl_and_the_engines_mismatch_its_own_name() -> None:
+    options = replace(OPTIONS, monitor_kl=True, loss=LossOptions(importance=ImportanceOptions("tis")))
+    metrics = train_on(sampled_by(own_log_probs()), options)[1]
+    assert "kl/biased" not in metrics
+    assert metrics["engine_mismatch/kl"].value == pytest.approx(0.0, abs=1e-6)
+    assert "off_policy/kl" not in metrics
+
+
+@pytest.mark.parametrize("behaviour_is_engine", [False, True])
+def test_no_metric_name_is_a_path_prefix_of_another(behaviour_is_engine: bool) -> None:
+    loss = LossOptions(kl_coefficient=0.1, importance=ImportanceOptions("tis"))
+    options = replace(
+        OPTIONS, behaviour_is_engine=behaviour_is_engine, proximal="recompute", monitor_kl=True, loss=loss
+    )
+    names = list(train_on(groups(), options)[1])
+    assert [(a, b) for a in names for b in names if b.startswith(f"{a}/")] == []
+
+
+def test_batches_may_hold_any_number_of_groups_of_any_size() -> None:
+    """Replay, drops and failed groups: every batch is trained on, each group against its own mean."""
+    options = replace(OPTIONS, delta="centered_rewards", minibatches_per_epoch=3)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    optimizer_steps = []
+    for step, (num_groups, group_size) in enumerate([(3, 4), (1, 4), (5, 3), (1, 2)]):
+        made = groups(step, num_groups, group_size)
+        batch = trainer.prepare(made)
+        means = [sum(group.rewards or ()) / group_size for group in made]
+        expected = [[reward - mean] for group, mean in zip(made, means, strict=True) for reward in group.rewards or ()]
+        torch.testing.assert_close(batch.rollouts.advantages_B1, torch.tensor(expected))
+        trainer.compute_old_log_probs(batch)
+        optimizer_steps.append(trainer.train(step, batch)["grad_norm"].count)
+    assert optimizer_steps == [3, 3, 3, 2]  # two rollouts cannot be cut into three minibatches
+
+
+def test_groups_of_several_sizes_in_one_batch() -> None:
+    made = (*groups(0, 1, 4), *groups(1, 1, 2), *groups(2, 1, 3))
+    options = replace(OPTIONS, delta="centered_rewards")
+    batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(made)
+    assert batch.rollouts.prompt_index_B.tolist() == [0] * 4 + [1] * 2 + [2] * 3
+    for start, stop in ((0, 4), (4, 6), (6, 9)):
+        assert float(batch.rollouts.advantages_B1[start:stop].sum()) == pytest.approx(0.0, abs=1e-6)
+    assert batch.rollouts.advantages_B1.abs().sum() > 1
+
+
+def test_batches_that_cannot_be_trained_on_are_refused() -> None:
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, group_size=3))
+    with pytest.raises(UserError, match="a group has 4 rewards, group_size is 3"):
+        trainer.prepare(groups())
+    with pytest.raises(UserError, match="there is no group"):
+        trainer.prepare(())
+    with pytest.raises(UserError, match=r"rewards have shape \(1, 0\)"):
+        trainer.prepare((replace(groups(group_size=3)[0], rewards=None),))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_loss_and_old_log_probs_are_those_of_the_temperature(temperature: float) -> None:
+    """Without a ratio the loss is the mean of -A * log p, which moves with the temperature; GRPO's is 0 at ratio 1."""
+    options = replace(OPTIONS, temperature=temperature, loss=LossOptions("reinforce_with_baseline"))
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    batch = trainer.prepare(groups())
+    trainer.compute_old_log_probs(batch)
+    old_BT = batch.rollouts.old_log_probs_BT
+    assert old_BT is not None
+    with torch.no_grad():
+        scored = all_by_hand(DecoderLM(CONFIG, seed=1), temperature)
+    for row, log_probs in enumerate(scored):
+        torch.testing.assert_close(old_BT[row, : len(log_probs)], log_probs, atol=1e-5, rtol=1e-5)
+    losses = [
+        -advantage * float(log_probs.mean()) for advantage, log_probs in zip(advantages_by_hand(), scored, strict=True)
+    ]
+    assert trainer.train(0, batch)["loss"].value == pytest.approx(sum(losses) / 12, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("eps", "delta", "divisor"),
+    # rewards 0, 1, 1, 0.5: mean 0.625, std sqrt((0.390625 + 2 * 0.140625 + 0.015625) / 3) = sqrt(0.6875 / 3) = 0.478714
+    [(0.0, "normalized_rewards", 0.478714), (1.0, "normalized_rewards", 1.478714), (1.0, "centered_rewards", 1.0)],
+)
+def test_advantages_follow_the_options(eps: float, delta: Delta, divisor: float) -> None:
+    options = replace(OPTIONS, advantage_eps=eps, delta=delta)
+    batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(groups())
+    rewards = [reward for group in groups() for reward in group.rewards or ()]
+    assert sorted(rewards[:4]) == [0.0, 0.5, 1.0, 1.0]
+    expected = torch.tensor([[(reward - 0.625) / divisor] for reward in rewards])
+    torch.testing.assert_close(batch.rollouts.advantages_B1, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_learning_rate_rises_with_every_optimizer_step_of_the_warm_up() -> None:
+    """With both of Adam's decays at 0 a step moves a weight by the learning rate, whatever its gradient."""
+    options = replace(OPTIONS, warmup_steps=4, betas=(0.0, 0.0))
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    moves = []
+    for step in range(6):
+        before = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+        trainer.train(step, trainer.prepare(groups(seed=step)))
+        after = {name: tensor.detach() for name, tensor in trainer.weights().items()}
+        moves.append(max(float((after[name] - before[name]).abs().max()) for name in before))
+    # 1e-2 times 1/4, 2/4, 3/4, then all of it
+    assert moves == pytest.approx([2.5e-3, 5e-3, 7.5e-3, 1e-2, 1e-2, 1e-2], rel=0.01)
+
+
+def test_learning_rate_warm_up_starts_small() -> None:
+    start = {name: tensor.detach().clone() for name, tensor in DecoderLM(CONFIG, seed=1).named_parameters()}
+
+    def moved(options: TrainerOptions) -> float:
+        return max(float((weight - start[name]).abs().max()) for name, weight in trained(options)[0].items())
+
+    # Adam's first step moves each weight by at most the learning rate: 1e-2, or 1e-2 / 10 in the first of ten.
+    assert moved(OPTIONS) == pytest.approx(1e-2, rel=0.01)
+    assert moved(replace(OPTIONS, warmup_steps=10)) == pytest.approx(1e-3, rel=0.01)
+
+
+def test_a_loss_that_is_not_finite_stops_with_every_figure_and_keeps_the_weights() -> None:
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, OPTIONS)
+    good = trainer.train(0, trainer.prepare(groups()))
+    before = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+    poisoned = trainer.prepare(groups(seed=1))
+    advantages = poisoned.rollouts.advantages_B1.clone()
+    advantages[2] = float("nan")
+    poisoned.rollouts = replace(poisoned.rollouts, advantages_B1=advantages)
+    last_good = f"step 0: loss {good['loss'].value:.6g}"
+    expected = rf"the loss is nan .* training step 1, epoch 0, minibatch 0, prompts \[0, 1, 2\]; .* {last_good}"
+    with pytest.raises(RunStopped, match=expected):
+        trainer.train(1, poisoned)
+    assert all(torch.equal(before[name], weight) for name, weight in trainer.weights().items())
+
+
+def test_a_stop_signal_is_heard_between_microbatches() -> None:
+    asked = iter([False, True])
+    options = replace(OPTIONS, gradient_accumulation_steps=3)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, lambda: next(asked))
+    with pytest.raises(Interrupted, match="training step 0"):
+        trainer.train(0, trainer.prepare(groups()))
+
+
+def test_a_stop_signal_is_heard_between_minibatches() -> None:
+    """The first of three minibatches has made its step, the second is not begun."""
+    asked = iter([False, True])
+    options = replace(OPTIONS, minibatches_per_epoch=3)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, lambda: next(asked))
+    with pytest.raises(Interrupted, match="training step 0, epoch 0, minibatch 1,"):
+        trainer.train(0, trainer.prepare(groups()))
+    expected = train_by_hand(1.0, [range(4)]).state_dict()
+    for name, weight in trainer.weights().items():
+        torch.testing.assert_close(weight.detach(), expected[name], atol=1e-4, rtol=1e-4)

@@ -1,0 +1,528 @@
+"""The replay buffer: rules by hand, all short histories against a plain model, draws against exact probabilities."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import sys
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
+from itertools import combinations, permutations, product
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from harness.core.errors import UserError
+from harness.core.seeds import derive_seed
+from harness.core.types import RolloutGroup
+from harness.loop.replay import ReplayBuffer, ReplayOptions, ReplayStats, Taken, reward_weights
+
+
+def group(name: int, version: int = 0, reward: float = 0.0, data: object = None) -> RolloutGroup:
+    """A group of two rollouts with the mean reward ``reward``, whose prompt id is its name."""
+    return RolloutGroup(name, version, version, version, (3, 5), data, (reward - name, reward + name))
+
+
+def groups(*names: int, version: int = 0) -> list[RolloutGroup]:
+    return [group(name, version) for name in names]
+
+
+def names(taken: tuple[Taken, ...]) -> list[int]:
+    return [item.group.prompt_id for item in taken]
+
+
+def held(buffer: ReplayBuffer, version: int) -> list[int]:
+    """Everything the buffer holds, oldest entry first, without changing it."""
+    assert buffer.options.sample_groups == buffer.options.capacity
+    assert buffer.options.max_uses is None
+    return names(buffer.sample(version))
+
+
+def keeping(capacity: int, max_age: int = 9) -> ReplayBuffer:
+    return ReplayBuffer(ReplayOptions(capacity, max_age, sample_groups=capacity), seed=0)
+
+
+# ---- entry, ageing and eviction, by hand
+
+
+def test_the_oldest_entries_leave_when_newer_ones_need_the_room():
+    buffer = keeping(capacity=3)
+    buffer.add(groups(1, 2), version=0)
+    buffer.add(groups(3, 4), version=0)
+    assert held(buffer, 0) == [2, 3, 4]
+    buffer.add(groups(5, 6, 7, 8), version=0)  # larger than the buffer: its own first group goes too
+    assert held(buffer, 0) == [6, 7, 8]
+    # unused: 1 and 5; 2, 3 and 4 were drawn
+    assert buffer.stats == ReplayStats(added=8, taken=6, distinct_taken=6, evicted_full=5, evicted_unused=2)
+
+
+def test_a_group_leaves_at_the_first_version_that_makes_it_older_than_max_age():
+    buffer = keeping(capacity=4, max_age=2)
+    buffer.add(groups(1, version=0), version=0)
+    buffer.add(groups(2, version=1), version=1)
+    assert [(item.group.prompt_id, item.age) for item in buffer.sample(2)] == [(1, 2), (2, 1)]
+    assert [(item.group.prompt_id, item.age) for item in buffer.sample(3)] == [(2, 2)]
+    assert buffer.sample(4) == ()
+    assert buffer.stats == ReplayStats(added=2, taken=3, distinct_taken=2, evicted_age=2)
+
+
+def test_age_counts_from_the_oldest_token_and_not_from_the_entry():
+    buffer = keeping(capacity=4, max_age=2)
+    late = RolloutGroup(1, 0, 1, 3, (2,), rewards=(1.0,), mean_version=2.5)
+    buffer.add([late, group(2, version=3)], version=3)
+    assert [item.age for item in buffer.sample(3)] == [2, 0]  # 3 - 1, 3 - 3
+    assert held(buffer, 4) == [2]  # 4 - 1 = 3 is above 2, whatever entered first
+
+
+def test_ageing_comes_before_the_room_is_counted():
+    buffer = keeping(capacity=2, max_age=1)
+    buffer.add([group(1, version=5), group(2, version=4)], version=5)
+    buffer.add(groups(3, version=6), version=6)  # 2 is too old (6 - 4), which leaves room for 1
+    assert held(buffer, 6) == [1, 3]
+    assert buffer.stats == ReplayStats(added=3, taken=2, distinct_taken=2, evicted_age=1, evicted_unused=1)
+
+
+def test_a_group_too_old_on_arrival_is_counted_and_never_held():
+    buffer = keeping(capacity=4, max_age=1)
+    buffer.add([group(1, version=0), group(2, version=2)], version=2)
+    assert len(buffer) == 1
+    assert buffer.stats == ReplayStats(added=2, evicted_age=1, evicted_unused=1)
+
+
+def test_a_group_leaves_with_its_last_use():
+    first, second = groups(1), groups(2)
+    buffer = ReplayBuffer(ReplayOptions(capacity=4, max_age=9, sample_groups=4, max_uses=2), seed=0)
+    buffer.add(first, version=0)
+    assert buffer.sample(0) == (Taken(first[0], uses=1, age=0),)
+    buffer.add(second, version=1)
+    assert buffer.sample(1) == (Taken(first[0], uses=2, age=1), Taken(second[0], uses=1, age=1))
+    assert len(buffer) == 1
+    assert buffer.sample(2) == (Taken(second[0], uses=2, age=2),)
+    assert len(buffer) == 0
+    assert buffer.stats == ReplayStats(added=2, taken=4, distinct_taken=2, evicted_uses=2)
+
+
+def test_an_empty_batch_still_lets_the_others_age():
+    buffer = keeping(capacity=2, max_age=0)
+    buffer.add(groups(1), version=0)
+    buffer.add([], version=1)
+    assert len(buffer) == 0
+    assert buffer.sample(1) == ()
+
+
+def test_statistics_are_snapshots():
+    buffer = keeping(capacity=2)
+    before = buffer.stats
+    buffer.add(groups(1), version=0)
+    assert (before.added, buffer.stats.added) == (0, 1)
+
+
+# ---- what must not enter
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (replace(group(7), rewards=None), "prompt 7, step 0, has no rewards"),
+        (replace(group(7), lengths=(), rewards=()), "has 0 rewards for 0 rollouts"),
+        (replace(group(7), rewards=(1.0,)), "has 1 rewards for 2 rollouts"),
+        (replace(group(7), rewards=(1.0, math.nan)), r"has the rewards \(1.0, nan\)"),
+        (replace(group(7), rewards=(1.0, math.inf)), r"has the rewards \(1.0, inf\)"),
+        (replace(group(7), max_version=3), "is of policy version 3, newer than the Learner's 2"),
+        (group(7, version=3), "is of policy version 3, newer than the Learner's 2"),
+    ],
+)
+def test_a_group_that_is_not_whole_is_refused_with_its_batch(bad, message):
+    buffer = keeping(capacity=4)
+    buffer.add(groups(1), version=1)
+    with pytest.raises(ValueError, match=message) as refusal:
+        buffer.add([group(2, version=2), bad], version=2)
+    assert not isinstance(refusal.value, UserError)
+    assert buffer.stats == ReplayStats(added=1)
+    assert held(buffer, 1) == [1]  # the version did not move either
+
+
+def test_a_group_enters_once():
+    buffer, one, payload = keeping(capacity=4), group(1), object()
+    with pytest.raises(ValueError, match=r"prompt 1, step 0, is in the replay buffer already, or twice in its batch"):
+        buffer.add([one, one], version=0)
+    with_data = group(2, data=payload)
+    buffer.add([one, with_data], version=0)
+    with pytest.raises(ValueError, match="already"):
+        buffer.add([one], version=0)
+    with pytest.raises(ValueError, match="already"):
+        buffer.add([replace(with_data, rewards=(1.0, 1.0))], version=0)  # the same data, scored again
+    buffer.add([group(1), group(2, data=object())], version=0)  # equal, but other rollouts
+    assert held(buffer, 0) == [1, 2, 1, 2]
+
+
+def test_versions_never_go_back():
+    buffer = keeping(capacity=2)
+    buffer.sample(3)
+    for call in (buffer.sample, lambda version: buffer.add([], version)):
+        with pytest.raises(ValueError, match="policy version 2 after 3: the replay buffer only moves forward"):
+            call(2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "place", "message"),
+    [
+        ({"capacity": 0}, "replay.capacity", "replay.capacity is 0, must be at least 1"),
+        ({"max_age": -1}, "replay.max_age", "replay.max_age is -1, must be at least 0"),
+        ({"sample_groups": 0}, "replay.sample_groups", "replay.sample_groups is 0, must be at least 1"),
+        ({"sample_groups": 5}, "replay.sample_groups", "replay.sample_groups is 5, must be at most replay.capacity 4"),
+        ({"max_uses": 0}, "replay.max_uses", "replay.max_uses is 0, must be at least 1"),
+        (
+            {"sampling": "oldest"},
+            "replay.sampling",
+            "replay.sampling is 'oldest', must be one of newest, uniform, reward_weighted",
+        ),
+    ],
+)
+def test_options_out_of_bounds_are_refused_with_value_bound_place_and_fix(changed, place, message):
+    with pytest.raises(UserError) as refusal:
+        ReplayOptions(**({"capacity": 4, "max_age": 0, "sample_groups": 4} | changed))
+    assert (refusal.value.what, refusal.value.where) == (message, place)
+    assert refusal.value.fix.startswith("set ")
+
+
+# ---- an evicted group's data is free
+
+
+class Payload:
+    """Stands for an object reference: something whose life can be watched."""
+
+
+@pytest.mark.parametrize("cause", ["full", "age", "uses", "arrival"])
+def test_the_data_of_an_evicted_group_is_freed_at_once(cause):
+    max_uses = 1 if cause == "uses" else None
+    buffer = ReplayBuffer(ReplayOptions(capacity=1, max_age=1, sample_groups=1, max_uses=max_uses), seed=0)
+    gc.disable()  # so that only the last reference going away can free it
+    try:
+        payload = Payload()
+        watched = weakref.ref(payload)
+        buffer.add([group(1, data=payload)], version=1 if cause != "arrival" else 2)
+        del payload
+        assert (watched() is None) == (cause == "arrival")
+        if cause == "full":
+            buffer.add(groups(2), version=1)
+        elif cause == "age":
+            buffer.add([], version=2)
+        elif cause == "uses":
+            taken = buffer.sample(1)
+            assert watched() is taken[0].group.data  # the draw is now all that keeps it
+            del taken
+        assert watched() is None
+    finally:
+        gc.enable()
+
+
+def test_the_buffer_refers_to_a_group_once_and_to_an_evicted_one_not_at_all():
+    buffer, one = ReplayBuffer(ReplayOptions(capacity=1, max_age=9, sample_groups=1), seed=0), group(1)
+    alone = sys.getrefcount(one)
+    buffer.add([one], version=0)
+    buffer.sample(0)
+    assert sys.getrefcount(one) == alone + 1
+    buffer.add(groups(2), version=0)
+    assert sys.getrefcount(one) == alone
+
+
+# ---- sampling rules
+
+
+def test_newest_takes_the_last_batch_first_and_a_batch_from_its_front():
+    for sample_groups, expected in [
+        (1, [5]),
+        (2, [5, 6]),
+        (3, [3, 5, 6]),
+        (5, [1, 3, 4, 5, 6]),
+        (6, [1, 2, 3, 4, 5, 6]),
+    ]:
+        buffer = ReplayBuffer(ReplayOptions(6, 9, "newest", sample_groups), seed=0)
+        for batch in [(1, 2), (3, 4), (5, 6)]:
+            buffer.add(groups(*batch), version=0)
+        assert names(buffer.sample(0)) == expected  # chosen from the newest, returned from the oldest
+
+
+def test_reward_weights_by_hand():
+    assert reward_weights([0.5, 0.0, 1.0]) == pytest.approx([0.6, 0.1, 1.1])  # r - 0 + 0.1
+    assert reward_weights([-2.0, -1.5]) == pytest.approx([0.1, 0.6])  # r + 2 + 0.1
+    assert reward_weights([3.0, 3.0]) == pytest.approx([0.1, 0.1])
+    assert reward_weights([]) == []
+
+
+def test_the_weighted_draw_takes_the_largest_keys_of_the_paper():
+    rewards = (0.0, 0.25, 0.5, 1.0, 0.5)
+    buffer = ReplayBuffer(ReplayOptions(5, 1000, "reward_weighted", 2), seed=11)
+    buffer.add([group(name, reward=reward) for name, reward in enumerate(rewards)], version=0)
+    for version in range(1000):
+        uniforms = random.Random(derive_seed(11, "replay", version))
+        keys = [(1 - uniforms.random()) ** (1 / (reward - 0.0 + 0.1)) for reward in rewards]  # u^(1/w)
+        second = sorted(keys)[-2]
+        assert names(buffer.sample(version)) == [name for name, key in enumerate(keys) if key >= second]
+
+
+REWARDS = (0.0, 0.25, 0.5, 1.0)
+WEIGHTS = {
+    "uniform": (Fraction(1),) * 4,
+    "reward_weighted": (Fraction(2, 20), Fraction(7, 20), Fraction(12, 20), Fraction(22, 20)),  # r - 0 + 0.1
+}
+
+
+def subset_probabilities(weights: tuple[Fraction, ...], size: int) -> dict[tuple[int, ...], Fraction]:
+    """Probability of each subset when one after another is drawn in proportion to its weight among those left."""
+    probabilities = dict.fromkeys(combinations(range(len(weights)), size), Fraction(0))
+    for order in permutations(range(len(weights)), size):
+        left, probability = sum(weights), Fraction(1)
+        for index in order:
+            probability *= weights[index] / left
+            left -= weights[index]
+        probabilities[tuple(sorted(order))] += probability
+    return probabilities
+
+
+def test_the_enumeration_of_draws_agrees_with_hand_arithmetic():
+    assert set(subset_probabilities(WEIGHTS["uniform"], 2).values()) == {Fraction(1, 6)}  # 6 pairs of 4
+    pairs = subset_probabilities((Fraction(1), Fraction(2), Fraction(3)), 2)
+    # the pair without 3: 1 then 2: 1/6 * 2/5; 2 then 1: 2/6 * 1/4; together 1/15 + 1/12 = 9/60
+    assert pairs[0, 1] == Fraction(9, 60)
+    assert sum(pairs.values()) == 1
+
+
+@pytest.mark.parametrize("over", ["seeds", "versions"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("sampling", ["uniform", "reward_weighted"])
+def test_every_set_of_groups_is_drawn_as_often_as_its_exact_probability_says(sampling, size, over):
+    draws = 4000
+    options = ReplayOptions(4, draws, sampling, size)
+    batch = [group(name, reward=reward) for name, reward in enumerate(REWARDS)]
+    counts: Counter[tuple[int, ...]] = Counter()
+    buffer = ReplayBuffer(options, seed=0)
+    buffer.add(batch, version=0)
+    for draw in range(draws):
+        if over == "seeds":
+            buffer = ReplayBuffer(options, seed=draw)
+            buffer.add(batch, version=0)
+        counts[tuple(names(buffer.sample(draw if over == "versions" else 0)))] += 1
+    exact = subset_probabilities(WEIGHTS[sampling], size)
+    assert set(counts) <= set(exact)
+    for subset, probability in exact.items():  # seeds are fixed; the bound is four standard deviations of a binomial
+        bound = 4 * math.sqrt(draws * probability * (1 - probability))
+        assert abs(counts[subset] - draws * probability) < bound, subset
+    for index in range(4):
+        inclusion = sum(probability for subset, probability in exact.items() if index in subset)
+        drawn = sum(count for subset, count in counts.items() if index in subset)
+        assert abs(drawn - draws * inclusion) <= 4 * math.sqrt(draws * inclusion * (1 - inclusion)), index
+
+
+def test_a_constant_added_to_every_reward_changes_no_draw():
+    def draws(bonus: float) -> list[list[int]]:
+        buffer = ReplayBuffer(ReplayOptions(4, 200, "reward_weighted", 2), seed=3)
+        buffer.add([group(name, reward=reward + bonus) for name, reward in enumerate(REWARDS)], version=0)
+        return [names(buffer.sample(version)) for version in range(200)]
+
+    assert draws(0.0) == draws(64.0) == draws(-8.0)  # quarters: exact in floating point
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "reward_weighted"])
+def test_a_draw_depends_on_seed_version_and_contents_and_not_on_history(sampling):
+    options = ReplayOptions(6, 9, sampling, 3)
+
+    def fresh(seed: int) -> ReplayBuffer:
+        buffer = ReplayBuffer(options, seed)
+        buffer.add([group(name, reward=name / 8) for name in range(6)], version=0)
+        return buffer
+
+    direct, travelled = fresh(0), ReplayBuffer(options, seed=0)
+    for name in range(90, 99):
+        travelled.add([group(name)], version=0)
+        travelled.sample(0)
+    travelled.add([group(name, reward=name / 8) for name in range(3)], version=0)
+    travelled.add([group(name, reward=name / 8) for name in range(3, 6)], version=0)
+    assert names(direct.sample(5)) == names(direct.sample(5)) == names(travelled.sample(5))
+    assert len({tuple(names(fresh(0).sample(version))) for version in range(9)}) > 1
+    assert len({tuple(names(fresh(seed).sample(5))) for seed in range(9)}) > 1
+
+
+# ---- against a plain model
+
+
+@dataclass
+class Record:
+    """One group's life in the model; ``fate`` is where it is now."""
+
+    group: RolloutGroup
+    batch: int
+    uses: int = 0
+    fate: str = "held"
+
+
+@dataclass
+class Model:
+    """Every group that ever entered, with its fate; nothing is ever removed, everything is counted anew."""
+
+    options: ReplayOptions
+    records: list[Record] = field(default_factory=list)
+    batches: int = 0
+
+    def held(self) -> list[Record]:
+        return [record for record in self.records if record.fate == "held"]
+
+    def age(self, version: int) -> None:
+        for record in self.held():
+            if version - record.group.min_version > self.options.max_age:
+                record.fate = "evicted_age"
+
+    def add(self, batch: list[RolloutGroup], version: int) -> None:
+        self.batches += 1
+        self.records.extend(Record(item, self.batches) for item in batch)
+        self.age(version)
+        while len(self.held()) > self.options.capacity:
+            self.held()[0].fate = "evicted_full"
+
+    def newest(self) -> list[RolloutGroup]:
+        """What ``newest`` must draw, in order of entry."""
+        wanted: list[Record] = []
+        for batch in range(self.batches, 0, -1):
+            wanted += [record for record in self.held() if record.batch == batch]
+        wanted = wanted[: self.options.sample_groups]
+        return [record.group for record in self.records if any(record is other for other in wanted)]
+
+    def check_draw(self, taken: tuple[Taken, ...], version: int) -> None:
+        """Compare a draw with what may be drawn, and count it."""
+        self.age(version)
+        candidates = self.held()
+        assert len(taken) == min(self.options.sample_groups, len(candidates))
+        if self.options.sampling == "newest":
+            assert [id(item.group) for item in taken] == [id(item) for item in self.newest()]
+        positions = []
+        for item in taken:
+            (position,) = (at for at, record in enumerate(candidates) if record.group is item.group)
+            positions.append(position)
+            record = candidates[position]
+            record.uses += 1
+            assert (item.uses, item.age) == (record.uses, version - record.group.min_version)
+            if record.uses == self.options.max_uses:
+                record.fate = "evicted_uses"
+        assert positions == sorted(set(positions))
+
+    def stats(self) -> dict[str, int]:
+        fates = Counter(record.fate for record in self.records)
+        return {
+            "added": len(self.records),
+            "taken": sum(record.uses for record in self.records),
+            "distinct_taken": sum(record.uses > 0 for record in self.records),
+            "evicted_full": fates["evicted_full"],
+            "evicted_age": fates["evicted_age"],
+            "evicted_uses": fates["evicted_uses"],
+            "evicted_unused": sum(record.fate != "held" and record.uses == 0 for record in self.records),
+        }
+
+    def check(self, buffer: ReplayBuffer) -> None:
+        """Compare the totals, and what entered with what is held and gone."""
+        assert {total.name: getattr(buffer.stats, total.name) for total in fields(ReplayStats)} == self.stats()
+        assert len(buffer) == len(self.held()) == buffer.stats.added - buffer.stats.evicted
+
+
+def all_options(sampling: str) -> list[ReplayOptions]:
+    return [
+        ReplayOptions(capacity, max_age, sampling, sample_groups, max_uses)
+        for capacity, max_age, max_uses in product((1, 2, 3), (0, 1, 2), (None, 1, 2))
+        for sample_groups in range(1, capacity + 1)
+    ]
+
+
+def play(history: tuple[str, ...], options: ReplayOptions) -> None:
+    """Run a history on buffer and model side by side and compare them at its end."""
+    buffer, model, version, name = ReplayBuffer(options, seed=0), Model(options), 2, 0
+    for operation in history:
+        match operation:
+            case "step":
+                version += 1
+            case "sample":
+                model.check_draw(buffer.sample(version), version)
+            case _:
+                lags = {"one": (0,), "two": (1, 0), "late": (2,)}[operation]
+                batch = [group(name + at, version - lag, reward=at % 2) for at, lag in enumerate(lags)]
+                name += len(batch)
+                buffer.add(batch, version)
+                model.add(batch, version)
+    model.check(buffer)
+
+
+@pytest.mark.parametrize("sampling", ["newest", "uniform", "reward_weighted"])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])
+def test_every_short_history_matches_the_model(sampling, length):
+    for options in all_options(sampling):
+        for history in product(("one", "two", "late", "sample", "step"), repeat=length):
+            play(history, options)
+
+
+class ReplayHistories(RuleBasedStateMachine):
+    """Long histories with batches of any size and lag."""
+
+    @initialize(
+        capacity=st.integers(1, 12),
+        max_age=st.integers(0, 5),
+        sampling=st.sampled_from(["newest", "uniform", "reward_weighted"]),
+        max_uses=st.none() | st.integers(1, 4),
+        seed=st.integers(0, 2**32 - 1),
+        data=st.data(),
+    )
+    def start(self, capacity, max_age, sampling, max_uses, seed, data):
+        sample_groups = data.draw(st.integers(1, capacity))
+        options = ReplayOptions(capacity, max_age, sampling, sample_groups, max_uses)
+        self.buffer, self.model, self.version, self.entered = ReplayBuffer(options, seed), Model(options), 6, 0
+
+    @rule(members=st.lists(st.tuples(st.integers(0, 6), st.floats(-10, 10)), max_size=8))
+    def add(self, members):
+        batch = []
+        for lag, reward in members:
+            self.entered += 1
+            batch.append(group(self.entered, self.version - lag, reward))
+        self.buffer.add(batch, self.version)
+        self.model.add(batch, self.version)
+
+    @rule()
+    def sample(self):
+        self.model.check_draw(self.buffer.sample(self.version), self.version)
+
+    @rule(steps=st.integers(1, 3))
+    def step(self, steps):
+        self.version += steps
+
+    @invariant()
+    def agrees_with_the_model(self):
+        if hasattr(self, "buffer"):
+            self.model.check(self.buffer)
+
+
+TestReplayHistories = ReplayHistories.TestCase
+TestReplayHistories.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_group_is_drawn_too_often_or_too_old_in_a_long_run(seed):
+    rng = random.Random(seed)
+    capacity, max_age, max_uses = rng.randint(1, 40), rng.randint(0, 6), rng.randint(1, 5)
+    sampling = ("newest", "uniform", "reward_weighted")[seed % 3]
+    options = ReplayOptions(capacity, max_age, sampling, rng.randint(1, capacity), max_uses)
+    buffer, uses, name = ReplayBuffer(options, seed), Counter(), 0
+    for version in range(200):
+        batch = [
+            group(name + at, max(0, version - rng.randint(0, 3)), rng.random()) for at in range(rng.randint(0, 10))
+        ]
+        name += len(batch)
+        buffer.add(batch, version)
+        taken = buffer.sample(version)
+        uses.update(names(taken))
+        assert len(set(names(taken))) == len(taken) <= options.sample_groups
+        assert all(0 <= item.age <= max_age and item.uses == uses[item.group.prompt_id] for item in taken)
+        assert len(buffer) == buffer.stats.added - buffer.stats.evicted <= capacity
+    assert max(uses.values()) <= max_uses
+    assert (sum(uses.values()), len(uses)) == (buffer.stats.taken, buffer.stats.distinct_taken)

@@ -1,0 +1,151 @@
+"""Bytes kept for the way back: by hand, and against the tensors that autograd really keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from harness.models import attention, logits
+from harness.models.activations import (
+    LOGIT_COPIES,
+    MAX_LOGITS,
+    MAX_PLAIN_SCORES,
+    Batch,
+    cast_bytes,
+    kept_bytes,
+    layer_bytes,
+    logit_bytes,
+)
+from harness.models.checkpointing import checkpoint_layers
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.policy import policy_log_probs
+from harness.models.public_shapes import PUBLIC_SHAPES
+from harness.models.shape import Shape, shape_of, shape_of_own
+
+QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
+NARROW = {**QWEN, "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "vocab_size": 300}
+LENGTHS, GROUP, RESPONSE = (20, 12), 4, 33
+BATCH = Batch(rows=8, prompts=2, prompt=20, response=33)
+
+
+def shape(config: dict[str, object]) -> Shape:
+    found = shape_of(config)
+    assert found is not None
+    return found
+
+
+def qwen(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    values = {key: value for key, value in NARROW.items() if key not in ("model_type", "architectures")}
+    return Qwen2ForCausalLM(Qwen2Config(**{**values, "num_hidden_layers": layers})).to(dtype).eval()
+
+
+def own(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    return DecoderLM(dataclasses.replace(PRESETS["small"], num_hidden_layers=layers)).to(dtype)
+
+
+def bytes_kept(model: nn.Module, autocast: bool) -> int:
+    """Bytes of the distinct tensors that autograd keeps of a forward pass, weights left out."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(2, 300, (2, max(LENGTHS)), generator=generator)
+    responses = torch.randint(2, 300, (2 * GROUP, RESPONSE), generator=generator)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), torch.autocast("cpu", enabled=autocast):
+        policy_log_probs(
+            model,
+            prompts,
+            torch.tensor(LENGTHS),
+            responses,
+            torch.ones_like(responses, dtype=torch.bool),
+            torch.arange(2).repeat_interleave(GROUP),
+            with_entropy=True,
+        )
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def test_a_token_of_the_public_model_by_hand() -> None:
+    # float32: 4 x (6 x 1536 + 4 x 1536 + 4 x 8960) = 4 x 51,200 bytes a token and layer
+    one = Batch(rows=1, prompts=1, prompt=1, response=1)
+    assert layer_bytes(shape(QWEN), one, 4, autocast=False) == 204_800
+    # under autocast: 16 x 1536 + 2 x (5 x 1536 + 4 x 1536 + 4 x 8960) = 24,576 + 99,328
+    assert layer_bytes(shape(QWEN), one, 4, autocast=True) == 123_904
+    # bfloat16 weights: 16 x 1536 + 2 x (4 x 1536 + 4 x 8960) = 24,576 + 83,968
+    assert layer_bytes(shape(QWEN), one, 2, autocast=False) == 108_544
+
+
+def test_tokens_of_a_batch() -> None:
+    assert BATCH.padded_tokens == 8 * (20 + 32)
+    assert BATCH.packed_tokens == 2 * 20 + 8 * 32
+    assert BATCH.scored_tokens == 8 * 33
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)]
+)
+@pytest.mark.parametrize(("make", "config"), [(qwen, NARROW), (own, PRESETS["small"].to_hf())], ids=["qwen2", "own"])
+def test_a_layer_keeps_what_is_planned(
+    make: Callable[..., nn.Module], config: dict[str, object], dtype: torch.dtype, autocast: bool
+) -> None:
+    """The second layer's share of what autograd keeps, against the plan, to within a tenth; autocast's casts apart."""
+    real = bytes_kept(make(2, dtype), autocast) - bytes_kept(make(1, dtype), autocast)
+    planned = layer_bytes(shape(config), BATCH, dtype.itemsize, autocast)
+    if autocast and make is qwen:
+        norms_and_biases = 2 * 384 + (384 + 2 * 128)
+        planned += 2 * (shape(NARROW).layer_parameters - norms_and_biases)
+    if autocast and make is own:
+        planned += 2 * (256 * 256 + 256 * 768)  # of o and down; the others are put together first
+    assert planned == pytest.approx(real, rel=0.1)
+
+
+@pytest.mark.parametrize("make", [qwen, own], ids=["qwen2", "own"])
+def test_checkpointing_keeps_the_inputs_of_layers(make: Callable[..., nn.Module]) -> None:
+    three, two = make(3), make(2)
+    for model in (three, two):
+        checkpoint_layers(model)
+    tokens, width = (BATCH.padded_tokens, 384) if make is qwen else (sum(LENGTHS) + 8 * 32, 256)
+    real = bytes_kept(three, autocast=False) - bytes_kept(two, autocast=False)
+    assert real == pytest.approx(tokens * width * 4, rel=0.01)
+    planned = [
+        kept_bytes(dataclasses.replace(shape(NARROW), num_layers=layers), BATCH, 4, False, True) for layers in (2, 3)
+    ]
+    assert planned[1] - planned[0] == BATCH.padded_tokens * 384 * 4
+
+
+def test_logits_are_bounded_by_what_is_scored_at_once() -> None:
+    many = Batch(rows=4, prompts=1, prompt=64, response=1024)
+    at_once = MAX_LOGITS // 151936  # 441 of the 4,096 tokens
+    assert at_once == 441
+    assert logit_bytes(shape(QWEN), many, 4, autocast=False) == 441 * 151936 * 4 * LOGIT_COPIES
+    few = Batch(rows=1, prompts=1, prompt=64, response=100)
+    assert logit_bytes(shape(QWEN), few, 4, autocast=True) == 100 * 151936 * (4 * LOGIT_COPIES + 2)
+
+
+def test_autocast_keeps_a_narrow_copy_of_the_weights() -> None:
+    assert cast_bytes(shape(QWEN), autocast=True) == 2 * 1_543_714_304
+    assert cast_bytes(shape(QWEN), autocast=False) == 0
+
+
+def test_bounds_are_those_of_the_code_that_runs() -> None:
+    assert (MAX_LOGITS, MAX_PLAIN_SCORES) == (logits.MAX_LOGITS, attention.MAX_SCORES)
+
+
+def test_own_attention_beyond_its_bound_keeps_no_scores() -> None:
+    small = shape_of_own(PRESETS["small"])
+    below, above = Batch(1, 1, 1, 1449), Batch(1, 1, 1, 1450)  # 8 heads x 1448 x 1449 = 16,785,216 > 2^24 = 16,777,216
+    scores = [8 * (batch.response - 1) * batch.response for batch in (Batch(1, 1, 1, 1448), below)]
+    assert scores[0] <= MAX_PLAIN_SCORES < scores[1]
+    fused = layer_bytes(small, above, 4, False)
+    plain = layer_bytes(small, Batch(1, 1, 1, 1448), 4, False)
+    assert plain - fused > 50e6  # 67 MB of probabilities

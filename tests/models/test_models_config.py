@@ -1,0 +1,122 @@
+"""The shape of the own model and its translation to a Llama config."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from transformers import LlamaConfig
+
+from harness.core.errors import UserError
+from harness.models.config import PRESETS, ModelConfig
+
+
+def llama(**changes):
+    """A Llama config.json with 4 query heads on 2 key heads of 16."""
+    config = {
+        "model_type": "llama",
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+    }
+    return config | changes
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_translation_to_hugging_face_and_back_is_exact(name):
+    assert ModelConfig.from_hf(PRESETS[name].to_hf()) == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_transformers_reads_the_same_shape(name):
+    preset = PRESETS[name]
+    read = LlamaConfig.from_dict(preset.to_hf(eos_token_id=1, pad_token_id=0))
+    for field in dataclasses.fields(preset):
+        expected = getattr(preset, field.name)
+        found = read.rope_parameters["rope_theta"] if field.name == "rope_theta" else getattr(read, field.name)
+        assert found == expected, field.name
+    assert (read.eos_token_id, read.pad_token_id, read.bos_token_id) == (1, 0, None)
+    assert read.rope_parameters["rope_type"] == "default"
+
+
+def test_course_preset_has_the_shape_the_reference_names():
+    course = PRESETS["course"]
+    shape = (course.num_hidden_layers, course.hidden_size, course.num_attention_heads, course.intermediate_size)
+    assert shape == (4, 512, 16, 1344)
+    assert (course.max_position_embeddings, course.rope_theta) == (256, 10000.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # layer: q and o 2*128*128, k and v 2*64*128, SwiGLU 3*384*128, two norms 2*128 = 196,864; twice, and the
+        # embeddings 512*128 and the last norm 128
+        ("tiny", 2 * 196_864 + 65_536 + 128),
+        # layer: 2*256*256 + 2*128*256 + 3*768*256 + 2*256 = 786,944
+        ("small", 4 * 786_944 + 1024 * 256 + 256),
+        # layer: 4*512*512 + 3*1344*512 + 2*512 = 3,113,984; embeddings and output apart
+        ("course", 4 * 3_113_984 + 2 * 1024 * 512 + 512),
+        # layer: 4*128*128 + 3*512*128 + 2*128 = 262,400
+        ("maths", 3 * 262_400 + 1024 * 128 + 128),
+    ],
+)
+def test_number_of_parameters(name, expected):
+    assert PRESETS[name].num_parameters == expected
+
+
+def test_optional_fields_take_llamas_defaults():
+    config = llama(head_dim=None)
+    del config["num_key_value_heads"], config["rms_norm_eps"], config["max_position_embeddings"]
+    shape = ModelConfig.from_hf(config)
+    assert (shape.head_dim, shape.num_key_value_heads) == (64 // 4, 4)
+    assert (shape.rms_norm_eps, shape.rope_theta, shape.max_position_embeddings) == (1e-6, 10000.0, 2048)
+    assert shape.tie_word_embeddings is False
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [{"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}],
+)
+def test_both_spellings_of_the_rotary_base_are_read(spelling):
+    assert ModelConfig.from_hf(llama(**spelling)).rope_theta == 500_000.0
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "qwen2"}, "model_type is 'qwen2'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_type is 'llama3'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ({"vocab_size": None}, "vocab_size is None, must be an integer"),
+        ({"hidden_size": "64"}, "hidden_size is '64', must be an integer"),
+    ],
+)
+def test_what_the_own_model_cannot_run_is_refused_by_name(change, named):
+    with pytest.raises(UserError) as caught:
+        ModelConfig.from_hf(llama(**change), where="folder/config.json")
+    assert named in caught.value.what
+    assert caught.value.where == "folder/config.json"
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, must be at least 1"),
+    ],
+)
+def test_impossible_shapes_are_refused(change, named):
+    with pytest.raises(UserError, match=named):
+        dataclasses.replace(PRESETS["tiny"], **change)

@@ -1,0 +1,142 @@
+"""What keeps a large policy small in memory changes none of its results: pieces of logits, checkpointed layers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from harness.core.errors import UserError
+from harness.models.checkpointing import CheckpointedLayer, checkpoint_layers
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.logits import has_plain_head, score_hidden
+from harness.models.policy import policy_log_probs
+from harness.models.scoring import score_tokens
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def qwen(**options: float) -> nn.Module:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **options)).eval()
+
+
+def own() -> nn.Module:
+    return DecoderLM(dataclasses.replace(PRESETS["tiny"], vocab_size=300))
+
+
+def log_probs(model: nn.Module) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    prompts, responses = (torch.randint(2, 300, shape, generator=generator) for shape in ((2, 7), (4, 9)))
+    mask = torch.arange(9) < torch.tensor([9, 4, 1, 6])[:, None]
+    found, _ = policy_log_probs(model, prompts, torch.tensor([7, 3]), responses, mask, torch.tensor([0, 0, 1, 1]))
+    return found
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 11])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_pieces_of_logits_give_the_same_scores_and_gradients(tokens: int, temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(0, 50, (tokens,), generator=generator)
+    hidden = torch.randn(tokens, 8, generator=generator, dtype=torch.float64)
+    weight = torch.randn(50, 8, generator=generator, dtype=torch.float64)
+    whole = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    pieces = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    expected, entropy = score_tokens(whole[0] @ whole[1].T, token_ids, temperature, True)
+    found, found_entropy = score_hidden(*pieces, token_ids, temperature, True, max_logits=150)  # 3 tokens at a time
+    assert entropy is not None
+    assert found_entropy is not None
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found_entropy, entropy)
+    for scores in (expected, found):
+        (scores * torch.arange(1.0, tokens + 1)).sum().backward()
+    torch.testing.assert_close(pieces[0].grad, whole[0].grad)
+    torch.testing.assert_close(pieces[1].grad, whole[1].grad)
+
+
+def test_never_more_logits_than_allowed_are_kept() -> None:
+    hidden, weight = torch.randn(64, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    sizes: list[int] = []
+
+    def look(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+        score_hidden(hidden, weight, torch.zeros(64, dtype=torch.long), 1.0, False, max_logits=8 * 50)
+    assert sizes
+    assert max(sizes) <= max(8 * 50, hidden.numel())
+
+
+def test_heads_that_do_more_than_multiply_are_left_to_transformers() -> None:
+    gemma = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=16))
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=64, n_layer=1, n_head=4))
+    assert [has_plain_head(model) for model in (qwen(), gemma, gpt2, own())] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("make", [qwen, own])
+def test_checkpointing_changes_no_result(make: Callable[[], nn.Module]) -> None:
+    plain = make()
+    checkpointed = copy.deepcopy(plain)
+    checkpoint_layers(checkpointed)
+    results = []
+    for model in (plain, checkpointed):
+        found = log_probs(model)
+        found.sum().backward()
+        results.append((found.detach(), {name: weight.grad for name, weight in model.named_parameters()}))
+    torch.testing.assert_close(results[1][0], results[0][0])
+    assert results[1][1].keys() == results[0][1].keys()
+    for name, grad in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], grad)
+
+
+def test_layers_are_in_training_mode_and_nothing_inside_of_them() -> None:
+    model = qwen(attention_dropout=0.5)
+    checkpoint_layers(model)
+    training = {name for name, module in model.named_modules() if module.training}
+    assert training == {"model.layers.0", "model.layers.1"}
+    torch.testing.assert_close(log_probs(model), log_probs(qwen(attention_dropout=0.5)))  # no dropout
+
+
+def test_a_checkpointed_model_of_our_own_can_be_copied_and_saved_by_the_same_names() -> None:
+    model = own()
+    names = list(model.state_dict())
+    checkpoint_layers(model)
+    again = copy.deepcopy(model)
+    assert list(again.state_dict()) == names
+    assert all(isinstance(layer, CheckpointedLayer) for layer in again.model.layers)  # type: ignore[union-attr]
+
+
+def test_layers_that_drop_by_themselves_are_refused() -> None:
+    sizes = {"vocab_size": 300, "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=64, dropout=0.1)).eval()
+    with pytest.raises(UserError, match=r"OPTDecoderLayer drops 0\.1 of its activations in training"):
+        checkpoint_layers(model)
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(UserError, match="Linear has no layers that can be checkpointed") as refused:
+        checkpoint_layers(nn.Linear(2, 2))
+    assert refused.value.where == "model.gradient_checkpointing"

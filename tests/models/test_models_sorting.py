@@ -1,0 +1,125 @@
+"""The sorting model against loops, its log-probs, its tokenizer, and what is saved of it."""
+
+import json
+import math
+from itertools import product
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from harness.core.errors import UserError
+from harness.models.policy import policy_log_probs
+from harness.models.sorting import NumberTokenizer, SortingModel, sorting_policy
+from harness.models.storage import load_policy, save_policy
+
+PROMPTS = torch.tensor([[1, 0, 2], [3, 2, 4]])
+
+
+def logits_by_loops(model, prompt):
+    """Go through all indices, in float64; rows are response positions, columns tokens."""
+    emb, enc, dec = (
+        tensor.tolist()
+        for tensor in (model.embedding.double(), model.encode_weights.double(), model.decode_weights.double())
+    )
+    size = range(len(emb[0]))
+    encoded = [
+        sum(emb[token][d0] * enc[place][d0][e] for place, token in enumerate(prompt) for d0 in size) for e in size
+    ]
+    decoded = [[sum(encoded[e] * matrix[e][d] for e in size) for d in size] for matrix in dec]
+    return [[sum(row[d] * vector[d] for d in size) for vector in emb] for row in decoded]
+
+
+def test_logits_are_those_of_the_loops():
+    model, _ = sorting_policy(3)
+    logits_PTV = model(PROMPTS)
+    assert logits_PTV.shape == (2, 3, 5)
+    for row, prompt in enumerate(PROMPTS.tolist()):
+        torch.testing.assert_close(logits_PTV[row], torch.tensor(logits_by_loops(model, prompt)), atol=1e-4, rtol=1e-4)
+
+
+def test_a_shorter_prompt_leaves_out_the_later_matrices():
+    model, _ = sorting_policy(3)
+    padded = model(torch.tensor([[1, 0, 4]]), torch.tensor([2]))
+    torch.testing.assert_close(padded[0], torch.tensor(logits_by_loops(model, [1, 0])), atol=1e-4, rtol=1e-4)
+
+
+def test_the_size_is_the_sources():
+    # embedding 5 x 10, and 3 encode and 3 decode matrices of 10 x 10: 50 + 600
+    assert sum(parameter.numel() for parameter in sorting_policy(0)[0].parameters()) == 650
+    assert [name for name, _ in SortingModel().named_parameters()] == ["embedding", "encode_weights", "decode_weights"]
+
+
+def test_initial_weights_depend_on_the_seed_and_have_the_sources_spread():
+    first, again, other = (sorting_policy(seed)[0] for seed in (0, 0, 1))
+    assert torch.equal(first.encode_weights, again.encode_weights)
+    assert not torch.equal(first.encode_weights, other.encode_weights)
+    wide = SortingModel(400, 100, 3, 3, torch.Generator().manual_seed(0))
+    # 40,000 and 30,000 numbers: the standard error of a standard deviation is 1 / sqrt(2 n), 0.4% here
+    assert float(wide.embedding.detach().std()) == pytest.approx(1.0, rel=0.02)
+    assert float(wide.encode_weights.detach().std()) == pytest.approx(0.1, rel=0.02)
+
+
+def batch():
+    """Four responses: two to each prompt, of 3, 3, 2 and 1 tokens."""
+    responses = torch.tensor([[0, 1, 2], [4, 4, 4], [2, 3, 0], [1, 0, 0]])
+    mask = torch.arange(3) < torch.tensor([3, 3, 2, 1])[:, None]
+    return PROMPTS, torch.tensor([3, 3]), responses, mask, torch.tensor([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_log_probs_and_entropy_are_those_of_each_position_alone(temperature):
+    model, _ = sorting_policy(1)
+    with torch.no_grad():
+        log_probs_BT, entropy_BT = policy_log_probs(model, *batch(), temperature=temperature, with_entropy=True)
+    _, _, responses, mask, index = batch()
+    for row, position in product(range(4), range(3)):
+        logits = [value / temperature for value in logits_by_loops(model, PROMPTS[index[row]].tolist())[position]]
+        total = math.log(sum(math.exp(value) for value in logits))
+        logs = [value - total for value in logits]
+        counts = float(mask[row, position])
+        assert float(log_probs_BT[row, position]) == pytest.approx(counts * logs[responses[row, position]], abs=1e-3)
+        entropy = -sum(math.exp(value) * value for value in logs)
+        assert float(entropy_BT[row, position]) == pytest.approx(counts * entropy, abs=1e-3)
+
+
+def test_a_gradient_step_makes_the_responses_likelier():
+    model, _ = sorting_policy(1)
+    before, _ = policy_log_probs(model, *batch())
+    (-before.sum()).backward()
+    torch.optim.SGD(model.parameters(), lr=1e-4).step()
+    after, _ = policy_log_probs(model, *batch())
+    assert after.sum() > before.sum()
+
+
+def test_the_tokenizer_of_numbers():
+    tokenizer = NumberTokenizer()
+    assert tokenizer.encode("1 0 2") == [1, 0, 2]
+    assert tokenizer.decode(torch.tensor([4, 3, 3])) == "4 3 3"
+    assert len(tokenizer) == tokenizer.eos_token_id == 5
+    for text in ("1 5", "1 apple", "1 ²"):
+        with pytest.raises(UserError, match="other words than the numbers 0 to 4"):
+            tokenizer.encode(text)
+
+
+def test_a_prompt_that_is_too_long_is_refused():
+    with pytest.raises(UserError, match="a prompt has 4 tokens, the sorting model takes at most 3"):
+        sorting_policy(0)[0](torch.tensor([[1, 2, 3, 4]]))
+
+
+def test_what_is_saved_holds_the_weights_and_says_what_they_are(tmp_path):
+    model, tokenizer = sorting_policy(0)
+    save_policy(model, tokenizer, tmp_path / "policy")
+    saved = load_file(tmp_path / "policy" / "model.safetensors")
+    assert {name: torch.equal(saved[name], weight) for name, weight in model.state_dict().items()} == dict.fromkeys(
+        saved, True
+    )
+    assert json.loads((tmp_path / "policy" / "config.json").read_text()) == {
+        "model_type": "harness_sorting",
+        "vocab_size": 5,
+        "embedding_size": 10,
+        "prompt_length": 3,
+        "response_length": 3,
+    }
+    with pytest.raises(UserError):  # it is no language model, and says so before anything is loaded
+        load_policy(tmp_path / "policy")

@@ -1,0 +1,76 @@
+"""The byte-level BPE tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from harness.core.errors import UserError
+from harness.models.tokenizer import train_tokenizer
+
+TEXTS = ["Write a sentence that includes the words: apple, red.", "The red apple is on the table."] * 4
+TOKENIZER = train_tokenizer(TEXTS, 300)
+
+
+@given(st.text())
+def test_any_text_comes_back_unchanged(text):
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == text
+    assert not {TOKENIZER.pad_token_id, TOKENIZER.eos_token_id} & set(ids)
+
+
+@pytest.mark.parametrize("text", ["", " two  spaces , and .", "<|eos|><|pad|>", "é 中文 🙂\n\t\x00", "a" * 1000])
+def test_awkward_texts_come_back_unchanged(text):
+    assert TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=True) == text
+
+
+def test_merges_are_learnt_from_the_texts():
+    assert len(TOKENIZER.encode(" red")) == 1  # a word of the texts, merged from 4 bytes
+    assert len(TOKENIZER.encode("zqx")) == 3  # bytes that never stood together
+
+
+def test_special_tokens():
+    assert (TOKENIZER.pad_token, TOKENIZER.pad_token_id) == ("<|pad|>", 0)
+    assert (TOKENIZER.eos_token, TOKENIZER.eos_token_id) == ("<|eos|>", 1)
+    ids = TOKENIZER.encode("red apple")
+    assert TOKENIZER.decode([*ids, 1, 0, 0], skip_special_tokens=True) == "red apple"
+    assert TOKENIZER.decode([*ids, 1]) == "red apple<|eos|>"
+
+
+def test_vocabulary_is_at_most_what_was_asked_for():
+    assert len(TOKENIZER) == 300
+    assert len(train_tokenizer(TEXTS, 258)) == 258
+    assert len(train_tokenizer(["ab"], 1000)) == 259  # one pair to merge
+
+
+def test_the_same_texts_give_the_same_tokenizer():
+    again = train_tokenizer(iter(TEXTS), 300)
+    assert again.get_vocab() == TOKENIZER.get_vocab()
+    assert again.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
+
+
+def test_read_back_from_disk_it_gives_the_same_ids(tmp_path):
+    TOKENIZER.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
+    for text in [*TEXTS, "é 🙂 <|eos|> ", " leading, and trailing "]:
+        ids = loaded.encode(text)
+        assert ids == TOKENIZER.encode(text)
+        assert loaded.decode(ids, skip_special_tokens=True) == text
+    assert (loaded.pad_token_id, loaded.eos_token_id) == (0, 1)
+
+
+def test_too_small_a_vocabulary_is_refused():
+    with pytest.raises(UserError, match="vocab_size is 257, must be at least 258"):
+        train_tokenizer(TEXTS, 257)
+
+
+def test_digits_can_have_a_token_each():
+    texts = ["the year 1984 and 1985 and 19 more"] * 4
+    together, apart = train_tokenizer(texts, 300), train_tokenizer(texts, 300, split_digits=True)
+    assert len(together.encode("1984")) < 4
+    assert apart.convert_ids_to_tokens(apart.encode("1984 ٣")[:4]) == ["1", "9", "8", "4"]
+    assert apart.decode(apart.encode("a 1984٣.5 b")) == "a 1984٣.5 b"
+    assert len(apart.encode(" and")) == 1

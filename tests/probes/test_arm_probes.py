@@ -1,0 +1,145 @@
+"""The probes beside one run: they rest while the run's clock stands still, and tell what they cost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.core.trace import Stage
+from harness.probes.clock import PausableClock
+from harness.probes.cuda_events import DeviceTime
+from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
+from harness.probes.profile import ProbeProfile
+from harness.probes.run_probes import ArmProbes
+from harness.results.counters import CounterRow
+
+LIMIT_S = 60.0
+
+
+class Elsewhere:
+    """Stands for samplers on other machines: notes its orders, and has one row for each drain."""
+
+    def __init__(self) -> None:
+        self.story: list[str] = []
+        self.notes: list[str] = ["node2 is gone"]
+
+    def watch(self) -> None:
+        self.story.append("watch")
+
+    def order(self, order: str) -> None:
+        self.story.append(order)
+
+    def drain(self, clock_at: Callable[[int], int], wait_s: float = 0.0) -> list[CounterRow]:
+        self.story.append("drain" if wait_s == 0 else "last drain")
+        return [CounterRow(1, "node1/host", {"load_1min": 0.5})]
+
+    def close(self) -> None:
+        self.story.append("close")
+
+
+def probes(
+    clock: PausableClock,
+    tmp_path: Path,
+    hz: float = 20.0,
+    figures: Sequence[Sequence[DeviceFigure]] = (),
+    elsewhere: Elsewhere | None = None,
+) -> ArmProbes:
+    device_figures = iter(figures)
+    profile = ProbeProfile(sampler_hz=hz)
+    return ArmProbes(profile, clock, dict, lambda: next(device_figures, ()), tmp_path, elsewhere)
+
+
+def collect(beside: ArmProbes, until: Callable[[list[CounterRow]], bool]) -> list[CounterRow]:
+    """Drain until there are rows enough."""
+    found: list[CounterRow] = []
+    deadline = time.monotonic() + LIMIT_S
+    while not until(found) and time.monotonic() < deadline:
+        found += beside.drain()
+        time.sleep(0.02)
+    return found
+
+
+def test_counters_come_while_the_clock_runs_and_none_while_it_stands(tmp_path: Path) -> None:
+    clock = PausableClock()
+    beside = probes(clock, tmp_path)
+    try:
+        clock.resume()
+        beside.start()
+        rows = collect(beside, until=lambda found: len(found) >= 6)
+        assert {row.source for row in rows} >= {"sampler", "host", "driver"}
+        assert [row.at_ns for row in rows] == sorted(row.at_ns for row in rows)
+        clock.pause()
+        stopped_ns = clock()
+        rest = collect(beside, until=lambda found: any(row.ends_stretch for row in found))
+        assert any(row.ends_stretch for row in rest)
+        assert all(row.at_ns <= stopped_ns for row in rest)
+        time.sleep(0.2)  # four samples long
+        assert beside.drain() == []
+        cpu = beside.step_metrics()["probe/cpu_s"]
+        assert cpu.value > 0
+        assert beside.step_metrics()["probe/cpu_s"].value <= cpu.value
+    finally:
+        beside.close()
+
+
+def test_without_a_rate_there_is_no_process_and_no_metric(tmp_path: Path) -> None:
+    clock = PausableClock()
+    before = len(os.listdir("/proc/self/fd"))
+    beside = probes(clock, tmp_path, hz=0.0)
+    clock.resume()
+    beside.start()
+    assert (beside.drain(), beside.drain_notes(), beside.step_metrics()) == ([], [], {})
+    beside.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_device_times_are_added_up_by_stage(tmp_path: Path) -> None:
+    first = [
+        DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.25),
+        DeviceTime("generator", Stage.GENERATE, 0, 0.3, 0.125),
+        DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.5),
+    ]
+    beside = probes(PausableClock(), tmp_path, hz=0.0, figures=[first])
+    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.step_metrics().items()}
+    assert metrics == {"timing_device_s/update": (0.75, "sum"), "timing_device_s/generate": (0.125, "sum")}
+    assert beside.step_metrics() == {}
+    beside.close()
+
+
+def test_peaks_are_the_highest_by_stage_and_by_process(tmp_path: Path) -> None:
+    steps = [
+        [
+            StageMemory(Stage.UPDATE, 11, Peak(70, 80)),
+            StageMemory(Stage.UPDATE, 11, Peak(60, 90)),
+            StageMemory(Stage.GENERATE, 12, Peak(30, 40)),
+            StageMemory(Stage.GENERATE, 13, Peak(20, 50)),
+        ],
+        [StageMemory(Stage.UPDATE, 11, Peak(75, 75))],
+    ]
+    beside = probes(PausableClock(), tmp_path, hz=0.0, figures=steps)
+    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.step_metrics().items()}
+    assert metrics == {
+        "memory/allocated_bytes/update": (70, "max"),
+        "memory/reserved_bytes/update": (90, "max"),
+        "memory/allocated_bytes/generate": (30, "max"),
+        "memory/reserved_bytes/generate": (50, "max"),
+    }
+    assert beside.step_metrics()["memory/allocated_bytes/update"].value == 75
+    assert beside.device_peaks == {11: Peak(75, 90), 12: Peak(30, 40), 13: Peak(20, 50)}
+    beside.close()
+
+
+def test_other_machines_hear_what_this_one_does(tmp_path: Path) -> None:
+    clock, elsewhere = PausableClock(), Elsewhere()
+    beside = probes(clock, tmp_path, hz=0.0, elsewhere=elsewhere)
+    clock.resume()
+    beside.start()
+    clock.pause()
+    clock.resume()
+    assert [row.source for row in beside.drain()] == ["node1/host"]
+    assert (beside.drain_notes(), beside.drain_notes()) == (["node2 is gone"], [])
+    beside.close()
+    assert elsewhere.story == ["watch", "go", "hold", "go", "drain", "last drain", "close"]
+    assert [row.source for row in beside.drain()] == ["node1/host"]  # what came in last

@@ -1,0 +1,93 @@
+"""Peak device memory of stages, on a stand-in for torch's allocator whose figures are given."""
+
+from __future__ import annotations
+
+import os
+
+from harness.core.trace import NullTracer, RecordingTracer, Stage
+from harness.core.types import Metric
+from harness.probes.device_memory import DeviceMemory, DeviceMemoryTracer, FakeAllocator, Peak, StageMemory
+
+PID = os.getpid()
+
+
+def traced(allocator: FakeAllocator) -> DeviceMemoryTracer:
+    return DeviceMemoryTracer(NullTracer(), DeviceMemory(allocator.take))
+
+
+def test_a_stage_has_its_own_peak_above_what_was_held_before_it() -> None:
+    allocator = FakeAllocator()
+    tracer = traced(allocator)
+    allocator.allocate(100)  # the model, as it is loaded
+    allocator.allocate(-40)
+    with tracer.span("learner", Stage.UPDATE, 0):
+        allocator.allocate(500)
+        allocator.allocate(-500)
+    with tracer.span("learner", Stage.WEIGHT_PUBLISH, 1):
+        allocator.allocate(20)
+    assert tracer.drain() == [
+        StageMemory(Stage.STARTUP, PID, Peak(100, 100)),
+        StageMemory(Stage.UPDATE, PID, Peak(560, 560)),
+        StageMemory(Stage.WEIGHT_PUBLISH, PID, Peak(80, 560)),  # reserved is kept, allocated fell
+    ]
+    assert tracer.drain() == []
+
+
+def test_a_nested_span_does_not_lose_the_peaks_of_the_outer_one() -> None:
+    allocator = FakeAllocator()
+    tracer = traced(allocator)
+    with tracer.span("generator", Stage.WEIGHT_LOAD, 1):
+        allocator.allocate(300)  # before the inner one begins, and gone by then
+        allocator.allocate(-290)
+        with tracer.span("generator", Stage.WEIGHT_VERIFY, 1):
+            allocator.allocate(40)
+        allocator.allocate(-40)
+    _, inner, outer = tracer.drain()
+    assert inner == StageMemory(Stage.WEIGHT_VERIFY, PID, Peak(50, 300))
+    assert outer == StageMemory(Stage.WEIGHT_LOAD, PID, Peak(300, 300))
+
+
+def test_an_inner_peak_is_the_outer_ones_too() -> None:
+    allocator = FakeAllocator()
+    tracer = traced(allocator)
+    with tracer.span("learner", Stage.EVALUATE), tracer.span("learner", Stage.GENERATE):
+        allocator.allocate(70)
+        allocator.allocate(-70)
+    assert [memory.peak.allocated for memory in tracer.drain()] == [0, 70, 70]
+
+
+def test_lanes_and_arms_of_one_process_see_the_same_allocator() -> None:
+    """Spans of two lanes that overlap without nesting, each with what the process held while it was open."""
+    allocator = FakeAllocator()
+    memory = DeviceMemory(allocator.take)
+    one, other = DeviceMemoryTracer(NullTracer(), memory), DeviceMemoryTracer(NullTracer(), memory)
+    sampling, training = one.span("generator", Stage.GENERATE, 1), other.span("learner", Stage.UPDATE, 0)
+    sampling.__enter__()
+    allocator.allocate(10)
+    training.__enter__()
+    allocator.allocate(200)
+    allocator.allocate(-205)
+    sampling.__exit__(None, None, None)
+    allocator.allocate(100)
+    training.__exit__(None, None, None)
+    assert one.drain()[1:] == [StageMemory(Stage.GENERATE, PID, Peak(210, 210))]
+    assert other.drain()[1:] == [StageMemory(Stage.UPDATE, PID, Peak(210, 210))]
+
+
+def test_spans_are_passed_on_with_their_errors() -> None:
+    recorder = RecordingTracer(lambda: 0)
+    tracer = DeviceMemoryTracer(recorder, DeviceMemory(FakeAllocator().take))
+    try:
+        with tracer.span("learner", Stage.UPDATE, 3, 4):
+            raise MemoryError
+    except MemoryError:
+        pass
+    assert [(span.stage, span.step, span.version) for span in recorder.drain()] == [(Stage.UPDATE, 3, 4)]
+    assert [memory.stage for memory in tracer.drain()] == [Stage.STARTUP, Stage.UPDATE]
+
+
+def test_a_stage_gives_two_figures_of_a_row() -> None:
+    assert StageMemory(Stage.UPDATE, 1, Peak(5, 8)).metrics() == {
+        "memory/allocated_bytes/update": Metric(5, "max"),
+        "memory/reserved_bytes/update": Metric(8, "max"),
+    }

@@ -1,0 +1,245 @@
+"""NVTX ranges: which, in which order, however a span ends; on a recording domain, and on the real library."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from harness.core.trace import NullTracer, RecordingTracer, Span, SpanContext, Stage
+from harness.probes.nvtx_ranges import NvtxTracer, category, open_domain
+from tests.stand_ins.fake_nvtx import FakeDomain
+
+# A tool that listens, by the interface of nvToolsExt.h (NVTX 3, https://github.com/NVIDIA/NVTX). It takes the table of
+# module 5 (core2) and fills these slots: 2 RangeStartEx, 3 RangeEnd, 8 NameCategoryA, 10 RegisterStringA,
+# 12 DomainCreateA.
+LISTENER = r"""
+#include <stdint.h>
+#include <stdio.h>
+typedef struct { uint16_t version, size; uint32_t category; int32_t color_type; uint32_t color; int32_t payload_type,
+  reserved; union { uint64_t u; int64_t i; } payload; int32_t message_type; const void* message; } Attributes;
+typedef struct { size_t size; int (*table)(int module, void*** slots, unsigned* count); } Callbacks;
+static uint64_t next = 1;
+static void* domain(const char* name) { fprintf(stderr, "domain %s\n", name); return (void*)8; }
+static void* text(void* d, const char* s) { return (void*)s; }
+static void category(void* d, uint32_t id, const char* s) { fprintf(stderr, "category %u %s\n", id, s); }
+static uint64_t start(void* d, const Attributes* a) {
+  fprintf(stderr, "start %d %s category %u payload %d:%d\n", (int)next, (const char*)a->message, a->category,
+    a->payload_type, (int)a->payload.i);
+  return next++; }
+static void end(void* d, uint64_t id) { fprintf(stderr, "end %d\n", (int)id); }
+int InitializeInjectionNvtx2(const void* (*export_table)(uint32_t)) {
+  const Callbacks* callbacks = export_table(1); void** slots; unsigned count;
+  if (!callbacks || !callbacks->table(5, &slots, &count) || count < 13) return 0;
+  *(void**)slots[2] = start; *(void**)slots[3] = end; *(void**)slots[8] = category; *(void**)slots[10] = text;
+  *(void**)slots[12] = domain; return 1; }
+"""
+# One that knows the payload extension and cannot set it up, as Nsight Systems 2022.4: NVTX then says that no domain of
+# its is enabled.
+OLDER = LISTENER + "int InitializeInjectionNvtxExtension(void* module) { return 0; }\n"
+USE = """
+from harness.probes.nvtx_ranges import NvtxTracer, open_domain
+from harness.core.trace import NullTracer, Stage
+domain, reason = open_domain()
+print(reason)
+tracer = NvtxTracer(NullTracer(), domain)
+with tracer.span("learner", Stage.UPDATE, 3):
+    with tracer.span("learner", Stage.WAIT_FOR_BATCH, 4):
+        pass
+"""
+
+
+def events(domain: FakeDomain) -> list[tuple[str, int]]:
+    return [(event.kind, event.number) for event in domain.events]
+
+
+def test_a_range_has_the_stages_name_its_category_and_the_step() -> None:
+    domain = FakeDomain()
+    with NvtxTracer(NullTracer(), domain).span("learner", Stage.UPDATE, 7, 3):
+        pass
+    assert domain.events[0] == ("start", 1, "update", "stage/update", 7)
+    assert events(domain) == [("start", 1), ("end", 1)]
+
+
+def test_stages_and_waits_have_their_own_categories() -> None:
+    assert category(Stage.OLD_LOGPROBS) == "stage/old_logprobs"
+    assert category(Stage.WAIT_FOR_WEIGHTS) == "wait/weights"
+    assert len({category(stage) for stage in Stage}) == len(Stage)
+
+
+def test_names_are_registered_once_however_many_ranges_there_are() -> None:
+    domain = FakeDomain()
+    tracer = NvtxTracer(NullTracer(), domain)
+    for step in range(100):
+        with tracer.span("learner", Stage.UPDATE, step):
+            pass
+    assert sorted(domain.registered) == sorted(stage.value for stage in Stage)
+    assert [event.payload for event in domain.events if event.kind == "start"] == list(range(100))
+
+
+def test_the_range_encloses_the_span_that_is_recorded() -> None:
+    domain, times = FakeDomain(), iter([10, 20])
+    log: list[str] = []
+
+    def clock_ns() -> int:
+        log.append(f"clock after {len(domain.events)} events")
+        return next(times)
+
+    recorder = RecordingTracer(clock_ns)
+    with NvtxTracer(recorder, domain).span("learner", Stage.UPDATE, 0, 1):
+        pass
+    assert recorder.drain() == [Span("learner", Stage.UPDATE, 10, 20, 0, 1)]
+    assert log == ["clock after 1 events", "clock after 1 events"]
+
+
+def test_an_exception_in_the_block_ends_range_and_span() -> None:
+    domain, recorder = FakeDomain(), RecordingTracer(lambda: 0)
+    with pytest.raises(ZeroDivisionError), NvtxTracer(recorder, domain).span("learner", Stage.UPDATE):
+        _ = 1 / 0
+    assert events(domain) == [("start", 1), ("end", 1)]
+    assert len(recorder.drain()) == 1
+
+
+class Broken:
+    """A tracer whose spans fail at one end."""
+
+    def __init__(self, end: str) -> None:
+        self.end = end
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        return self
+
+    def __enter__(self) -> None:
+        if self.end == "start":
+            raise OSError("no start")
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        raise OSError("no end")
+
+
+@pytest.mark.parametrize("end", ["start", "end"])
+def test_a_tracer_that_fails_leaves_no_range_open(end: str) -> None:
+    domain = FakeDomain()
+    with pytest.raises(OSError, match=f"no {end}"), NvtxTracer(Broken(end), domain).span("learner", Stage.UPDATE):
+        pass
+    assert events(domain) == [("start", 1), ("end", 1)]
+
+
+def test_spans_of_two_tasks_that_cross_each_others_awaits() -> None:
+    domain = FakeDomain()
+    tracer = NvtxTracer(NullTracer(), domain)
+
+    async def two_lanes() -> None:
+        opened, closed = asyncio.Event(), asyncio.Event()
+
+        async def generator() -> None:
+            with tracer.span("generator", Stage.GENERATE, 4):
+                opened.set()
+                await closed.wait()
+
+        async def learner() -> None:
+            await opened.wait()
+            with tracer.span("learner", Stage.WAIT_FOR_BATCH, 5):
+                await asyncio.sleep(0)
+                closed.set()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(generator(), learner())
+
+    asyncio.run(two_lanes())
+    assert [(e.kind, e.number, e.message, e.payload) for e in domain.events] == [
+        ("start", 1, "generate", 4),
+        ("start", 2, "wait_for_batch", 5),
+        ("end", 1, "", None),  # not the one begun last: push and pop would end the wrong one
+        ("end", 2, "", None),
+    ]
+
+
+def test_a_span_may_end_in_another_thread_and_threads_do_not_mix_their_steps() -> None:
+    domain = FakeDomain()
+    tracer = NvtxTracer(NullTracer(), domain)
+    span = tracer.span("generator", Stage.GENERATE, 1)
+    span.__enter__()
+    both = threading.Barrier(2)
+
+    def work(step: int) -> None:
+        for _ in range(200):
+            both.wait()
+            with tracer.span("learner", Stage.UPDATE, step):
+                pass
+
+    threads = [threading.Thread(target=work, args=(step,)) for step in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    span.__exit__(None, None, None)
+    steps = [event.payload for event in domain.events if event.kind == "start"]
+    assert (steps.count(1), steps.count(2), steps.count(3)) == (1, 200, 200)
+    assert events(domain)[-1] == ("end", 1)
+    assert len(domain.events) == 2 * 401
+    assert len(domain.registered) == 3 * len(Stage)  # attributes of its own for each thread
+
+
+def test_without_a_tool_there_is_a_reason_and_no_domain() -> None:
+    without = {name: value for name, value in os.environ.items() if not name.startswith("NVTX_")}
+    program = "from harness.probes.nvtx_ranges import open_domain; print(*open_domain(), sep='|')"
+    said = [
+        subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True).stdout
+        for env in (without, without | {"NVTX_DISABLE": "1"})
+    ]
+    assert said == ["None|no tool listens for NVTX ranges in this process\n", "None|NVTX_DISABLE is set\n"]
+
+
+def test_without_the_package_there_is_a_reason(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['nvtx'] = None; from harness.probes.nvtx_ranges import open_domain; "
+    program += "print(*open_domain(), sep='|')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "None|the package nvtx is not installed\n"
+
+
+def test_a_package_that_has_changed_inside_gives_a_reason() -> None:
+    pytest.importorskip("nvtx")
+    program = (
+        "import sys, nvtx; sys.modules['nvtx._lib.lib'] = None; from harness.probes.nvtx_ranges import open_domain; "
+    )
+    program += "print(*open_domain(environment={'NVTX_INJECTION64_PATH': 'tool.so'}), sep='|')"
+    without = {name: value for name, value in os.environ.items() if not name.startswith("NVTX_")}
+    done = subprocess.run([sys.executable, "-c", program], env=without, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("None|the tool is older than the package nvtx, which sends nothing unasked")
+
+
+def test_the_librarys_stand_in_without_a_tool_takes_our_calls() -> None:
+    nvtx = pytest.importorskip("nvtx")
+    with NvtxTracer(NullTracer(), nvtx.get_domain("grpo")).span("learner", Stage.UPDATE, 3):
+        pass
+    assert open_domain()[1] is not None or isinstance(nvtx.get_domain("grpo"), nvtx.Domain)
+
+
+@pytest.mark.parametrize("listener", [LISTENER, OLDER])
+def test_a_tool_that_listens_gets_the_ranges_from_the_real_library(listener: str, tmp_path: Path) -> None:
+    pytest.importorskip("nvtx")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the listener with")
+    source, library = tmp_path / "listener.c", tmp_path / "listener.so"
+    source.write_text(listener)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    env = os.environ | {"NVTX_INJECTION64_PATH": str(library)}
+    done = subprocess.run([sys.executable, "-c", USE], env=env, capture_output=True, text=True, check=True)
+    said = done.stderr.splitlines()
+    categories = {line.split()[2]: line.split()[1] for line in said if line.startswith("category")}
+    assert done.stdout == "None\n"
+    assert said[0] == "domain grpo"
+    assert set(categories) == {category(stage) for stage in Stage}
+    assert said[-4:] == [  # payload type 2 is NVTX_PAYLOAD_TYPE_INT64
+        f"start 1 update category {categories['stage/update']} payload 2:3",
+        f"start 2 wait_for_batch category {categories['wait/batch']} payload 2:4",
+        "end 2",
+        "end 1",
+    ]

@@ -1,0 +1,217 @@
+"""When a profiler's window begins and ends, told by event orders; and which lanes and steps it may name."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.core.trace import NullTracer, RecordingTracer, SpanContext, Stage
+from harness.probes.profile import ProbeProfile, PySpyWindow, TorchWindow, Window
+from harness.probes.windows import WindowTracer, check_windows, lanes_in, training_step
+
+LANES = ("generator0", "generator1", "scorer", "learner")
+
+
+class Log:
+    """A tracer that writes what happens to it, and to the profiler around it, into one list."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        self.events.append(f"{lane} {stage} {step}")
+        return NullTracer().span(lane, stage)
+
+    def start(self) -> None:
+        self.events.append("START")
+
+    def stop(self) -> None:
+        self.events.append("STOP")
+
+    def window(self, numbers: range, lanes: Sequence[str] | None = None) -> WindowTracer:
+        return WindowTracer(self, numbers, self.start, self.stop, lanes)
+
+
+def test_it_starts_before_the_first_span_of_its_first_step_and_stops_before_the_first_of_a_later_one() -> None:
+    log = Log()
+    tracer = log.window(range(2, 4))
+    for step in range(6):
+        for stage in (Stage.PREPARE_BATCH, Stage.UPDATE):
+            with tracer.span("learner", stage, step):
+                pass
+    tracer.close()
+    steps = [[f"learner prepare_batch {step}", f"learner update {step}"] for step in range(6)]
+    assert log.events == [*steps[0], *steps[1], "START", *steps[2], *steps[3], "STOP", *steps[4], *steps[5]]
+
+
+def test_stages_of_a_version_belong_to_the_step_that_made_it() -> None:
+    """Step 1 ends with the publishing of version 2, step 2 begins with its own batch: START stands between them."""
+    log = Log()
+    tracer = log.window(range(2, 3))
+    for step in (1, 2, 3):
+        tracer.span("learner", Stage.UPDATE, step)
+        tracer.span("learner", Stage.WEIGHT_PUBLISH, step + 1)
+    assert log.events == [
+        "learner update 1",
+        "learner weight_publish 2",
+        "START",
+        "learner update 2",
+        "learner weight_publish 3",
+        "STOP",
+        "learner update 3",
+        "learner weight_publish 4",
+    ]
+    assert [training_step(stage, 0) for stage in (Stage.WEIGHT_PUBLISH, Stage.EVALUATE, Stage.UPDATE)] == [-1, -1, 0]
+    assert training_step(Stage.UPDATE, -1) == training_step(Stage.WEIGHT_LOAD, -1) == -1
+
+
+def test_it_goes_on_until_the_last_of_its_lanes_has_left_the_window() -> None:
+    log = Log()
+    tracer = log.window(range(3, 5), ("generator0", "learner"))
+    for lane, step in [("generator0", 3), ("scorer", 9), ("generator0", 4), ("generator0", 5), ("learner", 3)]:
+        tracer.span(lane, Stage.UPDATE, step)
+    assert log.events == [
+        "START",
+        "generator0 update 3",
+        "scorer update 9",
+        "generator0 update 4",
+        "generator0 update 5",
+        "learner update 3",
+    ]
+    tracer.span("learner", Stage.UPDATE, 5)
+    assert log.events[-2:] == ["STOP", "learner update 5"]
+
+
+@pytest.mark.parametrize("steps", [[], [0, 1], [-1, -1], [5, 6]], ids=["nothing", "before", "no_step", "after"])
+def test_steps_that_never_come_start_nothing(steps: list[int]) -> None:
+    log = Log()
+    tracer = log.window(range(2, 4))
+    for step in steps:
+        tracer.span("learner", Stage.UPDATE, step)
+    tracer.close()
+    assert log.events == [f"learner update {step}" for step in steps]
+
+
+def test_a_window_that_was_passed_over_does_not_open_later() -> None:
+    log = Log()
+    tracer = log.window(range(2, 4))
+    for step in (1, 4, 2):  # a repeated batch may come late
+        tracer.span("learner", Stage.UPDATE, step)
+    assert "START" not in log.events
+
+
+def test_closing_while_it_runs_stops_it_once() -> None:
+    log = Log()
+    tracer = log.window(range(2, 4))
+    tracer.span("learner", Stage.UPDATE, 2)
+    tracer.close()
+    tracer.close()
+    tracer.span("learner", Stage.UPDATE, 3)
+    tracer.span("learner", Stage.UPDATE, 4)
+    assert log.events == ["START", "learner update 2", "STOP", "learner update 3", "learner update 4"]
+
+
+def test_a_span_that_fails_closes_as_it_should_and_the_window_goes_on() -> None:
+    log, recorder = Log(), RecordingTracer(lambda: 7)
+    tracer = WindowTracer(recorder, range(1, 2), log.start, log.stop)
+    with pytest.raises(ValueError, match="inside"), tracer.span("learner", Stage.UPDATE, 1):
+        raise ValueError("inside")
+    assert log.events == ["START"]
+    assert [span.step for span in recorder.drain()] == [1]
+    tracer.span("learner", Stage.UPDATE, 2)
+    assert log.events == ["START", "STOP"]
+
+
+def test_a_profiler_that_does_not_start_is_tried_once_and_never_stopped() -> None:
+    log = Log()
+
+    def refuse() -> None:
+        log.events.append("REFUSED")
+        raise RuntimeError("no")
+
+    tracer = WindowTracer(log, range(1, 3), refuse, log.stop)
+    with pytest.raises(RuntimeError, match="no"):
+        tracer.span("learner", Stage.UPDATE, 1)
+    tracer.span("learner", Stage.UPDATE, 2)
+    tracer.span("learner", Stage.UPDATE, 3)
+    tracer.close()
+    assert log.events == ["REFUSED", "learner update 2", "learner update 3"]
+
+
+def test_marks_surround_the_spans_inside_and_no_others() -> None:
+    marks: list[str] = []
+
+    @contextmanager
+    def mark(stage: Stage) -> Iterator[None]:
+        marks.append(f"[{stage}")
+        try:
+            yield
+        finally:
+            marks.append(f"{stage}]")
+
+    def marked(stage: Stage) -> AbstractContextManager[object]:
+        return mark(stage)
+
+    log = Log()
+    tracer = WindowTracer(log, range(1, 2), log.start, log.stop, mark=marked)
+    for step in range(3):
+        with tracer.span("learner", Stage.UPDATE, step):
+            marks.append(str(step))
+    with pytest.raises(ValueError, match="inside"), tracer.span("learner", Stage.UPDATE, 1):
+        raise ValueError("inside")
+    assert marks == ["0", "[update", "1", "update]", "2"]
+
+
+def test_threads_that_begin_at_once_start_it_once_and_wait_until_it_runs() -> None:
+    started, both = threading.Event(), threading.Barrier(2)
+    seen: list[tuple[str, bool]] = []
+    starts: list[str] = []
+
+    def start() -> None:
+        starts.append("START")
+        started.set()
+
+    tracer = WindowTracer(NullTracer(), range(1, 2), start, lambda: None)
+
+    def lane(name: str) -> None:
+        both.wait()
+        tracer.span(name, Stage.UPDATE, 1)
+        seen.append((name, started.is_set()))
+
+    threads = [threading.Thread(target=lane, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert starts == ["START"]
+    assert sorted(seen) == [("a", True), ("b", True)]
+
+
+def test_a_kind_means_all_of_its_lanes_in_the_order_of_the_run() -> None:
+    assert lanes_in(Window(lanes=["learner", "generator"]), LANES) == ("generator0", "generator1", "learner")
+    assert lanes_in(Window(lanes=["generator1"]), LANES) == ("generator1",)
+    assert lanes_in(Window(lanes=["generator"]), ("generator", "learner")) == ("generator",)
+
+
+def test_a_lane_that_the_run_has_not_is_named_with_those_it_has() -> None:
+    with pytest.raises(UserError, match=r"no lane 'generator2' to profile(.|\n)*generator0, generator1, scorer"):
+        lanes_in(Window(lanes=["learner", "generator2"]), LANES)
+
+
+def test_a_window_must_end_within_the_run() -> None:
+    profile = ProbeProfile(name="mine", torch_profiler=TorchWindow(first_step=3, steps=2))
+    check_windows(profile, LANES, steps=5)
+    with pytest.raises(UserError, match=r"steps 3 to 4, and the last step of the run is 3(.|\n)*at least 5 steps"):
+        check_windows(profile, LANES, steps=4)
+    with pytest.raises(UserError, match="no lane 'critic'"):
+        check_windows(ProbeProfile(pyspy=PySpyWindow(lanes=["critic"])), LANES, steps=50)
+
+
+def test_a_window_touches_the_steps_that_a_lane_ahead_of_it_falls_into_and_the_one_after() -> None:
+    window = Window(first_step=3, steps=2)
+    assert list(window.numbers) == [3, 4]
+    assert list(window.touched()) == [3, 4, 5]
+    assert list(window.touched(max_lag=2)) == [1, 2, 3, 4, 5]
+    assert list(Window(first_step=1, steps=1).touched(max_lag=4)) == [0, 1, 2]

@@ -1,0 +1,282 @@
+"""Pictures: which are drawn, what is on them, that they are the same each time, and where they cannot be drawn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from harness.compare.__main__ import main
+from harness.core.errors import UserError
+from harness.core.trace import Stage
+from harness.core.types import Metric, Metrics
+from harness.report.bars import draw_lanes, draw_stages
+from harness.report.curves import draw_kl, draw_reward, draw_stability
+from harness.report.lag import draw_lag
+from harness.report.pictures import load_curves, make_pictures
+from harness.report.style import STAGE_COLOURS, label, picture_style, variant_looks
+from harness.report.sync import draw_sync
+from harness.report.timeline import draw_timeline
+from harness.results import RunFolder
+
+Make = Callable[..., RunFolder]
+EVALUATIONS = {0: (0.2, 12.0), 2: (0.4, 15.0), 4: (0.6, 18.0)}
+SETTINGS = "steps: 4\nreward_target: 0.5\nloss: {kl: {reference: frozen}}\n"
+
+
+def _metrics(step: int) -> Metrics:
+    kl = {
+        f"kl/{pair}_{form}": Metric(0.01 * step, count=9)
+        for pair in ("reference", "previous")
+        for form in ("k3", "k1_sum")
+    }
+    return kl | {"grad_norm": Metric(1.0 + step), "clip_fraction": Metric(0.1 * step, count=9)}
+
+
+@pytest.fixture
+def campaign(make_run: Make, tmp_path: Path) -> Path:
+    """Arms k1 and k4 in two seeds each, with everything measured."""
+    for arm in ("k1", "k4"):
+        for seed in (0, 1):
+            make_run(
+                arm=arm,
+                point={"seed": seed},
+                seed=seed,
+                gap_s=0.5,
+                evaluations={step: (reward + 0.1 * seed, length) for step, (reward, length) in EVALUATIONS.items()},
+                metrics=_metrics,
+                settings=SETTINGS,
+            )
+    return tmp_path / "results" / "sync_k" / "20261120-111500"
+
+
+def _axes(figure: Figure | None) -> list[Axes]:
+    assert figure is not None
+    return figure.axes
+
+
+def _legend(figure: Figure | None) -> list[str]:
+    assert figure is not None
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def _bars(axes: Axes) -> list[tuple[float, float, float]]:
+    """Return (centre, start, length) of every horizontal bar."""
+    rectangles = [patch for container in axes.containers for patch in container.patches]
+    return [
+        (round(bar.get_y() + bar.get_height() / 2, 6), round(bar.get_x(), 6), round(bar.get_width(), 6))
+        for bar in rectangles
+    ]
+
+
+def test_every_picture_is_a_png_and_the_same_each_time(campaign: Path, tmp_path: Path) -> None:
+    first = make_pictures(campaign, tmp_path / "one")
+    names = ["stages.png", "lanes.png", "timeline.png", "reward.png", "kl.png", "stability.png", "learning.png"]
+    assert [path.name for path in first] == names
+    assert {path.parent for path in first} == {tmp_path / "one"}
+    for path, again in zip(first, make_pictures(campaign, tmp_path / "two"), strict=True):
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG\r\n")
+        assert data == again.read_bytes()
+        width = int.from_bytes(data[16:20], "big")
+        assert width >= 1200  # 8 inches or more at 150 dots each
+
+
+def test_what_was_not_measured_is_not_drawn(make_run: Make, tmp_path: Path) -> None:
+    folder = make_run(metrics=lambda step: {}).folder
+    (folder / "spans.jsonl").unlink()
+    assert [path.name for path in make_pictures(folder, tmp_path / "out")] == ["stages.png"]
+    empty = make_run(scenario="empty", steps=0, status="failed").folder
+    assert make_pictures(empty, tmp_path / "none") == []
+
+
+@pytest.mark.usefixtures("style")
+def test_stage_bars_show_mean_seconds_per_step(campaign: Path) -> None:
+    figure = draw_stages(load_curves(campaign).campaign)
+    (axes,) = _axes(figure)
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["k1 (2 seeds)", "k4 (2 seeds)"]
+    # generate 0.3, score 0.1, update 0.5, load 0.1, and 3 evaluations of 1 s over 4 steps: 0.75
+    k1 = [bar for bar in _bars(axes) if bar[0] == 0.0]
+    assert k1 == [(0.0, 0.0, 0.3), (0.0, 0.3, 0.1), (0.0, 0.4, 0.5), (0.0, 0.9, 0.1), (0.0, 1.0, 0.75)]
+    # wall-clock adds the gap: (4 * 1.5 + 3) / 4 = 2.25
+    assert [text.get_text() for text in axes.texts] == ["2.25 s", "2.25 s"]
+    assert _legend(figure) == ["generate", "score", "update", "weight_load", "evaluate", "wall-clock"]
+    assert axes.get_title(loc="left") == "sync_k: time of a training step by stage"
+    assert axes.get_xlabel().startswith("seconds per training step")
+
+
+@pytest.mark.usefixtures("style")
+def test_lane_bars_close_with_waits_and_unattributed_time(campaign: Path) -> None:
+    figure = draw_lanes(load_curves(campaign).campaign)
+    (axes,) = _axes(figure)
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert names == ["k1 (2 seeds)   generator", "scorer", "learner", "k4 (2 seeds)   generator", "scorer", "learner"]
+    learner = [bar for bar in _bars(axes) if bar[0] == 2.0]
+    # update 0.5, waiting 0.5 + 0.75, under no span 0.5: 2.25 s together
+    assert learner == [(2.0, 0.0, 0.5), (2.0, 0.5, 1.25), (2.0, 1.75, 0.5)]
+    assert _legend(figure)[-2:] == ["waiting", "under no span"]
+
+
+@pytest.mark.usefixtures("style")
+def test_reward_is_drawn_over_steps_and_over_seconds(campaign: Path) -> None:
+    figure = draw_reward(load_curves(campaign))
+    over_steps, over_seconds, length, _ = _axes(figure)
+    mean = over_steps.lines[0]
+    assert list(mean.get_xdata()) == [0, 2, 4]
+    assert list(mean.get_ydata()) == pytest.approx([0.25, 0.45, 0.65])  # mean of the seeds 0.1 apart
+    assert len(over_steps.collections) == 2  # a band for each arm
+    seeds = over_seconds.lines[:4]  # two arms of two seeds, before the target
+    assert [list(line.get_xdata()) for line in seeds] == [[1.0, 5.0, 9.0]] * 4  # 1, + 2 * 1.5 + 1, + 2 * 1.5 + 1
+    assert list(length.lines[0].get_ydata()) == [12.0, 15.0, 18.0]
+    assert _legend(figure) == ["k1 (2 seeds)", "k4 (2 seeds)", "target 0.5"]
+    assert [over_steps.get_ylabel(), length.get_ylabel(), length.get_xlabel()] == [
+        "validation reward",
+        "tokens per response",
+        "training step",
+    ]
+
+
+@pytest.mark.usefixtures("style")
+def test_kl_says_which_two_policies(campaign: Path) -> None:
+    figure = draw_kl(load_curves(campaign))
+    reference, previous, per_response, _ = _axes(figure)
+    assert reference.get_title(loc="left") == "KL(sampling policy \u2016 initial policy)"
+    assert previous.get_title(loc="left") == "KL(sampling policy \u2016 policy of the step before)"
+    assert (reference.get_ylabel(), per_response.get_ylabel()) == ("k3, nats per token", "k1, nats per response")
+    assert list(reference.lines[0].get_ydata()) == pytest.approx([0.0, 0.01, 0.02, 0.03])
+
+
+@pytest.mark.usefixtures("style")
+def test_a_kl_of_one_pair_takes_one_column(make_run: Make) -> None:
+    folder = make_run(metrics=lambda step: {"kl/previous_k3": Metric(0.1, count=9)}).folder
+    top, bottom = _axes(draw_kl(load_curves(folder)))
+    assert len(top.lines) == 2  # the curve and the line at 0
+    assert [text.get_text() for text in bottom.texts] == ["not logged"]
+
+
+@pytest.mark.usefixtures("style")
+def test_gradient_norms_over_a_wide_range_get_a_log_axis(campaign: Path, make_run: Make) -> None:
+    norm, clip = _axes(draw_stability(load_curves(campaign)))
+    assert (norm.get_yscale(), norm.get_ylim()[0]) == ("linear", 0.0)
+    assert list(clip.lines[0].get_ydata()) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    wide = make_run(scenario="wide", metrics=lambda step: {"grad_norm": Metric(10.0**step)}).folder
+    (norm,) = _axes(draw_stability(load_curves(wide)))
+    assert norm.get_yscale() == "log"
+
+
+def _shown_texts(figure: Figure) -> list[Text]:
+    """Return every text that is drawn; tick labels outside the axis are not."""
+    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        texts += [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label, *axes.texts]  # type: ignore[attr-defined]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            texts += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [text for text in texts if text.get_visible() and text.get_text().strip()]
+
+
+@pytest.mark.usefixtures("style")
+def test_no_text_overlaps_another_or_leaves_the_picture(campaign: Path) -> None:
+    curves = load_curves(campaign)
+    figures = [draw_stages(curves.campaign), draw_lanes(curves.campaign), draw_timeline(curves)]
+    for figure in [*figures, draw_reward(curves), draw_kl(curves), draw_stability(curves)]:
+        _check_texts(figure, fewest=15)
+
+
+@pytest.mark.usefixtures("style")
+def test_no_text_of_the_pictures_of_syncs_and_lag_overlaps_another(lagged: Path) -> None:
+    curves = load_curves(lagged)
+    for figure in (draw_sync(curves.campaign), draw_lag(curves), draw_timeline(curves)):
+        _check_texts(figure, fewest=12)
+
+
+def _check_texts(figure: Figure | None, fewest: int) -> None:
+    assert figure is not None
+    figure.draw_without_rendering()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in _shown_texts(figure)]
+    assert len(boxes) > fewest
+    for index, (name, box) in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, name
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, name
+        for other, other_box in boxes[index + 1 :]:
+            assert not box.overlaps(other_box), (name, other)
+
+
+def test_every_stage_has_its_own_colour() -> None:
+    stages = [stage for stage in Stage if not stage.is_wait]
+    assert set(STAGE_COLOURS) == set(stages)
+    assert len(set(STAGE_COLOURS.values())) == len(stages)
+
+
+def test_many_variants_keep_their_own_looks() -> None:
+    looks = variant_looks([f"lr={index}" for index in range(14)])
+    assert len(set(looks.values())) == 14
+
+
+def test_labels_are_neither_formulas_nor_hidden() -> None:
+    assert [label(text) for text in ("a$b$", "_hidden", "x\ny", "k" * 80)] == [
+        r"a\$b\$",
+        " _hidden",
+        r"x\ny",
+        "k" * 57 + "...",
+    ]
+
+
+def test_the_users_settings_are_left_alone() -> None:
+    with mpl.rc_context({"font.size": 33.0}):
+        with picture_style():
+            assert mpl.rcParams["font.size"] == 11
+        assert mpl.rcParams["font.size"] == 33.0
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(campaign: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write pictures to"):
+        make_pictures(campaign, tmp_path / "file")
+
+
+def test_plots_are_drawn_on_request_and_their_paths_printed(
+    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, plots = make_run().folder, tmp_path / "plots"
+    assert main([str(folder), "--plots", str(plots), "--format", "json"]) == 0
+    output = capsys.readouterr()
+    names = ("stages.png", "lanes.png", "timeline.png")
+    assert output.err.splitlines() == [f"picture: {plots}/{name}" for name in names]
+    assert sorted(path.name for path in plots.iterdir()) == sorted(names)
+    assert "picture" not in output.out
+
+
+def test_several_campaigns_get_a_folder_each(make_run: Make, tmp_path: Path) -> None:
+    for scenario in ("one", "two"):
+        (make_run(scenario=scenario).folder / "spans.jsonl").unlink()
+    assert main([str(tmp_path / "results"), "--all", "--plots", str(tmp_path / "plots")]) == 0
+    found = sorted(path.relative_to(tmp_path / "plots") for path in (tmp_path / "plots").rglob("*.png"))
+    assert [str(path) for path in found] == [
+        "one/20261120-111500/stages.png",
+        "two/20261120-111500/stages.png",
+    ]
+
+
+def test_pictures_need_neither_a_display_nor_a_home(campaign: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file where a folder is expected")
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "harness.compare", str(campaign), "--plots", str(tmp_path / "out")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list((tmp_path / "out").glob("*.png"))) == 7

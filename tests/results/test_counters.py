@@ -1,0 +1,153 @@
+"""Rows of counters: written, read back, refused where damaged, and joined into stretches."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.probes import reading
+from harness.results.counters import (
+    COUNTERS,
+    GPU_COUNTERS,
+    HOST_COUNTERS,
+    PROCESS_COUNTERS,
+    CounterRow,
+    counters_header,
+    explain,
+    is_growing,
+    read_counters,
+    reasons,
+    sources,
+    stretches,
+)
+
+
+def sampler(at_ns: int, held: int = 0) -> CounterRow:
+    return CounterRow(at_ns, "sampler", {"cpu_s": 0.1, "held": held})
+
+
+def gpu(at_ns: int, energy_j: float | None) -> CounterRow:
+    return CounterRow(at_ns, "gpu0", {"energy_j": energy_j}, {} if energy_j is not None else {"energy_j": "lost"})
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    (folder / COUNTERS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+    rows = [
+        CounterRow(5, "host", {"load_1min": 0.5, "throttled_s": None}, {"throttled_s": "not_found"}),
+        CounterRow(5, "learner", {"cpu_s": 12.5, "threads": 3}),
+    ]
+    write(tmp_path, [counters_header(), *(row.to_json() for row in rows)])
+    assert read_counters(tmp_path) == rows
+    assert rows[0].to_json() == {
+        "kind": "counter",
+        "at_ns": 5,
+        "source": "host",
+        "values": {"load_1min": 0.5, "throttled_s": None},
+        "missing": {"throttled_s": "not_found"},
+    }
+    assert "missing" not in rows[1].to_json()
+
+
+def test_a_run_without_the_file_has_no_counters(tmp_path: Path) -> None:
+    assert read_counters(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"kind": "counter", "source": "host", "values": {}}, "lacks 'at_ns'"),
+        ({"kind": "counter", "at_ns": 1.5, "source": "host", "values": {}}, "'at_ns' is 1.5"),
+        ({"kind": "counter", "at_ns": 1, "source": "host", "values": []}, "must be objects"),
+        ({"kind": "counter", "at_ns": 1, "source": "host", "values": {"a": "x"}}, "'values/a' is 'x'"),
+        ({"kind": "counter", "at_ns": 1, "source": "host", "values": {"a": True}}, "'values/a' is True"),
+    ],
+)
+def test_damage_is_named_with_its_line(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
+    write(tmp_path, [counters_header(), CounterRow(1, "host", {}).to_json(), row])
+    with pytest.raises(UserError, match="line 3") as raised:
+        read_counters(tmp_path)
+    assert problem in str(raised.value)
+
+
+def test_a_later_version_of_the_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, [counters_header() | {"schema_version": 99}])
+    with pytest.raises(UserError, match="99"):
+        read_counters(tmp_path)
+
+
+def test_every_counter_has_a_meaning_and_totals_are_told_from_levels() -> None:
+    tables = (HOST_COUNTERS, GPU_COUNTERS, PROCESS_COUNTERS)
+    assert all(counter.meaning for table in tables for counter in table.values())
+    growing = {name for table in tables for name in table if is_growing(name)}
+    assert {"cpu_s", "cpu_busy_s", "pressure_cpu_some_s", "energy_j", "network_sent_bytes"} <= growing
+    assert growing & {"utilisation", "power_w", "rss_bytes", "load_1min", "throttled"} == set()
+    assert not is_growing("throttle/hw_thermal")
+
+
+def test_sources_in_the_order_of_their_first_row_and_their_last_reasons() -> None:
+    rows = [sampler(1), gpu(1, 4.0), sampler(2), gpu(2, None)]
+    assert sources(rows) == ["sampler", "gpu0"]
+    assert reasons(rows, "gpu0") == {"energy_j": "lost"}
+    assert reasons(rows, "sampler") == {}
+
+
+def test_one_stretch_where_nothing_breaks_it() -> None:
+    rows = [sampler(1), gpu(1, 4.0), sampler(2), gpu(2, 5.0)]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0), (2, 5.0)]]
+
+
+def test_a_missing_value_ends_a_stretch() -> None:
+    rows = [gpu(1, 4.0), gpu(2, None), gpu(3, None), gpu(4, 6.0)]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0)], [(4, 6.0)]]
+
+
+def test_a_total_that_falls_begins_anew_and_a_level_that_falls_does_not() -> None:
+    rows = [gpu(1, 4.0), gpu(2, 5.0), gpu(3, 0.5), gpu(4, 1.0)]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0), (2, 5.0)], [(3, 0.5), (4, 1.0)]]
+    levels = [CounterRow(at, "gpu0", {"power_w": watts}) for at, watts in ((1, 300.0), (2, 100.0))]
+    assert stretches(levels, "gpu0", "power_w") == [[(1, 300.0), (2, 100.0)]]
+
+
+def test_a_hold_ends_a_stretch_after_the_sample_that_says_so() -> None:
+    rows = [
+        sampler(1),
+        gpu(1, 4.0),
+        sampler(2, held=1),
+        gpu(2, 5.0),
+        sampler(9),
+        gpu(9, 90.0),
+        sampler(10),
+        gpu(10, 91),
+    ]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0), (2, 5.0)], [(9, 90.0), (10, 91)]]
+
+
+def test_a_hold_without_a_sample_of_the_source_ends_its_stretch_too() -> None:
+    rows = [sampler(1), gpu(1, 4.0), sampler(2, held=1), sampler(8), sampler(9), gpu(9, 90.0)]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0)], [(9, 90.0)]]
+
+
+def test_each_machine_has_its_own_holds() -> None:
+    def on(machine: str, row: CounterRow) -> CounterRow:
+        return CounterRow(row.at_ns, machine + row.source, row.values)
+
+    rows = [on("node1/", row) for row in (sampler(1), gpu(1, 1.0), sampler(2, held=1), gpu(2, 2.0))]
+    rows += [sampler(2), gpu(2, 5.0), sampler(3), gpu(3, 6.0)]
+    rows += [on("node1/", row) for row in (sampler(4), gpu(4, 9.0))]
+    assert stretches(rows, "node1/gpu0", "energy_j") == [[(1, 1.0), (2, 2.0)], [(4, 9.0)]]
+    assert stretches(rows, "gpu0", "energy_j") == [[(2, 5.0), (3, 6.0)]]
+    assert [row.at_ns for row in rows if row.ends_stretch] == [2]
+
+
+def test_every_reason_of_the_probes_has_words_and_an_unknown_one_stands_for_itself() -> None:
+    codes = [value for name, value in vars(reading).items() if name.isupper() and isinstance(value, str)]
+    assert len(codes) > 10
+    assert [code for code in codes if explain(code) == code] == []
+    assert explain("no_driver") == "no NVIDIA driver is loaded"
+    assert explain("errno_5") == "errno_5"

@@ -1,0 +1,226 @@
+"""``python -m harness import``: run folders that compare reads, what is said, and that nothing is half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.compare import gather
+from harness.core.trace import Stage
+from harness.results import find_run_folders, load_run
+from harness.results.importers import CROSSWALKS
+from harness.results.importers.__main__ import main
+from harness.results.importers.command import DOCUMENTED
+from harness.results.importers.entry import DEVICES, GROWTH, STEPS, Crosswalk, Role
+from harness.results.importers.table import fill_in, table_of
+from harness.results.trackers.event_file import encode_scalars, encode_start
+
+REAL_TRL_LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
+PAGE = Path(__file__).parents[2] / "docs" / "importing.md"
+
+
+def verl_log(path: Path, **more: Any) -> Path:
+    """A log as verl's ``file`` logger writes it (verl/utils/tracking.py), made here."""
+    lines: list[dict[str, Any]] = [{"step": 0, "data": {"val-core/gsm8k/reward/mean@1": 0.25}}]
+    for step in range(1, 5):
+        data = {"timing_s/step": 4.0, "timing_s/gen": 3.0, "timing_s/update_actor": 1.0, "critic/score/mean": 0.5}
+        lines.append({"step": step, "data": data | more})
+    lines[-1]["data"] |= {"val-core/gsm8k/reward/mean@1": 0.75, "timing_s/testing": 2.0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = verl_log(tmp_path / "annbox.jsonl", odd=None, note="x")
+    out = tmp_path / "results"
+    assert main(["verl", str(log), "-o", str(out), "--name", "gsm8k", "--seed", "3"]) == 0
+    (folder,) = find_run_folders(out)
+    assert folder.parent == out / "gsm8k"
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        "imported 4 training rows and 2 evaluations of a verl run",
+        "  6 names translated, 1 kept as imported/<name>",
+        "  4 numbers were NaN, infinite or null (odd); kept as NaN",
+        "  left out: 4 values were no number (note)",
+        "  timing_s/gen was read as generation (synchronous)",
+        f"run folder: {folder}",
+    ]
+    run = load_run(folder)
+    assert run.status == "completed"
+    assert [row.step for row in run.steps] == [0, 1, 2, 3]
+    assert [(row.version, row.elapsed_s) for row in run.evaluations] == [(0, 0.0), (4, 18.0)]
+    assert run.spans() == []
+    manifest = run.manifest
+    assert (manifest.scenario, manifest.seed, manifest.duration_s, manifest.commit) == ("gsm8k", 3, None, None)
+    assert set(manifest.machine["missing"].values()) == {"imported from a log of verl"}
+    assert manifest.outcome["steps_done"] == 4
+    assert manifest.outcome["imported"]["kept"] == ["odd"]
+    text = "".join(path.read_text() for path in folder.iterdir())
+    assert "annbox" not in text  # a log's name often holds a host's
+
+
+def test_compare_reads_imported_runs(tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    assert main(["verl", str(verl_log(tmp_path / "log.jsonl")), "-o", str(out)]) == 0
+    assert main(["trl", str(REAL_TRL_LOG), "-o", str(out)]) == 0
+    campaigns, damaged = gather([out])
+    assert damaged == []
+    by_name = {campaign.scenario: campaign.runs[0] for campaign in campaigns}
+    verl, trl = by_name["verl"], by_name["trl"]
+    assert verl.step_s == 4.0  # the step with the evaluation left out
+    assert verl.loop_s == 18.0  # 4 x 4 s and an evaluation of 2 s
+    assert verl.stages[Stage.GENERATE].median_s == 3.0
+    assert verl.last is not None
+    assert verl.last.reward == 0.75
+    assert trl.steps == 6
+    assert trl.kl is not None
+    assert trl.kl.name == "kl/reference_k3"
+    assert trl.at_end("kl/reference_k3") == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
+    assert verl.manifest.machine["fingerprint"] != trl.manifest.machine["fingerprint"]
+
+
+def test_a_second_import_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
+    for _ in range(3):
+        assert main(["verl", str(log), "-o", str(out)]) == 0
+    assert len(find_run_folders(out)) == 3
+    assert [path.name for path in out.iterdir()] == ["verl"]  # no draft is left
+
+
+def test_event_files_and_json_lines_give_the_same_rows(tmp_path: Path) -> None:
+    """A real log of TRL, once as it is and once as event files: the values differ by float32 only."""
+    history = json.loads(REAL_TRL_LOG.read_text())["log_history"]
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    records = [encode_start(0.0)]
+    for item in history:
+        prefix = "eval/" if any(name.startswith("eval_") for name in item) else "train/"
+        values = {prefix + name.removeprefix("eval_"): value for name, value in item.items() if name != "step"}
+        records.append(encode_scalars(values, item["step"], float(item["step"])))
+    (folder / "events.out.tfevents.1").write_bytes(b"".join(records))
+    rows = []
+    for name, path in (("json", REAL_TRL_LOG), ("events", folder)):
+        assert main(["trl", str(path), "-o", str(tmp_path / name)]) == 0
+        (found,) = find_run_folders(tmp_path / name)
+        rows.append((load_run(found).steps, load_run(found).evaluations))
+    (steps, evaluations), (event_steps, event_evaluations) = rows
+    assert len(steps) == len(event_steps) == 6
+    for row, event_row in zip((*steps, *evaluations), (*event_steps, *event_evaluations), strict=True):
+        assert row.metrics.keys() == event_row.metrics.keys() - {"imported/eval_epoch"}
+        for name in row.metrics:
+            assert event_row.metrics[name] == pytest.approx(row.metrics[name], rel=1e-6)
+    assert [row.wall_s for row in event_steps] == pytest.approx([row.wall_s for row in steps], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fully_async/count/dropped_stale_samples", "timing_s/param_sync"])
+def test_an_asynchronous_run_is_recognised_by_its_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    log = verl_log(tmp_path / "log.jsonl", **{name: 1.0})
+    assert main(["verl", str(log), "-o", str(tmp_path / "results")]) == 0
+    assert "timing_s/gen was read as waiting for the next batch (asynchronous)" in capsys.readouterr().out
+    (folder,) = find_run_folders(tmp_path / "results")
+    assert load_run(folder).steps[0].stages_s["wait_for_batch"] == 3.0
+
+
+def test_asynchronous_can_be_said(tmp_path: Path) -> None:
+    log = verl_log(tmp_path / "log.jsonl")
+    assert main(["verl", str(log), "-o", str(tmp_path / "results"), "--asynchronous"]) == 0
+    (folder,) = find_run_folders(tmp_path / "results")
+    run = load_run(folder)
+    assert "generate" not in run.steps[0].stages_s
+    assert run.manifest.outcome["imported"]["asynchronous"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trl", "LOG"], "none of the 6 names in the log is one that TRL writes"),
+        (["verl", "LOG", "--validation", "val-core/math"], "the log has no 'val-core/math'"),
+        (["verl", "missing.jsonl"], "'missing.jsonl' does not exist"),
+        (["verl", "EMPTY"], "is empty"),
+    ],
+)
+def test_bad_input_is_one_message_and_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    log, empty, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "empty.jsonl", tmp_path / "results"
+    empty.touch()
+    places = {"LOG": str(log), "EMPTY": str(empty)}
+    assert main([*(places.get(word, word) for word in arguments), "-o", str(out)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert message in said.err
+    assert not out.exists()
+
+
+def test_a_wrong_choice_names_the_right_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = verl_log(tmp_path / "log.jsonl")
+    assert main(["verl", str(log), "-o", str(tmp_path / "results"), "--validation", "x"]) == 2
+    assert "fix:   one of val-core/gsm8k/reward/mean@1" in capsys.readouterr().err
+
+
+def test_an_output_that_is_no_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
+    out.write_text("a file")
+    assert main(["verl", str(log), "-o", str(out)]) == 2
+    assert "cannot write to the results folder" in capsys.readouterr().err
+
+
+def test_names_from_the_log_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = verl_log(tmp_path / "log.jsonl", **{"\x1b]0;title\x07": "no number"})
+    assert main(["verl", str(log), "-o", str(tmp_path / "results")]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("devices", ["0", "-1", "8.5", "many"])
+def test_devices_are_a_whole_number(tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["verl", "log.jsonl", f"--devices={devices}"])
+    assert caught.value.code == 2
+    assert "must be a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_importing_loads_no_heavy_package(tmp_path: Path) -> None:
+    log = verl_log(tmp_path / "log.jsonl")
+    code = (
+        "import sys; from harness.results.importers.__main__ import main\n"
+        f"main(['verl', {str(log)!r}, '-o', {str(tmp_path / 'results')!r}])\n"
+        "print(sorted({'torch', 'ray', 'pandas', 'tensorboardX', 'pydantic'} & sys.modules.keys()))\n"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_tables_of_the_documentation_are_the_crosswalks() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for crosswalk in DOCUMENTED:
+        assert f"<!-- crosswalk: {crosswalk.title} -->\n{table_of(crosswalk)}<!-- end -->" in page
+    assert fill_in(page) == page  # else: python -m harness.results.importers.table docs/importing.md
+
+
+def test_a_table_that_is_out_of_date_is_made_anew() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert fill_in(page.replace("| `actor/grad_norm` |", "| `actor/norm` |")) == page
+
+
+@pytest.mark.parametrize("crosswalk", DOCUMENTED, ids=lambda crosswalk: crosswalk.title)
+def test_a_crosswalk_leads_to_what_there_is(crosswalk: Crosswalk) -> None:
+    stages = {stage.value for stage in Stage}
+    assert CROSSWALKS[crosswalk.trainer].repository == crosswalk.repository
+    for entry in crosswalk.entries:
+        assert entry.source
+        assert (entry.role is Role.STAGE) == (entry.ours in stages) == bool(entry.lane)
+        assert (entry.role is Role.VALIDATION) == entry.ours.startswith("validation/")
+        for name in entry.theirs:
+            plain = name.removeprefix(GROWTH)
+            assert name == plain or plain in crosswalk.cumulative
+            assert name in (DEVICES, STEPS) or crosswalk.plain_name(plain) == plain

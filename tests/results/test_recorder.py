@@ -1,0 +1,451 @@
+"""What the recorder writes of events made by hand, on a clock set by hand. Arithmetic stands beside each number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.loop import Count, Ledger, StepFacts
+from harness.loop.replay import ReplayStats, Taken
+from harness.results import BatchRow, Manifest, Run, RunFolder, Scrubber, ShardRow, VersionChange, load_run
+from harness.results.recorder import RunRecorder
+from harness.results.step_metrics import (
+    idle_ratios,
+    lag_metrics,
+    step_metrics,
+    sync_metrics,
+    trained_lags,
+    warmup_figures,
+)
+from harness.results.writer import MANIFEST
+
+MB = 1_000_000
+ITEM = WorkItem(Purpose.TRAIN, 3, 0, (0, 1), 2, 0)
+YOUNG = RolloutGroup(0, 3, 3, 3, (4, 6), rewards=(0.0, 1.0))
+OLD = RolloutGroup(1, 3, 1, 3, (10, 10), rewards=(1.0, 1.0))  # its oldest token is of version 1
+RESULT = UpdateResult(4, 2, {"loss": Metric(0.5, count=4)})
+TICKET = WeightTicket(4, 20 * MB, 3)
+SCORED = ScoredBatch(ITEM, (YOUNG, OLD), {"reward/total": Metric(0.75, count=4)})
+FACTS = StepFacts(3, (SCORED,), (Taken(YOUNG, 1, 0), Taken(OLD, 1, 2)), RESULT, TICKET)
+
+
+@dataclass
+class HandClock:
+    """A clock that only moves when told to."""
+
+    now_ns: int = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def set(self, seconds: float) -> None:
+        """Set the time."""
+        self.now_ns = round(seconds * 1e9)
+
+
+def _span(lane: str, stage: Stage, start_s: float, end_s: float) -> Span:
+    return Span(lane, stage, round(start_s * 1e9), round(end_s * 1e9), 3, 3)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def tracer(clock: HandClock) -> RecordingTracer:
+    return RecordingTracer(clock)
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber) -> Iterator[RunRecorder]:
+    """A recorder whose loop starts at 10 s."""
+    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
+        folder.write_manifest(Manifest(scenario="s", campaign="c", started_at="2026-11-20T11:15:00.000Z"))
+        made = RunRecorder(folder, tracer, synchronous=False)
+        clock.set(10.0)
+        made.loop_starts(["generator0", "generator1", "scorer", "learner"])
+        yield made
+
+
+def _read(recorder: RunRecorder) -> Run:
+    recorder.folder.flush()
+    return load_run(recorder.folder.folder)
+
+
+def _log(recorder: RunRecorder) -> list[str]:
+    recorder.folder.flush()
+    lines = (recorder.folder.folder / "log.txt").read_text().splitlines()
+    return [line.partition(" ")[2] for line in lines]
+
+
+# ---- of facts alone
+
+
+def test_lag_counts_rollouts_by_their_oldest_token() -> None:
+    three_old = replace(OLD, lengths=(10, 10, 10))
+    facts = replace(FACTS, taken=(Taken(YOUNG, 1, 0), Taken(three_old, 1, 2)), in_queue=7, in_flight=16)
+    assert trained_lags(facts) == {0: 2, 2: 3}
+    assert lag_metrics(facts) == {
+        "off_policy/mean": Metric(1.2, count=5),  # (2 * 0 + 3 * 2) / 5
+        "off_policy/max": Metric(2, "max", 5),
+        "off_policy/dropped": Metric(0, "sum"),
+        "off_policy/in_flight": Metric(16),
+        "off_policy/in_queue": Metric(7),
+    }
+
+
+def test_the_lag_of_tokens_is_weighted_by_tokens_and_known_in_flight_only() -> None:
+    mixed = replace(OLD, mean_version=2.5)
+    metrics = lag_metrics(replace(FACTS, taken=(Taken(YOUNG, 1, 0), Taken(mixed, 1, 2))))
+    # YOUNG: 10 tokens at lag 0; mixed: 20 tokens at 3 - 2.5
+    assert metrics["off_policy/token_mean"] == Metric(pytest.approx(10 / 30), count=30)
+    assert "off_policy/token_mean" not in lag_metrics(FACTS)
+
+
+def test_dropped_rollouts_are_counted_with_their_length() -> None:
+    metrics = lag_metrics(replace(FACTS, dropped=Count(4, 90)))
+    assert metrics["off_policy/dropped"] == Metric(4, "sum")
+    assert metrics["off_policy/dropped_length"] == Metric(22.5, count=4)
+    assert "off_policy/dropped_length" not in lag_metrics(FACTS)
+
+
+def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
+    metrics = step_metrics(replace(FACTS, taken=(Taken(OLD, 2, 2),)), train_s=2.0)
+    assert metrics["response_tokens"] == Metric(30, "sum")  # 4 + 6 + 10 + 10
+    assert metrics["perf/throughput_total"] == Metric(15.0)
+    assert (metrics["reward/total"], metrics["loss"]) == (Metric(0.75, count=4), Metric(0.5, count=4))
+    assert "perf/throughput_total" not in step_metrics(FACTS, train_s=0.0)
+
+
+def test_failed_groups_are_counted_where_there_are_any() -> None:
+    parts = (replace(SCORED, failed_groups=2), replace(SCORED, groups=(), metrics={}, failed_groups=1))
+    assert step_metrics(replace(FACTS, scored=parts), 1.0)["score/failed_groups"] == Metric(3, "sum")
+    assert "score/failed_groups" not in step_metrics(FACTS, 1.0)
+
+
+def test_a_sync_is_the_mean_over_publishes_and_over_receivers() -> None:
+    spans = [
+        _span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.010),
+        _span("learner", Stage.WEIGHT_VERIFY, 0.010, 0.012),
+        _span("generator0", Stage.WEIGHT_TRANSFER, 0.02, 0.03),
+        _span("generator1", Stage.WEIGHT_TRANSFER, 0.02, 0.05),
+        _span("generator0", Stage.WEIGHT_VERIFY, 0.03, 0.034),
+        _span("generator1", Stage.WEIGHT_VERIFY, 0.05, 0.052),
+        _span("generator0", Stage.WEIGHT_LOAD, 0.034, 0.044),
+        _span("generator1", Stage.WEIGHT_LOAD, 0.052, 0.062),
+        _span("generator0", Stage.GENERATE, 0.044, 1.0),
+    ]
+    assert sync_metrics(TICKET, spans) == {
+        "sync/bytes": Metric(20 * MB),
+        "sync/tensors": Metric(3),
+        "sync/publish_s": Metric(pytest.approx(0.010), count=1),
+        "sync/transfer_s": Metric(pytest.approx(0.020), count=2),  # of 10 and 30 ms
+        "sync/load_s": Metric(pytest.approx(0.010), count=2),
+        "sync/verify_s": Metric(pytest.approx(0.005), count=2),  # 2 ms at the Learner, and the mean of 4 and 2 ms
+        "sync/bandwidth_gb_s": Metric(pytest.approx(0.5)),  # 20 MB in 10 + 20 + 10 ms
+    }
+
+
+def test_a_step_in_which_nothing_was_loaded_has_no_bandwidth() -> None:
+    metrics = sync_metrics(TICKET, [_span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.01)])
+    assert list(metrics) == ["sync/bytes", "sync/tensors", "sync/publish_s"]
+
+
+def test_without_bytes_there_is_no_sync() -> None:
+    assert sync_metrics(WeightTicket(1, 0, 1), [_span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.01)]) == {}
+
+
+def test_idle_ratios_are_means_over_the_lanes_of_a_kind() -> None:
+    waits = [("generator0", (-5, 20)), ("generator0", (10, 30)), ("learner", (60, 200)), ("learner", (210, 220))]
+    assert idle_ratios(waits, ["generator0", "generator1", "scorer", "learner"], (0, 100)) == {
+        "idle_ratio/generator": Metric(0.15, count=2),  # 30 of 100 (the overlap once) and 0
+        "idle_ratio/scorer": Metric(0.0),
+        "idle_ratio/learner": Metric(0.4),
+    }
+    assert idle_ratios(waits, ["learner"], (50, 50)) == {}
+
+
+# ---- written and read back
+
+
+def test_lengths_and_rewards_of_every_shard_and_evaluation_are_kept(recorder: RunRecorder, clock: HandClock) -> None:
+    prompted = replace(YOUNG, prompt_length=7)
+    failed = replace(SCORED, groups=(prompted,), failed_groups=1)
+    validation = ScoredBatch(
+        WorkItem(Purpose.EVALUATE, 4, 0, (0,), 1, 0), (RolloutGroup(0, 4, 4, 4, (9,), None, (1.0,)),), {}
+    )
+    clock.set(12.0)
+    recorder.on_step(replace(FACTS, scored=(SCORED, replace(failed, item=replace(ITEM, shard=1)))))
+    recorder.on_evaluation(4, validation)
+    assert _read(recorder).groups() == [
+        ShardRow(
+            "train", 3, 0, (0, 1), (None, None), ((3, 3), (1, 3)), ((4, 6), (10, 10)), ((0.0, 1.0), (1.0, 1.0)), 0
+        ),
+        ShardRow("train", 3, 1, (0,), (7,), ((3, 3),), ((4, 6),), ((0.0, 1.0),), 1),
+        ShardRow("evaluate", 4, 0, (0,), (None,), ((4, 4),), ((9,),), ((1.0,),), 0),
+    ]
+
+
+def test_under_replay_the_groups_trained_on_are_kept_too(recorder: RunRecorder, clock: HandClock) -> None:
+    clock.set(12.0)
+    older = replace(OLD, step=1)
+    recorder.on_step(replace(FACTS, taken=(Taken(older, 2, 2), Taken(YOUNG, 1, 0)), replay=(ReplayStats(), 5)))
+    assert _read(recorder).groups()[1:] == [BatchRow(3, ((1, 1), (3, 0)))]  # (batch number, prompt id)
+
+
+def test_a_row_holds_versions_changes_and_lags(recorder: RunRecorder, clock: HandClock) -> None:
+    clock.set(10.5)
+    recorder.on_version("learner", 0)
+    clock.set(10.75)
+    recorder.on_version("generator0", 0)
+    clock.set(12.0)
+    recorder.on_version("learner", 1)
+    recorder.on_step(FACTS)
+    clock.set(13.0)
+    recorder.on_version("generator0", 1)
+    recorder.on_step(FACTS)
+    recorder.loop_ends()
+    run = _read(recorder)
+    first, second = run.steps
+    assert first.versions == {"learner": 1, "generator0": 0}
+    assert first.version_changes == (
+        VersionChange(0.5, "learner", 0),
+        VersionChange(0.75, "generator0", 0),
+        VersionChange(2.0, "learner", 1),
+    )
+    assert second.versions == {"learner": 1, "generator0": 1}
+    assert second.version_changes == (VersionChange(3.0, "generator0", 1),)
+    assert first.lags == {0: 2, 2: 2}
+    assert _log(recorder)[1] == "0.750000 s: generator0 holds policy version 0"
+
+
+def test_a_replaced_part_holds_no_version_and_is_logged(recorder: RunRecorder, clock: HandClock) -> None:
+    recorder.on_version("generator1", 0)
+    clock.set(11.0)
+    recorder.on_replaced("generator1", "killed by signal 9")
+    recorder.on_replaced("scorer", "lost")
+    recorder.on_replaced("generator1", "killed again")
+    recorder.on_step(FACTS)
+    (row,) = _read(recorder).steps
+    assert row.versions == {}
+    assert row.version_changes == (
+        VersionChange(0.0, "generator1", 0),
+        VersionChange(1.0, "generator1", -1),
+        VersionChange(1.0, "generator1", -1),
+    )
+    assert _log(recorder) == [
+        "0.000000 s: generator1 holds policy version 0",
+        "1.000000 s: generator1 died (killed by signal 9); a new one takes its place",
+        "1.000000 s: scorer died (lost); a new one takes its place",
+        "1.000000 s: generator1 died (killed again); a new one takes its place",
+    ]
+    assert recorder.outcome()["replaced"] == {"generator1": 2, "scorer": 1}
+
+
+def test_changes_after_the_last_step_are_in_the_tail(recorder: RunRecorder, clock: HandClock) -> None:
+    recorder.on_step(FACTS)
+    clock.set(11.5)
+    recorder.on_version("generator0", 4)
+    recorder.loop_ends()
+    run = _read(recorder)
+    assert run.tail is not None
+    assert run.tail.version_changes == (VersionChange(1.5, "generator0", 4),)
+    assert run.version_changes == [VersionChange(1.5, "generator0", 4)]
+
+
+def test_a_wait_counts_in_every_row_that_it_reaches_into(
+    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
+) -> None:
+    clock.set(10.5)
+    with tracer.span("learner", Stage.WAIT_FOR_BATCH, 3, 3):
+        clock.set(12.0)
+        recorder.on_step(FACTS)  # row of 10..12 s: the wait goes on for 1.5 of 2 s
+        clock.set(13.0)
+    clock.set(16.0)
+    recorder.on_step(FACTS)  # row of 12..16 s: it ended after 1 of 4 s
+    first, second = _read(recorder).steps
+    assert first.metric("idle_ratio/learner") == Metric(0.75)
+    assert second.metric("idle_ratio/learner") == Metric(0.25)
+    assert second.metric("idle_ratio/generator") == Metric(0.0, count=2)
+    # while the stage totals count the whole wait in the row in which it ended
+    assert (first.stages_s, second.stages_s) == ({}, {"wait_for_batch": 2.5})
+
+
+def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder: RunRecorder, clock: HandClock) -> None:
+    taken = (Taken(YOUNG, 1, 0), Taken(OLD, 3, 2))
+    first = replace(FACTS, taken=taken, replay=(ReplayStats(added=6, evicted_full=2, evicted_unused=1), 4))
+    second = replace(FACTS, taken=taken[1:], replay=(ReplayStats(added=8, evicted_full=5, evicted_unused=3), 3))
+    clock.set(11.0)
+    recorder.on_step(first)
+    recorder.on_step(second)
+    rows = _read(recorder).steps
+    names = ("replay/size", "replay/age_mean", "replay/uses_mean", "replay/evicted_unused", "trained_tokens")
+    assert [rows[0].metric(name) for name in names] == [
+        Metric(4),
+        Metric(1.0, count=2),  # of 0 and 2
+        Metric(2.0, count=2),  # of 1 and 3
+        Metric(1, "sum"),
+        Metric(30, "sum"),
+    ]
+    assert [rows[1].metric(name) for name in names] == [
+        Metric(3),
+        Metric(2.0),
+        Metric(3.0),
+        Metric(2, "sum"),  # 3 - 1 since the previous row
+        Metric(20, "sum"),
+    ]
+
+
+def test_without_a_buffer_there_are_no_replay_figures(recorder: RunRecorder) -> None:
+    recorder.on_step(FACTS)
+    (row,) = _read(recorder).steps
+    assert [name for name in row.metrics if name.startswith("replay/") or name == "trained_tokens"] == []
+
+
+def test_no_metric_name_is_a_path_prefix_of_another(
+    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
+) -> None:
+    clock.set(11.0)
+    tracer.finished.extend(_span("learner", stage, 10.0, 10.1) for stage in Stage if stage.value.startswith("weight_"))
+    mixed = replace(OLD, mean_version=2.5)
+    recorder.on_step(
+        replace(
+            FACTS,
+            scored=(replace(SCORED, failed_groups=1),),
+            taken=(Taken(mixed, 1, 2),),
+            dropped=Count(4, 90),
+            replay=(ReplayStats(), 0),
+        )
+    )
+    (row,) = _read(recorder).steps
+    names = set(row.metrics)
+    assert {"off_policy/dropped_length", "sync/bandwidth_gb_s", "replay/size", "score/failed_groups"} <= names
+    assert [(name, other) for name in names for other in names if other.startswith(f"{name}/")] == []
+
+
+def _outcome(recorder: RunRecorder) -> dict[str, Any]:
+    recorder.folder.finish("completed", outcome=recorder.outcome())
+    outcome: dict[str, Any] = json.loads((recorder.folder.folder / MANIFEST).read_text())["outcome"]
+    return outcome
+
+
+def test_the_ledger_and_the_replacements_are_in_the_outcome(recorder: RunRecorder) -> None:
+    recorder.on_finished(Ledger(Count(20, 200), Count(1, 9), Count(4, 90), Count(12, 60), Count(3, 15)))
+    outcome = _outcome(recorder)
+    assert outcome["ledger"] == {
+        "generated": {"rollouts": 20, "tokens": 200},
+        "failed": {"rollouts": 1, "tokens": 9},
+        "dropped": {"rollouts": 4, "tokens": 90},
+        "trained": {"rollouts": 12, "tokens": 60},
+        "trained_again": {"rollouts": 3, "tokens": 15},
+        "unused": {"rollouts": 3, "tokens": 41},  # 20 - 1 - 4 - 12 and 200 - 9 - 90 - 60
+    }
+    ledger = load_run(recorder.folder.folder).ledger
+    assert ledger is not None
+    assert (ledger.dropped.mean_length, ledger.share(ledger.unused)) == (22.5, 0.15)
+    assert outcome["replaced"] == {}
+
+
+def test_a_run_that_did_not_end_has_no_ledger(recorder: RunRecorder) -> None:
+    assert "ledger" not in _outcome(recorder)
+    run = load_run(recorder.folder.folder)
+    assert (run.ledger, run.replaced) == (None, {})
+
+
+@pytest.mark.parametrize("order", [("learner", "generator0"), ("generator0", "learner")])
+def test_current_versions_do_not_depend_on_the_order_of_changes(recorder: RunRecorder, order: Sequence[str]) -> None:
+    for version in (0, 1):
+        for lane in order:
+            recorder.on_version(lane, version)
+    recorder.on_step(FACTS)
+    assert _read(recorder).steps[0].versions == {"learner": 1, "generator0": 1}
+
+
+def test_a_call_on_its_way_is_idle_time_where_the_lane_does_nothing_else(
+    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
+) -> None:
+    clock.set(20.0)
+    recorder.loop_starts(["generator", "learner"])
+    tracer.finished.extend(
+        [
+            _span("generator", Stage.GENERATE, 20.0, 24.0),
+            _span("generator", Stage.WAIT_FOR_CALL, 23.0, 26.0),  # 1 s of it beside generate
+            _span("learner", Stage.WAIT_FOR_CALL, 20.0, 21.0),
+            _span("learner", Stage.WAIT_FOR_BATCH, 20.5, 23.0),
+        ]
+    )
+    clock.set(30.0)
+    recorder.on_step(FACTS)
+    (row,) = _read(recorder).steps
+    # generator 24 to 26 s, learner 20 to 23 s, of 10 s
+    assert row.metric("idle_ratio/generator") == Metric(0.2)
+    assert row.metric("idle_ratio/learner") == Metric(0.3)
+
+
+def test_the_first_steps_are_flagged_and_a_later_settling_is_told_at_the_end(
+    recorder: RunRecorder, clock: HandClock
+) -> None:
+    clock.set(20.0)
+    recorder.loop_starts(["learner"])
+    end = 20.0
+    for step, seconds in enumerate([10.0, 5.0, 5.0, 5.0, *[1.0] * 16]):
+        end += seconds
+        clock.set(end)
+        recorder.on_step(replace(FACTS, step=step))
+    rows = _read(recorder).steps
+    assert [row.step for row in rows if row.warmup] == [0, 1]
+    assert recorder.outcome()["warmup"] == {"steps": 4, "steady": True}
+
+
+def test_steps_in_which_a_profiler_ran_are_flagged(
+    tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber
+) -> None:
+    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
+        folder.write_manifest(Manifest(scenario="s", campaign="c", started_at="2026-11-21T12:00:00.000Z"))
+        recorder = RunRecorder(folder, tracer, profiled=frozenset({3}))
+        recorder.loop_starts(["learner"])
+        for step in (2, 3, 4):
+            clock.set(step + 1.0)
+            recorder.on_step(replace(FACTS, step=step))
+        rows = _read(recorder).steps
+    assert [(row.step, row.profiled) for row in rows] == [(2, False), (3, True), (4, False)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "warm"),
+    [({}, 2), ({0: 0.0, 1: 0.0}, 2), (dict.fromkeys(range(20), 1.0), 2), ({5: 1.0, 6: 1.0}, 7)],
+)
+def test_warm_up_is_the_floor_where_there_is_nothing_to_see(seconds: dict[int, float], warm: int) -> None:
+    """The last one: the first five steps had an evaluation each, so that the first two plain ones are 5 and 6."""
+    assert warmup_figures(seconds) == {"steps": warm, "steady": True}
+
+
+class TickingClock(HandClock):
+    """A clock that moves by a millisecond at each reading."""
+
+    def __call__(self) -> int:
+        self.now_ns += 1_000_000
+        return self.now_ns
+
+
+def test_lanes_that_do_nothing_wait_for_the_recorder(tmp_path: Path, scrubber: Scrubber) -> None:
+    clock = TickingClock()
+    tracer = RecordingTracer(clock)
+    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
+        folder.write_manifest(Manifest(scenario="s", campaign="c", started_at="2026-11-21T12:00:00.000Z"))
+        recorder = RunRecorder(folder, tracer)
+        recorder.loop_starts(["generator", "learner"])
+        tracer.drain()
+        with tracer.span("generator", Stage.GENERATE, 4, 3):  # it works on while the step is written down
+            recorder.on_step(FACTS)
+            (wait,) = tracer.drain()
+    assert (wait.lane, wait.stage, wait.step) == ("learner", Stage.WAIT_FOR_RECORDER, 3)
+    assert wait.end_ns - wait.start_ns == 1_000_000 * ((wait.end_ns - wait.start_ns) // 1_000_000) > 0

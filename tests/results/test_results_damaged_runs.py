@@ -1,0 +1,199 @@
+"""One damaged run is left out by name; the three commands that read a folder of runs show the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from harness.cli import main
+from harness.core.errors import UserError
+from harness.results import load_run
+from harness.results.jsonl import parse_json, read_file
+from harness.results.reader import parse_settings
+
+REFERENCE = Path(__file__).parents[2] / "results/reference"
+SOUND = REFERENCE / "sync_k1-vs-sync_k2/20261121-165005/again,block=0"
+MANIFEST, SETTINGS, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
+STEPS, SPANS, COUNTERS, ROLLOUTS = "steps.jsonl", "spans.jsonl", "counters.jsonl", "rollouts.jsonl"
+READ_BY = {
+    "compare": {MANIFEST, SETTINGS, STEPS, SPANS},
+    "report": {MANIFEST, SETTINGS, STEPS, SPANS, COUNTERS, ROLLOUTS},
+    "trace": {MANIFEST, SETTINGS, STEPS, SPANS, COUNTERS, LOG},
+}
+DEEP, BIG, NESTED_YAML = "[" * 100_000 + "]" * 100_000, "1" + "0" * 400, "a: " + "[" * 20_000 + "]" * 20_000
+LAUGHS = "a: &a0 [x]\n" + "".join(f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+
+
+@pytest.fixture
+def _ends() -> Iterator[None]:
+    """Fail where a command waits for what never comes, such as the other end of a pipe."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        pytest.fail("it hangs")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def write(text: str) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        path.write_text(text)
+
+    return damage
+
+
+def add(line: str) -> Callable[[Path], None]:
+    """Append a row to a file that may not be there yet."""
+
+    def damage(path: Path) -> None:
+        header = json.dumps({"kind": "header", "schema": f"harness.{path.stem}", "schema_version": 1}) + "\n"
+        path.write_text((path.read_text() if path.exists() else header) + line + "\n")
+
+    return damage
+
+
+def change(*keys: str, to: str) -> Callable[[Path], None]:
+    """Put a JSON text in the place of a value of the manifest, or of the first training step."""
+
+    def damage(path: Path) -> None:
+        texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        number = next(n for n, text in enumerate(texts) if path.suffix == ".json" or '"kind":"step"' in text)
+        row = holder = json.loads(texts[number])
+        for key in keys[:-1]:
+            holder = holder[key]
+        holder[keys[-1]] = "HERE"
+        texts[number] = json.dumps(row).replace('"HERE"', to)
+        path.write_text("\n".join(texts) + "\n")
+
+    return damage
+
+
+def pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+CASES: list[tuple[str, str, Callable[[Path], None]]] = [
+    ("nested", MANIFEST, write(DEEP)),
+    ("nested", STEPS, add(DEEP)),
+    ("nested", SPANS, add(DEEP)),
+    ("nested", COUNTERS, add(DEEP)),
+    ("nested", ROLLOUTS, add(DEEP)),
+    ("nested_900", MANIFEST, change("machine", "cpu", to="[" * 900 + "]" * 900)),
+    ("nested", SETTINGS, write(NESTED_YAML)),
+    ("hex", SETTINGS, write("steps: 0x" + "f" * 5000)),
+    ("sixties", SETTINGS, write("steps: 1" + ":00" * 1000 + ".0")),
+    ("aliases", SETTINGS, write(LAUGHS)),
+    ("big", MANIFEST, change("startup_s", to=BIG)),
+    ("big", STEPS, change("wall_s", to=BIG)),
+    ("big_metric", STEPS, change("metrics", "loss", to=f'{{"mean": {BIG}, "count": 1}}')),
+    ("big_count", STEPS, change("metrics", "loss", to='{"mean": 1.0, "count": 1e400}')),
+    ("big_lag", STEPS, change("lags", to=f'{{"{BIG}": 1}}')),
+    ("long", STEPS, change("elapsed_s", to="1e300")),
+    ("before", STEPS, change("elapsed_s", to="-1e6")),
+    ("long_stage", STEPS, change("stages_s", to='{"update": 1e308}')),
+    ("big", SPANS, add(f'{{"lane":"learner","stage":"update","start_ns":1,"end_ns":{BIG},"step":0,"version":0}}')),
+    ("big", COUNTERS, add(f'{{"kind":"counter","at_ns":{BIG},"source":"host","values":{{}}}}')),
+    ("big_value", COUNTERS, add(f'{{"kind":"counter","at_ns":1,"source":"host","values":{{"load_1min":{2**63}}}}}')),
+    ("null", MANIFEST, change("outcome", "replaced", to="null")),
+    ("text", MANIFEST, change("outcome", "replaced", to='"x"')),
+    ("list", MANIFEST, change("outcome", "replaced", to="[1]")),
+    ("text_inside", MANIFEST, change("outcome", "replaced", to='{"learner": "x"}')),
+    ("text_for_cores", MANIFEST, change("machine", "cores", to='"x"')),
+    ("text_for_seconds", MANIFEST, change("sentinel", to='{"numpy": "x"}')),
+    ("list_for_version", MANIFEST, change("versions", to='{"torch": [1]}')),
+    ("no_number", MANIFEST, change("non_finite", to='{"/startup_s": "x"}')),
+    ("infinite", MANIFEST, change("startup_s", to="1e400")),
+    ("sync_without_bytes", STEPS, add('{"kind":"sync"}')),
+    *(("pipe", file, pipe) for file in (MANIFEST, STEPS, SPANS, COUNTERS, ROLLOUTS, SETTINGS, LOG)),
+    *(("folder", file, folder) for file in (MANIFEST, STEPS, SPANS, SETTINGS)),
+    *(("device", file, device) for file in (MANIFEST, SPANS, COUNTERS, SETTINGS, LOG)),
+]
+
+
+@pytest.mark.usefixtures("_ends")
+@pytest.mark.parametrize(("what", "file", "damage"), CASES, ids=[f"{what}-{file}" for what, file, _ in CASES])
+def test_a_damaged_run_is_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, file: str, damage: Callable[[Path], None]
+) -> None:
+    campaign = tmp_path / "results" / "sync_k1-vs-sync_k2" / "20261121-165005"
+    for name in ("sound", "damaged"):
+        shutil.copytree(SOUND, campaign / name)
+    damage(campaign / "damaged" / file)
+    page, trace = tmp_path / "report.html", tmp_path / "t.pftrace"
+    commands = {"compare": [], "report": ["-o", str(page)], "trace": ["-o", str(trace)]}
+
+    for command, options in commands.items():
+        assert main([command, str(campaign), *options]) == 0
+        said = capsys.readouterr()
+        warnings = [line for line in said.err.splitlines() if line.startswith("warning: ")]
+        named = [str(campaign / "damaged") in line for line in warnings]
+        assert named == ([True] if file in READ_BY[command] else []), (command, warnings)
+        assert {"compare": "again", "report": "report: ", "trace": "1 run," if named else "2 runs,"}[
+            command
+        ] in said.out
+    assert "again" in page.read_text()
+
+
+def test_a_damaged_ledger_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+    shutil.copytree(SOUND, tmp_path / "run")
+    change("outcome", "ledger", "trained", to='{"rollouts": "x", "tokens": 1}')(tmp_path / "run" / MANIFEST)
+    with pytest.raises(UserError, match=r"outcome\.ledger"):
+        _ = load_run(tmp_path / "run").ledger
+
+
+@pytest.mark.parametrize("row", [DEEP, f'{{"kind":"batch","step":{BIG},"groups":[]}}'])
+def test_damaged_groups_are_named_with_their_line(tmp_path: Path, row: str) -> None:
+    shutil.copytree(SOUND, tmp_path / "run")
+    add(row)(tmp_path / "run" / "groups.jsonl")
+    with pytest.raises(UserError, match=r"groups\.jsonl' is damaged at line 2"):
+        load_run(tmp_path / "run").groups()
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"text")
+    (tmp_path / "link").symlink_to(file)
+    assert read_file(tmp_path / "link") == b"text"
+    pipe(tmp_path / "pipe")
+    for odd in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(UserError, match=r"no regular file|Is a directory"):
+            read_file(odd)
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "nothing")
+
+
+def test_what_json_may_hold() -> None:
+    assert parse_json(f'[{2**63 - 1}, -{2**63 - 1}, 1e9, "x"]'.encode()) == [2**63 - 1, 1 - 2**63, 1e9, "x"]
+
+
+@pytest.mark.parametrize("text", [f"[{2**63}]", f"[-{BIG}]", "9" * 5000, DEEP, "[", "\udcff"])
+def test_what_json_may_not_hold(text: str) -> None:
+    with pytest.raises(ValueError, match=r"bits|digits|nested|Expecting|decode"):
+        parse_json(text.encode(errors="surrogateescape"))
+
+
+def test_settings_keep_numbers_texts_and_seeds() -> None:
+    longest = "0." + "0" * 10 + "123456789012345678"
+    text = f"seed: 7\nrate: {longest}\nname: {'9a' * 50}\nlist: [1, [2]]\n"
+    assert parse_settings(text) == {"seed": 7, "rate": float(longest), "name": "9a" * 50, "list": [1, [2]]}

@@ -1,0 +1,130 @@
+"""Where warm-up ends, on series whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from harness.compare.stats import binomial_p
+from harness.core.errors import UserError
+from harness.results.warmup import WarmUp, level_starts, noise_width, steady_from
+
+
+def series(*levels: tuple[int, float], noise: float = 0.0, seed: int = 0) -> list[float]:
+    """Return step times: so many steps at each level, with noise in log units."""
+    times = np.concatenate([np.full(steps, level) for steps, level in levels])
+    return (times * np.exp(np.random.default_rng(seed).normal(0, noise, len(times)))).tolist()
+
+
+def test_two_steps_are_always_warm_up() -> None:
+    assert steady_from(series((20, 1.0))) == WarmUp(2, True)
+    assert steady_from(series((1, 30.0), (19, 1.0))) == WarmUp(2, True)
+    assert steady_from(series((2, 3.0), (18, 1.0))) == WarmUp(2, True)
+
+
+def test_a_longer_warm_up_is_cut_where_it_ends() -> None:
+    assert steady_from(series((5, 1.5), (45, 1.0))) == WarmUp(5, True)
+    assert steady_from(series((5, 1.5), (45, 1.0), noise=0.03)) == WarmUp(5, True)
+
+
+def test_a_start_that_is_too_fast_is_cut_too() -> None:
+    assert steady_from(series((6, 0.7), (34, 1.0), noise=0.03)) == WarmUp(6, True)  # such as a cool processor's
+
+
+def test_a_start_that_falls_by_steps_is_one_warm_up() -> None:
+    # each of them is far from the steady level: how far does not matter
+    assert steady_from(series((1, 40.0), (1, 9.0), (1, 4.0), (1, 2.5), (1, 1.8), (45, 1.0), noise=0.02)) == WarmUp(
+        5, True
+    )
+
+
+def test_only_the_first_change_of_level_is_cut() -> None:
+    times = series((4, 2.0), (20, 1.0), (16, 1.5), noise=0.02)
+    assert steady_from(times) == WarmUp(4, True)
+
+
+def test_a_level_that_changes_late_is_no_steady_state() -> None:
+    assert steady_from(series((25, 1.0), (25, 1.3), noise=0.03)) == WarmUp(2, False)
+
+
+def test_the_cut_is_at_most_three_tenths() -> None:
+    assert steady_from(series((6, 2.0), (14, 1.0))) == WarmUp(6, True)  # 0.3 * 20
+    assert steady_from(series((7, 2.0), (13, 1.0))) == WarmUp(2, False)
+
+
+def test_single_slow_steps_are_no_level() -> None:
+    times = series((40, 1.0), noise=0.03)
+    for place in (4, 11, 30):
+        times[place] *= 20
+    assert steady_from(times) == WarmUp(2, True)
+
+
+def test_the_unit_does_not_matter() -> None:
+    times = series((5, 1.5), (45, 1.0), noise=0.03)
+    assert steady_from([1000 * seconds for seconds in times]) == steady_from(times)
+
+
+def test_short_series_lose_the_floor_only() -> None:
+    assert steady_from(series((3, 5.0), (4, 1.0))) == WarmUp(2, True)
+    assert steady_from([1.0, 1.0]) == WarmUp(2, True)
+    assert steady_from([1.0]) == WarmUp(1, True)
+    assert steady_from([]) == WarmUp(0, True)
+
+
+def test_times_that_are_no_times_are_refused() -> None:
+    with pytest.raises(UserError, match=r"the run has a step time of 0\.0 s at place 3"):
+        steady_from([1.0, 1.0, 1.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize("steps", [10, 20, 50])
+@pytest.mark.parametrize("shape", ["normal", "heavy tails"])
+def test_noise_without_a_change_is_seldom_cut(steps: int, shape: str) -> None:
+    # Of 3,000 series of each kind and length at most 4.9% were seen to change and 1.2% cut beyond the floor. The exact
+    # test is against rates that are above these, so it fails for a worse method and hardly ever for this one.
+    # Heavy tails: Student's t with 3 degrees.
+    generator = np.random.default_rng(steps)
+    draws = (
+        generator.normal(0, 0.06, (600, steps)) if shape == "normal" else 0.05 * generator.standard_t(3, (600, steps))
+    )
+    found = [steady_from(np.exp(values).tolist()) for values in draws]
+    assert binomial_p(sum(item.steps > 2 or not item.steady for item in found), 600, 0.08, side="above") > 1e-6
+    assert binomial_p(sum(item.steps > 2 for item in found), 600, 0.03, side="above") > 1e-6
+
+
+def test_a_warm_up_of_five_noise_widths_is_found() -> None:
+    # 98% of 1,500 such series were cut within a step of the truth; 90% is nine standard errors of 300 away
+    generator = np.random.default_rng(9)
+    log_times = generator.normal(0, 0.06, (300, 40))
+    log_times[:, :6] += 0.3
+    cuts = np.array([steady_from(np.exp(values).tolist()).steps for values in log_times])
+    assert np.mean(np.abs(cuts - 6) <= 1) > 0.9
+
+
+def test_the_split_is_the_cheapest_of_all() -> None:
+    """Against every split of short series with levels of at least two values."""
+    generator = np.random.default_rng(3)
+    for _ in range(40):
+        values = generator.normal(0, 1, 8) + np.repeat(generator.normal(0, 2, 4), 2)
+        price = float(generator.uniform(0.5, 6))
+
+        def cost(starts: tuple[int, ...], values: np.ndarray = values, price: float = price) -> float:
+            pieces = np.split(values, starts[1:])
+            return sum(float(((piece - piece.mean()) ** 2).sum()) for piece in pieces) + price * (len(starts) - 1)
+
+        allowed = [
+            (0, *starts)
+            for count in range(4)
+            for starts in itertools.combinations(range(2, 7), count)
+            if all(b - a >= 2 for a, b in itertools.pairwise((0, *starts, 8)))
+        ]
+        assert tuple(level_starts(values, price)) == min(allowed, key=cost)
+
+
+def test_the_noise_is_measured_without_levels_and_outliers() -> None:
+    log_times = np.log(series((300, 1.0), (300, 2.0), noise=0.05, seed=4))
+    log_times[100] += 5
+    # the relative standard error of a median absolute deviation is about 1.17 / sqrt(600) = 5%
+    assert noise_width(log_times) == pytest.approx(0.05, rel=0.2)
+    assert noise_width(np.zeros(10)) == 0.001

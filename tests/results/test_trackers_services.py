@@ -1,0 +1,84 @@
+"""Weights & Biases and MLflow, offline, where their packages are installed: what ends up in their files."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.results.trackers import open_streams
+
+STEP: dict[str, Any] = {
+    "kind": "step",
+    "step": 3,
+    "version": 4,
+    "wall_s": 1.25,
+    "stages_s": {"update": 0.5},
+    "metrics": {"loss": {"mean": float("nan"), "count": 1}, "reward/total": {"mean": 0.75, "count": 64}},
+}
+LATE: dict[str, Any] = {
+    "kind": "evaluation",
+    "step": 2,
+    "version": 2,
+    "metrics": {"validation/reward": {"mean": 0.5, "count": 8}},
+}
+
+
+def private_words(folder: Path) -> list[str]:
+    """What none of the files may hold."""
+    return [os.uname().nodename, str(folder), os.path.expanduser("~/")]
+
+
+def files_with(folder: Path, words: list[str]) -> list[str]:
+    """Name the files below the folder that hold one of the words."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path.name for path in files if any(word.encode() in path.read_bytes() for word in words)]
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, about SQLAlchemy
+@pytest.mark.usefixtures("offline")
+def test_mlflow_keeps_the_values_in_a_database_in_the_run_folder(tmp_path: Path) -> None:
+    for package in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(package)
+    streams = open_streams(["mlflow"], tmp_path, "lag1,seed=0")
+    streams.on_row(STEP)
+    streams.on_row(LATE)
+    streams.close()
+    connection = sqlite3.connect(tmp_path / "mlflow.db")
+    metrics = connection.execute("select key, value, step, is_nan from metrics order by key, step").fetchall()
+    assert metrics == [
+        ("loss", 0.0, 3, 1),
+        ("policy_version", 2.0, 2, 0),
+        ("policy_version", 4.0, 3, 0),
+        ("reward/total", 0.75, 3, 0),
+        ("timing_s/step", 1.25, 3, 0),
+        ("timing_s/update", 0.5, 3, 0),
+        ("validation/reward", 0.5, 2, 0),
+    ]
+    runs = connection.execute("select name, status, user_id from runs").fetchall()
+    connection.close()
+    assert runs == [("lag1,seed=0", "FINISHED", "unknown")]
+    assert files_with(tmp_path, private_words(tmp_path)) == []
+
+
+@pytest.mark.usefixtures("offline")
+def test_wandb_keeps_the_values_in_a_run_that_can_be_synced_later(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    streams = open_streams(["wandb"], tmp_path, "lag1,seed=0")
+    streams.on_row(STEP)
+    streams.on_row(LATE)
+    streams.close()
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    data = file.read_bytes()
+    for word in (b"lag1,seed=0", b"timing_s/update", b"validation/reward", b"grpo-harness"):
+        assert word in data
+    assert files_with(tmp_path, private_words(tmp_path)) == []

@@ -1,0 +1,200 @@
+"""The commands in the same process: what they print, hand on and return."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.core.atomic_files import check_writable
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.scenario import Scenario, load_scenario
+
+
+class RecordingRun:
+    """Stands for the real run: notes what it was given, then ends as told."""
+
+    def __init__(self, ending: int | BaseException = 0) -> None:
+        self.ending = ending
+        self.calls: list[tuple[Scenario, Path, bool]] = []
+
+    def __call__(self, scenario: Scenario, out: Path, quiet: bool) -> int:
+        self.calls.append((scenario, out, quiet))
+        if isinstance(self.ending, BaseException):
+            raise self.ending
+        return self.ending
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / "scenarios" / "mine.yaml").write_text(
+        "description: |\n  Try [this] out\n  more\nsteps: 10\nevaluation: {every: 5, prompts: 100}\n"
+        "arms:\n  one: {}\n  two: {epochs_per_batch: 2}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_run_hands_on_the_scenario_with_its_overrides(folder):
+    run = RecordingRun()
+    assert main(["run", "mine", "--set", "steps=3", "--set", "seed=7", "--out", "there", "--quiet"], run) == 0
+    assert run.calls == [(load_scenario("mine", ["steps=3", "seed=7"]), Path("there"), True)]
+    assert not (folder / "there").exists()  # the run makes it
+
+
+def test_bench_makes_arms_of_scenarios_and_blocks_of_both(folder):
+    (folder / "scenarios" / "plain.yaml").write_text("steps: 10\n")
+    (folder / "scenarios" / "other.yaml").write_text("steps: 10\ngroup_size: 4\n")
+    run = RecordingRun()
+    arguments = ["bench", "plain", "other", "--blocks", "12", "--again", "--stop-at-half-width", "1%"]
+    assert main([*arguments, "--set", "steps=3", "--out", "there"], run) == 0
+    ((scenario, out, quiet),) = run.calls
+    assert (scenario.blocks, scenario.stop_at_half_width, scenario.steps) == (12, 0.01, 3)
+    assert list(scenario.arms) == ["plain", "other", "again"]
+    assert (out, quiet) == (Path("there"), False)
+
+
+def test_bench_of_one_scenario_keeps_its_arms(folder):
+    run = RecordingRun()
+    assert main(["bench", "mine"], run) == 0
+    ((scenario, _, _),) = run.calls
+    assert (scenario.name, list(scenario.arms), scenario.blocks) == ("mine", ["one", "two"], 10)
+
+
+def test_run_writes_to_results_and_shows_progress_unless_told_otherwise():
+    run = RecordingRun()
+    main(["run", "scenarios/mine.yaml"], run)
+    assert run.calls == [(load_scenario("mine"), Path("results"), False)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "message"),
+    [
+        (0, 0, ""),
+        (5, 5, ""),
+        (UserError("no GPU", "placement", "set cpu"), 2, "error: no GPU\n  where: placement\n  fix:   set cpu\n"),
+        (RunStopped("loss is nan at step 3"), 1, "stopped: loss is nan at step 3\n"),
+        (Interrupted("after step 4"), 130, "interrupted: after step 4\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_how_a_run_ends_decides_the_exit_code(capsys, ending, code, message):
+    assert main(["run", "mine"], RecordingRun(ending)) == code
+    assert capsys.readouterr().err == message
+
+
+def test_an_unexpected_error_says_that_it_is_a_bug(capsys):
+    assert main(["run", "mine"], RecordingRun(ZeroDivisionError("oops"))) == 1
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError: oops" in error
+    assert error.rstrip().splitlines()[-1].startswith("this is a bug in the harness")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "mien"], ["error: no scenario called 'mien'", "did you mean mine"]),
+        (["run", "gone/mine.yaml"], ["error: no scenario file gone/mine.yaml (no such folder)", "did you mean mine?"]),
+        (
+            ["run", "mine", "--set", "stepps=3"],
+            ["error: unknown key `stepps`", "where: --set stepps=3", "did you mean `steps`?"],
+        ),
+        (
+            ["run", "mine", "--set", "group_size=6"],
+            ["error: in all 2 runs: group_size 6 does not divide rollout_batch_size 64 (remainder 4)"],
+        ),
+        (["validate", "mine", "--set", "steps=x"], ["`steps` is text 'x', expected a whole number", "--set steps=x"]),
+        (
+            ["run", "mine", "--set", "arms.two.loss.type=no_baseline"],
+            ["error: in `two`: loss.type no_baseline is for on-policy data only", "epochs_per_batch 2"],
+        ),
+        (["bench", "mine", "--stop-at-half-width", "x"], ["'x' is no share above 0% and below 100%"]),
+        (["bench", "mine", "--blocks", "0"], ["`blocks` is 0, must be at least 1"]),
+        (["run"], ["the following arguments are required: SCENARIO"]),
+        (["run", "mine", "--otu", "x"], ["unrecognized arguments: --otu x"]),
+        (
+            ["rnu", "mine"],
+            ["invalid choice: 'rnu' (choose from 'run', 'bench', 'validate', 'list', 'schema', 'compare',"],
+        ),
+        ([], ["usage: python -m harness", "run a scenario and compare its arms"]),
+    ],
+)
+def test_bad_input_ends_with_2_before_anything_runs(capsys, arguments, expected):
+    run = RecordingRun()
+    assert main(arguments, run) == 2
+    out, error = capsys.readouterr()
+    assert [text for text in expected if text not in error] == []
+    assert "Traceback" not in error
+    assert (out, run.calls) == ("", [])
+    assert not Path("results").exists()
+
+
+def test_validate_counts_runs_and_rollouts(capsys):
+    assert main(["validate", "mine"]) == 0
+    # each arm: 10 steps x 64 + 3 validations (0, 5, 10) x 100 = 940
+    assert capsys.readouterr().out == "mine is valid: 2 runs, 1,880 rollouts with validation\n  one\n  two\n"
+
+
+def test_validate_prints_the_resolved_scenario(capsys, folder):
+    assert main(["validate", "mine", "--resolved", "--set", "steps=4"]) == 0
+    (folder / "again.yaml").write_text(capsys.readouterr().out)
+    assert load_scenario("again.yaml") == load_scenario("mine", ["steps=4"])
+
+
+def test_list_shows_each_scenario_with_its_size(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    mine = next(line for line in lines if line.startswith("mine"))
+    assert mine.split() == ["mine", "Try", "[this]", "out", "1,", "2", "0", "one,", "two", "1,880"]
+    names = [line.split()[0] for line in lines if line.startswith("sync_k")]
+    assert names == ["sync_k", "sync_k1", "sync_k2", "sync_k4", "sync_k8"]
+
+
+def test_list_shows_the_rest_where_one_scenario_does_not_load(capsys, folder):
+    (folder / "scenarios" / "broken.yaml").write_text("stepps: 1\n")
+    assert main(["list"]) == 2
+    out, error = capsys.readouterr()
+    assert "mine" in out
+    assert error.startswith("error: scenarios/broken.yaml does not load\nunknown key `stepps`\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["gone"], "gone"), ([], "the following arguments are required: PATH")],
+)
+def test_compare_is_handed_its_arguments(capsys, arguments, message):
+    assert main(["compare", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_schema_prints_json(capsys):
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["title"] == "Scenario"
+    assert schema["properties"]["group_size"]["default"] == 8
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "validate", "list", "schema"])
+def test_the_help_of_each_command_has_an_example(capsys, command):
+    assert main([command, "--help"]) == 0
+    assert f"example:\n  python -m harness {command}" in capsys.readouterr().out
+
+
+def test_checking_a_results_folder_leaves_nothing_behind(folder):
+    before = sorted(folder.rglob("*"))
+    check_writable(folder / "a" / "b")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_results_cannot_go_into_a_file(folder, capsys):
+    (folder / "file").write_text("keep me")
+    run = RecordingRun()
+    assert main(["run", "mine", "--out", "file"], run) == 2
+    assert main(["run", "mine", "--out", "file/below"], run) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "error: cannot write results to file (it is a file)"
+    assert lines[1:3] == ["  where: --out file", "  fix:   give a folder you may write to: --out DIR"]
+    assert lines[3] == "error: cannot write results to file/below (Not a directory)"
+    assert run.calls == []
+    assert (folder / "file").read_text() == "keep me"

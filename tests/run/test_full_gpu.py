@@ -1,0 +1,161 @@
+"""CUDA out of memory in a part: one line with part, stage and sizes, and the memory plan's numbers to lower."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.core.errors import UserError
+from harness.core.trace import RecordingTracer, Stage, raised_in
+from harness.core.types import RolloutGroup, UpdateResult
+from harness.models.config import PRESETS
+from harness.models.shape import shape_of_own
+from harness.probes.device_memory import is_full_gpu
+from harness.results import find_runs
+from harness.run.arguments import settings_as_arguments
+from harness.run.command import run_command
+from harness.run.full_gpu import told_when_gpu_is_full
+from harness.run.memory.fit import changed, first_changes
+from harness.run.memory.plan import make_plan
+from harness.run.parts import Parts
+from harness.scenario import Scenario, load_scenario
+from harness.simulate.stages import SimulatedLearner, constant
+from tests.stand_ins.simulated_parts import build_simulated_parts
+
+TOLD = (
+    "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.20 GiB is "
+    "free. Including non-PyTorch memory, this process has 77.90 GiB memory in use."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (torch.OutOfMemoryError(TOLD), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),  # a context, a stream
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_which_errors_say_that_a_gpu_is_full(error: Exception, full: bool) -> None:
+    assert is_full_gpu(error) is full
+
+
+def test_commands_that_only_sample_say_which_arguments_to_lower() -> None:
+    with pytest.raises(UserError) as told, settings_as_arguments():
+        raise torch.OutOfMemoryError(TOLD)
+    assert told.value.what == "CUDA ran out of memory: tried to allocate 2.25 GiB, and 1.20 GiB were free"
+    assert "--batch" in (told.value.fix or "")
+    with pytest.raises(RuntimeError, match="other"), settings_as_arguments():
+        raise RuntimeError("other")
+
+
+def scenario(tmp_path: Path, text: str) -> Scenario:
+    path = tmp_path / "trial.yaml"
+    path.write_text(text)
+    return load_scenario(path)
+
+
+class FullLearner(SimulatedLearner):
+    """Its GPU is full in the update of step 1."""
+
+    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        with self.tracer.span(self.lane, Stage.UPDATE, step, step):
+            if step == 1:
+                raise torch.OutOfMemoryError(TOLD)
+        return await super().update(step, groups)
+
+
+def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+    """The parts of the first arm have a GPU that is too small."""
+    parts = build_simulated_parts(asked, tracer, should_stop)
+    return parts if asked.epochs_per_batch == 2 else replace(parts, learner=FullLearner(tracer, constant(0.0)))
+
+
+def test_an_arm_whose_gpu_is_full_says_so_in_a_line_and_the_others_go_on(tmp_path: Path) -> None:
+    text = "steps: 3\nevaluation: {prompts: 8}\narms:\n  full: {}\n  other: {epochs_per_batch: 2}\n"
+    asked = scenario(tmp_path, text)
+    with pytest.raises(UserError) as told:
+        run_command(asked, tmp_path / "out", True, build=build, show=lambda folder: None)
+    assert "\n" not in told.value.what
+    for said in ("full", "update of the learner", "2.25 GiB", "1.20 GiB"):
+        assert said in told.value.what
+    assert "set gradient_accumulation_steps to 2, or set engine.max_batch to 32" in (told.value.fix or "")
+    runs = {run.folder.name: run for run in find_runs(tmp_path / "out")[0]}
+    assert {name: run.manifest.status for name, run in runs.items()} == {"full": "failed", "other": "completed"}
+    assert "2.25 GiB" in str(runs["full"].manifest.error)
+
+
+def test_a_gpu_that_is_full_while_parts_are_built(tmp_path: Path) -> None:
+    def cannot(*_: object) -> Parts:
+        raise torch.OutOfMemoryError(TOLD)
+
+    with pytest.raises(UserError, match=r"startup of the run: .* 2\.25 GiB"):
+        run_command(scenario(tmp_path, "steps: 2\n"), tmp_path / "out", True, build=cannot, show=lambda folder: None)
+
+
+def test_what_another_library_says_of_it_is_passed_on(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match="memory: no room for the KV cache\n"),
+        told_when_gpu_is_full(scenario(tmp_path, "steps: 2\n")),
+    ):
+        raise torch.OutOfMemoryError("no room for the KV cache\nand a stack")
+
+
+def test_tensors_of_the_failed_arm_are_given_back(tmp_path: Path) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def fails() -> None:
+        activations = torch.zeros(3)
+        seen.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError(TOLD)
+
+    with pytest.raises(UserError) as told, told_when_gpu_is_full(scenario(tmp_path, "steps: 2\n")):
+        fails()
+    gc.collect()
+    assert seen[0]() is None
+    assert isinstance(told.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_an_error_carries_its_innermost_span_through_a_pickle() -> None:
+    tracer, elsewhere = RecordingTracer(lambda: 7), RecordingTracer(lambda: 9)
+    error = torch.OutOfMemoryError(TOLD)
+    with pytest.raises(torch.OutOfMemoryError), tracer.span("learner", Stage.OLD_LOGPROBS, 3, 3):
+        raise error
+    crossed = pickle.loads(pickle.dumps(error))
+    with pytest.raises(torch.OutOfMemoryError), elsewhere.underway("learner", Stage.UPDATE, 3, 3):
+        raise crossed
+    assert raised_in(crossed) == ("learner", Stage.OLD_LOGPROBS, 7, 3, 3)
+    assert raised_in(ValueError()) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("learner", [("gradient_accumulation_steps", 2)]),
+        ("generator", [("engine.max_batch", 32)]),
+        ("scorer", []),
+    ],
+)
+def test_numbers_to_lower_are_those_of_the_part_that_was_full(
+    tmp_path: Path, part: str, expected: list[tuple[str, int]]
+) -> None:
+    halves = "placement: {generator: {gpus: 0.5}, learner: {gpus: 0.5}}\n"
+    asked = scenario(tmp_path, "steps: 2\nevaluation: {prompts: 64}\ntransport: {type: nixl}\n" + halves)
+    run = asked, shape_of_own(PRESETS["small"])
+    assert first_changes(run, part) == expected
+    for change in expected:
+        (after,) = changed([run], [change])
+        now, then = (
+            sum(process.peak for process in make_plan(*each, has_gpu=True).processes if process.name == part)
+            for each in (run, after)
+        )
+        assert then < now

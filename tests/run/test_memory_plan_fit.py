@@ -1,0 +1,342 @@
+"""Whether runs fit, and what is said where they do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.models.public_shapes import PUBLIC_SHAPES
+from harness.models.shape import Shape, shape_of
+from harness.run.memory.check import check_memory, memory_table
+from harness.run.memory.fit import (
+    Room,
+    Shortage,
+    amounts_by_name,
+    changed,
+    gib,
+    require_fit,
+    shortage,
+    smallest_changes,
+)
+from harness.run.memory.plan import CUDA_BYTES, PROCESS_BYTES, make_plan, stored_weights
+from harness.run.memory.room import free_main_memory, object_store_bytes
+from harness.scenario import Scenario, load_scenario
+
+GIB = 2**30
+QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
+WEIGHTS = 1_543_714_304
+LONG = """
+model: {type: folder, path: FOLDER}
+engine: {precision: bfloat16, max_batch: 64}
+sampling: {max_tokens: 1024}
+rollout_batch_size: 64
+evaluation: {prompts: 16}
+"""
+
+
+def scenario(tmp_path: Path, text: str) -> Scenario:
+    folder = tmp_path / "qwen"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(QWEN))
+    path = tmp_path / "trial.yaml"
+    path.write_text(text.replace("FOLDER", str(folder)))
+    return load_scenario(path)
+
+
+def qwen() -> Shape:
+    shape = shape_of(QWEN)
+    assert shape is not None
+    return shape
+
+
+def sizes(process: Any) -> dict[str, int]:
+    return {amount.name: amount.num_bytes for amount in process.amounts}
+
+
+def test_a_run_of_the_public_model_by_hand(tmp_path: Path) -> None:
+    (run,) = make_plan(scenario(tmp_path, LONG), qwen()).processes
+    rows, tokens = 64, 48 + 1024  # keyword prompts are taken to have 48 tokens
+    assert sizes(run) == {
+        "Python and its libraries": PROCESS_BYTES,
+        "policy": 4 * WEIGHTS,
+        "optimizer": 2 * 4 * WEIGHTS,
+        "gradients": 4 * WEIGHTS,
+        "activations": 28 * rows * (tokens - 1) * 204_800,
+        "one layer's way back": rows * (tokens - 1) * 204_800,  # 14.0 GB, more than 441 x 151936 x 4 x 4 of logits
+        "engine weights": 2 * WEIGHTS,
+        "key/value cache": rows * tokens * 14_336 * 2,
+        "sampling logits": rows * 151936 * 4 * 4,
+    }
+    held = sum(sizes(run)[name] for name in ("policy", "optimizer", "engine weights", "key/value cache"))
+    update = sum(sizes(run)[name] for name in ("gradients", "activations", "one layer's way back"))
+    assert run.peak == PROCESS_BYTES + held + update
+
+
+def test_kl_monitoring_keeps_two_policies_more(tmp_path: Path) -> None:
+    (run,) = make_plan(scenario(tmp_path, LONG + "loss: {kl: {monitor: true}}\n"), qwen()).processes
+    assert sizes(run)["reference and previous policy"] == 2 * 4 * WEIGHTS
+
+
+def test_bfloat16_weights_halve_what_training_holds(tmp_path: Path) -> None:
+    (run,) = make_plan(scenario(tmp_path, LONG.replace("folder,", "folder, dtype: bfloat16,")), qwen()).processes
+    assert (sizes(run)["policy"], sizes(run)["optimizer"]) == (2 * WEIGHTS, 4 * WEIGHTS)
+
+
+def test_parts_that_overlap_add_up(tmp_path: Path) -> None:
+    text = LONG + "max_lag: 1\nplacement: {colocated: false}\n"
+    (run,) = make_plan(scenario(tmp_path, text), qwen()).processes
+    assert run.overlapping
+    assert run.peak == sum(sizes(run).values())
+    assert sizes(run)["published weights"] == 2 * 4 * WEIGHTS
+
+
+def test_actors_have_a_process_each(tmp_path: Path) -> None:
+    text = LONG + "transport: {type: shared_memory}\nplacement: {generator: {count: 2}}\n"
+    plan = make_plan(scenario(tmp_path, text), qwen())
+    assert [(process.name, process.count) for process in plan.processes] == [
+        ("learner", 1),
+        ("generator", 2),
+        ("scorer", 1),
+        ("ray and driver", 1),
+    ]
+    assert sizes(plan.processes[1])["received weights"] == 4 * WEIGHTS
+    assert plan.total("cpu") == sum(process.count * process.peak for process in plan.processes)
+
+
+def test_what_is_advised_fits_and_is_the_least_that_does(tmp_path: Path) -> None:
+    text = LONG.replace("folder,", "folder, gradient_checkpointing: true,")
+    runs, room = [(scenario(tmp_path, text), qwen())], Room(48 * GIB)
+    assert shortage(runs, room) is not None
+    (change,) = smallest_changes(runs, room) or []
+    assert change == ("gradient_accumulation_steps", 2)
+    assert shortage(changed(runs, [change]), room) is None
+
+
+def test_neutral_numbers_come_before_those_that_change_the_experiment(tmp_path: Path) -> None:
+    runs = [(scenario(tmp_path, LONG), qwen())]
+    (change,) = smallest_changes(runs, Room(60 * GIB)) or []
+    key, value = change
+    assert key == "gradient_accumulation_steps"
+    smaller = [steps for steps in (2, 4, 8, 16, 32, 64) if steps < value]
+    for steps in smaller:
+        assert shortage(changed(runs, [(key, steps)]), Room(60 * GIB)) is not None
+
+
+def test_several_numbers_where_one_does_not_suffice(tmp_path: Path) -> None:
+    runs, room = [(scenario(tmp_path, LONG), qwen())], Room(18 * GIB)
+    changes = smallest_changes(runs, room)
+    assert changes is not None
+    assert len(changes) > 1
+    assert changes[0][0] == "gradient_accumulation_steps"
+    assert shortage(changed(runs, changes), room) is None
+    assert shortage(changed(runs, changes[:-1]), room) is not None
+
+
+def test_the_refusal_says_need_room_largest_part_and_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        require_fit([(scenario(tmp_path, LONG), qwen())], Room(60 * GIB))
+    text = str(refused.value)
+    # 28 x 64 x 1071 x 204,800 bytes
+    assert "60.0 GiB are free; the largest part is 366.1 GiB for activations" in text
+    assert "set gradient_accumulation_steps to 16: then it needs about " in text
+
+
+def test_a_model_that_nothing_makes_fit(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no setting makes it fit: take a smaller model or a machine with more memory"):
+        require_fit([(scenario(tmp_path, LONG), qwen())], Room(4 * GIB))
+
+
+def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
+    text = LONG.replace("folder,", "folder, gradient_checkpointing: true,") + (
+        "gradient_accumulation_steps: 16\ntransport: {type: nixl}\n"
+        "placement: {device: cuda, generator: {gpus: SHARE}, learner: {gpus: SHARE}}\n"
+    )
+    halves = [(scenario(tmp_path, text.replace("SHARE", "0.5")), qwen())]
+    whole = [(scenario(tmp_path, text.replace("SHARE", "1")), qwen())]
+    plan = make_plan(halves[0][0], qwen(), has_gpu=True)
+    learner, generator = plan.processes[0].peak, plan.processes[1].peak
+    assert sizes(plan.processes[0])["CUDA"] == CUDA_BYTES
+    fits_each = Room(64 * GIB, (learner, generator))
+    assert shortage(whole, fits_each) is None
+    found = shortage(halves, fits_each)
+    assert found is not None
+    assert (found.memory, found.needed, found.present) == ("GPU 0", learner + generator, learner)
+    assert shortage(halves, Room(64 * GIB, (learner + generator,))) is None
+    lost = shortage(whole, Room(64 * GIB, (learner,)))
+    assert lost is not None
+    assert (lost.memory, lost.present) == ("GPU 1", 0)
+
+
+def test_arms_side_by_side_add_up_but_for_the_libraries(tmp_path: Path) -> None:
+    one = scenario(tmp_path, "steps: 2\n")
+    need = make_plan(one, shape_for_small()).total("cpu")
+    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES)) is None
+    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES - 1)) is not None
+
+
+def test_libraries_of_actors_by_hand(tmp_path: Path) -> None:
+    mib = 2**20
+    text = "engine: {type: vllm}\ntransport: {type: shared_memory}\nplacement: {generator: {count: 2}}\n"
+    plan = make_plan(scenario(tmp_path, text), shape_for_small())
+    libraries = {process.name: sizes(process)["Python and its libraries"] // mib for process in plan.processes}
+    assert libraries == {"learner": 320, "generator": 320 + 288, "scorer": 208, "ray and driver": 368}
+    assert amounts_by_name([plan] * 2)["Python and its libraries"] == mib * (2 * (320 + 2 * 608 + 208) + 368)
+
+
+def test_parts_on_gpus_have_processes_in_main_memory_too(tmp_path: Path) -> None:
+    text = "transport: {type: nixl}\nplacement: {device: cuda, generator: {count: 3, gpus: 1}, learner: {gpus: 1}}\n"
+    plan = make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=True)
+    mib = 2**20
+    assert plan.total("cpu") == mib * (320 + 3 * 320 + 208 + 368 + 416)
+
+
+def test_a_learner_on_a_gpu_and_a_generator_on_a_cpu_are_planned_each_where_it_is(tmp_path: Path) -> None:
+    text = LONG + "gradient_accumulation_steps: 64\ntransport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"
+    one = scenario(tmp_path, text), qwen()
+    plan = make_plan(*one, has_gpu=True)
+    assert {process.name: process.device for process in plan.processes} == {
+        "learner": "cuda",
+        "generator": "cpu",
+        "scorer": "cpu",
+        "ray and driver": "cpu",
+        "host of the learner": "cpu",
+    }
+    learner, generator, *others = plan.processes
+    assert sizes(learner)["optimizer"] == 2 * 4 * WEIGHTS
+    assert sizes(generator)["engine weights"] == 2 * WEIGHTS
+    main = generator.peak + sum(process.peak for process in others)
+    assert shortage([one], Room(main, (learner.peak,))) is None
+    assert shortage([one], Room(main - 1, (learner.peak,))) == Shortage("main memory", main, main - 1)
+    assert shortage([one], Room(main, (learner.peak - 1,))) == Shortage("GPU 0", learner.peak, learner.peak - 1)
+
+
+def test_numbers_are_lowered_for_the_memory_that_is_short(tmp_path: Path) -> None:
+    """Main memory holds the Generator alone: more microbatches would save on the GPU, where there is room."""
+    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 16\n"
+    one = scenario(tmp_path, text + "transport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"), qwen()
+    main = make_plan(*one, has_gpu=True).total("cpu")
+    changes = smallest_changes([one], Room(main - 2**20, (200 * GIB,)))
+    assert changes == [("engine.max_batch", 32)]
+
+
+def test_arms_of_one_process_share_its_first_gpu(tmp_path: Path) -> None:
+    one = scenario(tmp_path, "placement: {device: cuda}\n"), shape_for_small()
+    (run, host) = make_plan(*one, has_gpu=True).processes
+    assert shortage([one, one], Room(host.peak, (2 * run.peak,))) is None
+    found = shortage([one, one], Room(host.peak, (2 * run.peak - 1, 80 * GIB)))
+    assert found is not None
+    assert (found.memory, found.needed) == ("GPU 0", 2 * run.peak)
+
+
+def test_arms_that_fit_one_by_one_are_told_to_run_so(tmp_path: Path) -> None:
+    one = scenario(tmp_path, "transport: {type: shared_memory}\n"), shape_for_small()
+    need = make_plan(*one).total("cpu")
+    with pytest.raises(UserError) as refused:
+        require_fit([one] * 5, Room(need))
+    assert "set interleaving to run" in (refused.value.fix or "")
+    assert f"the largest needs about {gib(need)}" in (refused.value.fix or "")
+    with pytest.raises(UserError) as refused:
+        require_fit([one] * 5, Room(GIB))
+    assert (refused.value.fix or "").startswith("no setting makes it fit")
+
+
+def shape_for_small() -> Shape:
+    from harness.models.config import PRESETS
+    from harness.models.shape import shape_of_own
+
+    return shape_of_own(PRESETS["small"])
+
+
+def test_the_line_before_a_run(tmp_path: Path) -> None:
+    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 64\n"
+    line = check_memory([scenario(tmp_path, text)], Room(64 * GIB))
+    # optimizer 8 x 1,543,714,304 = 12,349,714,432 bytes, policy and gradients half of that
+    assert line.startswith("memory plan: about ")
+    assert line.endswith("of 64.0 GiB free (largest: optimizer 11.5 GiB, policy 5.8 GiB, gradients 5.8 GiB)")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "model: {type: folder, path: Qwen/Qwen2.5-Math-1.5B}\n",
+            "Qwen/Qwen2.5-Math-1.5B is not on this machine yet, and the plan reads its config.json",
+        ),
+        ("extends: transport_sweep\n", "a transport sweep trains no model"),
+        ("model: {type: paced}\nengine: {type: paced}\n", "model.type paced has next to no weights"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_and_let_through(tmp_path: Path, text: str, reason: str) -> None:
+    assert check_memory([scenario(tmp_path, text)], Room(1)) == f"memory plan: none, {reason}"
+
+
+def test_an_unknown_architecture_is_let_through(tmp_path: Path) -> None:
+    trial = scenario(tmp_path, LONG)
+    (tmp_path / "qwen" / "config.json").write_text('{"model_type": "mamba"}')
+    assert "is of no family that the plan knows" in check_memory([trial], Room(1))
+
+
+def test_the_table_names_every_amount_and_its_time(tmp_path: Path) -> None:
+    lines = memory_table(scenario(tmp_path, LONG), has_gpu=False)
+    assert lines[0] == "1,543,714,304 weights, 28 layers; prompts of up to 48 tokens are assumed"
+    assert lines[1] == "run (main memory)"
+    assert "  optimizer                          11.5 GiB" in lines
+    assert "  gradients                           5.8 GiB  while training" in lines
+    assert lines[-1].startswith("  at most ")
+
+
+def test_a_cgroup_bounds_what_is_free(tmp_path: Path) -> None:
+    free = free_main_memory(tmp_path)
+    assert free > 0
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("5\n")
+    assert free_main_memory(tmp_path) == pytest.approx(free, rel=0.5)
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 120\nactive_file 30\n")
+    assert free_main_memory(tmp_path) == 1000 - 700 + 120 + 30
+
+
+@pytest.mark.parametrize(
+    ("weights", "free", "shared", "expected"),
+    [
+        (0, 20 * GIB, 12 * GIB, 6 * GIB),  # Ray's 30% of what is available
+        (0, 100 * GIB, 10 * GIB, round(9.5 * GIB)),  # stays in /dev/shm
+        (0, 100 * GIB, 2**26, 10**10),  # which in a container may be next to nothing: then Ray takes files
+        (0, 2**27, GIB, 75 * 2**20),  # Ray refuses less
+        (6 * 10**9, 8 * GIB, 16 * GIB, 6 * 10**9 + 2**28),  # 30% would be 2.4 GiB, and the rest would go to a disk
+        (10**8, 20 * GIB, 24 * GIB, 6 * GIB),
+    ],
+)
+def test_the_object_store_holds_the_weights_whatever_the_machine_says_it_has(
+    weights: int, free: int, shared: int, expected: int
+) -> None:
+    assert object_store_bytes(weights, free, shared) == expected
+
+
+def test_weights_that_main_memory_cannot_hold_are_refused() -> None:
+    with pytest.raises(UserError, match=r"5\.59 GiB of weights in Ray's object store") as refused:
+        object_store_bytes(6 * 10**9, 5 * GIB, 64 * GIB)
+    assert "free are 5.00 GiB of main memory" in refused.value.what
+
+
+def test_a_small_dev_shm_bounds_the_store_only_where_the_weights_fit_into_it() -> None:
+    assert object_store_bytes(100 * 2**20, 32 * GIB, GIB // 2) == round(0.95 * GIB / 2)
+    assert object_store_bytes(24 * 2**20, 32 * GIB, 2**26) == 10**10  # Ray takes a file, and says so
+
+
+def test_the_weights_in_the_object_store_are_two_versions_of_those_it_passes(tmp_path: Path) -> None:
+    shape = shape_of(QWEN)
+    assert shape is not None
+    for text, expected in (
+        ("model: {type: folder, path: FOLDER}\ntransport: {type: object_store_numpy}\n", 2 * WEIGHTS * 4),
+        ("model: {type: folder, path: FOLDER, dtype: bfloat16}\ntransport: {type: object_store}\n", 2 * WEIGHTS * 2),
+        ("model: {type: folder, path: FOLDER}\ntransport: {type: nixl}\n", 0),
+    ):
+        assert stored_weights(scenario(tmp_path, text), shape) == expected
+    sweep = load_scenario("transport_sweep_gpu")
+    assert stored_weights(sweep, None) == 2 * 3 * 10**9

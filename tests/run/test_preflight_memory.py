@@ -1,0 +1,65 @@
+"""The memory plan before a run: told in a line, refused where it cannot fit, and quick."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.models.public_shapes import PUBLIC_SHAPES
+from harness.run.memory.fit import Room
+from harness.run.preflight import check_before_start, machine_room
+from harness.scenario import expand, load_scenario, scenario_files
+from tests.stand_ins.fake_nvml import FakeDevice, FakeNvml, Memory
+
+GIB = 2**30
+SHIPPED = [path for path in scenario_files() if load_scenario(path).transport_sweep is None]
+
+
+@pytest.mark.parametrize("gpus", [(), (80 * GIB, 80 * GIB)], ids=["cpu", "gpus"])
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_no_shipped_scenario_is_refused_on_a_machine_of_24_gib(path: Path, gpus: tuple[int, ...]) -> None:
+    """12 GiB are in use, arms that take turns stand side by side, and scenarios that ask for GPUs have two."""
+    lines: list[str] = []
+    variants = [variant for variant in expand(load_scenario(path)) if not variant.block]
+    points = [list(group) for _, group in itertools.groupby(variants, key=lambda variant: variant.point)]
+    check_before_start(points, lines.append, Room(12 * GIB, gpus))
+    plans = [line for line in lines if not line.startswith("bfloat16: ")]  # that line depends on the CPU
+    assert plans
+    assert all(line.startswith("memory plan: ") for line in plans)
+
+
+def test_arms_that_take_turns_are_planned_together(tmp_path: Path) -> None:
+    path = tmp_path / "arms.yaml"
+    path.write_text("steps: 4\narms: {a: {}, b: {optimizer.learning_rate: 0.01}}\n")
+    scenario = load_scenario(path)
+    together: list[str] = []
+    check_before_start([expand(scenario)], together.append, Room(16 * GIB))
+    apart: list[str] = []
+    check_before_start([expand(load_scenario(path, ["interleaving=run"]))], apart.append, Room(16 * GIB))
+    needs = [float(lines[0].split("about ")[1].split(" GiB")[0]) for lines in (together, apart)]
+    assert len(together) == len(apart) == 1
+    assert needs[0] > needs[1]
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLIC_SHAPES["qwen2.5-math-1.5b"]))  # no weights: none are read
+    path = tmp_path / "large.yaml"
+    path.write_text(f"model: {{type: folder, path: {folder}}}\nsampling: {{max_tokens: 512}}\nsteps: 1\n")
+    with pytest.raises(UserError, match=r"needs about .* of main memory, and 40\.0 GiB are free") as refused:
+        check_before_start([expand(load_scenario(path))], room=Room(40 * GIB))
+    assert (refused.value.fix or "").startswith("set gradient_accumulation_steps to ")
+
+
+def test_this_machine_has_some_room() -> None:
+    assert machine_room().main > 0
+
+
+def test_what_is_compared_is_the_free_memory_of_the_visible_gpus() -> None:
+    nvml = FakeNvml([FakeDevice(script={"memory": [Memory(80 * GIB, 74 * GIB)]}), FakeDevice()])
+    assert machine_room(nvml).gpus == (6 * GIB, 70 * GIB)

@@ -1,0 +1,299 @@
+"""The composition root on simulated parts: turns, books, and how a run ends when something goes wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.trace import RecordingTracer
+from harness.core.types import RolloutGroup, UpdateResult
+from harness.results import Run, find_runs
+from harness.run.builders import BUILDERS
+from harness.run.command import run_command
+from harness.run.parts import Parts
+from harness.run.session import Campaign
+from harness.scenario import Scenario, Variant, json_schema, load_scenario
+from harness.simulate.stages import SimulatedLearner
+from harness.transports.catalogue import TRANSPORTS
+from tests.stand_ins.simulated_parts import build_simulated_parts
+
+
+def scenario(tmp_path: Path, text: str) -> Scenario:
+    file = tmp_path / "trial.yaml"
+    file.write_text(text)
+    return load_scenario(str(file))
+
+
+def runs_by_name(folder: Path) -> dict[str, Run]:
+    runs, damaged = find_runs(folder)
+    assert damaged == []
+    return {run.folder.name: run for run in runs}
+
+
+def unseen(folder: Path) -> None:
+    """Show nothing: drawing has tests of its own."""
+
+
+def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) -> Callable[..., Parts]:
+    """A builder whose k-th arm's Learner writes (k, step) into the story; the last arm's raises at one step."""
+    built = []
+
+    class Learner(SimulatedLearner):
+        async def update(self, at: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+            number = self.epochs_per_batch
+            story.append((number, at))
+            if at == step and number == 4:
+                raise error
+            return await super().update(at, groups)
+
+    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+        parts = build_simulated_parts(resolved, tracer, should_stop)
+        built.append(parts)
+        simulated = parts.learner
+        assert isinstance(simulated, SimulatedLearner)
+        return replace(
+            parts, learner=Learner(tracer, simulated.update_cost, epochs_per_batch=simulated.epochs_per_batch)
+        )
+
+    return build
+
+
+ARMS = """
+steps: 4
+evaluation: {every: 2, prompts: 8}
+arms:
+  k1: {epochs_per_batch: 1}
+  k4: {epochs_per_batch: 4}
+"""
+
+
+def test_arms_take_turns_step_by_step(tmp_path: Path) -> None:
+    story: list[tuple[int, int]] = []
+    run_command(
+        scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story)
+    )
+    rounds = [story[start : start + 2] for start in range(0, 8, 2)]
+    assert [{step for _, step in one} for one in rounds] == [{0}, {1}, {2}, {3}]
+    assert [{arm for arm, _ in one} for one in rounds] == [{1, 4}] * 4
+    assert rounds[0][0][0] == rounds[1][1][0]  # ABBA
+    runs = runs_by_name(tmp_path / "out")
+    assert {run.manifest.interleaving for run in runs.values()} == {"step"}
+    assert {name: run.manifest.arm for name, run in runs.items()} == {"k1": "k1", "k4": "k4"}
+
+
+def test_asynchronous_arms_run_one_after_the_other(tmp_path: Path) -> None:
+    text = "placement: {colocated: false}\nmax_lag: 1\n" + ARMS
+    story: list[tuple[int, int]] = []
+    run_command(
+        scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story)
+    )
+    arms = [arm for arm, _ in story]
+    assert arms in ([1] * 4 + [4] * 4, [4] * 4 + [1] * 4)
+    assert {run.manifest.interleaving for run in runs_by_name(tmp_path / "out").values()} == {"run"}
+
+
+def test_a_sweep_makes_a_folder_for_each_point(tmp_path: Path) -> None:
+    text = "steps: 2\nevaluation: {prompts: 4}\nsweep:\n  seed: [0, 1]\n  epochs_per_batch: [1, 2]\n"
+    run_command(scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=build_simulated_parts)
+    runs = runs_by_name(tmp_path / "out")
+    assert {tuple(run.manifest.point.items()) for run in runs.values()} == {
+        (("seed", seed), ("epochs_per_batch", k)) for seed in (0, 1) for k in (1, 2)
+    }
+    assert len({run.manifest.campaign for run in runs.values()}) == 1
+
+
+def test_an_arm_that_stops_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    error = RunStopped("the loss is nan at training step 2")
+    shown: list[Path] = []
+    build = failing_at(2, error, [])
+    with pytest.raises(RunStopped, match="k4 stopped: the loss is nan at training step 2\n  results: "):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, build, shown.append)
+    runs = runs_by_name(tmp_path / "out")
+    assert {name: run.manifest.status for name, run in runs.items()} == {"k1": "completed", "k4": "failed"}
+    assert runs["k4"].manifest.error == "the loss is nan at training step 2"
+    assert [row.step for row in runs["k4"].steps] == [0, 1]
+    assert runs["k4"].manifest.outcome["steps_done"] == 2
+    assert runs["k4"].manifest.outcome["memory"]["main"]["peak_bytes"] > 0
+    assert [row.step for row in runs["k1"].steps] == [0, 1, 2, 3]
+    assert shown == [runs["k4"].folder.parent]
+
+
+def test_a_point_that_stops_does_not_end_the_sweep(tmp_path: Path) -> None:
+    text = "steps: 3\nevaluation: {prompts: 4}\nsweep: {epochs_per_batch: [1, 4, 2]}\n"
+    error = UserError("the reward function raised", "mine:reward", "mend it")
+    with pytest.raises(UserError, match="epochs_per_batch=4 failed: the reward function raised"):
+        run_command(scenario(tmp_path, text), tmp_path / "out", True, failing_at(1, error, []), unseen)
+    statuses = {name: run.manifest.status for name, run in runs_by_name(tmp_path / "out").items()}
+    assert statuses == {
+        "epochs_per_batch=1": "completed",
+        "epochs_per_batch=4": "failed",
+        "epochs_per_batch=2": "completed",
+    }
+
+
+def test_a_bug_in_a_part_ends_the_run_with_its_own_cause(tmp_path: Path) -> None:
+    error = RuntimeError("index out of range")
+    error.__cause__ = KeyError("rewards")
+    with pytest.raises(RuntimeError, match="index out of range") as caught:
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, failing_at(1, error, []), unseen)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert {run.manifest.status for run in runs_by_name(tmp_path / "out").values()} == {"failed"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
+def test_an_interrupted_run_says_so_and_names_the_folder(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(Interrupted, match="what was measured so far is in"):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(1, error, []))
+    runs = runs_by_name(tmp_path / "out")
+    assert {run.manifest.status for run in runs.values()} == {"interrupted"}
+    assert {run.manifest.error for run in runs.values()} == {None}
+    assert [row.step for row in runs["k4"].steps] == [0]
+
+
+def test_two_commands_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    campaigns = [Campaign(tmp_path, "trial") for _ in range(3)]
+    resolved = load_scenario("quickstart")
+    for campaign in campaigns:
+        tracer = RecordingTracer(lambda: 0)
+        parts = build_simulated_parts(resolved, tracer, lambda: False)
+        variant = Variant(None, {}, "", resolved)
+        campaign.open_books(variant, tracer, parts, None, lambda row, train_s: None).close_after(Interrupted())
+    assert len({campaign.folder for campaign in campaigns}) == 3
+    assert len(runs_by_name(tmp_path)) == 3
+
+
+def test_books_are_closed_once(tmp_path: Path) -> None:
+    resolved = load_scenario("quickstart")
+    tracer = RecordingTracer(lambda: 0)
+    parts = build_simulated_parts(resolved, tracer, lambda: False)
+    books = Campaign(tmp_path, "trial").open_books(
+        Variant(None, {}, "", resolved), tracer, parts, None, lambda row, train_s: None
+    )
+    books.close_after(RunStopped("first"))
+    books.close_after(KeyboardInterrupt())
+    (run,) = runs_by_name(tmp_path).values()
+    assert (run.manifest.status, run.manifest.error) == ("failed", "first")
+
+
+def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
+    def refuse(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+        raise UserError("no weights in the model folder")
+
+    with pytest.raises(UserError, match="no weights"):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=refuse)
+    assert not (tmp_path / "out").exists()
+
+
+def test_stage_totals_of_the_rows_are_those_of_the_spans(tmp_path: Path) -> None:
+    run_command(
+        scenario(tmp_path, "steps: 3\nevaluation: {prompts: 4}\n"),
+        tmp_path / "out",
+        True,
+        show=unseen,
+        build=build_simulated_parts,
+    )
+    (run,) = runs_by_name(tmp_path / "out").values()
+    from_rows: dict[str, float] = {}
+    for row in (*run.steps, run.tail):
+        assert row is not None
+        for stage, seconds in row.stages_s.items():
+            from_rows[stage] = from_rows.get(stage, 0.0) + seconds
+    from_spans: dict[str, float] = {}
+    for span in run.spans():
+        if span.stage.value != "startup":
+            from_spans[span.stage.value] = from_spans.get(span.stage.value, 0.0) + (span.end_ns - span.start_ns) / 1e9
+    assert from_rows == pytest.approx(from_spans, abs=1e-6)
+
+
+def test_the_table_of_builders_has_every_type_of_the_schema() -> None:
+    definitions = json_schema()["$defs"]
+    kinds = {
+        "TaskSettings": "task",
+        "ModelSettings": "model",
+        "EngineSettings": "engine",
+    }
+    types = {
+        (kind, section["properties"]["type"]["const"])
+        for name, section in definitions.items()
+        for suffix, kind in kinds.items()
+        if name.endswith(suffix) and "type" in section["properties"]
+    }
+    trainers = {("trainer", name) for kind, name in types if kind == "model"}
+    assert types | trainers == set(BUILDERS)
+
+
+def test_the_catalogue_of_transports_has_every_type_of_the_schema() -> None:
+    definitions = json_schema()["$defs"]
+    types = {
+        section["properties"]["type"]["const"]
+        for name, section in definitions.items()
+        if name.endswith("TransportSettings") and "type" in section["properties"]
+    }
+    assert types == {"in_process", *TRANSPORTS}
+
+
+BLOCKS = """
+seed: 3
+steps: 4
+blocks: 3
+profile: "off"
+trackers: []
+evaluation: {every: 4, prompts: 8}
+arms:
+  k1: {epochs_per_batch: 1}
+  k4: {epochs_per_batch: 4}
+"""
+
+
+def test_each_block_runs_every_arm_once_on_a_seed_of_its_own(tmp_path: Path) -> None:
+    story: list[tuple[int, int]] = []
+    build = failing_at(99, RuntimeError(), story)
+    run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+    runs = runs_by_name(tmp_path / "out")
+    assert sorted(runs) == [f"{arm},block={block}" for arm in ("k1", "k4") for block in range(3)]
+    facts = {name: (run.manifest.block, run.manifest.seed, run.manifest.profile) for name, run in runs.items()}
+    assert facts == {f"{arm},block={block}": (block, 3 + block, "off") for arm in ("k1", "k4") for block in range(3)}
+    blocks = [story[start : start + 8] for start in range(0, 24, 8)]  # two arms of four steps each, in turns
+    assert [sorted(block) for block in blocks] == [[(k, step) for k in (1, 4) for step in range(4)]] * 3
+    sentinels = [runs[f"k1,block={block}"].manifest.sentinel for block in range(3)]
+    assert sentinels == [runs[f"k4,block={block}"].manifest.sentinel for block in range(3)]
+    assert [sorted(sentinel or {}) for sentinel in sentinels] == [["copy", "numpy", "python"]] * 3
+    assert len({str(sentinel) for sentinel in sentinels}) == 3  # measured before each
+    assert {row.warmup for run in runs.values() for row in run.steps if row.step < 2} == {True}
+
+
+def test_an_arm_that_stops_in_one_block_runs_again_in_the_next(tmp_path: Path) -> None:
+    build = failing_at(2, RunStopped("the loss is nan"), [])
+    with pytest.raises(RunStopped, match=r"k4,block=0 stopped \(and 2 more\): the loss is nan"):
+        run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+    statuses = {name: run.manifest.status for name, run in runs_by_name(tmp_path / "out").items()}
+    assert statuses == {f"{arm},block={b}": s for arm, s in (("k1", "completed"), ("k4", "failed")) for b in range(3)}
+
+
+def test_bad_input_ends_the_blocks(tmp_path: Path) -> None:
+    build = failing_at(1, UserError("the reward function raised", "mine:reward", "mend it"), [])
+    with pytest.raises(UserError, match="k4,block=0 failed: the reward function raised"):
+        run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+    assert sorted(runs_by_name(tmp_path / "out")) == ["k1,block=0", "k4,block=0"]
+
+
+def test_a_run_leaves_its_metrics_for_other_programs(tmp_path: Path) -> None:
+    text = 'steps: 3\nprofile: "off"\nevaluation: {every: 3, prompts: 4}\n'
+    run_command(scenario(tmp_path, text), tmp_path / "out", True, build_simulated_parts, unseen)
+    (run,) = runs_by_name(tmp_path / "out").values()
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 3 + 2  # three steps, and validation before the first and after the last
+    (events,) = (run.folder / "tensorboard").iterdir()
+    assert events.stat().st_size > 0
+    assert not (run.folder / "counters.jsonl").exists()
+
+
+def test_a_report_that_cannot_be_made_does_not_hide_what_failed_before(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        raise UserError("the disk is full", str(folder))
+
+    build = failing_at(2, RunStopped("the loss is nan"), [])
+    with pytest.raises(RunStopped, match=r"k4 stopped \(and 1 more\): the loss is nan"):
+        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, build, full)

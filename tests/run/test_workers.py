@@ -1,0 +1,208 @@
+"""The workers: what they hand on, and which spans they open in which order."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
+from harness.run.weight_sync import WeightLoader, WeightPublisher
+from harness.run.workers import GeneratorWorker, ScorerWorker, check_prompts_fit
+from harness.tasks.scoring import DirectRewards
+from harness.transports.in_process import InProcessTransport
+
+
+class Letters:
+    """A tokenizer with one token for each letter."""
+
+    eos_token_id = 0
+    pad_token_id = 1
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        return "".join(map(chr, token_ids))
+
+
+class Echo:
+    """An engine that answers sample n with the prompt's first n + 1 letters."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+        self.seeds: list[int] = []
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        self.seeds.append(seed)
+        return [tuple(self._answer(prompt[: sample + 1]) for sample in range(num_samples)) for prompt in prompts]
+
+    def _answer(self, token_ids: Sequence[int]) -> Completion:
+        ids = np.array(token_ids, dtype=np.int64)
+        text = "".join(map(chr, token_ids))
+        return Completion(ids, np.full(len(ids), -0.5, np.float32), text, "length" if len(ids) > 1 else "stop")
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
+        self.weights = {name: tensor.clone() for name, tensor in weights.items()}
+
+
+class StartsWith:
+    """Reward 1 if the response is the ground truth."""
+
+    train_prompts = (Prompt("abc", "a"), Prompt("xyz", "xy"))
+    validation_prompts = (Prompt("mno", "m"),)
+
+    def reward(self, response: str, ground_truth: str) -> dict[str, float]:
+        hit = float(response == ground_truth)
+        return {"reward": hit, "format_reward": 1.0, "answer_reward": hit}
+
+
+def direct() -> DirectRewards:
+    return DirectRewards(StartsWith().reward, lambda: False)
+
+
+def ticking() -> RecordingTracer:
+    return RecordingTracer(itertools.count(0, 10).__next__)
+
+
+def train_item(prompt_ids: tuple[int, ...] = (0, 1)) -> WorkItem:
+    return WorkItem(Purpose.TRAIN, 3, 0, prompt_ids, 2, seed=77)
+
+
+def test_a_generated_batch_carries_tokens_versions_and_lengths() -> None:
+    engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=True)
+    worker = GeneratorWorker(engine, transport, StartsWith(), Letters(), SamplingParams(), tracer)
+    weight = torch.tensor([1.0, 2.0])
+    ticket = transport.publish({"w": weight}, version=3)
+    weight += 1  # the Learner goes on
+    worker.load_weights(ticket)
+    groups = worker.generate(train_item())
+    assert (ticket.num_bytes, ticket.num_tensors) == (8, 1)
+    assert engine.weights["w"].tolist() == [1.0, 2.0]
+    assert engine.seeds == [77]
+    assert [(g.prompt_id, g.step, g.min_version, g.max_version, g.lengths) for g in groups] == [
+        (0, 3, 3, 3, (1, 2)),
+        (1, 3, 3, 3, (1, 2)),
+    ]
+    assert groups[1].data.prompt.text == "xyz"
+    assert groups[1].data.prompt_token_ids.tolist() == [120, 121, 122]
+    assert [c.text for c in groups[1].data.completions] == ["x", "xy"]
+    assert tracer.drain() == [
+        Span("generator", Stage.WEIGHT_TRANSFER, 0, 10, 3, 3),
+        Span("generator", Stage.WEIGHT_LOAD, 20, 30, 3, 3),
+        Span("generator", Stage.GENERATE, 40, 50, 3, 3),
+    ]
+
+
+def test_a_loaded_checksum_that_differs_stops_the_run() -> None:
+    engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=False)
+    loader = WeightLoader(transport, engine, tracer, "generator")
+    weight = torch.tensor([1.0, 2.0])
+    ticket = WeightPublisher(transport, tracer, True, "learner").publish({"w": weight}, 4, frozenset())
+    weight[1] = 3.0  # between the checksum and the load
+    with pytest.raises(RunStopped, match="weights of version 4 that generator received are not"):
+        loader.load(ticket)
+    assert loader.version == -1
+    weight[1] = 2.0
+    loader.load(ticket)
+    assert engine.weights["w"].tolist() == [1.0, 2.0]
+    assert [(span.lane, span.stage.value) for span in tracer.drain()] == [
+        ("learner", "weight_publish"),
+        ("learner", "weight_verify"),
+        *[("generator", stage) for stage in ("weight_transfer", "weight_load", "weight_verify")] * 2,
+    ]
+
+
+def test_a_group_tells_the_versions_of_its_tokens() -> None:
+    class TwoVersions(Echo):
+        def _answer(self, token_ids: Sequence[int]) -> Completion:
+            answer = super()._answer(token_ids)
+            return replace(answer, versions=np.array([4, 5][: len(token_ids)]))
+
+    tracer = ticking()
+    worker = GeneratorWorker(TwoVersions(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    (group, _) = worker.generate(train_item())
+    # responses of 1 and 2 tokens, of versions [4] and [4, 5]
+    assert (group.min_version, group.max_version, group.mean_version) == (4, 5, pytest.approx(13 / 3))
+
+
+def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
+    def reward(response: str, ground_truth: str) -> dict[str, float]:
+        if ground_truth == "a":
+            raise ValueError("no such answer")
+        return StartsWith().reward(response, ground_truth)
+
+    tracer = ticking()
+    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    scorer = ScorerWorker(DirectRewards(reward, lambda: False), 0, tracer)
+    scored = scorer.score(train_item(), generator.generate(train_item()))
+    assert [(group.prompt_id, group.rewards) for group in scored.groups] == [(1, (0.0, 1.0))]
+    assert scored.failed_groups == 1
+    assert "no such answer" in (scored.failure or "")
+    assert scored.metrics["reward/total"] == Metric(0.5, count=2)
+
+
+def test_weights_without_a_snapshot_are_the_live_ones() -> None:
+    weight = torch.zeros(3)
+    transport = InProcessTransport(snapshot=False)
+    ticket = transport.publish({"w": weight}, version=0)
+    weight += 1
+    assert transport.receive(ticket)["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_scoring_fills_in_rewards_and_counts() -> None:
+    tracer = ticking()
+    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    scorer = ScorerWorker(direct(), num_examples=1, tracer=tracer)
+    scored = scorer.score(train_item(), generator.generate(train_item()))
+    # "a" is right and "ab" wrong; "x" is wrong and "xy" right.
+    assert [group.rewards for group in scored.groups] == [(1.0, 0.0), (0.0, 1.0)]
+    assert scored.metrics == {
+        "reward/total": Metric(0.5, count=4),
+        "reward/format": Metric(1.0, count=4),
+        "reward/answer": Metric(0.5, count=4),
+        "response_length": Metric(1.5, count=4),
+        "truncated_fraction": Metric(0.5, count=4),
+    }
+    assert scored.examples == ()
+    assert [span.stage for span in tracer.drain()] == [Stage.GENERATE, Stage.SCORE]
+
+
+def test_an_evaluation_uses_validation_prompts_and_keeps_examples() -> None:
+    tracer = ticking()
+    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    scorer = ScorerWorker(direct(), num_examples=4, tracer=tracer)
+    item = WorkItem(Purpose.EVALUATE, 10, 0, (0,), 1, seed=5)
+    scored = scorer.score(item, generator.generate(item))
+    assert [(e.prompt, e.response, e.reward, e.num_tokens, e.finish_reason) for e in scored.examples] == [
+        ("mno", "m", 1.0, 1, "stop")
+    ]
+    assert scored.metrics["validation/reward"] == Metric(1.0, count=1)
+    assert scored.metrics["validation/response_length"] == Metric(1.0, count=1)
+    assert [span.stage for span in tracer.drain()] == [Stage.EVALUATE, Stage.EVALUATE]
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_refused_with_every_number() -> None:
+    check_prompts_fit(StartsWith(), Letters(), max_tokens=5, context=8)
+    check_prompts_fit(StartsWith(), Letters(), max_tokens=5, context=None)
+    with pytest.raises(
+        UserError, match=r"train prompt 0 has 3 tokens; with 6 response tokens that is 9, more than .* 8"
+    ):
+        check_prompts_fit(StartsWith(), Letters(), max_tokens=6, context=8)
+
+
+def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
+    tracer = ticking()
+    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    asked = iter([False, False, True])
+    scorer = ScorerWorker(DirectRewards(StartsWith().reward, lambda: next(asked)), 0, tracer)
+    with pytest.raises(Interrupted):
+        scorer.score(train_item(), generator.generate(train_item()))
+    assert next(asked, None) is None

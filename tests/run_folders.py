@@ -1,0 +1,323 @@
+"""Fixtures for tests that read run folders: they are made through the public writer, with numbers known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import (
+    ExampleRollout,
+    Metric,
+    Metrics,
+    Purpose,
+    RolloutGroup,
+    ScoredBatch,
+    UpdateResult,
+    WeightTicket,
+    WorkItem,
+)
+from harness.loop import Count, Ledger, StepFacts
+from harness.loop.replay import ReplayStats, Taken
+from harness.report.style import picture_style
+from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, lane_seconds, step_row, tail_row
+from harness.results.recorder import RunRecorder
+
+WAITS = {
+    "generator": Stage.WAIT_FOR_WEIGHTS,
+    "scorer": Stage.WAIT_FOR_ROLLOUTS,
+    "learner": Stage.WAIT_FOR_BATCH,
+}
+SCRUBBER = Scrubber(home="/home/ann", cwd="/home/ann/harness", host="annbox.example.org", user="ann")
+MACHINE = {"cpu": "Abacus 3000", "cores": 2, "memory_gib": 24, "gpus": None, "fingerprint": "0123456789ab"}
+ONE_STEP = (
+    ("generator", Stage.GENERATE, 0.3),
+    ("scorer", Stage.SCORE, 0.1),
+    ("learner", Stage.UPDATE, 0.5),
+    ("generator", Stage.WEIGHT_LOAD, 0.1),
+)
+
+
+@dataclass
+class RunPlan:
+    """A run to write. Its stages follow each other; the lanes that have no turn wait.
+
+    Attributes:
+        stages: (lane, stage, seconds) of one training step.
+        gap_s: seconds at the end of each step under no span.
+        evaluations: policy version to (validation reward, response length).
+        evaluate_s: seconds of one evaluation, on the generator.
+        metrics: of a training step, by its number.
+        status: how the run ends; ``running`` leaves it open, ``killed`` closes its files without a word.
+    """
+
+    scenario: str = "sync_k"
+    campaign: str = "20261120-111500"
+    arm: str | None = None
+    point: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    steps: int = 4
+    stages: Sequence[tuple[str, Stage, float]] = ONE_STEP
+    gap_s: float = 0.0
+    evaluations: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    evaluate_s: float = 1.0
+    prompts: int = 256
+    metrics: Callable[[int], Metrics] = lambda step: {"loss": Metric(0.5, count=64)}
+    optimizer_steps: int = 1
+    rollouts: Sequence[ExampleRollout] = ()
+    status: str = "completed"
+    error: str | None = None
+    startup_s: float = 2.0
+    started_at: str = "2026-11-20T11:15:00.000Z"
+    interleaving: str | None = "step"
+    position: int | None = None
+    block: int | None = None
+    sentinel: dict[str, float] | None = None
+    machine: dict[str, Any] = field(default_factory=lambda: dict(MACHINE))
+    versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
+    settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
+
+    @property
+    def variant_name(self) -> str | None:
+        """Folder name below the campaign's."""
+        parts = [self.arm] if self.arm else []
+        parts += [f"{key}={value}" for key, value in self.point.items()]
+        parts += [] if self.block is None else [f"block={self.block}"]
+        return ",".join(parts) or None
+
+
+class _Clock:
+    def __init__(self, startup_s: float) -> None:
+        self.now_ns = self.row_ns = round(startup_s * 1e9)
+        self.start_ns = self.now_ns
+
+    def row(self) -> tuple[float, float]:
+        """Close a row: seconds since the last one and since the loop's start."""
+        wall_ns, self.row_ns = self.now_ns - self.row_ns, self.now_ns
+        return wall_ns / 1e9, (self.now_ns - self.start_ns) / 1e9
+
+
+def write_run(root: Path, plan: RunPlan) -> RunFolder:
+    """Write the run through the public writer."""
+    started = datetime.fromisoformat(plan.started_at)
+    clock = _Clock(plan.startup_s)
+
+    def wall_time() -> datetime:
+        return (started + timedelta(seconds=clock.now_ns / 1e9)).astimezone(UTC)
+
+    run = RunFolder.create(root, plan.scenario, plan.campaign, plan.variant_name, scrubber=SCRUBBER, clock=wall_time)
+    run.write_scenario(plan.settings)
+    run.write_manifest(_manifest(plan))
+    run.append_spans([Span(lane, Stage.STARTUP, 0, clock.now_ns, -1, -1) for lane in WAITS])
+    before_first = _evaluate(run, plan, clock, 0)
+    for step in range(plan.steps):
+        spans = before_first if step == 0 else []
+        spans += _step_spans(plan.stages, clock, step)
+        clock.now_ns += round(plan.gap_s * 1e9)
+        spans += _evaluate(run, plan, clock, step + 1)
+        wall_s, elapsed_s = clock.row()
+        lanes = lane_seconds(spans)
+        row = {"step": step, "version": step + 1, "wall_s": wall_s, "elapsed_s": elapsed_s, "lanes": lanes}
+        run.append_step(step_row(**row, optimizer_steps=plan.optimizer_steps, metrics=plan.metrics(step)))
+        run.append_spans(spans)
+        run.flush()
+    run.append_rollouts(Purpose.EVALUATE, plan.rollouts)
+    _end(run, plan, clock)
+    return run
+
+
+def _manifest(plan: RunPlan) -> Manifest:
+    return Manifest(
+        scenario=plan.scenario,
+        campaign=plan.campaign,
+        arm=plan.arm,
+        point=plan.point,
+        seed=plan.seed,
+        started_at=plan.started_at,
+        startup_s=plan.startup_s,
+        interleaving=plan.interleaving,
+        position=plan.position,
+        block=plan.block,
+        sentinel=plan.sentinel,
+        machine=plan.machine,
+        versions=plan.versions,
+        threads=2,
+        commit="abcdef1234567890",
+        dirty=False,
+        parameters=3_300_000,
+    )
+
+
+def _evaluate(run: RunFolder, plan: RunPlan, clock: _Clock, version: int) -> list[Span]:
+    if version not in plan.evaluations:
+        return []
+    spans = _step_spans([("generator", Stage.EVALUATE, plan.evaluate_s)], clock, version)
+    reward, length = plan.evaluations[version]
+    metrics = {
+        "validation/reward": Metric(reward, count=plan.prompts),
+        "validation/response_length": Metric(length, count=plan.prompts),
+    }
+    elapsed_s = (clock.now_ns - clock.start_ns) / 1e9
+    run.append_step(evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics))
+    return spans
+
+
+def _step_spans(stages: Sequence[tuple[str, Stage, float]], clock: _Clock, step: int) -> list[Span]:
+    spans = []
+    for lane, stage, seconds in stages:
+        start_ns, clock.now_ns = clock.now_ns, clock.now_ns + round(seconds * 1e9)
+        for other in WAITS:
+            what = stage if other == lane else WAITS[other]
+            spans.append(Span(other, what, start_ns, clock.now_ns, step, step))
+    return spans
+
+
+def _end(run: RunFolder, plan: RunPlan, clock: _Clock) -> None:
+    if plan.status == "completed":
+        wall_s, elapsed_s = clock.row()
+        run.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes={}))
+    if plan.status in ("running", "killed"):
+        run.flush()
+    else:
+        run.finish(plan.status, plan.error, {"final_reward": 0.5})
+    if plan.status == "killed":
+        run.close()
+
+
+@dataclass
+class LaggedPlan:
+    """A run of overlapping lanes to write, through the recorder. Every step takes 1 s, and in it
+
+        Generator  transfer, verify, load, then generate until 0.8 s, then wait 0.2 s for weights
+        Scorer     wait 0.1 s, score 0.1 s, wait
+        Learner    wait 0.2 s for the batch, update until 0.9 s, publish, verify
+
+    Attributes:
+        lag: of each group of a step; before there are so many versions, as much as there can be.
+        sync_ms: publish, transfer, load and verify; in the first step five times as much.
+        ledger: None where the run does not get to its end.
+        replay: step to (the buffer's statistics, its groups); None without a buffer.
+        rewards: first and last validation reward.
+    """
+
+    scenario: str = "async_lag_sweep"
+    campaign: str = "20261121-120000"
+    arm: str = "lag1"
+    seed: int = 0
+    steps: int = 8
+    max_lag: int = 1
+    lag: Sequence[int] = (1, 1)
+    settings: str = "transport: {type: nixl}\n"
+    sync_ms: tuple[float, float, float, float] = (10.0, 20.0, 10.0, 2.0)
+    num_bytes: int = 20_000_000
+    ledger: Ledger | None = field(default_factory=lambda: Ledger(Count(32, 320), trained=Count(32, 320)))
+    replay: Callable[[int], tuple[ReplayStats, int]] | None = None
+    rewards: tuple[float, float] = (0.2, 0.6)
+
+
+def write_lagged_run(root: Path, plan: LaggedPlan) -> RunFolder:
+    """Write the run through the recorder, on a clock set by hand."""
+    now = [2_000_000_000]  # the loop starts at 2 s
+    point = {"seed": plan.seed}
+    run = RunFolder.create(root, plan.scenario, plan.campaign, f"{plan.arm},seed={plan.seed}", scrubber=SCRUBBER)
+    run.write_scenario(f"steps: {plan.steps}\nreward_target: 0.5\nmax_lag: {plan.max_lag}\n{plan.settings}")
+    named = {"scenario": plan.scenario, "campaign": plan.campaign, "started_at": "2026-11-21T12:00:00.000Z"}
+    run.write_manifest(Manifest(arm=plan.arm, point=point, seed=plan.seed, **named))
+    tracer = RecordingTracer(lambda: now[0])
+    recorder = RunRecorder(run, tracer, synchronous=False)
+    recorder.loop_starts(WAITS)
+    recorder.on_evaluation(0, _validation(plan.rewards[0]))
+    for step in range(plan.steps):
+        spans = _lagged_spans(plan, step)
+        changed = {"generator": Stage.WEIGHT_LOAD, "learner": Stage.WEIGHT_PUBLISH}
+        tracer.finished.extend(spans)
+        for lane, stage in changed.items():
+            now[0] = next(span.end_ns for span in spans if (span.lane, span.stage) == (lane, stage))
+            recorder.on_version(lane, step + (lane == "learner"))
+        now[0] = (3 + step) * 1_000_000_000
+        recorder.on_step(_lagged_facts(plan, step))
+    recorder.on_evaluation(plan.steps, _validation(plan.rewards[1]))
+    if plan.ledger is not None:
+        recorder.on_finished(plan.ledger)
+    recorder.loop_ends()
+    run.finish("completed", None, recorder.outcome())
+    return run
+
+
+def _validation(reward: float) -> ScoredBatch:
+    metrics = {"validation/reward": Metric(reward, count=256), "validation/response_length": Metric(12.0, count=256)}
+    return ScoredBatch(WorkItem(Purpose.EVALUATE, 0, 0, (0,), 1, 0), (), metrics)
+
+
+def _lagged_spans(plan: LaggedPlan, step: int) -> list[Span]:
+    publish, transfer, load, verify = (ms * (5 if step == 0 else 1) / 1e3 for ms in plan.sync_ms)
+    generator = [(Stage.WEIGHT_TRANSFER, transfer), (Stage.WEIGHT_VERIFY, verify), (Stage.WEIGHT_LOAD, load)]
+    generator += [(Stage.GENERATE, 0.8 - transfer - verify - load), (Stage.WAIT_FOR_WEIGHTS, 0.2)]
+    scorer = [(Stage.WAIT_FOR_ROLLOUTS, 0.1), (Stage.SCORE, 0.1), (Stage.WAIT_FOR_ROLLOUTS, 0.8)]
+    learner = [(Stage.WAIT_FOR_BATCH, 0.2), (Stage.UPDATE, 0.7)]
+    learner += [(Stage.WEIGHT_PUBLISH, publish), (Stage.WEIGHT_VERIFY, verify)]
+    spans = []
+    for lane, stages in (("generator", generator), ("scorer", scorer), ("learner", learner)):
+        end_ns = (2 + step) * 1_000_000_000
+        for stage, seconds in stages:
+            start_ns, end_ns = end_ns, end_ns + round(seconds * 1e9)
+            batch = step + 2 if stage is Stage.WAIT_FOR_WEIGHTS else step  # the next batch but one is waited for
+            spans.append(Span(lane, stage, start_ns, end_ns, batch, step))
+    return spans
+
+
+def _lagged_facts(plan: LaggedPlan, step: int) -> StepFacts:
+    groups = [
+        RolloutGroup(number, step, max(0, step - lag), step, (8, 12), rewards=(0.0, 1.0))
+        for number, lag in enumerate(plan.lag)
+    ]
+    item = WorkItem(Purpose.TRAIN, step, 0, tuple(range(len(groups))), 2, 0)
+    scored = ScoredBatch(item, tuple(groups), {"reward/total": Metric(0.5, count=2 * len(groups))})
+    taken = tuple(Taken(group, 1 + number, step - group.min_version) for number, group in enumerate(groups))
+    result, ticket = UpdateResult(step + 1, 1, {}), WeightTicket(step + 1, plan.num_bytes, 3)
+    return StepFacts(step, (scored,), taken, result, ticket, replay=plan.replay(step) if plan.replay else None)
+
+
+@pytest.fixture
+def make_lagged_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
+    """Return a function that writes a run of overlapping lanes; its keywords are the fields of ``LaggedPlan``."""
+    with ExitStack() as opened:
+        yield lambda **fields: opened.enter_context(
+            write_lagged_run(tmp_path / "results", replace(LaggedPlan(), **fields))
+        )
+
+
+@pytest.fixture
+def lagged(make_lagged_run: Callable[..., RunFolder], tmp_path: Path) -> Path:
+    """Two arms of overlapping lanes in two seeds each, over two transports, of 12 steps."""
+    for seed in (0, 1):
+        make_lagged_run(arm="lag1", seed=seed, steps=12)
+        store = "transport: {type: object_store}\n"
+        make_lagged_run(arm="lag3", seed=seed, steps=12, lag=(1, 3), settings=store, sync_ms=(10, 30, 20, 2))
+    return tmp_path / "results" / "async_lag_sweep" / "20261121-120000"
+
+
+@pytest.fixture
+def style() -> Iterator[None]:
+    """The settings that every picture is drawn with."""
+    with picture_style():
+        yield
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
+    """Return a function that writes a run below ``tmp_path/results``; its keywords are the fields of ``RunPlan``."""
+    with ExitStack() as opened:
+        yield lambda **fields: opened.enter_context(write_run(tmp_path / "results", replace(RunPlan(), **fields)))
+
+
+@pytest.fixture
+def scrubber() -> Scrubber:
+    """A scrubber for a user who is not the one running the tests."""
+    return SCRUBBER

@@ -1,0 +1,399 @@
+"""Scenario files: looked up, extended, overridden, and refused with every problem in one message."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.scenario import FolderModelSettings, JsonlTaskSettings, PresetModelSettings, Scenario, load_scenario
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "scenarios").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "scenarios"
+
+
+def refused(path, *overrides):
+    with pytest.raises(UserError) as caught:
+        load_scenario(path, overrides)
+    return caught.value
+
+
+def load_text(folder, text, *overrides):
+    (folder / "s.yaml").write_text(text)
+    return load_scenario("s", overrides)
+
+
+def refused_text(folder, text, *overrides):
+    (folder / "s.yaml").write_text(text)
+    return refused("s", *overrides)
+
+
+def test_a_name_is_looked_up_in_the_current_scenarios_folder_first(folder):
+    (folder / "sync_k1.yaml").write_text("steps: 3\n")
+    scenario = load_scenario("sync_k1")
+    assert (scenario.name, scenario.steps) == ("sync_k1", 3)
+
+
+def test_a_name_is_looked_up_in_the_projects_own_folder_next(folder):
+    assert load_scenario("sync_k4").epochs_per_batch == 4
+
+
+def test_a_path_is_taken_as_it_is(folder, tmp_path):
+    (tmp_path / "mine.yml").write_text("steps: 5\n")
+    assert load_scenario("mine.yml").steps == load_scenario(tmp_path / "mine.yml").steps == 5
+
+
+def test_left_out_settings_have_the_documented_defaults(folder):
+    scenario = load_text(folder, "steps: 60\n")
+    assert scenario == Scenario(name="s")
+    assert scenario.model == PresetModelSettings(preset="small")
+    assert (scenario.optimizer.betas, scenario.sampling.stop, scenario.loss.kl.estimator) == ((0.9, 0.95), (), "k3")
+
+
+def test_blocks_that_are_empty_mean_their_defaults(folder):
+    text = "steps: 60\nloss:\n  kl:\nmodel:\ntransport:\nsampling:\narms:\nsweep:\n"
+    assert load_text(folder, text) == Scenario(name="s")
+
+
+def test_a_file_name_with_odd_characters_gives_a_safe_name(folder):
+    (folder / "-my run(2).yaml").write_text("steps: 1\n")
+    assert load_scenario("scenarios/-my run(2).yaml").name == "my-run-2-"
+
+
+def test_a_missing_name_lists_the_nearest_ones(folder):
+    (folder / "async_one.yaml").write_text("steps: 1\n")
+    error = refused("asinc_one")
+    assert error.what == "no scenario called 'asinc_one'"
+    assert error.fix.startswith("did you mean async_one?")
+    assert "scenarios" in error.where
+
+
+def test_a_name_like_no_other_gets_the_whole_list(folder):
+    shipped = sorted(path.stem for path in (Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
+    assert f"there are: {', '.join(shipped)} (" in refused("zzzzzz").fix
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("scenarios/quikstart.yaml", "no scenario file scenarios/quikstart.yaml (no such file)"),
+        ("nowhere/quikstart.yaml", "no scenario file nowhere/quikstart.yaml (no such folder)"),
+    ],
+)
+def test_a_missing_file_says_whether_the_folder_is_there(folder, path, what):
+    error = refused(path)
+    assert error.what == what
+    assert error.fix.startswith("did you mean quickstart or quickstart_seeds?")
+
+
+def test_a_file_that_is_not_text_is_refused(folder):
+    (folder / "s.yaml").write_bytes(b"steps: 3 # \xff\n")
+    error = refused("s")
+    assert error.what == "the file is not UTF-8 text (byte 11 is 0xff)"
+    assert error.where == "scenarios/s.yaml"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
+    (folder / "s.yaml").write_bytes(b"\xef\xbb\xbfsteps: 3\n")
+    assert load_scenario("s").steps == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "where", "fix"),
+    [
+        ("stepps: 3\n", "unknown key `stepps`", "line 1", "did you mean `steps`?"),
+        (
+            "loss:\n  kl:\n    coeficient: 1.0\n",
+            "unknown key `loss.kl.coeficient`",
+            "line 3",
+            "did you mean `loss.kl.coefficient`?",
+        ),
+        ("learning_rate: 1\n", "unknown key `learning_rate`", "line 1", "did you mean `optimizer.learning_rate`?"),
+        ("advantage: {zzz: 1}\n", "unknown key `advantage.zzz`", "line 1", "valid here: eps, normalize_by_std"),
+        ("loss.type: grpo_clip\n", "unknown key `loss.type`", "line 1", "dotted keys are for --set, arms and sweep"),
+        ("model: {path: x}\n", "unknown key `model.path`", "line 1", "belongs to `model.type: folder`"),
+        ("steps: 0\n", "`steps` is 0, must be at least 1", "line 1", "(default: 60)"),
+        ("steps: true\n", "`steps` is true, expected a whole number", "line 1", "(default: 60)"),
+        ("steps: 6.5\n", "`steps` is 6.5, expected a whole number", "line 1", "(default: 60)"),
+        ("steps: '6'\n", "`steps` is text '6', expected a whole number", "line 1", "leave the quotes out: steps: 6"),
+        ("steps: [6]\n", "`steps` is the list [6], expected a whole number", "line 1", "Training steps"),
+        ("name:\n", "`name` is nothing (null), expected text", "line 1", "Name of the results folder"),
+        ("name: 7\n", "`name` is 7, expected text", "line 1", "put it in quotes: name: '7'"),
+        ("name: a/b\n", "`name` is text 'a/b': must be letters, digits and _ . + = , -", "line 1", "results folder"),
+        ("seed: -1\n", "`seed` is -1, must be at least 0", "line 1", "(default: 0)"),
+        ("seed: 4294967296\n", "`seed` is 4294967296, must be at most 4294967295", "line 1", "(default: 0)"),
+        ("optimizer: {learning_rate: 1e-4x}\n", "text '1e-4x', expected a number", "line 1", "(default: 1e-05)"),
+        (
+            "optimizer: {betas: 0.9}\n",
+            "`optimizer.betas` is 0.9, expected a list",
+            "line 1",
+            "in brackets: betas: [0.9]",
+        ),
+        ("optimizer:\n  betas: [0.9, 1.0]\n", "`optimizer.betas[1]` is 1.0, must be below 1", "line 2", "averages"),
+        (
+            "optimizer:\n  betas: [0.9]\n",
+            "`optimizer.betas` has 1 items, must have more",
+            "line 2",
+            "two running averages",
+        ),
+        ("optimizer:\n  betas: [0, 0, 0]\n", "has 3 items, must have at most 2", "line 2", "two running averages"),
+        ("sampling: {temperature: 0}\n", "`sampling.temperature` is 0, must be above 0", "line 1", "(default: 1.0)"),
+        ("sampling: {top_p: .nan}\n", "`sampling.top_p` is nan, expected a finite number", "line 1", "(default: 1.0)"),
+        ("sampling: {stop: [a, '']}\n", "`sampling.stop[1]` is text '': must not be empty", "line 1", "end a response"),
+        ("save_policy: off\n", "`save_policy` is text 'off', expected true or false", "line 1", "write true or false"),
+        ("loss: 3\n", "`loss` is 3, expected a mapping", "line 1", "policy-gradient loss"),
+        (
+            "loss: {type: grpo}\n",
+            "`loss.type` is text 'grpo'",
+            "line 1",
+            "did you mean `grpo_clip`? valid: no_baseline",
+        ),
+        ("loss: {dual_clip: 1}\n", "`loss.dual_clip` is 1, must be above 1", "line 1", "dual clip"),
+        (
+            "model: {type: preset, preset: big}\n",
+            "`model.preset` is text 'big'",
+            "line 1",
+            "valid: tiny, small, course",
+        ),
+        (
+            "engine: {type: natve}\n",
+            "`engine.type` is text 'natve'",
+            "line 1",
+            "did you mean `native`? valid: native, fake",
+        ),
+        ("engine: native\n", "`engine` is text 'native', expected a mapping", "line 1", "samples the rollouts"),
+        (
+            "transport: {type: nixle}\n",
+            "`transport.type` is text 'nixle'",
+            "line 1",
+            "did you mean `nixl`? valid: in_process, object_store, object_store_numpy, nixl, gloo, nccl",
+        ),
+        (
+            "transport: {type: gloo, preallocate: true}\n",
+            "unknown key `transport.preallocate`",
+            "line 1",
+            "it belongs to `transport.type: nixl`: set that type, or leave it out",
+        ),
+        (
+            "transport: {progress_thread_delay: 5, type: nixl}\n",
+            "unknown key `transport.progress_thread_delay`",
+            "line 1",
+            "did you mean `transport.progress_thread_delay_us`?",
+        ),
+        (
+            "placement: {generator: {cont: 2}}\n",
+            "unknown key `placement.generator.cont`",
+            "line 1",
+            "did you mean `placement.generator.count`?",
+        ),
+        (
+            "placement: {generator: {count: 0}}\n",
+            "`placement.generator.count` is 0, must be at least 1",
+            "line 1",
+            "count: How many of them. (default: 1)",
+        ),
+        (
+            "replay: {capacity: 8, sampling: random}\n",
+            "`replay.sampling` is text 'random', which is none of its values",
+            "line 1",
+            "valid: newest, uniform, reward_weighted",
+        ),
+        (
+            "lag_control: waits\n",
+            "`lag_control` is text 'waits', which is none of its values",
+            "line 1",
+            "did you mean `wait`? valid: wait, drop, in_flight",
+        ),
+        (
+            "transport_sweep: {transport: [nixl]}\n",
+            "unknown key `transport_sweep.transport`",
+            "line 1",
+            "did you mean `transport_sweep.transports`",
+        ),
+        (
+            "transport_sweep: {megabytes: 10}\n",
+            "`transport_sweep.megabytes` is 10, expected a list",
+            "line 1",
+            "put it in brackets: megabytes: [10]",
+        ),
+        ("model: {type: folder}\n", "`model.path` is missing", "line 1", "add `model.path`"),
+        (
+            "task: {type: jsonl, train: a, reward: f}\n",
+            "`task.reward` is text 'f': must be of the form",
+            "line 1",
+            "reward",
+        ),
+        ("arms: {'a b': {}}\n", "`arms.a b` is text 'a b': must be letters, digits", "line 1", ""),
+        ("arms: {k1: 3}\n", "`arms.k1` is 3, expected a mapping", "line 1", ""),
+        ("sweep: {seed: 3}\n", "`sweep.seed` is 3, expected a list", "line 1", "put it in brackets: seed: [3]"),
+        ("sweep: {seed: []}\n", "`sweep.seed` is the list []: has 0 items, must have at least 1", "line 1", ""),
+        ("steps: 3\nsteps: 4\n", "`steps` is written twice (first: scenarios/s.yaml, line 1)", "line 2", "keep one"),
+    ],
+)
+def test_one_problem_is_told_with_value_bound_place_and_fix(folder, text, what, where, fix):
+    error = refused_text(folder, text)
+    assert what in error.what
+    assert where in error.where
+    assert fix in (error.fix or "")
+
+
+def test_all_problems_of_a_file_are_in_one_message(folder):
+    error = refused_text(folder, "stepps: 3\nsteps: 0\nsteps: 1\nloss:\n  type: x\n", "group_size=a")
+    assert str(error).splitlines() == [
+        "5 problems in scenarios/s.yaml",
+        "  1. `steps` is written twice (first: scenarios/s.yaml, line 2)",
+        "     where: scenarios/s.yaml, line 3",
+        "     fix:   keep one of them",
+        "  2. `steps` is 0, must be at least 1",
+        "     where: scenarios/s.yaml, line 2",
+        "     fix:   steps: Training steps, each of which consumes one rollout batch. (default: 60)",
+        "  3. `group_size` is text 'a', expected a whole number",
+        "     where: --set group_size=a",
+        "     fix:   group_size: Responses to each prompt. (default: 8)",
+        "  4. `loss.type` is text 'x', which is none of its values",
+        "     where: scenarios/s.yaml, line 5",
+        "     fix:   valid: no_baseline, reinforce_with_baseline, naive, unclipped, grpo_clip",
+        "  5. unknown key `stepps`",
+        "     where: scenarios/s.yaml, line 1",
+        "     fix:   did you mean `steps`?",
+    ]
+
+
+def test_overrides_are_laid_over_the_file_in_order(folder):
+    scenario = load_text(
+        folder,
+        "loss: {cliprange: 0.3}\nsteps: 9\n",
+        "steps=4",
+        "loss.kl.coefficient=1e-5",
+        "steps=5",
+        "sampling.stop=['</a>', b]",
+        "description='a: b'",
+        "optimizer.learning_rate=1",
+        "name=other",
+    )
+    assert (scenario.steps, scenario.loss.cliprange, scenario.loss.kl.coefficient) == (5, 0.3, 1e-5)
+    assert (scenario.sampling.stop, scenario.name) == (("</a>", "b"), "other")
+    assert scenario.optimizer.learning_rate == 1.0
+    assert isinstance(scenario.optimizer.learning_rate, float)
+
+
+def test_another_type_drops_the_keys_that_only_the_old_type_has(folder):
+    text = "model: {type: preset, preset: tiny, warm_start: false, precision: bfloat16}\n"
+    scenario = load_text(folder, text, "model.type=folder", "model.path=some/folder")
+    assert scenario.model == FolderModelSettings(path="some/folder", precision="bfloat16")
+
+
+def test_a_setting_below_a_block_that_the_file_leaves_out_needs_no_type(folder):
+    assert load_text(folder, "steps: 1\n", "model.preset=tiny").model == PresetModelSettings(preset="tiny")
+
+
+def test_a_misspelt_key_is_still_refused_when_the_type_changes(folder):
+    error = refused_text(folder, "model: {preset: tiny, presett: tiny}\n", "model.type=folder", "model.path=x")
+    assert error.what == "unknown key `model.presett`"
+
+
+def test_null_puts_a_block_back_to_its_defaults(folder):
+    scenario = load_text(folder, "loss: {cliprange: 0.3}\narms: {a: {seed: 1}}\n", "loss=null", "arms=null")
+    assert scenario == Scenario(name="s")
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "fix"),
+    [
+        ("stepps=3", "unknown key `stepps`", "did you mean `steps`?"),
+        ("optimiser.learning_rate=1", "unknown key `optimiser`", "did you mean `optimizer`?"),
+        ("loss.clip_range=1", "unknown key `loss.clip_range`", "did you mean `loss.cliprange`"),
+        ("lr=1", "unknown key `lr`", "valid here: name, description, seed"),
+        ("steps.x=1", "`steps` is the mapping {'x': 1}, expected a whole number", "Training steps"),
+        ("group_size=0", "`group_size` is 0, must be at least 1", "Responses to each prompt"),
+        ("steps", "--set takes key=value, got 'steps'", "--set optimizer.learning_rate=1e-4"),
+        ("=3", "--set takes key=value, got '=3'", "--set optimizer.learning_rate=1e-4"),
+        ("loss..type=x", "--set takes key=value, got 'loss..type=x'", "--set optimizer.learning_rate=1e-4"),
+        ("description=a: b", "`description` is the mapping {'a': 'b'}, expected text", "What is compared"),
+        ("extends=sync_k", "`extends` cannot be overridden", "run the other scenario"),
+    ],
+)
+def test_a_wrong_override_is_refused_alike(folder, override, what, fix):
+    error = refused_text(folder, "loss: {cliprange: 0.3}\n", override)
+    assert what in error.what
+    assert fix in error.fix
+    assert error.where in (f"--set {override}", None)
+    assert override in str(error)
+
+
+def test_a_syntax_error_in_an_override_names_the_override(folder):
+    error = refused_text(folder, "steps: 1\n", "sampling.stop=[a")
+    assert "YAML syntax error" in error.what
+    assert error.where == "--set sampling.stop=[a, line 1, column 3"
+
+
+def test_arms_and_sweep_can_be_overridden(folder):
+    scenario = load_text(
+        folder, "arms: {k1: {epochs_per_batch: 1}}\n", "arms.k2.epochs_per_batch=2", "sweep.loss.cliprange=[0.1, 0.2]"
+    )
+    assert scenario.arms == {"k1": {"epochs_per_batch": 1}, "k2": {"epochs_per_batch": 2}}
+    assert scenario.sweep == {"loss.cliprange": [0.1, 0.2]}
+
+
+def test_extends_merges_blocks_but_not_name_and_description(folder):
+    (folder / "base.yaml").write_text(
+        "name: b\ndescription: of b\nsteps: 7\nloss: {cliprange: 0.3, kl: {monitor: true}}\n"
+    )
+    (folder / "middle.yaml").write_text("extends: base\nloss: {kl: {coefficient: 0.5}}\n")
+    scenario = load_text(folder, "extends: middle.yaml\nsteps: 8\n")
+    assert (scenario.name, scenario.description, scenario.steps) == ("s", "", 8)
+    assert (scenario.loss.cliprange, scenario.loss.kl.monitor, scenario.loss.kl.coefficient) == (0.3, True, 0.5)
+
+
+def test_extends_finds_files_beside_it_and_the_projects_own(folder, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "own.yaml").write_text("extends: sync_k8\n")
+    (tmp_path / "deep" / "child.yaml").write_text("extends: own\nsteps: 2\n")
+    scenario = load_scenario("deep/child.yaml")
+    assert (scenario.epochs_per_batch, scenario.steps) == (8, 2)
+
+
+def test_an_error_in_an_extended_file_names_that_file(folder):
+    (folder / "base.yaml").write_text("\n\nsteps: 0\n")
+    assert refused_text(folder, "extends: base\n").where == "scenarios/base.yaml, line 3"
+
+
+def test_extending_in_a_circle_is_refused_with_the_circle(folder):
+    (folder / "a.yaml").write_text("extends: b\n")
+    (folder / "b.yaml").write_text("steps: 1\nextends: a\n")
+    error = refused("a")
+    assert error.what == "scenarios extend each other: a -> b -> a"
+    assert error.where == "scenarios/b.yaml, line 2"
+
+
+def test_extending_itself_is_refused(folder):
+    assert refused_text(folder, "extends: s\n").what == "scenarios extend each other: s -> s"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("extends: sync_q\n", "`extends`: no scenario called 'sync_q'"),
+        ("extends: [a, b]\n", "`extends` is ['a', 'b'], expected one name or path"),
+    ],
+)
+def test_a_wrong_extends_is_refused_at_its_line(folder, text, what):
+    error = refused_text(folder, text)
+    assert error.what == what
+    assert error.where == "scenarios/s.yaml, line 1"
+
+
+def test_a_jsonl_task_is_read(folder):
+    scenario = load_text(folder, "task: {type: jsonl, train: t.jsonl, reward: 'my.rewards:exact'}\n")
+    assert scenario.task == JsonlTaskSettings(train="t.jsonl", reward="my.rewards:exact")
+    assert scenario.task.validation_fraction == 0.1
+
+
+def test_an_error_pickles_with_everything_in_it(folder):
+    import pickle
+
+    error = refused_text(folder, "stepps: 3\n")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

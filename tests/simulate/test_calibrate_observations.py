@@ -1,0 +1,253 @@
+"""A small recorded run becomes observations whose units are counted by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.trace import Span, Stage
+from harness.results import Manifest, RunFolder, Scrubber, load_run, step_row, tail_row
+from harness.results.syncs import SyncRow
+from harness.simulate.calibrate.observations import Observation, observe, observe_sweep
+
+MS = 1_000_000
+SETTINGS = """
+name: quick
+model: {preset: tiny, threads: 1, precision: bfloat16}
+engine: {type: native, precision: bfloat16}
+rollout_batch_size: 4
+group_size: 2
+steps: 2
+transport: {type: object_store}
+placement: {colocated: false}
+"""
+ACTORS = (  # (lane, stage, start and end in ms, step): the first sync, then one training step
+    ("learner", Stage.WEIGHT_PUBLISH, 1000, 1020, 0),
+    ("generator", Stage.WEIGHT_TRANSFER, 1030, 1035, 0),
+    ("generator", Stage.WAIT_FOR_CALL, 1040, 1042, 0),
+    ("generator", Stage.GENERATE, 1042, 1072, 0),
+    ("generator", Stage.WAIT_FOR_CALL, 1072, 1075, 0),
+    ("scorer", Stage.SCORE, 1076, 1077, 0),
+    ("learner", Stage.WAIT_FOR_CALL, 1078, 1080, 0),
+    ("learner", Stage.PREPARE_BATCH, 1080, 1081, 0),
+    ("learner", Stage.UPDATE, 1081, 1131, 0),
+    ("learner", Stage.WAIT_FOR_CALL, 1131, 1133, 0),
+    ("learner", Stage.WEIGHT_PUBLISH, 1134, 1144, 1),
+    ("learner", Stage.WEIGHT_VERIFY, 1144, 1146, 1),
+    ("generator", Stage.WEIGHT_LOAD, 1150, 1154, 1),
+    ("learner", Stage.WAIT_FOR_RECORDER, 1154, 1156, 0),
+)
+SHARD = {
+    "kind": "shard",
+    "purpose": "train",
+    "step": 0,
+    "shard": 0,
+    "prompt_ids": [8, 9],
+    "prompt_tokens": [5, 7],
+    "versions": [[0, 0], [0, 0]],
+    "lengths": [[3, 4], [2, 6]],
+    "rewards": [[0.0, 1.0], [0.0, 1.0]],
+    "failed_groups": 0,
+}
+LAYER, TABLE = 196_864, 163_840
+"""Weights of a layer of `tiny`, 2 x 128 x (128 + 64) + 3 x 128 x 384 + 2 x 128, and of its table, 1280 x 128."""
+PARAMETERS = 2 * LAYER + TABLE + 128
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Iterator[Write]:
+    """Return a function that writes a run of one step with these spans and shards, and returns its folder."""
+    with ExitStack() as opened:
+
+        def write_it(
+            spans: tuple[tuple[str, Stage, float, float, int], ...] = ACTORS,
+            shards: tuple[dict[str, Any], ...] = (SHARD,),
+            settings: str = SETTINGS,
+            **row: Any,
+        ) -> Path:
+            scrubber = Scrubber(home="/home/ann", cwd="/home/ann/harness", host="annbox", user="ann")
+            run = opened.enter_context(
+                RunFolder.create(
+                    tmp_path, "quick", "20261121-120000", f"arm{len(list(tmp_path.rglob('arm*')))}", scrubber=scrubber
+                )
+            )
+            run.write_scenario(settings)
+            machine = {"cpu": "Abacus 3000", "cores": 2, "fingerprint": "0123456789ab"}
+            run.write_manifest(
+                Manifest(
+                    scenario="quick",
+                    campaign="20261121-120000",
+                    started_at="2026-11-21T12:00:00Z",
+                    arm="a",
+                    machine=machine,
+                )
+            )
+            run.append_spans(
+                Span(lane, stage, round(a * MS), round(b * MS), step, 0) for lane, stage, a, b, step in spans
+            )
+            run.append_groups(shards)
+            made = {
+                "step": 0,
+                "version": 1,
+                "wall_s": 0.2,
+                "elapsed_s": 0.2,
+                "optimizer_steps": 1,
+                "lanes": {},
+                "metrics": {},
+            }
+            run.append_step(step_row(**(made | row)))
+            run.append_step(tail_row(wall_s=0.0, elapsed_s=0.2, lanes={}))
+            run.finish("completed", None, {})
+            return run.folder
+
+        yield write_it
+
+
+def _only(found: list[Observation], stage: str, **where: str) -> Observation:
+    matching = [item for item in found if item.stage == stage and where.items() <= item.where.items()]
+    assert len(matching) == 1, matching
+    return matching[0]
+
+
+def _near(units: dict[str, float]) -> Any:
+    return pytest.approx(units, rel=1e-12)
+
+
+def test_generating_is_counted_by_prompts_steps_and_rows(write: Write) -> None:
+    """Responses of 3, 4, 2 and 6 tokens: 5 steps behind the prefill, of 2 + 3 + 1 + 5 = 11 rows, in 2 layers."""
+    item = _only(observe(load_run(write())), "generate")
+    assert item.seconds == pytest.approx(0.030)
+    assert item.units == _near(
+        {
+            "call": 1,
+            "response": 4,
+            "prompt_gflop": 2 * (12 * 2 * LAYER + 2 * TABLE) / 1e9,
+            "decode_step": 5,
+            "decode_layer": 10,
+            "weight_gb": 5 * PARAMETERS * 2 / 1e9,
+            "row_layer": 22,
+            "row_gflop": 11 * 2 * (2 * LAYER + TABLE) / 1e9,
+            # keys and values of 2 layers x 2 (k, v) x 64: of the prompt at each step, and of the response so far
+            "context_gb": (2 * 5 + 3 + 3 * 5 + 6 + 7 + 1 + 5 * 7 + 15) * 256 * 4 / 1e9,
+        }
+    )
+    told = {"engine": "native", "precision": "bfloat16", "threads": "1", "device": "cpu", "placement": "actors"}
+    assert (item.where, item.model, item.arm, item.step, item.others) == (told, "tiny", "a", 0, 0.0)
+
+
+def test_updating_is_counted_by_packed_tokens(write: Write) -> None:
+    """12 prompt tokens and 15 response tokens, without the last of each of the 4 responses: 23 in 2 layers.
+
+    Attention alone pads: 2 prompts of 7 by 7, and 4 responses of 5 by 7 + 5 = 12, in 4 heads.
+    """
+    found = observe(load_run(write()))
+    assert _only(found, "update").units == _near(
+        {
+            "call": 1,
+            "microbatch": 1,
+            "position_layer": 46,
+            "position_gflop": 2 * (23 * 2 * LAYER + 15 * TABLE) / 1e9,
+            "pair_gb": (2 * 49 + 4 * 5 * 12) * 4 * 2 * 4 / 1e9,
+            "logit_gb": 15 * 1280 * 4 / 1e9,
+            "optimizer_step": 1,
+            "parameter_gb": PARAMETERS * 4 / 1e9,
+        }
+    )
+    assert _only(found, "prepare_batch").units == {"call": 1, "group": 2, "response": 4, "token": 15}
+    assert _only(found, "score").units == {"call": 1, "group": 2, "response": 4, "token": 15}
+
+
+def test_the_first_sync_is_told_apart(write: Write) -> None:
+    first, later = [item for item in observe(load_run(write())) if item.stage == "weight_publish"]
+    gb = PARAMETERS * 4 / 1e9
+    assert first.units == {"call": 1, "tensor": 20, "gb": gb, "further_gb": 0, "first": 1, "first_gb": gb}
+    assert later.units == {"call": 1, "tensor": 20, "gb": gb, "further_gb": 0, "first": 0, "first_gb": 0}
+    assert (first.seconds, later.seconds) == pytest.approx((0.020, 0.010))
+    assert first.where == {"transport": "object_store"}
+
+
+def test_both_ways_of_a_call_are_told_apart_and_what_they_carry_is_counted(write: Write) -> None:
+    found = observe(load_run(write()))
+    there, back = (_only(found, "call", call="generate", way=way) for way in ("there", "back"))
+    assert (there.seconds, there.units) == (pytest.approx(0.002), {"call": 1, "group": 0, "response": 0})
+    assert (back.seconds, back.units) == (pytest.approx(0.003), {"call": 1, "group": 2, "response": 4})
+    there, back = (_only(found, "call", call="update", way=way) for way in ("there", "back"))
+    assert (there.units["group"], back.units["group"]) == (2, 0)
+    assert there.where["placement"] == "actors"
+
+
+def test_waits_are_no_stages_but_the_recorder_is(write: Write) -> None:
+    found = observe(load_run(write()))
+    assert _only(found, "record").seconds == pytest.approx(0.002)
+    assert sorted({item.stage for item in found}) == [
+        "call",
+        "generate",
+        "prepare_batch",
+        "record",
+        "score",
+        "update",
+        "weight_load",
+        "weight_publish",
+        "weight_transfer",
+        "weight_verify",
+    ]
+
+
+@pytest.mark.parametrize("flag", ["warmup", "profiled"])
+def test_steps_of_warmup_and_profilers_leave_only_the_first_sync(write: Write, flag: str) -> None:
+    found = observe(load_run(write(**{flag: True})))
+    assert {(item.stage, item.step) for item in found} == {
+        ("weight_publish", 0),
+        ("weight_transfer", 0),
+        ("weight_publish", 1),
+        ("weight_verify", 1),
+        ("weight_load", 1),
+    }
+
+
+def test_work_at_the_same_time_is_measured_by_its_share(write: Write) -> None:
+    """Two Generators: the second works from 1052 to 1082, which is 20 of the first one's 30 ms."""
+    spans = (("generator0", Stage.GENERATE, 1042, 1072, 0), ("generator1", Stage.GENERATE, 1052, 1082, 0))
+    shards = (SHARD, SHARD | {"shard": 1, "lengths": [[2, 2], [2, 2]]})
+    settings = SETTINGS.replace("colocated: false", "colocated: false, generator: {count: 2, cpus: 0.5}")
+    first, second = (item for item in observe(load_run(write(spans, shards, settings))) if item.stage == "generate")
+    assert (first.others, second.others) == pytest.approx((2 / 3, 2 / 3))
+    assert not first.is_alone
+    assert (first.units["decode_step"], second.units["decode_step"]) == (5, 1)  # shards in the order of their starts
+
+
+def test_in_one_process_a_call_is_what_lies_between_two_stages(write: Write) -> None:
+    settings = SETTINGS.replace("object_store", "in_process").replace("colocated: false", "colocated: true")
+    spans = (
+        ("learner", Stage.WEIGHT_PUBLISH, 1000, 1020, 0),
+        ("generator", Stage.GENERATE, 1022, 1052, 0),
+        ("scorer", Stage.SCORE, 1053, 1054, 0),
+        ("learner", Stage.PREPARE_BATCH, 1055, 1056, 0),
+        ("learner", Stage.UPDATE, 1057, 1107, 0),  # of the same call as what stands before it
+    )
+    found = observe(load_run(write(spans, settings=settings)))
+    calls = {item.where["call"]: item.seconds for item in found if item.stage == "call"}
+    assert calls == pytest.approx({"generate": 0.002, "score": 0.001, "update": 0.001})
+
+
+def test_a_sweeps_syncs_are_observed_without_a_model(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(scenario="transport_sweep", steps=0, status="completed")
+    row = SyncRow("nixl", 10_000_000, 20, 1, 0, 0.06, 0.01, 0.04, 0.005, 0.004, 0.001)
+    with (run.folder / "steps.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row.to_json()) + "\n")
+    found = observe_sweep(load_run(run.folder))
+    assert {item.stage: item.seconds for item in found} == {
+        "weight_publish": 0.01,
+        "weight_transfer": 0.04,
+        "weight_load": 0.005,
+        "weight_verify": 0.004,
+    }
+    assert found[0].units == {"call": 1, "tensor": 20, "gb": 0.01, "further_gb": 0, "first": 1, "first_gb": 0.01}
+    assert found[0].where == {"transport": "nixl"}

@@ -1,0 +1,155 @@
+"""Forecasts: their values by hand, and intervals that contain what they must."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.scenario import Scenario, load_scenario
+from harness.simulate.forecast import FEWEST_DRAWS, estimate, farthest, forecast, predicted
+from harness.simulate.machine import MachineProfile
+from harness.simulate.machines import load_machine
+from harness.simulate.noise import Draw
+
+ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
+SMALL = (
+    "steps=6", "rollout_batch_size=16", "group_size=4", "evaluation.every=6", "evaluation.prompts=4",
+    "evaluation.examples=0", "transport.type=shared_memory", "placement.colocated=false",
+)  # fmt: skip
+PINNED = "sampling.pinned_lengths=[11, 11]"
+
+
+def scenario(*changes: str) -> Scenario:
+    return load_scenario("sync_k1", [*SMALL, *changes])
+
+
+def noisy(stage: str, **spread: float) -> MachineProfile:
+    machine = load_machine(ABACUS)
+    stages = tuple(cost.model_copy(update=spread) if cost.stage == stage else cost for cost in machine.stages)
+    return machine.model_copy(update={"stages": stages})
+
+
+def test_a_synchronous_step_is_the_sum_of_its_stages() -> None:
+    found = forecast(scenario(PINNED), load_machine(ABACUS), draws=FEWEST_DRAWS)
+    # 11 tokens are 10 decode steps: 0.1; score 0.05, prepare 0.01, update 0.2, publish 0.02, transfer 0.01, load 0.03
+    expected = 0.1 + 0.05 + 0.01 + 0.2 + 0.02 + 0.01 + 0.03
+    assert (found.step_s.value, found.step_s.low, found.step_s.high) == pytest.approx((expected,) * 3, abs=1e-9)
+    assert found.throughput.value == pytest.approx(16 * 11 / expected)
+    assert found.stages_s["update"].value == pytest.approx(0.2, abs=1e-9)
+    assert found.stages_s["generate"].value == pytest.approx(0.1, abs=1e-9)
+    assert found.sync_s is not None
+    assert found.sync_s.value == pytest.approx(0.02 + 0.01 + 0.03, abs=1e-9)
+    assert {lag: share.value for lag, share in found.lags.items()} == {0: 1.0}
+    assert found.extrapolating == ()
+
+
+def test_one_version_behind_the_slower_lane_sets_the_pace() -> None:
+    found = forecast(scenario(PINNED, "max_lag=1"), load_machine(ABACUS), draws=FEWEST_DRAWS)
+    # the Learner: 0.01 + 0.2 + 0.02; the Generator: 0.1 + 0.01 + 0.03 and done long before
+    assert found.step_s.value == pytest.approx(0.23, abs=1e-9)
+    assert found.lags[1].value == pytest.approx(5 / 6)  # all batches but the first
+    assert found.idle["learner"].value < found.idle["generator"].value
+
+
+def test_dropped_and_unused_rollouts_are_shares_of_the_generated() -> None:
+    changes = ("max_lag=1", "lag_control=drop", "epochs_per_batch=4", "loss.proximal=recompute")
+    found = forecast(scenario(PINNED, *changes), load_machine(ABACUS), draws=1)
+    assert found.waste["dropped"].value > 0.3  # the Generator is three times as fast as the Learner, and never waits
+    lost = sum(found.waste[name].value for name in ("failed", "dropped", "unused"))
+    rollouts = 6 * 16
+    generated = rollouts / (1 - lost)
+    assert generated == pytest.approx(round(generated))  # whole rollouts: the others were trained on
+
+
+def test_recorded_lengths_differ_from_draw_to_draw_and_pinned_ones_do_not() -> None:
+    recorded = forecast(scenario(), load_machine(ABACUS), draws=8)
+    assert len({measures.throughput for measures in recorded.each}) > 1
+    pinned = forecast(scenario("sampling.pinned_lengths=[11, 21]"), load_machine(ABACUS), draws=4)
+    assert len({measures.throughput for measures in pinned.each}) == 1
+
+
+def test_paired_runs_have_the_same_lengths_whatever_the_number_of_generators() -> None:
+    machine, draw = load_machine(ABACUS), Draw(1, 0)
+    tokens = []
+    for count in (1, 2, 4):
+        found, _ = predicted(scenario(f"placement.generator.count={count}"), machine, draw, paired=True)
+        tokens.append(found.throughput * found.step_s)
+    assert tokens[1:] == pytest.approx(tokens[:1] * 2)
+
+
+def test_the_run_effect_is_that_of_each_draw() -> None:
+    machine = noisy("update", run_log_sd=0.2)
+    found = forecast(scenario(PINNED), machine, draws=FEWEST_DRAWS, seed=3)
+    numbers = range(1, FEWEST_DRAWS + 1)
+    worlds = sorted(predicted(scenario(PINNED), machine, Draw(number, 3))[0].step_s for number in numbers)
+    # a step is 0.42 s, 0.2 of it the update: a run effect of sd 0.2 moves it by 0.04, in 19 draws by 0.01 at least
+    assert worlds[-1] - worlds[0] > 0.01
+    assert found.step_s.low == pytest.approx(worlds[0], abs=1e-8)  # of 19 draws: their range
+    assert found.step_s.value == pytest.approx(worlds[9], abs=1e-8)
+    assert found.step_s.high == pytest.approx(worlds[-1], abs=1e-8)
+    assert found == forecast(scenario(PINNED), machine, draws=FEWEST_DRAWS, seed=3)
+    assert found != forecast(scenario(PINNED), machine, draws=FEWEST_DRAWS, seed=4)
+
+
+def test_what_left_its_range_is_said() -> None:
+    found = forecast(scenario("sampling.max_tokens=200", "sampling.pinned_lengths=[101, 101]"), load_machine(ABACUS), 1)
+    assert len(found.extrapolating) == 1
+    assert "generate" in found.extrapolating[0]
+    assert "100" in found.extrapolating[0]  # 101 tokens are 100 decode steps
+    assert "62" in found.extrapolating[0]
+
+
+def test_one_sentence_of_several_draws_is_kept_the_farthest() -> None:
+    said = [
+        "generate (threads 1): 56 units of row are fewer than the 60 to 124 that were measured",
+        "generate (threads 1): 48 units of row are fewer than the 60 to 124 that were measured",
+        "update: 1e+03 units of logit gb are more than the 2 to 5 that were measured",
+        "update: 7.5 units of logit gb are more than the 2 to 5 that were measured",
+        "generate (threads 2): 50 units of row are fewer than the 60 to 124 that were measured",
+        "lengths: those of evaluations stand in for training",
+    ]
+    assert farthest([*said, said[-1]]) == (said[1], said[2], said[4], said[5])
+
+
+def test_a_stage_that_the_profile_lacks_is_refused() -> None:
+    with pytest.raises(UserError, match=r"weight_publish.*gloo") as caught:
+        forecast(scenario("transport.type=gloo"), load_machine(ABACUS), 1)
+    assert "shared_memory" in str(caught.value)
+    with pytest.raises(ValueError, match="at least 1"):
+        forecast(scenario(), load_machine(ABACUS), 0)
+
+
+def test_the_ends_are_order_statistics() -> None:
+    nineteen = estimate([float(value) for value in range(1, 20)])
+    assert (nineteen.low, nineteen.value, nineteen.high) == (1.0, 10.0, 19.0)  # k = 0.05 x 20 = 1
+    many = estimate([float(value) for value in range(39, 0, -1)])
+    assert (many.low, many.value, many.high) == (2.0, 20.0, 38.0)  # k = 2
+    between = estimate([float(value) for value in range(1, 30)])
+    assert (between.low, between.high) == (1.5, 28.5)  # k = 1.5
+    # t_2 at 95% is 2.920 (any table); mean 2, s 1, sqrt(1 + 1/3): 2 +- 3.372, cut at 0
+    few = estimate([1.0, 2.0, 3.0])
+    assert (few.low, few.value) == (0.0, 2.0)
+    assert few.high == pytest.approx(2 + 2.920 * math.sqrt(4 / 3), abs=1e-3)
+    assert estimate([5.0, 5.0]).high == 5.0
+    with pytest.raises(ValueError, match="no draws"):
+        estimate([])
+
+
+@pytest.mark.parametrize("draws", [19, 25, 39])
+@pytest.mark.parametrize("kind", ["normal", "skewed"])
+def test_intervals_cover_nine_in_ten_whatever_the_distribution(draws: int, kind: str) -> None:
+    rng = random.Random(f"{draws} {kind}")
+    draw: Any = (lambda: rng.gauss(0, 1)) if kind == "normal" else (lambda: rng.lognormvariate(0, 1.5))
+    trials, inside = 4000, 0
+    for _ in range(trials):
+        found = estimate([draw() for _ in range(draws)])
+        inside += found.low <= draw() <= found.high
+    # binomial with p = 0.9: five standard errors; between two order statistics the ends are interpolated, which moves
+    # the coverage of skewed draws by less than 0.01
+    bound = 5 * math.sqrt(0.9 * 0.1 / trials) + (0.01 if draws == 25 else 0.0)
+    assert abs(inside / trials - 0.9) < bound

@@ -1,0 +1,421 @@
+"""Whole simulated runs, from a scenario and a hand-made machine profile; every time is worked out by hand."""
+
+import json
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.core.trace import Stage
+from harness.core.types import Purpose
+from harness.loop import SilentObserver
+from harness.results import RunFolder
+from harness.results.recorder import RunRecorder
+from harness.scenario import Scenario
+from harness.simulate.clock import run_virtual
+from harness.simulate.costing import Costing
+from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
+from harness.simulate.simulation import simulate_run
+from harness.simulate.world import Draw, build_world
+
+GB = 1e9
+
+
+def cost(stage, where=None, **seconds):
+    return StageCost(stage=stage, where=where or {}, seconds=seconds)
+
+
+BY_HAND = (
+    cost("generate", decode_step=1.0, response=0.1),
+    cost("score", call=0.5),
+    cost("prepare_batch", token=0.01),
+    cost("old_logprobs", microbatch=0.7),
+    cost("update", optimizer_step=2.0),
+    cost("weight_publish", {"transport": "object_store"}, call=0.25, first=1.0),
+    cost("weight_publish", {"transport": "shared_memory"}, call=0.1),
+    cost("weight_transfer", {"transport": "object_store"}, call=0.3),
+    cost("weight_transfer", {"transport": "shared_memory"}, call=0.05),
+    cost("weight_load", call=0.2),
+    cost("weight_verify", {"part": "learner"}, call=0.05),
+    cost("weight_verify", {"part": "generator"}, call=0.15),
+    cost("call", {"way": "there"}, call=0.01),
+    cost("call", {"way": "back"}, call=0.02),
+    cost("record", call=0.125),
+)
+
+
+def machine(*stages, contention=None):
+    return MachineProfile(
+        name="by hand",
+        made="2026-11-21",
+        device=Device(name="made up"),
+        sources=("by hand",),
+        stages=stages or BY_HAND,
+        contention=contention,
+    )
+
+
+def scenario(**changes):
+    """8 responses of 5 tokens in 2 groups: 4 decode steps, so that a batch takes 4 + 0.8 s; 2 for an evaluation."""
+    usual = {
+        "model": {"type": "preset", "preset": "tiny", "threads": 1},
+        "sampling": {"max_tokens": 5, "pinned_lengths": (5, 5)},
+        "steps": 2,
+        "rollout_batch_size": 8,
+        "group_size": 4,
+        "evaluation": {"every": 100, "prompts": 2},
+        "placement": {"colocated": False},
+        "transport": {"type": "object_store"},
+        "save_policy": False,
+    }
+    return Scenario(**usual | changes)
+
+
+def rows(run):
+    return [
+        (span.lane, span.stage.value, span.start_ns / 1e9, span.end_ns / 1e9, span.step, span.version)
+        for span in run.spans
+    ]
+
+
+def same(found, expected):
+    assert [row[:2] + row[4:] for row in found] == [row[:2] + row[4:] for row in expected]
+    for row, by_hand in zip(found, expected, strict=True):
+        assert row[2:4] == pytest.approx(by_hand[2:4], abs=1e-9), row
+
+
+def test_a_synchronous_run():
+    run = simulate_run(scenario(), machine())
+    # First step. Publish with its checksum 0.01 + 1.25 + 0.05 + 0.02 = 1.33; load 0.01 + 0.3 + 0.2 + 0.15 + 0.02
+    # = 0.68, until 2.01; evaluate 0.01 + 4.2 + 0.02 and score 0.01 + 0.5 + 0.02: until 6.77. Then
+    # generate 4.83 (11.60), score 0.53 (12.13), update 0.01 + 0.4 + 2 + 0.02 (14.56), publish 0.33 (14.89),
+    # load 0.68 (15.57), and the driver writes until 15.695.
+    # Second step, from 15.57 on: generate until 20.40, score 20.93, update 23.36, publish 23.69.
+    second = [row for row in rows(run) if row[2] > 15.55 and row[3] < 23.695]
+    same(
+        second,
+        [
+            ("learner", "wait_for_recorder", 15.57, 15.695, 0, 1),
+            ("generator", "generate", 15.58, 20.38, 1, 1),
+            ("generator", "wait_for_call", 15.57, 15.58, 1, 1),
+            ("generator", "wait_for_call", 20.38, 20.40, 1, 1),
+            ("scorer", "score", 20.41, 20.91, 1, 1),
+            ("scorer", "wait_for_call", 20.40, 20.41, 1, 1),
+            ("scorer", "wait_for_call", 20.91, 20.93, 1, 1),
+            ("learner", "wait_for_batch", 15.695, 20.93, 1, 1),
+            ("learner", "prepare_batch", 20.94, 21.34, 1, 1),
+            ("learner", "update", 21.34, 23.34, 1, 1),
+            ("learner", "wait_for_call", 20.93, 20.94, 1, 1),
+            ("learner", "wait_for_call", 23.34, 23.36, 1, 1),
+            ("learner", "weight_publish", 23.37, 23.62, 2, 2),
+            ("learner", "weight_verify", 23.62, 23.67, 2, 2),
+            ("learner", "wait_for_call", 23.36, 23.37, 2, 2),
+            ("learner", "wait_for_call", 23.67, 23.69, 2, 2),
+            ("generator", "wait_for_weights", 20.40, 23.69, 2, 1),
+        ],
+    )
+    # the last version is loaded (24.37), evaluated (28.60) and scored (29.13); the driver writes (29.255); a call that
+    # saves nothing (0.03)
+    assert run.seconds == pytest.approx(29.285, abs=1e-9)
+    assert run.ledger.generated.rollouts == run.ledger.trained.rollouts == 16
+    assert run.ledger.trained.tokens == 80
+
+
+def test_lag_1_with_two_passes_over_shared_memory():
+    changes = {"max_lag": 1, "epochs_per_batch": 2, "transport": {"type": "shared_memory"}, "steps": 3}
+    run = simulate_run(scenario(**changes), machine())
+    work = [row for row in rows(run) if row[1] in ("generate", "score", "update", "evaluate", "weight_publish")]
+    # Publish 0.01 + 0.1 + 0.05 + 0.02 = 0.18; load 0.01 + 0.05 + 0.2 + 0.15 + 0.02 = 0.43; update 0.43 + 2 x 2.
+    # The last token of batch 1 comes at 14.48, version 1 at 14.81; but the driver writes until 14.935 before the
+    # Generator hears of it.
+    same(
+        work,
+        [
+            ("learner", "weight_publish", 0.01, 0.11, 0, 0),
+            ("generator", "evaluate", 0.62, 4.82, 0, 0),
+            ("scorer", "evaluate", 4.85, 5.35, 0, 0),
+            ("generator", "generate", 4.85, 9.65, 0, 0),
+            ("scorer", "score", 9.68, 10.18, 0, 0),
+            ("generator", "generate", 9.68, 14.48, 1, 0),
+            ("learner", "update", 10.61, 14.61, 0, 0),
+            ("learner", "weight_publish", 14.64, 14.74, 1, 1),
+            ("scorer", "score", 14.51, 15.01, 1, 0),
+            ("learner", "update", 15.44, 19.44, 1, 1),
+            ("learner", "weight_publish", 19.47, 19.57, 2, 2),
+            ("generator", "generate", 15.375, 20.175, 2, 1),
+            ("scorer", "score", 20.205, 20.705, 2, 1),
+            ("learner", "update", 21.135, 25.135, 2, 2),
+            ("learner", "weight_publish", 25.165, 25.265, 3, 3),
+            ("generator", "evaluate", 25.90, 30.10, 3, 3),
+            ("scorer", "evaluate", 30.13, 30.63, 3, 3),
+        ],
+    )
+    assert run.seconds == pytest.approx(30.68, abs=1e-9)
+    assert not [row for row in rows(run) if row[1] == "old_logprobs"]  # the engine's own count, with lag
+
+
+def test_two_passes_at_lag_0_compute_the_old_log_probs_first():
+    run = simulate_run(scenario(epochs_per_batch=2, steps=1), machine())
+    # the update's call begins at 12.13: 0.01 there, 0.4 to prepare, 0.7, then 2 x 2
+    trained = [
+        row for row in rows(run) if row[0] == "learner" and row[1] in ("prepare_batch", "old_logprobs", "update")
+    ]
+    same(
+        trained,
+        [
+            ("learner", "prepare_batch", 12.14, 12.54, 0, 0),
+            ("learner", "old_logprobs", 12.54, 13.24, 0, 0),
+            ("learner", "update", 13.24, 17.24, 0, 0),
+        ],
+    )
+
+
+def test_replay_prices_what_is_trained_on():
+    prices = [cost for cost in BY_HAND if cost.stage != "update"]
+    prices.append(cost("update", microbatch=1.0))
+    replay = {"capacity": 4, "sample_groups": 2}
+    run = simulate_run(scenario(replay=replay, steps=3), machine(*prices))
+    assert [len(facts.taken) for facts in run.steps] == [2, 2, 2]
+    updates = [end - start for _, stage, start, end, _, _ in rows(run) if stage == "update"]
+    assert updates == pytest.approx([1.0, 1.0, 1.0], abs=1e-9)
+    assert all(group.rewards == (0.0,) * 4 for facts in run.steps for group in facts.groups)
+
+
+def test_without_replay_nobody_claims_to_know_rewards():
+    heard = []
+
+    class Listener(SilentObserver):
+        def on_evaluation(self, version, scored):
+            heard.append(scored)
+
+    run = simulate_run(scenario(), machine(), observer=Listener())
+    assert {group.rewards for facts in run.steps for group in facts.groups} == {()}
+    assert [scored.item.purpose for scored in heard] == [Purpose.EVALUATE] * 2
+    assert {name for scored in heard for name in scored.metrics} == {
+        "validation/response_length",
+        "validation/truncated_fraction",
+    }
+    lengths = run.steps[0].scored[0].metrics
+    assert (lengths["response_length"].value, lengths["truncated_fraction"].value) == (5.0, 1.0)
+
+
+def test_a_transport_that_is_sent_along_with_its_call_has_no_way_there():
+    gloo = [cost(stage, {"transport": "gloo"}, call=0.3) for stage in ("weight_publish", "weight_transfer")]
+    run = simulate_run(scenario(transport={"type": "gloo"}), machine(*BY_HAND, *gloo))
+    loads = [row for row in rows(run) if row[0] == "generator" and row[4] == 1 and "weight" in row[1]]
+    arrival = next(row for row in loads if row[1] == "weight_transfer")
+    before = [row for row in rows(run) if row[1] == "wait_for_call" and row[0] == "generator" and row[3] == arrival[2]]
+    assert before == []
+    assert next(row for row in loads if row[1] == "weight_load")[2] == pytest.approx(arrival[2] + 0.3, abs=1e-9)
+
+
+def test_paced_parts_of_one_process_take_just_the_seconds_of_the_scenario():
+    paced = {
+        "model": {"type": "paced", "update_s": 0.4, "megabytes": 8, "tensors": 2},
+        "engine": {"type": "paced", "generate_s": 0.5},
+        "sampling": {"max_tokens": 8},
+        "transport": {"type": "in_process"},
+        "placement": {"colocated": True},
+        "steps": 3,
+    }
+    free = [cost(stage, call=0.0) for stage in ("score", "prepare_batch")]
+    sync = [cost("weight_publish", gb=1.0), cost("weight_transfer", call=0.0), cost("weight_load", tensor=0.01)]
+    run = simulate_run(scenario(**paced, epochs_per_batch=2), machine(*free, *sync))
+    # Publish 0.008, load 2 x 0.01; the evaluation's 2 prompts are a whole batch, 0.5; then three times generate 0.5,
+    # update 2 x 0.4, publish and load 0.028; at the end the last evaluation, 0.5.
+    assert run.seconds == pytest.approx(0.028 + 0.5 + 3 * (0.5 + 0.8 + 0.028) + 0.5, abs=1e-9)
+    assert not [span for span in run.spans if span.stage is Stage.WAIT_FOR_CALL]
+    updates = [(start, end) for _, stage, start, end, _, _ in rows(run) if stage == "update"]
+    assert updates[0] == pytest.approx((0.028 + 0.5 + 0.5, 0.028 + 0.5 + 0.5 + 0.8), abs=1e-9)
+
+
+def test_colocated_parts_of_one_process_take_turns_and_others_overlap():
+    paced = {
+        "model": {"type": "paced", "update_s": 4.0},
+        "engine": {"type": "paced", "generate_s": 5.0},
+        "sampling": {"max_tokens": 8},
+        "transport": {"type": "in_process"},
+        "max_lag": 1,
+        "steps": 4,
+    }
+    stages = ("score", "prepare_batch", "weight_publish", "weight_transfer", "weight_load")
+    free = [cost(stage, call=0.0) for stage in stages]
+    seconds = {}
+    for colocated in (True, False):
+        run = simulate_run(scenario(**paced, placement={"colocated": colocated}), machine(*free))
+        seconds[colocated] = run.seconds
+    # one thread does all of it: 2 evaluations of 5 s, 4 batches of 5 s, 4 updates of 4 s
+    assert seconds[True] == pytest.approx(10 + 20 + 16, abs=1e-9)
+    # apart, the first three updates hide behind the next batch: only the last one shows
+    assert seconds[False] == pytest.approx(10 + 20 + 4, abs=1e-9)
+
+
+def test_injected_delays_are_simulated_too():
+    longer = simulate_run(scenario(faults={"delays": {"update": 0.75}}), machine())
+    assert longer.seconds == pytest.approx(29.285 + 2 * 0.75, abs=1e-9)
+
+
+def test_generators_share_a_batch_and_the_cores():
+    placement = {"colocated": False, "generator": {"count": 2, "cpus": 0.5, "threads": 1}}
+    crowded = machine(contention=Contention(cores=2, slowdown=0.5))
+    run = simulate_run(scenario(placement=placement), crowded)
+    generated = sorted(row for row in rows(run) if row[1] == "generate" and row[4] == 1)
+    # each has one group of 4: 4 + 0.4 s alone, 1.5 times that beside the other
+    assert [row[0] for row in generated] == ["generator0", "generator1"]
+    assert [end - start for _, _, start, end, _, _ in generated] == pytest.approx([6.6, 6.6], abs=1e-9)
+    assert run.lanes == ("generator0", "generator1", "scorer", "learner")
+
+
+def test_the_same_seed_gives_the_same_spans_and_a_draw_others():
+    noisy = [stage.model_copy(update={"step_log_sd": 0.1, "run_log_sd": 0.05}) for stage in BY_HAND]
+    runs = [simulate_run(scenario(), machine(*noisy), draw=Draw(1, seed)) for seed in (0, 0, 1)]
+    assert runs[0].spans == runs[1].spans
+    assert runs[0].seconds != runs[2].seconds
+    assert simulate_run(scenario(), machine(*noisy)).seconds == pytest.approx(29.285, abs=1e-9)
+
+
+def test_costs_that_are_asked_once_are_those_that_are_asked_each_time():
+    class Asked:
+        """A ``Costing`` that its desks do not know, so that they ask it for each call."""
+
+        def __init__(self, costing):
+            self.seconds = costing.seconds
+
+    lengths = {"max_tokens": 9, "pinned_lengths": (3, 9)}
+    found = scenario(sampling=lengths, max_lag=1, steps=4, replay={"capacity": 4, "sample_groups": 1})
+    prices = [stage for stage in BY_HAND if stage.stage != "call"]
+    profile = machine(*prices, cost("call", call=0.01, response=0.003, group=0.002))
+    known, asked = simulate_run(found, profile), simulate_run(found, profile, costs=Asked(Costing(found, profile)))
+    assert known.spans == asked.spans
+
+
+def test_two_scenarios_share_the_noise_of_what_they_share():
+    noisy = [stage.model_copy(update={"step_log_sd": 0.1}) for stage in BY_HAND]
+    updates = []
+    for prompts in (2, 3):
+        run = simulate_run(scenario(evaluation={"every": 100, "prompts": prompts}), machine(*noisy), draw=Draw(1))
+        updates.append([row[3] - row[2] for row in rows(run) if row[1] == "update"])
+    assert updates[0] == pytest.approx(updates[1], abs=1e-8)
+
+
+def test_what_the_profile_lacks_is_refused_with_what_it_has():
+    with pytest.raises(UserError) as refused:
+        simulate_run(scenario(transport={"type": "disk"}), machine())
+    told = str(refused.value)
+    assert "no cost of weight_publish for transport disk" in told
+    assert "transport object_store; transport shared_memory" in told
+    run = simulate_run(scenario(transport={"type": "disk"}), machine(), allow={"transport"})
+    assert run.seconds == pytest.approx(29.285, abs=1e-9)
+    assert "weight_publish: the profile by hand knows transport object_store in place of disk" in run.extrapolating
+    with pytest.raises(UserError, match="no cost of score; it has generate, prepare_batch"):
+        simulate_run(scenario(), machine(*(stage for stage in BY_HAND if stage.stage != "score")))
+
+
+def test_a_model_of_unknown_size_is_refused():
+    with pytest.raises(UserError, match="prices a model by its size"):
+        simulate_run(scenario(model={"type": "sorting"}, task={"type": "sorting"}), machine())
+
+
+def test_extrapolating_names_the_input_its_value_and_the_range():
+    bounded = [
+        stage.model_copy(update={"ranges": {"response": (16.0, 64.0)}}) if stage.stage == "generate" else stage
+        for stage in BY_HAND
+    ]
+    run = simulate_run(scenario(), machine(*bounded))
+    # the evaluations' 2 responses are the fewest
+    expected = "generate: 2 units of response are fewer than the 16 to 64 that were measured"
+    assert [said for said in run.extrapolating if said.startswith("generate")] == [expected]
+    inside = simulate_run(scenario(rollout_batch_size=32, evaluation={"every": 100, "prompts": 16}), machine(*bounded))
+    assert not [said for said in inside.extrapolating if said.startswith("generate")]
+
+
+def test_more_of_a_term_shows_in_the_seconds_of_a_weight_sync():
+    by_bytes = [stage for stage in BY_HAND if stage.stage != "weight_transfer"]
+    by_bytes.append(cost("weight_transfer", gb=1000.0))
+    runs = {
+        preset: simulate_run(scenario(model={"type": "preset", "preset": preset, "threads": 1}), machine(*by_bytes))
+        for preset in ("tiny", "small")
+    }
+    for run in runs.values():
+        moved = run.steps[0].ticket.num_bytes
+        transfer = next(row for row in rows(run) if row[1] == "weight_transfer")
+        assert transfer[3] - transfer[2] == pytest.approx(1000 * moved / GB, abs=1e-9)
+    assert runs["small"].steps[0].ticket.num_bytes == 4 * 3_475_712  # a run's manifest counts as many weights
+
+
+def test_weights_swapped_in_the_middle_of_a_batch_count_by_their_share():
+    paced = {
+        "model": {"type": "paced", "update_s": 4.0},
+        "engine": {"type": "paced", "generate_s": 10.0},
+        "sampling": {"max_tokens": 8},
+        "transport": {"type": "in_process"},
+        "placement": {"colocated": False},
+        "max_lag": 1,
+        "lag_control": "in_flight",
+        "steps": 3,
+        "evaluation": {"every": 100, "prompts": 1},  # half a batch: 5 s
+    }
+    free = [cost(stage, call=0.0) for stage in ("score", "prepare_batch", "weight_publish", "weight_transfer")]
+    run = simulate_run(scenario(**paced), machine(*free, cost("weight_load", call=0.5)))
+    # Version 0 is loaded until 0.5 s and evaluated until 5.5 s. Batch 0 is sampled until 15.5 s, batch 1 from then to
+    # 25.5 s; version 1 comes at 19.5 s and is loaded at 20 s: 4.5 s of batch 1 are of version 0, 5.5 s of version 1.
+    (first,), (second,) = ({(g.min_version, g.max_version, g.mean_version) for g in f.groups} for f in run.steps[:2])
+    assert first == (0, 0, None)
+    assert second == (0, 1, pytest.approx(0.55, abs=1e-9))
+
+
+def test_a_recorder_sees_the_same_run_and_writes_the_wait_for_itself(tmp_path):
+    folder = RunFolder.create(tmp_path, "toy", "campaign", None)
+
+    async def main(tracer):
+        world = build_world(scenario(), machine(), tracer)
+        recorder = RunRecorder(folder, tracer, True, on_row=world.on_row)
+        recorder.loop_starts(world.lanes)
+        await world.run(recorder)
+        recorder.loop_ends()
+
+    run_virtual(main)
+    folder.close()
+    spans = [json.loads(line) for line in (folder.folder / "spans.jsonl").read_text().splitlines()][1:]
+    written = sorted((s["lane"], s["stage"], s["start_ns"], s["end_ns"]) for s in spans if s["stage"] != "startup")
+    alone = simulate_run(scenario(), machine())
+    assert written == sorted((s.lane, s.stage.value, s.start_ns, s.end_ns) for s in alone.spans)
+
+
+@pytest.mark.parametrize(("max_lag", "generators", "together"), [(0, 2, 0), (1, 1, 0), (1, 2, 3), (0, 3, 3)])
+def test_more_parts_on_the_cores_than_were_measured_together_are_said(max_lag, generators, together):
+    placement = {"colocated": False, "generator": {"count": generators}}
+    changes = {"max_lag": max_lag, "placement": placement, "rollout_batch_size": 16}
+    run = simulate_run(scenario(**changes), machine(contention=Contention(cores=2)))
+    said = [sentence for sentence in run.extrapolating if sentence.startswith("contention")]
+    expected = f"contention: {together} parts compute at the same time on 2 cores, and it was measured between two"
+    assert said == ([expected] if together else [])
+    assert not [
+        sentence for sentence in simulate_run(scenario(**changes), machine()).extrapolating if "cores" in sentence
+    ]
+
+
+def test_colocated_actors_share_one_gpu_and_others_have_their_own():
+    gpus = {"device": "cuda", "generator": {"gpus": 0.5}, "learner": {"gpus": 0.5}}
+    seconds = {}
+    for colocated in (True, False):
+        placement = gpus | {"colocated": colocated}
+        run = simulate_run(scenario(placement=placement, max_lag=1, steps=3), machine())
+        generated = [row for row in rows(run) if row[1] == "generate" and row[4] == 1]
+        seconds[colocated] = generated[0][3] - generated[0][2]
+    # apart 4.8 s; together the Learner's 0.4 s to prepare and 2 s of update lie within it, at half of the GPU each,
+    # as do its 0.25 s to publish and 0.05 s for the checksum: 2.7 s longer
+    assert seconds[False] == pytest.approx(4.8, abs=1e-9)
+    assert seconds[True] == pytest.approx(4.8 + 0.4 + 2 + 0.25 + 0.05, abs=1e-9)
+
+
+def test_parts_of_one_process_share_the_gpu_of_the_machine():
+    """Apart a batch takes 4.8 s; with the Learner's 0.4 s to prepare and 2 s of update beside it, at half the speed."""
+    stages = [*BY_HAND, cost("weight_publish", {"transport": "in_process_copy"}), cost("weight_transfer")]
+    with_gpu = machine(*stages).model_copy(update={"device": Device(name="made up", gpus=1)})
+    changes = {"transport": {"type": "in_process"}, "max_lag": 1, "steps": 3}
+    seconds = {}
+    for profile in (machine(*stages), with_gpu):
+        run = simulate_run(scenario(**changes), profile)
+        generated = [row for row in rows(run) if row[1] == "generate" and row[4] == 1]
+        seconds[profile.has_gpu] = generated[0][3] - generated[0][2]
+    assert seconds == {False: pytest.approx(4.8, abs=1e-9), True: pytest.approx(4.8 + 0.4 + 2, abs=1e-9)}

@@ -1,0 +1,255 @@
+"""The command from what is typed to what other commands show of it: everything says that it was simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main as harness
+from harness.compare.campaigns import gather
+from harness.compare.cautions import cautions, unlike
+from harness.compare.groups import differences
+from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
+from harness.report.html.make import make_report
+from harness.report.pictures import make_pictures
+from harness.report.trace.export import run_names, write_trace
+from harness.results import Run, RunFolder, find_runs, load_run
+from harness.simulate.machines import load_machine, save_machine
+from harness.simulate.recording import without_rewards
+
+ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
+SMALL = (
+    "steps=5", "rollout_batch_size=16", "group_size=4", "evaluation.every=5", "evaluation.prompts=4",
+    "evaluation.examples=0", "sampling.pinned_lengths=[11, 11]", "model.threads=null",
+)  # fmt: skip
+
+
+def simulate(*arguments: str, scenario: str = "async_lag1", machine: Path = ABACUS) -> int:
+    changes = [word for change in SMALL for word in ("--set", change)]
+    return harness(["simulate", scenario, "--machine", str(machine), *changes, "--draws", "3", *arguments])
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    assert simulate("--out", str(tmp_path), "--quiet") == 0
+    (folder,) = (tmp_path / "async_lag1").iterdir()
+    return folder
+
+
+def runs_of(folder: Path) -> dict[str, Run]:
+    found, damaged = find_runs(folder)
+    assert damaged == []
+    return {str(run.manifest.arm): run for run in found}
+
+
+def test_the_table_has_what_hand_arithmetic_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--no-run") == 0
+    said = capsys.readouterr().out
+    lines = {line.split("  ")[1].strip(): line.split()[-2:] for line in said.splitlines() if line.startswith("  ")}
+    # one after the other 0.1 + 0.05 + 0.01 + 0.2 + 0.02 + 0.01 + 0.03; one behind, the Learner's 0.01 + 0.2 + 0.02
+    assert lines["seconds of a training step"] == ["0.420", "0.230"]
+    assert lines["response tokens a second"] == ["419", "765"]  # 16 x 11 / 0.42 and / 0.23
+    assert lines["rollouts trained on at lag 1"] == ["-", "80.0%"]  # all of 5 batches but the first
+    text = " ".join(said.split())
+    assert "abacus (simulated)" in text
+    assert (
+        "sync: at lag 0 the parts take turns, and update of the Learner is the largest turn: 0.200 of the 0.420" in text
+    )
+    # of 0.23 s, one version behind
+    assert "lag1: the Learner sets the pace: it is at work for 100.0% of a step, mostly with update (0.200 of" in text
+    assert "rewards are not simulated" in text
+
+
+@pytest.mark.parametrize("options", [["--no-run"], ["--arm", "lag1", "--sweep", "group_size=2,4", "--draws", "1"]])
+def test_the_first_line_says_how_far_off_forecasts_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    """As the page on the simulator has it, which says where the figures are from before it promises any."""
+    assert simulate("--out", str(tmp_path), "--quiet", *options) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    page = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
+    for figures in ("20 to 45%", "2 to 12%"):
+        assert figures in first
+        assert page.index(figures) < page.index("2.2%")
+    assert "without an anchor" in first
+
+
+def test_the_runs_are_read_like_any_other(campaign: Path) -> None:
+    runs = runs_of(campaign)
+    assert list(runs) == ["lag1", "sync"]
+    sync = runs["sync"]
+    assert (sync.status, sync.manifest.simulated, sync.manifest.startup_s) == ("completed", "abacus", 0.0)
+    assert sync.manifest.machine["cpu"] == "Abacus 3000"
+    assert sync.setting("max_lag") == 0
+    assert [row.wall_s for row in sync.steps[1:-1]] == pytest.approx([0.42] * 3, abs=1e-9)
+    assert sync.ledger is not None
+    assert (sync.ledger.generated.rollouts, sync.ledger.trained.rollouts) == (80, 80)
+    assert len(sync.groups()) == 5 + 2  # a row for each batch and each evaluation
+    assert all(span.end_ns <= sync.spans()[-1].end_ns + 10**9 for span in sync.spans())
+
+
+def test_no_reward_is_made_up(tmp_path: Path) -> None:
+    replay = ("--set", "replay.capacity=4", "--set", "transport.type=shared_memory")
+    assert simulate("--out", str(tmp_path), "--quiet", *replay, scenario="sync_k1") == 0
+    (folder,) = (tmp_path / "sync_k1").iterdir()
+    run = load_run(folder)
+    names = {name for row in (*run.steps, *run.evaluations) for name in row.metrics}
+    assert [name for name in names if "reward" in name] == []
+    assert {
+        reward for row in run.groups() if hasattr(row, "rewards") for group in row.rewards for reward in group
+    } == set()
+
+
+def test_the_same_seed_gives_byte_identical_spans(tmp_path: Path) -> None:
+    noisy = save_noisy(tmp_path)
+    for out in ("one", "two"):
+        assert simulate("--out", str(tmp_path / out), "--quiet", "--set", "blocks=2", machine=noisy) == 0
+    one, two = (sorted((tmp_path / out).rglob("spans.jsonl")) for out in ("one", "two"))
+    assert len(one) == 4  # two arms in two blocks
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    assert len({path.read_bytes() for path in one}) == 4  # each block is another world
+    assert simulate("--out", str(tmp_path / "three"), "--quiet", "--set", "blocks=2", "--seed", "1", machine=noisy) == 0
+    three = sorted((tmp_path / "three").rglob("spans.jsonl"))
+    assert all(a.read_bytes() != b.read_bytes() for a, b in zip(one, three, strict=True))
+
+
+def save_noisy(folder: Path) -> Path:
+    machine = load_machine(ABACUS)
+    stages = tuple(
+        cost.model_copy(update={"step_log_sd": 0.1, "run_log_sd": 0.1}) if cost.stage == "update" else cost
+        for cost in machine.stages
+    )
+    save_machine(machine.model_copy(update={"name": "noisy", "stages": stages}), folder / "noisy.yaml")
+    return folder / "noisy.yaml"
+
+
+def test_compare_says_simulated_in_header_names_tables_and_caution(
+    campaign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert harness(["compare", str(campaign)]) == 0
+    said = capsys.readouterr().out
+    text = " ".join(said.split())
+    assert "async_lag1 (simulated) / " in said
+    assert "SIMULATED by the machine profile abacus, Abacus 3000, 24 GiB, no GPU seen" in text
+    assert "sync (simulated)" in said
+    assert "Outcome (simulated)" in said
+    assert "These runs never took place" in text
+    assert "reward" not in text.lower().replace("rewards, losses and gradients are not simulated", "")
+    assert harness(["compare", str(campaign), "--format", "json", "--baseline", "lag1"]) == 0
+    found = json.loads(capsys.readouterr().out)["campaigns"][0]
+    assert found["simulated"] == "abacus"
+    assert [verdict["base"] for verdict in found["verdicts"]] == ["lag1 (simulated)"]  # asked for as lag1
+    assert harness(["compare", str(campaign), "--format", "md"]) == 0
+    assert "(simulated)" in capsys.readouterr().out
+
+
+def test_report_pictures_and_trace_say_simulated(campaign: Path, tmp_path: Path) -> None:
+    make_report([campaign], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<h1>async_lag1 (simulated)</h1>" in page
+    assert "SIMULATED by the machine profile abacus" in page
+    assert "python -m harness simulate async_lag1 --machine abacus" in page
+    pictures = [path.name for path in make_pictures(campaign, tmp_path / "pictures")]
+    assert pictures == ["stages.png", "lanes.png", "sync.png", "timeline.png", "lag.png"]  # none of rewards
+    (found,), _ = gather([campaign])
+    assert (found.title, found.simulated) == ("async_lag1 (simulated)", "abacus")
+    assert [name for name, _ in run_names(list(runs_of(campaign).values()))] == ["sync (simulated)", "lag1 (simulated)"]
+    trace = write_trace(campaign, tmp_path / "trace.pftrace").path.read_bytes()
+    assert b"SIMULATED by the machine profile abacus" in trace
+
+
+def test_simulated_runs_beside_real_ones_are_told_apart(
+    campaign: Path, make_run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_run(scenario="async_lag1", arm="sync").folder.parent
+    real, simulated = gather([made])[0][0], gather([campaign])[0][0]
+    assert any("were simulated and the others took place" in text for text in unlike([*real.runs, *simulated.runs]))
+    assert "simulation" in differences(real.runs[0].manifest, simulated.runs[0].manifest)
+    assert not any("never took place" in sentence for sentence in cautions(real))
+    assert harness(["compare", str(campaign), str(made)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "simulated by the profile abacus" in text
+    assert "not simulated" in text
+    assert harness(["compare", str(made), "--save-baseline", "real"]) == 0
+    against = ["compare", str(made), str(campaign), "--baseline", "real", "--format", "json"]
+    capsys.readouterr()
+    assert harness(against) == 0
+    verdicts = json.loads(capsys.readouterr().out)["campaigns"][-1]["verdicts"]
+    assert [verdict["other"] for verdict in verdicts] == ["sync (simulated)", "lag1 (simulated)"]
+    for verdict in verdicts:
+        assert verdict["step"]["verdict"] == "not comparable"
+        assert verdict["step"]["reason"].startswith("they differ in versions and simulation;")
+
+
+def test_a_profile_of_other_versions_is_refused_unless_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = load_machine(ABACUS).model_copy(update={"name": "old", "versions": {"numpy": "0.1", "no-such": "1"}})
+    save_machine(machine, tmp_path / "old.yaml")
+    assert simulate("--no-run", machine=tmp_path / "old.yaml") == 2
+    said = capsys.readouterr().err
+    assert "numpy 0.1 in the profile old" in said
+    assert "--allow-other-versions" in said
+    assert simulate("--no-run", "--allow-other-versions", machine=tmp_path / "old.yaml") == 0
+
+
+def test_what_the_profile_cannot_do_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate("--out", str(tmp_path / "out"), "--set", "transport.type=gloo") == 2
+    assert "no cost of weight_publish" in capsys.readouterr().err
+    assert simulate("--out", str(tmp_path / "out"), "--learners", "2") == 2
+    assert "has none" in capsys.readouterr().err
+    assert simulate("--out", str(tmp_path / "out"), "--set", "stepz=2") == 2
+    assert "did you mean `steps`" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_that_cannot_be_written_are_refused_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert simulate("--ask", "lag", "--arm", "lag1", "--out", str(tmp_path / "file")) == 2
+    heard = capsys.readouterr()
+    assert heard.out == ""
+    assert "(it is a file)" in heard.err
+
+
+def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = load_machine(ABACUS).model_copy(update={"name": "paper", "origin": "datasheet"})
+    save_machine(machine, tmp_path / "paper.yaml")
+    changes = ("--set", "sampling.max_tokens=200", "--set", "sampling.pinned_lengths=[101, 101]")
+    assert simulate(*changes, "--out", str(tmp_path), machine=tmp_path / "paper.yaml") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "EXTRAPOLATING in sync and lag1: generate" in text
+    assert "paper, not measured (simulated)" in text
+    assert "NOT MEASURED: paper is made from data sheets" in text
+    (folder,) = (tmp_path / "async_lag1").iterdir()
+    said = cautions(gather([folder])[0][0])
+    assert any(sentence.startswith("EXTRAPOLATING: generate") for sentence in said)
+    assert any("was not measured" in sentence for sentence in said)
+
+
+def test_a_sweep_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--arm", "lag1", "--ask", "lag", "--sweep", "epochs_per_batch=1,2", "--out", str(tmp_path), "--quiet")
+    assert simulate(*asked) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    # the Learner sets the pace from lag 1 on: 0.23 s against 0.42 s
+    assert "With epochs_per_batch 1: take lag 1, the smallest within 5% of the best throughput" in text
+    assert "Lag also costs learning, which is not simulated" in text
+    (folder,) = (tmp_path / "async_lag1").iterdir()
+    header = json.loads((folder / "points.jsonl").read_text().splitlines()[0])
+    assert header["command"].startswith("python -m harness simulate async_lag1 --machine ")
+    assert sorted(path.name for path in folder.iterdir()) == ["points.csv", "points.jsonl", "sweep.png"]
+
+
+def test_rewards_are_taken_out_of_what_is_recorded() -> None:
+    item = WorkItem(Purpose.TRAIN, 0, 0, (0,), 2, 0)
+    group = RolloutGroup(0, 0, 0, 0, (3, 4), rewards=(0.5, 0.5))
+    metrics = {"reward/total": Metric(0.5), "response_length": Metric(3.5), "validation/reward": Metric(0.5)}
+    found = without_rewards(ScoredBatch(item, (group,), metrics))
+    assert found.groups[0].rewards == ()
+    assert list(found.metrics) == ["response_length"]

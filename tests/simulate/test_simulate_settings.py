@@ -1,0 +1,143 @@
+"""What is simulated: models by size, counts of parts, GPUs, Learners; and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.models.public_shapes import PUBLISHED
+from harness.models.scenario_shape import shape_for
+from harness.scenario import Scenario, load_scenario
+from harness.simulate.learners import all_reduce_s_per_gb, shares, with_learners
+from harness.simulate.machine import Device, MachineProfile, StageCost
+from harness.simulate.machines import load_machine
+from harness.simulate.settings import facts_of, load_for, only_variant, steady, variants_of
+
+ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
+
+
+def gpu_machine(link_gb_s: float | None = 100.0) -> MachineProfile:
+    device = Device(name="Abacus GPU", gpus=8, link_gb_s=link_gb_s, memory_gib=80.0)
+    update = StageCost(
+        stage="update",
+        seconds={"call": 1.0, "microbatch": 0.1, "position_gflop": 2.0, "parameter_gb": 0.5},
+        covariance=((1.0, 0.0, 0.5, 0.0), (0.0, 1.0, 0.0, 0.0), (0.5, 0.0, 4.0, 0.0), (0.0, 0.0, 0.0, 1.0)),
+    )
+    others = tuple(
+        StageCost(stage=stage, seconds={"call": 1.0, "position_gflop": 2.0}) for stage in ("old_logprobs", "generate")
+    )
+    return MachineProfile(
+        name="gpus",
+        origin="datasheet",
+        made="2026-11-21",
+        device=device,
+        sources=("made up",),
+        stages=(update, *others),
+    )
+
+
+def scenario(*changes: str) -> Scenario:
+    return load_scenario("sync_k1", ["transport.type=shared_memory", "placement.colocated=false", *changes])
+
+
+# Numbers of weights: what the hub's pages of these models say (safetensors, "Model size"), in full.
+@pytest.mark.parametrize(
+    ("size", "weights"),
+    [("0.5b", 494_032_768), ("1.5b", 1_543_714_304), ("3b", 3_085_938_688), ("7b", 7_615_616_512),
+     ("14b", 14_770_033_664), ("32b", 32_763_876_352)],
+)  # fmt: skip
+def test_a_public_size_is_a_model_of_that_many_weights(size: str, weights: int) -> None:
+    loaded, added = load_for("sync_k1", load_machine(ABACUS), model=size)
+    shape, reason = shape_for(loaded)
+    assert (reason, added) == ("", ())
+    assert shape is not None
+    assert shape.num_parameters == weights
+    assert len(PUBLISHED) == 6
+
+
+def test_a_preset_and_a_number_of_generators_are_laid_over_the_scenario() -> None:
+    loaded, _ = load_for("async_lag1", load_machine(ABACUS), ["steps=5"], model="course", generators=2)
+    assert (loaded.model.type, getattr(loaded.model, "preset", None), loaded.steps) == ("preset", "course", 5)
+    assert loaded.placement.generator.count == 2
+
+
+def test_an_unknown_model_is_refused_with_what_there_is() -> None:
+    with pytest.raises(UserError, match="no model '8x7b'") as caught:
+        load_for("sync_k1", load_machine(ABACUS), model="8x7b")
+    assert "small" in str(caught.value)
+    assert "7b" in str(caught.value)
+
+
+def test_each_part_gets_a_gpu_where_the_machine_has_some() -> None:
+    loaded, added = load_for("async_lag1", gpu_machine())
+    assert added == ("placement.device=cuda", "placement.generator.gpus=1", "placement.learner.gpus=1")
+    assert (loaded.placement.device, loaded.placement.generator.gpus, loaded.placement.learner.gpus) == ("cuda", 1, 1)
+    nccl, added = load_for("paced_overlap", gpu_machine(), ["transport.type=nccl"])  # refused without a GPU
+    assert (nccl.transport.type, len(added)) == ("nccl", 3)
+    asked, _ = load_for("async_lag1", gpu_machine(), ["placement.generator.gpus=0.5"])
+    assert asked.placement.generator.gpus == 0.5  # what was typed stays
+    one_process, added = load_for("sync_k1", gpu_machine())
+    assert (one_process.placement.device, added) == ("cuda", ("placement.device=cuda",))
+
+
+def test_arms_are_named_and_a_sweep_starts_from_one_run() -> None:
+    both = load_scenario("async_lag1")
+    assert [variant.arm for variant in variants_of(both, None)] == ["sync", "lag1"]
+    assert only_variant(both, "lag1").max_lag == 1
+    with pytest.raises(UserError, match="no arm called 'lag9'"):
+        variants_of(both, "lag9")
+    with pytest.raises(UserError, match="2 runs") as caught:
+        only_variant(both, None)
+    assert "--arm: sync, lag1" in str(caught.value)
+    with pytest.raises(UserError, match="no training to simulate"):
+        variants_of(load_scenario("transport_sweep"), None)
+
+
+def test_a_point_of_a_sweep_makes_few_steps_and_validates_little() -> None:
+    settings = steady(scenario("steps=40"), 12)
+    assert (settings["steps"], settings["evaluation"]) == (12, {"every": 12, "prompts": 64, "examples": 0})
+    assert steady(scenario("steps=5"), 12)["steps"] == 5
+
+
+def test_the_manifest_has_the_machine_of_the_profile() -> None:
+    facts = facts_of(load_machine(ABACUS))
+    assert (facts["cpu"], facts["memory_gib"], facts["fingerprint"]) == ("Abacus 3000", 24, "0123456789ab")
+    assert (facts["gpus"], facts["origin"]) == ([], "measured")
+    with_gpus = facts_of(gpu_machine())
+    assert with_gpus["gpus"] == [{"name": "Abacus GPU", "memory_gib": 80}] * 8
+    assert (with_gpus["cpu"], with_gpus["fingerprint"]) == (None, "profile gpus")
+
+
+def test_four_learners_share_the_work_and_add_their_gradients_up() -> None:
+    machine = gpu_machine(link_gb_s=100.0)
+    found = with_learners(machine, 4, scenario("gradient_accumulation_steps=2"))
+    update, old, generate = found.stages
+    # 2 (4 - 1) / 4 / 100 = 0.015 s for each GB of gradients
+    assert all_reduce_s_per_gb(4, 100.0) == 0.015
+    assert update.seconds == pytest.approx(
+        {"call": 1.0, "microbatch": 0.1 / 2, "position_gflop": 2.0 / 4, "parameter_gb": 0.5 + 0.015}
+    )  # of two microbatches, at least one is left to each Learner
+    assert update.covariance[2] == pytest.approx((0.5 / 4, 0.0, 4.0 / 16, 0.0))
+    assert old.seconds == {"call": 1.0, "position_gflop": 0.5}
+    assert generate == machine.stages[2]
+    assert with_learners(machine, 1, scenario()) is machine
+
+
+def test_gradients_take_time_where_the_profile_has_no_such_term() -> None:
+    bare = StageCost(stage="update", seconds={"call": 1.0}, covariance=((0.25,),))
+    machine = gpu_machine().model_copy(update={"stages": (bare,)})
+    (update,) = with_learners(machine, 2, scenario()).stages
+    assert update.seconds == {"call": 1.0, "parameter_gb": 0.01}  # 2 (2 - 1) / 2 / 100
+    assert update.covariance == ((0.25, 0.0), (0.0, 0.0))
+
+
+def test_more_learners_than_a_link_or_a_batch_allows_are_refused() -> None:
+    with pytest.raises(UserError, match="the profile gpus has none") as caught:
+        with_learners(gpu_machine(None), 2, scenario())
+    assert "link_gb_s" in str(caught.value)
+    with pytest.raises(UserError, match="3 Learners cannot share the 64 responses"):
+        with_learners(gpu_machine(), 3, scenario())
+    assert shares(8, 4)["microbatch"] == 0.25
+    assert shares(2, 4)["microbatch"] == 0.5

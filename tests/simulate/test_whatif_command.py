@@ -1,0 +1,125 @@
+"""The command: what it prints, draws and refuses, on committed runs of this project."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.core.errors import UserError
+from harness.results import RunFolder, find_runs, load_run
+from harness.simulate.whatif.choosing import choose_run
+from harness.simulate.whatif.effects import what_if
+
+RUNS = Path("results/reference/paced_overlap")
+
+
+def test_a_change_and_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "timelines.png"
+
+    assert main(["whatif", str(RUNS), "--run", "sync", "--set", "max_lag=1", "-o", str(picture)]) == 0
+
+    said = capsys.readouterr().out
+    assert "What if: paced_overlap / " in said
+    assert "replayed as it was (simulated)       0.938        -0.0%" in said
+    # the Generator's 0.503 s and 0.016 s for weights and calls; 0.5205 s were measured with max_lag 1
+    assert "max_lag=1 (simulated)                0.519       -44.7%" in said
+    assert "the generator is critical" in said
+    assert "optimise generate (9.7%) first" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_replays_are_runs_that_compare_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", str(RUNS), "--run", "sync", "--set", "max_lag=1", "--out", str(tmp_path)]) == 0
+
+    before, after = sorted(find_runs(tmp_path)[0], key=lambda run: run.setting("max_lag"))
+    measured = load_run(next(RUNS.glob("*/sync")))
+    assert (before.manifest.arm, after.manifest.arm) == ("as_it_was", "changed")
+    assert before.manifest.simulated == after.manifest.simulated == "a replay of paced_overlap/20261121-133349"
+    # a wait between two events of the driver is some 0.02 ms, of which no span tells, a dozen in a step of 0.94 s
+    walls = [row.wall_s for row in measured.steps]
+    assert [row.wall_s for row in before.steps] == pytest.approx(walls, abs=0.003)
+    assert [row.lags for row in after.steps] == [{0: 64}] + [{1: 64}] * (len(after.steps) - 1)
+    # its spans are whole nanoseconds; all that it took is in them, so it replays as itself
+    again = what_if(before).before.replayed.rows
+    assert [row.wall_s for row in again] == pytest.approx([row.wall_s for row in before.steps], abs=1e-7)
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "SIMULATED" in said
+    assert "changed (simulated)" in said
+
+
+def test_nothing_changed_still_says_what_to_optimise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", str(RUNS), "--run", "lag1"]) == 0
+
+    said = capsys.readouterr().out
+    assert "What 10% faster would give: the run replayed with one stage at 0.9 of its time (simulated)" in " ".join(
+        said.split()
+    )
+    assert "would take" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([str(RUNS)], "error: 2 runs in 'results/reference/paced_overlap': lag1, sync\n  where: --run"),
+        ([str(RUNS), "--run", "lag2"], "is called 'lag2'; there are lag1, sync"),
+        (["nowhere"], "error: 'nowhere' does not exist"),
+        (
+            ["results/reference/async_lag1", "--run", "lag1"],
+            "3 runs in 'results/reference/async_lag1' called 'lag1': lag1,seed=0, lag1,seed=1, lag1,seed=2",
+        ),
+        ([str(RUNS), "--run", "sync", "-o", "a.pdf"], "the picture 'a.pdf' must end in .png"),
+        ([str(RUNS), "--run", "sync", "--error-bound", "5"], "'5' is no share above 0% and below 100%"),
+        ([str(RUNS), "--run", "sync", "--machine", "nonesuch"], "no machine profile called 'nonesuch'"),
+        (
+            ["results/reference/transport_sweep"],
+            "is a transport sweep, which trains nothing, so there is nothing to replay",
+        ),
+        (
+            ["results/reference/sync_k", "--run", "k1", "--set", "epochs_per_batch=4"],
+            "changes how much work a stage is, and this run has not recorded how long its rollouts were",
+        ),
+    ],
+)
+def test_refusals(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", *arguments]) == 2
+
+    streams = capsys.readouterr()
+    assert said in streams.err
+    assert streams.out == ""
+
+
+def test_runs_of_several_campaigns_are_told_apart(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    for campaign in ("20261121-100000", "20261121-110000"):
+        make_run(scenario="pair", campaign=campaign, arm="sync")
+        make_run(scenario="pair", campaign=campaign, arm="lag1")
+    pair = tmp_path / "results" / "pair"
+    (pair / "20261121-110000" / "lag1" / "manifest.json").write_text("{")  # damaged, and not the one that is asked for
+
+    with pytest.raises(UserError) as caught:
+        choose_run(pair, "sync")
+    assert caught.value.what == f"2 runs in {str(pair)!r} called 'sync': 20261121-100000/sync, 20261121-110000/sync"
+    assert choose_run(pair, "20261121-110000/sync").manifest.campaign == "20261121-110000"
+    with pytest.raises(UserError, match=r"4 runs in .*: 20261121-100000/lag1, 20261121-100000/sync, 20261121-110000/"):
+        choose_run(pair)
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", "--help"]) == 0
+
+    assert "python -m harness whatif results/reference/async_lag1 --run" in capsys.readouterr().out
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'ray', 'transformers', 'vllm', 'matplotlib', 'seaborn', 'pandas'}"
+    code = f"import sys, harness.simulate.whatif.__main__; print(sorted({heavy} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"

@@ -1,0 +1,557 @@
+"""What-if on runs that the virtual clock recorded with known costs, so that every number has its arithmetic beside it.
+
+Recorded: generate 8 s, score 1 s, update 5 s, publish 1 s, transfer 0.5 s, load 0.25 s. A synchronous step takes
+0.75 + 8 + 1 + 5 + 1 = 15.75 s. With lag 1 the Generator is critical: it loads and generates without a break, 8.75 s a
+step, while the Learner needs 5 + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.core.trace import RecordingTracer
+from harness.loop import run_loop
+from harness.results import Manifest, Run, RunFolder, ShardRow, load_run
+from harness.results.recorder import RunRecorder
+from harness.scenario import Scenario, resolved_yaml
+from harness.scenario.loop_plan import lanes_of, loop_plan
+from harness.simulate.clock import run_virtual
+from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
+from harness.simulate.machines import save_machine
+from harness.simulate.measures import stage_times, step_time
+from harness.simulate.stages import (
+    Fails,
+    SimulatedGenerator,
+    SimulatedLearner,
+    SimulatedScorer,
+    constant,
+    equal_lengths,
+    varying_lengths,
+)
+from harness.simulate.whatif.effects import Answer, what_if
+from harness.simulate.whatif.table import sentences, tables
+
+RECORDED: dict[str, Any] = {
+    "name": "known",
+    "steps": 14,
+    "rollout_batch_size": 16,
+    "group_size": 4,
+    "model": {"type": "preset", "preset": "tiny"},
+    "transport": {"type": "object_store"},
+    "placement": {"colocated": False},
+    "evaluation": {"every": 100, "prompts": 8},
+    "allow_uncorrected": True,
+}
+SYNC_S, LAG_1_S = 15.75, 8.75
+Record = Callable[..., Run]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Record a run of known costs: settings by dotted key, and seconds by name to be other than the usual ones."""
+
+    def make(
+        costs: dict[str, float] | None = None,
+        lengths: Any = None,
+        num_train: int = 64,
+        fails: Fails = lambda item, prompt_id: False,
+        **settings: Any,
+    ) -> Run:
+        seconds = {"generate": 8.0, "score": 1.0, "update": 5.0, "publish": 1.0, "transfer": 0.5, "load": 0.25}
+        seconds |= costs or {}
+        scenario = Scenario.model_validate(RECORDED | settings)
+        name = f"run{len(list(tmp_path.glob('known/*')))}"
+        folder = RunFolder.create(tmp_path, "known", name, None)
+        folder.write_scenario(resolved_yaml(scenario))
+        machine = {"cpu": "Abacus", "cores": 2, "gpus": None, "fingerprint": "0123456789ab"}
+        folder.write_manifest(
+            Manifest(scenario="known", campaign=name, started_at="2026-11-21T00:00:00.000Z", machine=machine)
+        )
+
+        async def main(tracer: RecordingTracer) -> None:
+            make_lengths = lengths or equal_lengths(8)
+            c = {stage: constant(value) for stage, value in seconds.items()}
+            generators = [
+                SimulatedGenerator(tracer, c["generate"], constant(2.0), c["transfer"], c["load"], lane, make_lengths)
+                for lane in lanes_of("generator", scenario)
+            ]
+            scorers = [SimulatedScorer(tracer, c["score"], fails=fails)]
+            learner = SimulatedLearner(tracer, c["update"], c["publish"], epochs_per_batch=scenario.epochs_per_batch)
+            recorder = RunRecorder(folder, tracer, scenario.max_lag == 0)
+            recorder.loop_starts([*lanes_of("generator", scenario), "scorer", "learner"])
+            await run_loop(generators, scorers, learner, loop_plan(scenario, num_train, 8), tracer, recorder)
+            recorder.loop_ends()
+            folder.finish("completed", outcome=recorder.outcome())
+
+        run_virtual(main)
+        return load_run(tmp_path / "known" / name)
+
+    return make
+
+
+def profile(tmp_path: Path, *stages: StageCost, contention: Contention | None = None) -> str:
+    """Write a small machine profile and return its path."""
+    path = tmp_path / "abacus.yaml"
+    device = Device(name="Abacus", fingerprint="fedcba987654")
+    sources = ("made up",)
+    made = MachineProfile(
+        name="abacus", made="2026-11-21", device=device, sources=sources, contention=contention, stages=stages
+    )
+    save_machine(made, path)
+    return str(path)
+
+
+def gains(answer: Answer) -> dict[str, float]:
+    return {gain.name: gain.gain for gain in answer.gains}
+
+
+# ---- the replay of a run as it was
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_lag": 1},
+        {"max_lag": 2},
+        {"max_lag": 1, "replay": {"capacity": 8}},
+        {"epochs_per_batch": 4},
+        {"max_lag": 2, "epochs_per_batch": 4, "lag_control": "drop"},
+        {"max_lag": 1, "lag_control": "in_flight"},
+        {"evaluation": {"every": 3, "prompts": 8}},
+        {"max_lag": 1, "evaluation": {"every": 3, "prompts": 8}},
+        {"placement": {"colocated": False, "generator": {"count": 2}}},
+        {"max_lag": 1, "placement": {"colocated": False, "generator": {"count": 3}}},
+        {"transport": {"type": "in_process"}, "placement": {"colocated": True}},
+    ],
+    ids=str,
+)
+def test_a_run_replayed_as_it_was_has_its_step_times(record: Record, settings: dict[str, Any]) -> None:
+    run = record(lengths=varying_lengths(2, 20), **settings)
+
+    answer = what_if(run)
+
+    replayed = answer.before.replayed
+    assert [row.wall_s for row in replayed.rows] == pytest.approx([row.wall_s for row in run.steps], abs=1e-9)
+    assert [row.lags for row in replayed.rows] == [row.lags for row in run.steps]
+    assert answer.before.stages_s == pytest.approx(stage_times(run.steps), abs=1e-9)
+    assert answer.error == pytest.approx(0, abs=1e-9)
+    assert replayed.borrowed == {}
+    assert run.ledger is not None
+    for column in ("generated", "dropped", "trained", "trained_again"):
+        assert getattr(replayed.ledger, column).rollouts == getattr(run.ledger, column).rollouts
+    assert replayed.ledger.trained.tokens == run.ledger.trained.tokens  # of dropped rollouts no lengths are recorded
+
+
+def test_a_prompt_may_be_in_a_batch_twice_and_a_group_may_fail(record: Record) -> None:
+    run = record(num_train=3, fails=lambda item, prompt_id: (item.step, prompt_id) == (4, 1))
+
+    answer = what_if(run)
+
+    failed = 16 - len([length for row in run.groups() if _is_of(row, 4) for group in row.lengths for length in group])
+    assert failed in (4, 8)  # the 4 prompts of batch 4 are drawn from 3, so the one that fails may be there twice
+    assert [row.wall_s for row in answer.before.replayed.rows] == pytest.approx([row.wall_s for row in run.steps])
+    assert answer.before.replayed.ledger.trained.rollouts == 14 * 16  # in its place another recorded group stands
+
+
+def _is_of(row: Any, step: int) -> bool:
+    return isinstance(row, ShardRow) and (row.purpose, row.step) == ("train", step)
+
+
+def test_known_costs_give_known_step_times(record: Record) -> None:
+    assert step_time(record().steps) == pytest.approx(SYNC_S, abs=1e-9)
+    assert step_time(record(max_lag=1).steps) == pytest.approx(LAG_1_S, abs=1e-9)
+
+
+def test_a_run_whose_replay_is_off_is_refused_unless_told_otherwise(record: Record) -> None:
+    run = record()
+    slow = replace(run, steps=tuple(replace(row, wall_s=row.wall_s * 1.25) for row in run.steps))
+
+    # 15.75 / (1.25 x 15.75) - 1 = -20%
+    with pytest.raises(UserError, match=r"off by 20\.0% of its time, more than the bound of 3\.0%") as caught:
+        what_if(slow, scales=["update=0.5"])
+    assert caught.value.fix == "name another run, or accept it with --error-bound 20.1%"
+    assert what_if(slow, scales=["update=0.5"], bound=0.201).error == pytest.approx(-0.2, abs=1e-9)
+
+
+# ---- another pace
+
+
+@pytest.mark.parametrize(
+    ("scales", "step_s"),
+    [
+        (["update=0.5"], 0.75 + 8 + 1 + 2.5 + 1),
+        (["generate=2"], 0.75 + 16 + 1 + 5 + 1),
+        (["weight_transfer=0"], 0.25 + 8 + 1 + 5 + 1),
+        (["update=0.5", "score=3"], 0.75 + 8 + 3 + 2.5 + 1),
+    ],
+)
+def test_scaling_a_stage_of_a_synchronous_run(record: Record, scales: list[str], step_s: float) -> None:
+    assert what_if(record(), scales=scales).after.step_s == pytest.approx(step_s, abs=1e-9)
+
+
+def test_scaling_a_hidden_stage_until_it_is_critical(record: Record) -> None:
+    run = record(max_lag=1)
+
+    assert what_if(run, scales=["update=0.5"]).after.step_s == pytest.approx(LAG_1_S, abs=1e-9)
+    # update 15 s: the Learner needs 15 + 1 s for each step, and the Generator waits for it
+    assert what_if(run, scales=["update=3"]).after.step_s == pytest.approx(16, abs=1e-9)
+
+
+def test_ten_percent_of_each_stage_of_a_synchronous_run(record: Record) -> None:
+    answer = what_if(record())
+
+    # each takes a tenth of itself off 15.75 s
+    expected = {"generate": 0.8, "update": 0.5, "score": 0.1, "weight_publish": 0.1}
+    expected |= {"weight_transfer": 0.05, "weight_load": 0.025}
+    assert gains(answer) == pytest.approx({name: saved_s / SYNC_S for name, saved_s in expected.items()}, abs=1e-9)
+    names = [gain.name for gain in answer.gains]
+    assert names == ["generate", "update", "score", "weight_publish", "weight_transfer", "weight_load"]
+    # lanes: Generator 8.75 s, Learner 6 s, Scorer 1 s
+    lanes = [(gain.name, gain.gain) for gain in answer.lane_gains]
+    by_lane = [("generator", 0.875 / SYNC_S), ("learner", 0.6 / SYNC_S), ("scorer", 0.1 / SYNC_S)]
+    assert lanes == [(name, pytest.approx(gain, abs=1e-9)) for name, gain in by_lane]
+
+
+def test_ten_percent_of_a_hidden_stage_gives_nothing(record: Record) -> None:
+    answer = what_if(record(max_lag=1))
+
+    expected = {"generate": 0.8, "weight_transfer": 0.05, "weight_load": 0.025}
+    expected |= {"update": 0.0, "score": 0.0, "weight_publish": 0.0}
+    assert gains(answer) == pytest.approx({name: saved_s / LAG_1_S for name, saved_s in expected.items()}, abs=1e-9)
+    said = " ".join(sentences(answer))
+    assert "the generator is critical" in said
+    assert "optimise generate (9.1%) first, then weight_transfer (0.6%) and weight_load (0.3%)" in said  # 0.8 / 8.75
+    assert "do not bother with update, score and weight_publish" in said
+
+
+def test_gains_are_those_of_the_changed_run(record: Record) -> None:
+    answer = what_if(record(max_lag=1), scales=["update=3"])
+
+    # the Learner's 15 + 1 s are critical now: a tenth of the update is 1.5 of 16 s
+    assert gains(answer)["update"] == pytest.approx(1.5 / 16, abs=1e-9)
+    assert gains(answer)["generate"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_run_of_which_nothing_takes_any_time(record: Record) -> None:
+    stages = ("generate", "score", "update", "weight_publish", "weight_transfer", "weight_load")
+    run = record()
+
+    answer = what_if(run, scales=[f"{stage}=0" for stage in stages])
+
+    assert answer.after.step_s == 0
+    assert [gain.gain for gain in answer.lane_gains] == [0.0, 0.0, 0.0]
+    assert "no stage that is 10% faster would make a step shorter by as much as 0.1%" in list(sentences(answer))
+    still = replace(run, steps=tuple(replace(row, wall_s=0.0) for row in run.steps))
+    with pytest.raises(UserError, match=r"the training steps of the run .* took no time"):
+        what_if(still)
+
+
+def test_a_replay_that_is_off_by_its_whole_time_cannot_be_accepted(record: Record) -> None:
+    run = record()
+    fast = replace(run, steps=tuple(replace(row, wall_s=row.wall_s / 4) for row in run.steps))
+
+    with pytest.raises(UserError, match=r"off by 300\.0%") as caught:
+        what_if(fast)
+    assert caught.value.fix == "name another run"  # --error-bound takes a share below 100%
+
+
+def test_a_simulated_run_is_no_measured_one(record: Record) -> None:
+    run = record()
+    answer = what_if(replace(run, manifest=replace(run.manifest, simulated="abacus")))
+
+    assert answer.notes[0] == "the run itself was simulated (abacus): its times were predicted, not measured"
+    assert tables(answer)[0].rows[0][0] == "recorded (simulated)"
+
+
+# ---- another strategy
+
+
+@pytest.mark.parametrize(
+    ("recorded", "asked", "step_s"),
+    [
+        ({}, ["max_lag=1"], LAG_1_S),
+        ({"max_lag": 1}, ["max_lag=0"], SYNC_S),
+        ({}, ["max_lag=2"], LAG_1_S),
+        ({}, ["replay.capacity=8"], SYNC_S),
+        ({}, ["steps=40"], SYNC_S),
+        # under `drop` the Generator never waits: a batch every 8.75 s, and none is too old
+        ({}, ["max_lag=1", "lag_control=drop"], LAG_1_S),
+        # weights that come in the middle of a batch are loaded beside it: a batch takes 8 s alone
+        ({}, ["max_lag=1", "lag_control=in_flight"], 8.0),
+    ],
+    ids=str,
+)
+def test_another_strategy(record: Record, recorded: dict[str, Any], asked: list[str], step_s: float) -> None:
+    answer = what_if(record(**recorded), asked)
+
+    assert answer.after.step_s == pytest.approx(step_s, abs=1e-9)
+    assert answer.after.replayed.rows[-1].step == (39 if asked == ["steps=40"] else 13)
+
+
+def test_calls_beyond_the_recorded_ones_are_said(record: Record) -> None:
+    answer = what_if(record(), ["steps=20"])
+
+    # 6 further steps, each with a batch, its scoring, an update, a publish and a load; the last version, 20, is
+    # evaluated in place of version 14, by the Generator and the Scorer
+    said = {note for note in answer.notes if "recorded" in note}
+    calls = {"generate": 6, "score": 6, "update": 6, "publish": 6, "load": 6, "evaluate": 2}
+    end = "were never recorded and take the time of others of this run"
+    assert said == {f"{number} calls to {work} {end}" for work, number in calls.items()}
+
+
+def test_warm_up_alone_is_said_to_be_that(record: Record) -> None:
+    said = "the steps that are left are all warm-up, which takes longer than what follows"
+
+    assert said in what_if(record(), ["steps=1"]).notes
+    assert said not in what_if(record(), ["steps=6"]).notes
+
+
+def test_replay_draws_again_from_recorded_groups(record: Record) -> None:
+    answer = what_if(record(), ["replay={capacity: 8, max_uses: 2}"])
+
+    # 14 steps of 4 groups: the buffer gives 4 groups to each step, and what is not fresh was trained on before
+    trained = answer.after.replayed.ledger
+    assert trained.trained.rollouts + trained.trained_again.rollouts == 14 * 16
+    assert trained.trained_again.rollouts > 0
+
+
+# ---- other work: recorded x predicted (new) / predicted (old)
+
+PER_OPTIMIZER_STEP = StageCost(stage="update", seconds={"optimizer_step": 0.2})
+PREPARE = StageCost(stage="prepare_batch", seconds={"call": 0.01})
+OLD = StageCost(stage="old_logprobs", seconds={"call": 0.5})
+PER_RESPONSE = [StageCost(stage=name, seconds={"response": 0.01}) for name in ("generate", "score")]
+
+
+def test_more_passes_over_a_batch(record: Record, tmp_path: Path) -> None:
+    machine = profile(tmp_path, PER_OPTIMIZER_STEP, PREPARE, OLD, *PER_RESPONSE)
+
+    answer = what_if(record(), ["epochs_per_batch=4"], machine=machine)
+
+    # 4 optimizer steps for 1: 20 s of update in place of 5; the old log-probs are new, 0.5 s as the profile has them
+    assert answer.after.stages_s["update"] == pytest.approx(20, abs=1e-9)
+    assert answer.after.stages_s["old_logprobs"] == pytest.approx(0.5, abs=1e-9)
+    assert answer.after.step_s == pytest.approx(SYNC_S + 15 + 0.5, abs=1e-9)
+
+
+def test_fewer_passes_over_a_batch(record: Record, tmp_path: Path) -> None:
+    machine = profile(tmp_path, PER_OPTIMIZER_STEP, PREPARE, OLD, *PER_RESPONSE)
+
+    answer = what_if(record(epochs_per_batch=4), ["epochs_per_batch=1"], machine=machine)
+
+    # recorded 4 x 5 s of update; one optimizer step in place of 4 takes a quarter
+    assert answer.before.step_s == pytest.approx(SYNC_S + 15, abs=1e-9)
+    assert answer.after.step_s == pytest.approx(SYNC_S, abs=1e-9)
+
+
+def test_a_smaller_batch(record: Record, tmp_path: Path) -> None:
+    machine = profile(tmp_path, PER_OPTIMIZER_STEP, PREPARE, OLD, *PER_RESPONSE)
+
+    answer = what_if(record(), ["rollout_batch_size=8"], machine=machine)
+
+    # half the responses: 4 s of generate and 0.5 s of score; an optimizer step costs the same
+    assert answer.after.step_s == pytest.approx(0.75 + 4 + 0.5 + 5 + 1, abs=1e-9)
+    assert answer.after.replayed.ledger.trained.rollouts == 14 * 8
+
+
+def test_larger_groups_draw_from_recorded_ones(record: Record, tmp_path: Path) -> None:
+    machine = profile(tmp_path, PER_OPTIMIZER_STEP, PREPARE, OLD, *PER_RESPONSE)
+    run = record(lengths=varying_lengths(2, 20))
+
+    answer = what_if(run, ["group_size=8"], machine=machine)
+
+    # 2 groups of 8 in place of 4 groups of 4: as many responses, so the same time
+    assert answer.after.step_s == pytest.approx(SYNC_S, abs=1e-9)
+    assert answer.after.replayed.ledger.trained.rollouts == 14 * 16
+
+
+def test_two_generators_share_a_batch(record: Record, tmp_path: Path) -> None:
+    syncs = [
+        StageCost(stage=f"weight_{name}", seconds={"call": 0.1}) for name in ("publish", "transfer", "load", "verify")
+    ]
+    machine = profile(tmp_path, PER_OPTIMIZER_STEP, PREPARE, OLD, *PER_RESPONSE, *syncs)
+
+    answer = what_if(record(), ["placement.generator.count=2"], machine=machine)
+
+    # both load at once, each samples 8 of the 16 responses in 4 s, and one Scorer takes 0.5 s for each half
+    assert answer.after.step_s == pytest.approx(0.75 + 4 + 0.5 + 0.5 + 5 + 1, abs=1e-9)
+    assert set(answer.after.idle) == {"generator0", "generator1", "scorer", "learner"}
+
+
+def test_another_transport(record: Record, tmp_path: Path) -> None:
+    def sync(stage: str, transport: str, seconds: float) -> StageCost:
+        return StageCost(stage=stage, where={"transport": transport}, seconds={"call": seconds})
+
+    load = StageCost(stage="weight_load", seconds={"call": 0.3})
+    costs = [sync("weight_publish", "object_store", 0.1), sync("weight_publish", "nixl", 0.2)]
+    costs += [sync("weight_transfer", "object_store", 0.4), sync("weight_transfer", "nixl", 0.1)]
+    machine = profile(tmp_path, PER_OPTIMIZER_STEP, PREPARE, *PER_RESPONSE, load, *costs)
+
+    answer = what_if(record(), ["transport.type=nixl"], machine=machine)
+
+    # publish x 2, transfer x 1/4, load as it was
+    expected = {"weight_publish": 2.0, "weight_transfer": 0.125, "weight_load": 0.25}
+    assert {name: answer.after.stages_s[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+    assert answer.after.step_s == pytest.approx(0.25 + 0.125 + 8 + 1 + 5 + 2, abs=1e-9)
+    assert any(note.startswith("calls take the way that they took: ") for note in answer.notes)
+
+
+# ---- parts on shared cores
+
+FREE = {"score": 0.0, "publish": 0.0, "transfer": 0.0, "load": 0.0}
+SHARED = Contention(cores=2, slowdown=0.25)  # two at work go at 1 / 1.25 = 0.8 of their speed
+
+
+def test_overlap_slows_down_what_was_recorded_alone(record: Record, tmp_path: Path) -> None:
+    machine = profile(tmp_path, OLD, contention=SHARED)
+
+    answer = what_if(record(FREE), ["max_lag=1"], machine=machine)
+
+    # both begin together: the update's 5 s take 5 / 0.8 = 6.25; by then 5 of the Generator's 8 s are done, 3 remain
+    assert answer.before.step_s == pytest.approx(13, abs=1e-9)
+    row = answer.after.replayed.rows[6]  # the last update runs alone, since no batch is left to be generated
+    assert row.stages_s == pytest.approx(row.stages_s | {"update": 6.25, "generate": 9.25}, abs=1e-8)
+    assert row.wall_s == pytest.approx(9.25, abs=1e-9)
+
+
+def test_what_was_recorded_beside_others_gets_faster_alone(record: Record, tmp_path: Path) -> None:
+    machine = profile(tmp_path, OLD, contention=SHARED)
+    run = record(FREE | {"generate": 9.25, "update": 6.25}, max_lag=1)
+
+    answer = what_if(run, ["max_lag=0"], machine=machine)
+
+    assert answer.before.step_s == pytest.approx(9.25, abs=1e-8)
+    assert answer.after.step_s == pytest.approx(8 + 5, abs=1e-8)  # the same arithmetic backwards
+
+
+def test_a_shorter_stage_disturbs_less(record: Record, tmp_path: Path) -> None:
+    machine = profile(tmp_path, OLD, contention=SHARED)
+    run = record(FREE | {"generate": 9.25, "update": 6.25}, max_lag=1)
+
+    answer = what_if(run, scales=["update=0.5"], machine=machine)
+
+    # 2.5 s take 3.125; by then 2.5 of the Generator's 8 s are done, 5.5 remain
+    assert answer.after.step_s == pytest.approx(8.625, abs=1e-8)
+
+
+def test_without_a_profile_overlap_is_said_to_be_free(record: Record) -> None:
+    answer = what_if(record(FREE), ["max_lag=1"])
+
+    assert answer.after.step_s == pytest.approx(8, abs=1e-9)
+    assert answer.notes[0].startswith("no machine profile matches this run, so parts that overlap on the same cores")
+
+
+# ---- runs that were measured
+
+
+@pytest.mark.parametrize("name", ["sync,seed=0", "lag1,seed=0", "lag1,seed=1"])
+def test_a_measured_run_replays_within_the_bound(name: str) -> None:
+    run = load_run(next(Path("results/reference/async_lag1").glob(f"*/{name}")))
+
+    # what is not in the spans is the driver's own way from one event to the next, some 0.02 ms each, a dozen a step
+    # of about 200 ms; with lag an evaluation may fall into another step than it did, which moves the mean
+    assert abs(what_if(run, scales=["score=1"]).error) < (0.002 if name.startswith("sync") else 0.01)
+
+
+def test_lag_1_from_a_measured_synchronous_run() -> None:
+    """Both arms of the reference run sleep for most of their time, so that neither cores nor weather play a part."""
+    campaign = next(Path("results/reference/paced_overlap").iterdir())
+    measured_s = step_time(load_run(campaign / "lag1").steps)  # 0.5205
+
+    answer = what_if(load_run(campaign / "sync"), ["max_lag=1"])
+
+    assert answer.recorded_step_s == pytest.approx(0.938, abs=1e-3)
+    assert answer.after.step_s == pytest.approx(measured_s, rel=0.01)
+
+
+# ---- what cannot be answered
+
+
+@pytest.mark.parametrize(
+    ("settings", "scales", "what", "fix"),
+    [
+        (["max_lag"], [], "--set takes key=value, got 'max_lag'", "write for example --set max_lag=1"),
+        (
+            ["model.preset=small"],
+            [],
+            "a recorded run says nothing about another model.preset",
+            "change one of steps, max",
+        ),
+        (["seed=3"], [], "a recorded run says nothing about another seed", "python -m harness simulate"),
+        (["max_lagg=1"], [], "unknown key `max_lagg`", "did you mean"),
+        (["group_size=5"], [], "group_size 5 does not divide rollout_batch_size 16", "set group_size to 1, 2, 4 or 8"),
+        (
+            ["transport={type: in_process}"],
+            [],
+            "transport.type in_process moves the parts together, and this run has not timed that",
+            "choose a transport between actors",
+        ),
+        (
+            [],
+            ["update"],
+            "--scale takes STAGE=FACTOR with a factor from 0 to 1,000,000, got 'update'",
+            "--scale update=0.5",
+        ),
+        ([], ["update=-1"], "with a factor from 0 to 1,000,000, got 'update=-1'", "--scale update=0.5"),
+        ([], ["update=inf"], "with a factor from 0 to 1,000,000, got 'update=inf'", "--scale update=0.5"),
+        ([], ["update=1e308"], "with a factor from 0 to 1,000,000, got 'update=1e308'", "--scale update=0.5"),
+        ([], ["update=0.5", "update=2"], "--scale names update twice", "give one factor for each stage"),
+        (
+            [],
+            ["checkpoint=0.5"],
+            "the run has no stage 'checkpoint' to scale; it has generate, score, update, weight_publish, "
+            "weight_transfer, weight_load, evaluate",
+            "name one of these",
+        ),
+    ],
+)
+def test_refusals(record: Record, settings: list[str], scales: list[str], what: str, fix: str) -> None:
+    with pytest.raises(UserError) as caught:
+        what_if(record(), settings, scales)
+    assert what in caught.value.what
+    assert fix in (caught.value.fix or "")
+
+
+def test_a_profile_is_asked_for_where_the_recording_does_not_say_enough(record: Record) -> None:
+    with pytest.raises(UserError) as caught:
+        what_if(record(), ["epochs_per_batch=4"])
+    assert "epochs_per_batch changes how much work a stage is, so a machine profile is needed" in caught.value.what
+    assert "cpu-2-cores: another machine" in caught.value.what
+    assert "--machine NAME" in (caught.value.fix or "")
+
+
+def test_a_profile_without_the_stage_is_refused(record: Record, tmp_path: Path) -> None:
+    machine = profile(tmp_path, PER_OPTIMIZER_STEP, PREPARE, *PER_RESPONSE)
+
+    with pytest.raises(UserError, match="the profile abacus has no cost of old_logprobs"):
+        what_if(record(), ["epochs_per_batch=4"], machine=machine)
+
+
+def test_a_run_without_recorded_lengths(record: Record, tmp_path: Path) -> None:
+    run = record()
+    (run.folder / "groups.jsonl").unlink()
+    machine = profile(tmp_path, PER_OPTIMIZER_STEP, PREPARE, OLD, *PER_RESPONSE)
+
+    assert what_if(run, ["max_lag=1"]).after.step_s == pytest.approx(LAG_1_S, abs=1e-9)  # needs no lengths
+    with pytest.raises(UserError, match="has not recorded how long its rollouts were"):
+        what_if(run, ["epochs_per_batch=4"], machine=machine)
+
+
+def test_runs_that_cannot_be_replayed(record: Record) -> None:
+    cut = record()
+    for status in ("completed", "failed", "did not finish"):
+        with pytest.raises(UserError, match=rf"did not get to its end \({status}\)"):
+            what_if(replace(cut, tail=None, status=status))
+    died = replace(cut, manifest=replace(cut.manifest, outcome=cut.manifest.outcome | {"replaced": {"generator": 2}}))
+    with pytest.raises(UserError, match=r"died and were replaced \(generator 2 times\)"):
+        what_if(died)
+    (cut.folder / "spans.jsonl").unlink()
+    with pytest.raises(UserError, match="has no spans, so there is nothing to replay"):
+        what_if(cut)

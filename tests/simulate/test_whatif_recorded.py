@@ -1,0 +1,217 @@
+"""Calls read from spans that are written down here in milliseconds, with and without the recorded ways of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.core.trace import Span, Stage
+from harness.results import Manifest, Run, RunFolder, load_run, step_row, tail_row
+from harness.scenario import Scenario
+from harness.simulate.machine import Contention
+from harness.simulate.whatif.books import Book
+from harness.simulate.whatif.recorded import Call, Piece, Work, read_recording
+from harness.simulate.whatif.sharing import undisturbed
+
+MS = 1_000_000
+DISTRIBUTED = {
+    "transport": {"type": "object_store"},
+    "placement": {"colocated": False, "generator": {"threads": 1}, "learner": {"threads": 1}},
+}
+Row = tuple[str, str, int, int, int]
+"""Lane, stage, start and end in milliseconds, step."""
+
+LEARNER: list[Row] = [  # the loop begins at 100 ms; steps end at 300 and 520 ms
+    ("learner", "startup", 0, 100, -1),
+    ("learner", "weight_publish", 102, 110, 0),
+    ("learner", "weight_verify", 111, 113, 0),
+    ("learner", "wait_for_batch", 116, 200, 0),
+    ("learner", "prepare_batch", 205, 210, 0),
+    ("learner", "update", 210, 280, 0),
+    ("learner", "weight_publish", 288, 296, 1),
+    ("learner", "update", 312, 400, 1),
+    ("learner", "weight_publish", 410, 420, 2),
+    ("learner", "wait_for_batch", 425, 500, 2),
+]
+WAYS: list[Row] = [
+    ("learner", "wait_for_call", 100, 102, 0),
+    ("learner", "wait_for_call", 113, 115, 0),
+    ("learner", "wait_for_call", 201, 205, 0),
+    ("learner", "wait_for_call", 280, 283, 0),
+    ("learner", "wait_for_call", 284, 288, 1),
+    ("learner", "wait_for_call", 296, 299, 1),
+    ("learner", "wait_for_recorder", 300, 306, 0),
+    ("learner", "wait_for_call", 307, 312, 1),
+    ("learner", "wait_for_call", 400, 401, 1),
+]
+
+
+@pytest.fixture
+def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def run_of(rows: Sequence[Row], ends: Sequence[int] = (300, 520)) -> Run:
+        folder = RunFolder.create(tmp_path, "by_hand", "run", None)
+        folder.write_manifest(Manifest(scenario="by_hand", campaign="run", started_at="2026-11-21T00:00:00.000Z"))
+        folder.append_spans(Span(lane, Stage(stage), a * MS, b * MS, step, step) for lane, stage, a, b, step in rows)
+        for step, end in enumerate(ends):
+            elapsed_s = (end - 100) / 1e3
+            folder.append_step(
+                step_row(
+                    step=step,
+                    version=step + 1,
+                    wall_s=0.2,
+                    elapsed_s=elapsed_s,
+                    optimizer_steps=1,
+                    lanes={},
+                    metrics={},
+                )
+            )
+        folder.append_step(tail_row(wall_s=0.0, elapsed_s=0.5, lanes={}))
+        folder.finish("completed")
+        return load_run(folder.folder)
+
+    return run_of
+
+
+def told(calls: Sequence[Call]) -> list[tuple[str, str, int, float, list[tuple[str | None, float]], float]]:
+    """Each call in milliseconds: way there, its pieces, way back."""
+    return [
+        (
+            call.lane,
+            call.work.value,
+            call.key,
+            round(call.before_s * 1e3, 6),
+            [(piece.stage and piece.stage.value, round(piece.seconds * 1e3, 6)) for piece in call.pieces],
+            round(call.after_s * 1e3, 6),
+        )
+        for call in calls
+    ]
+
+
+def test_calls_with_recorded_ways(write) -> None:  # type: ignore[no-untyped-def]
+    recording = read_recording(write([*LEARNER, *WAYS]))
+
+    assert told(recording.calls) == [
+        # from the loop's start; back until the Learner's coroutine goes on with its wait at 116
+        ("learner", "publish", 0, 2, [("weight_publish", 8), (None, 1), ("weight_verify", 2)], 3),
+        # from the end of the wait at 200; the answer is there at 283, and the next call begins with it
+        ("learner", "update", 0, 5, [("prepare_batch", 5), ("update", 70)], 3),
+        ("learner", "publish", 1, 5, [("weight_publish", 8)], 4),  # back until the step ends at 300
+        ("learner", "update", 1, 6, [("update", 88)], 1),  # the driver keeps its books from 300 to 306
+        ("learner", "publish", 2, 9, [("weight_publish", 10)], 5),
+    ]
+    assert recording.record_s == {0: pytest.approx(0.006)}
+
+
+def test_calls_of_before_ways_were_recorded(write) -> None:  # type: ignore[no-untyped-def]
+    recording = read_recording(write(LEARNER))
+
+    by_key = {(call.work, call.key): call for call in recording.calls}
+    assert told([by_key[Work.UPDATE, 0]])[0][3:] == (5, [("prepare_batch", 5), ("update", 70)], 4)  # half of 280 to 288
+    assert told([by_key[Work.PUBLISH, 1]])[0][3] == 4  # the other half
+    assert told([by_key[Work.UPDATE, 1]])[0][3] == 12  # from 300 on, the driver's own books included
+    assert recording.record_s == {}
+
+
+def test_bookkeeping_before_a_wait_shows_without_spans_of_its_own(write) -> None:  # type: ignore[no-untyped-def]
+    rows = [*LEARNER[:4], ("learner", "update", 205, 290, 0), ("learner", "wait_for_batch", 304, 350, 1)]
+
+    # the step ends at 300, the wait begins at 304
+    assert read_recording(write(rows, ends=(300,))).record_s == {0: pytest.approx(0.004)}
+
+
+def test_weights_in_the_middle_of_a_batch_are_a_call_of_their_own(write) -> None:  # type: ignore[no-untyped-def]
+    rows: list[Row] = [
+        ("generator", "startup", 0, 100, -1),
+        ("generator", "wait_for_weights", 100, 110, 0),
+        ("generator", "generate", 112, 200, 0),
+        ("generator", "wait_for_call", 110, 112, 0),
+        ("generator", "wait_for_call", 200, 203, 0),
+        ("generator", "weight_transfer", 131, 140, 1),
+        ("generator", "weight_load", 140, 150, 1),
+        ("generator", "wait_for_call", 130, 131, 1),
+        ("generator", "wait_for_call", 150, 152, 1),
+        ("generator", "wait_for_weights", 204, 260, 1),
+    ]
+
+    assert told(read_recording(write(rows)).calls) == [
+        ("generator", "generate", 0, 2, [("generate", 88)], 3),
+        ("generator", "load", 1, 1, [("weight_transfer", 9), ("weight_load", 10)], 2),
+    ]
+
+
+def test_two_shards_of_a_batch_are_two_calls(write) -> None:  # type: ignore[no-untyped-def]
+    rows: list[Row] = [
+        ("scorer", "startup", 0, 100, -1),
+        ("scorer", "wait_for_rollouts", 100, 120, 0),
+        ("scorer", "score", 120, 125, 0),
+        ("scorer", "score", 125, 131, 0),
+        ("scorer", "wait_for_rollouts", 131, 150, 0),
+        ("scorer", "score", 150, 153, 0),
+    ]
+
+    assert [call.seconds() for call in read_recording(write(rows)).calls] == pytest.approx([0.005, 0.006, 0.003])
+
+
+def test_what_ran_alone_stays_as_it_was(write) -> None:  # type: ignore[no-untyped-def]
+    recording = read_recording(write([*LEARNER, *WAYS]))
+    contention, scenario = Contention(cores=2, slowdown=0.5), Scenario.model_validate(DISTRIBUTED)
+
+    assert told(undisturbed(recording, contention, scenario).calls) == told(recording.calls)
+
+
+def test_what_ran_beside_others_is_taken_at_what_it_would_take_alone(write) -> None:  # type: ignore[no-untyped-def]
+    rows: list[Row] = [
+        ("learner", "startup", 0, 100, -1),
+        ("learner", "update", 100, 160, 0),
+        ("learner", "wait_for_batch", 170, 300, 1),
+        ("generator", "startup", 0, 100, -1),
+        ("generator", "generate", 130, 190, 1),
+        ("generator", "wait_for_weights", 190, 300, 1),
+    ]
+    contention, scenario = Contention(cores=2, slowdown=0.5), Scenario.model_validate(DISTRIBUTED)
+
+    calls = undisturbed(read_recording(write(rows)), contention, scenario).calls
+
+    # both work from 130 to 160, each at 1 / 1.5 of its speed: 30 ms are 20 ms of work
+    assert told(calls)[0] == (
+        "learner",
+        "update",
+        0,
+        0,
+        [("update", 50)],
+        # the way back, 160 to 170, is beside the Generator: it would like 2 of the 2 cores, of which the Generator has
+        # one, so it goes at 2/3 and at 1 / 1.5 of that
+        pytest.approx(10 * 2 / 3 / 1.5, abs=1e-5),
+    )
+    # called at 100; the way there is beside the Learner for all of its 30 ms
+    assert told(calls)[1] == (
+        "generator",
+        "generate",
+        1,
+        pytest.approx(30 * 2 / 3 / 1.5, abs=1e-5),
+        [("generate", 50)],
+        0,
+    )
+
+
+def test_a_book_hands_each_call_out_once() -> None:
+    def load(lane: str, version: int, seconds: float) -> Call:
+        return Call(lane, Work.LOAD, version, (Piece(Stage.WEIGHT_LOAD, seconds),))
+
+    calls = [
+        load("generator0", 0, 9.0),
+        load("generator0", 5, 1.0),
+        load("generator1", 5, 2.0),
+        load("generator0", 6, 3.0),
+    ]
+    book = Book(calls, steady_from=2)
+
+    assert book.take("generator1", Work.LOAD, 5).seconds() == 2.0  # its own
+    assert book.take("generator1", Work.LOAD, 5).seconds() == 1.0  # that of the lane beside it
+    assert book.take("generator1", Work.LOAD, 5).seconds() == 2.0  # once more, as it was
+    assert book.borrowed == {}
+    # steady are those of versions 5, 5 and 6, in order of time: version 7 takes number 7 % 3 of them
+    assert book.take("generator1", Work.LOAD, 7).seconds() == 2.0
+    assert book.borrowed == {Work.LOAD: 1}

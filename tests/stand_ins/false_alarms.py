@@ -1,0 +1,137 @@
+"""How often a comparison errs where nothing differs: the yardstick of the comparison itself.
+
+Used on simulated noise (``NoiseModel``) and on recorded runs (``tests/benchmarks/false_alarm_rates.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import erfc, sqrt
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.compare.stats.blocks import Numbers, PairedBlock
+from harness.compare.stats.effects import Verdict
+from harness.compare.stats.intervals import wilson_interval
+from harness.compare.stats.significance import LEVEL
+from harness.compare.stats.verdicts import STEP_THRESHOLD, judge_step
+
+Item = TypeVar("Item")
+Hits = NDArray[np.bool_]
+RESAMPLES = 2_000
+FEWEST_STRETCHES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A share of campaigns with its 95% interval."""
+
+    hits: int
+    trials: int
+    low: float
+    high: float
+
+    @property
+    def share(self) -> float:
+        """Hits over trials; 0 without trials."""
+        return self.hits / self.trials if self.trials else 0.0
+
+
+def rate(hits: Hits) -> Rate:
+    """Return the rate of campaigns that have nothing in common, with Wilson's interval."""
+    count = int(np.sum(hits))
+    return Rate(count, len(hits), *wilson_interval(count, len(hits)))
+
+
+def rate_in_time(hits: Hits, length: int, generator: np.random.Generator) -> Rate:
+    """Return the rate of campaigns that overlap or follow each other, with a moving-block bootstrap's interval.
+
+    Stretches of ``length`` campaigns in a row are drawn (Kuensch, Annals of Statistics 17, 1989), so that what
+    neighbours share stays in the spread. Where none or all of the campaigns hit, every draw is alike: the interval is
+    Wilson's then, with a stretch as one trial. With fewer than five stretches nothing can be said: 0 to 1.
+
+    Args:
+        length: campaigns in a stretch; more than share blocks with each other.
+    """
+    count, total = len(hits), int(np.sum(hits))
+    stretches = count // length
+    if stretches < FEWEST_STRETCHES:
+        return Rate(total, count, 0.0, 1.0)
+    if total in (0, count):
+        return Rate(total, count, *wilson_interval(stretches if total else 0, stretches))
+    running = np.concatenate([[0], np.cumsum(hits)])
+    in_stretch = running[length:] - running[:-length]
+    drawn = generator.integers(0, len(in_stretch), (RESAMPLES, stretches))
+    low, high = np.quantile(in_stretch[drawn].mean(axis=1) / length, [0.025, 0.975])
+    return Rate(total, count, float(low), float(high))
+
+
+def windows(items: Sequence[Item], size: int, every: int) -> list[Sequence[Item]]:
+    """Return the runs of ``size`` neighbours, one starting at each ``every``-th place; a rest too short is left out."""
+    return [items[start : start + size] for start in range(0, len(items) - size + 1, every)]
+
+
+def judged(campaigns: Sequence[Sequence[PairedBlock]], threshold: float = STEP_THRESHOLD) -> tuple[Hits, Hits]:
+    """Return for each campaign whether its 95% interval excludes no change, and whether the verdict is different."""
+    effects = [judge_step(blocks, threshold) for blocks in campaigns]
+    different = [effect.verdict is Verdict.DIFFERENT for effect in effects]
+    return np.array([effect.shows for effect in effects], dtype=bool), np.array(different, dtype=bool)
+
+
+def abba_blocks(seconds: Sequence[float], steps: int) -> list[PairedBlock]:
+    """Cut the steps of one run, in time order, into blocks as if two arms had run in turns: A B, then B A, and so on.
+
+    Args:
+        steps: steps of one arm in one block; a block takes twice as many.
+    """
+    blocks = []
+    for number, piece in enumerate(windows(seconds, 2 * steps, 2 * steps)):
+        first, second = tuple(piece[:steps]), tuple(piece[steps:])
+        before, after = (first, second) if number % 2 == 0 else (second, first)
+        blocks.append(PairedBlock(before, after, alternated=False))
+    return blocks
+
+
+def alternated_blocks(seconds: Sequence[float], steps: int) -> list[PairedBlock]:
+    """Cut the steps of one run into blocks as if two live arms had taken turns by step: A B, B A, A B and so on.
+
+    Args:
+        steps: as for ``abba_blocks``.
+    """
+    pairs = [pair if place % 2 == 0 else pair[::-1] for place, pair in enumerate(windows(seconds, 2, 2))]
+    return [
+        PairedBlock(tuple(a for a, _ in piece), tuple(b for _, b in piece), alternated=True)
+        for piece in windows(pairs, steps, steps)
+    ]
+
+
+def naive_hits(seconds: Sequence[float], steps: int, every: int) -> Hits:
+    """Return what the naive recipe says of one run's steps: the first ``steps`` against the next, for each window.
+
+    Args:
+        every: a window starts at each ``every``-th step.
+    """
+    found = [naive_p(piece[:steps], piece[steps:]) < LEVEL for piece in windows(seconds, 2 * steps, every)]
+    return np.array(found, dtype=bool)
+
+
+def naive_p(before: Sequence[float] | Numbers, after: Sequence[float] | Numbers) -> float:
+    """Return the two-sided Mann-Whitney probability of step times: wrong here, and what is commonly done.
+
+    It takes steps to be independent. Normal approximation with correction for ties and continuity: good from about 20
+    steps a side (Mann and Whitney, Annals of Mathematical Statistics 18, 1947).
+    """
+    mine, theirs = len(before), len(after)
+    total = mine + theirs
+    values, counts = np.unique(np.concatenate([before, after]), return_counts=True)
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    ranks = np.array([(start + end + 1) / 2 for start, end in pairwise(ends)])
+    rank_sum = float(ranks[np.searchsorted(values, before)].sum())
+    distance = abs(rank_sum - mine * (total + 1) / 2) - 0.5
+    ties = float((counts.astype(float) ** 3 - counts).sum()) / (total * (total - 1))
+    spread = sqrt(mine * theirs / 12 * (total + 1 - ties))
+    return 1.0 if spread == 0 or distance <= 0 else erfc(distance / spread / sqrt(2))

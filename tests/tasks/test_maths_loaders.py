@@ -1,0 +1,162 @@
+"""Maths problems from files: both formats, what is told about bad lines, and the task made of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.tasks.maths import AnswerGrader, MathsProblem, MathsTask, r1_zero_reward_fn, read_problems
+
+NEVER_S = 600.0  # a limit that no test reaches
+DATA = Path(__file__).parents[1] / "data" / "maths"
+MATH = {"problem": "What is half of one?", "solution": r"It is $\boxed{\frac{1}{2}}$."}
+GSM8K = {"question": "Two eggs and three?", "answer": "2+3=<<2+3=5>>5\n#### 5"}
+
+
+def write(folder: Path, *rows: object) -> Path:
+    file = folder / "problems.jsonl"
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), "utf-8")
+    return file
+
+
+def refused(file: Path, **options: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        read_problems(file, **options)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_both_formats_are_told_by_their_first_line(tmp_path: Path) -> None:
+    assert read_problems(write(tmp_path, GSM8K)) == (MathsProblem("Two eggs and three?", "5"),)
+    assert read_problems(write(tmp_path, MATH)) == (MathsProblem("What is half of one?", r"\frac{1}{2}"),)
+
+
+def test_math_rows_say_level_and_subject_in_two_ways(tmp_path: Path) -> None:
+    rows = (MATH | {"level": "Level 3", "type": "Algebra"}, {"problem": "p", "answer": 7, "level": 2, "subject": "S"})
+    assert read_problems(write(tmp_path, *rows)) == (
+        MathsProblem("What is half of one?", r"\frac{1}{2}", "Level 3", "Algebra"),
+        MathsProblem("p", "7", "2", "S"),
+    )
+
+
+def test_a_given_answer_goes_before_the_solution(tmp_path: Path) -> None:
+    assert read_problems(write(tmp_path, MATH | {"answer": "0.5"}))[0].answer == "0.5"
+
+
+def test_a_repeated_problem_is_kept_once(tmp_path: Path) -> None:
+    other = {"problem": "p", "answer": "1"}
+    assert [one.question for one in read_problems(write(tmp_path, MATH, "", other, MATH))] == [MATH["problem"], "p"]
+
+
+def test_white_space_around_a_problem_makes_no_other_problem(tmp_path: Path) -> None:
+    rows = [{"problem": text, "answer": "1"} for text in ("p", " p\n", "q", "r")]
+    task = MathsTask(write(tmp_path, *rows), validation_fraction=0.3)
+    assert sorted(prompt.text.splitlines()[-2] for prompt in (*task.train_prompts, *task.validation_prompts)) == [
+        "User: p",
+        "User: q",
+        "User: r",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("{", "not JSON: Expecting property name enclosed in double quotes at column 2 of '{'"),
+        ("[1]", "the line is a list, not an object: '[1]'"),
+        ('{"problem": ' + "[" * 100_000, "not usable JSON: "),
+        ('{"problem": "q"}', "no field 'solution'; the line has 'problem'"),
+        ('{"question": "q", "answer": "#### 1"}', "no field 'problem'; the line has 'question', 'answer'"),
+        ('{"problem": " ", "answer": "1"}', "the field 'problem' is empty"),
+        ('{"problem": "q", "answer": " "}', "the answer has 0 characters; it must have 1 to 1000"),
+        ('{"problem": "q", "answer": ["1"]}', "the field 'answer' is a list (['1']), not text"),
+        ('{"problem": "q", "answer": NaN}', "the field 'answer' is a number (nan), not text"),
+        ('{"problem": "q", "answer": -1e999}', "the field 'answer' is a number (-inf), not text"),
+        ('{"problem": " What is half of one?\\n", "answer": "2"}', "the problem has come before with the answer"),
+        ('{"problem": "q", "answer": true}', "the field 'answer' is true or false (True), not text"),
+        (r'{"problem": "q", "solution": "\\boxed{1"}', r"no \boxed{...} that is closed again in the field 'solution'"),
+        ('{"problem": "q", "problem": "r", "answer": "1"}', "the field 'problem' comes twice"),
+        ('{"problem": "q\\ud800", "answer": "1"}', "the field 'problem' holds half of a surrogate pair"),
+        ('{"problem": "What is half of one?", "answer": "2"}', "the problem has come before with the answer '\\\\frac"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number(tmp_path: Path, line: str, what: str) -> None:
+    error = refused(write(tmp_path, MATH, "", line), file_format="math")
+    assert error.what.startswith(f"1 of 2 lines are bad\n  line 3: {what}")
+    assert error.where == str(tmp_path / "problems.jsonl")
+    assert error.fix
+
+
+def test_a_gsm8k_answer_needs_its_hashes(tmp_path: Path) -> None:
+    error = refused(write(tmp_path, GSM8K, {"question": "q", "answer": "5"}))
+    assert error.what == "1 of 2 lines are bad\n  line 2: no #### in the field 'answer', behind which the answer stands"
+
+
+def test_bytes_that_are_no_utf8_are_one_bad_line(tmp_path: Path) -> None:
+    file = write(tmp_path, MATH)
+    file.write_bytes(file.read_bytes() + b'{"problem": "\xff"}\n{}\n')
+    assert refused(file).what == (
+        "2 of 3 lines are bad\n  line 2: byte 14 of the line (0xff) is not UTF-8\n"
+        "  line 3: no field 'problem'; the line has no field at all"
+    )
+
+
+def test_the_first_ten_of_many_bad_lines_are_named(tmp_path: Path) -> None:
+    told = refused(write(tmp_path, MATH, *["{}"] * 12)).what.splitlines()
+    assert told[0] == "12 of 13 lines are bad"
+    assert [line.partition(":")[0].strip() for line in told[1:]] == [*(f"line {n}" for n in range(2, 12)), "and 2 more"]
+
+
+def test_a_file_of_neither_format_is_refused(tmp_path: Path) -> None:
+    error = refused(write(tmp_path, {"prompt": "p", "answer": "1"}))
+    assert error.what == (
+        "neither a field 'problem' (as in MATH) nor a field 'question' (as in GSM8K); the line has 'prompt', 'answer'"
+    )
+    assert refused(write(tmp_path)).what == "the file holds 0 problems; at least 1 is needed"
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(UserError, match="there is no such file") as caught:
+        MathsTask("data/MATH/train.jsonl")
+    assert caught.value.where == "data/MATH/train.jsonl"
+
+
+# ---- the task
+
+
+def test_the_task_asks_through_its_template_and_says_what_ends_a_response() -> None:
+    task = MathsTask(DATA / "gsm8k_sample.jsonl", DATA / "math_sample.jsonl")
+    assert (len(task.train_prompts), len(task.validation_prompts), task.stop) == (16, 21, ("</answer>",))
+    assert task.train_prompts[0].text.endswith("How many candles are left?\nAssistant: <think>")
+    assert task.train_prompts[0].ground_truth == "63"
+    bare = MathsTask(DATA / "gsm8k_sample.jsonl", validation_fraction=0.25, prompt="question_only")
+    assert (len(bare.train_prompts), len(bare.validation_prompts), bare.stop) == (12, 4, ())
+    assert bare.reward("#### 63", "63")["reward"] == 1.0
+    assert task.reward("#### 63", "63")["reward"] == 0.0
+
+
+def test_a_held_out_problem_must_not_be_trained_on() -> None:
+    with pytest.raises(UserError, match="16 of 16 validation prompts are training prompts too"):
+        MathsTask(DATA / "gsm8k_sample.jsonl", DATA / "gsm8k_sample.jsonl")
+
+
+def test_an_unknown_template_is_refused() -> None:
+    with pytest.raises(UserError, match="'r2' is not known; there are r1_zero, question_only"):
+        MathsTask(DATA / "gsm8k_sample.jsonl", prompt="r2")
+
+
+# ---- every problem of the sample
+
+
+@pytest.mark.parametrize("file", ["gsm8k_sample.jsonl", "math_sample.jsonl"])
+def test_each_right_answer_is_accepted_and_each_other_one_rejected(file: str) -> None:
+    """The answers of a file's other problems are wrong ones, unless two problems have the same answer."""
+    problems = read_problems(DATA / file)
+    answers = [problem.answer for problem in problems]
+    assert len(set(answers)) == len(answers)
+    grader = AnswerGrader(NEVER_S)
+    for truth in answers:
+        responses = {answer: f"Thoughts. </think> <answer> {answer} </answer>" for answer in answers}
+        rewards = {answer: r1_zero_reward_fn(text, truth, agree=grader) for answer, text in responses.items()}
+        assert {answer for answer, parts in rewards.items() if parts["reward"] == 1.0} == {truth}
+        assert all(parts["format_reward"] == 1.0 for parts in rewards.values())
+    grader.close()

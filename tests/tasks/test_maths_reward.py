@@ -1,0 +1,155 @@
+"""Prompt templates, where the answer is looked for, and the three rewards."""
+
+import pickle
+import time
+
+import pytest
+
+from harness.tasks.maths import PROMPT_TEMPLATES, MathsReward, question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
+from harness.tasks.scoring import DirectRewards
+
+RIGHT = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
+FORMAT_ONLY = {"reward": 0.0, "format_reward": 1.0, "answer_reward": 0.0}
+NEITHER = {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
+
+
+def never() -> bool:
+    return False
+
+
+def test_r1_zero_ends_inside_of_the_thoughts_and_stops_behind_the_answer() -> None:
+    template = PROMPT_TEMPLATES["r1_zero"]
+    prompt = template.render(" What is {1} + {question}? ")
+    assert prompt.endswith("\nUser: What is {1} + {question}?\nAssistant: <think>")
+    assert all(tag in prompt for tag in ("<think>", "</think>", "<answer>", "</answer>"))
+    assert template.stop == ("</answer>",)
+
+
+def test_question_only_is_the_question() -> None:
+    template = PROMPT_TEMPLATES["question_only"]
+    assert template.render("What is 1 + 1?\n") == "What is 1 + 1?"
+    assert template.stop == ()
+
+
+@pytest.mark.parametrize(
+    ("response", "rewards"),
+    [
+        (" 9*2 is 18 </think> <answer> 18 </answer>", RIGHT),
+        ("</think><answer>18</answer>", RIGHT),
+        ("\n</think>\n\n<answer>\n18\n</answer>", RIGHT),
+        ("</think> <answer>$18$</answer>", RIGHT),
+        (r"</think> <answer>So it is \boxed{18}.</answer>", RIGHT),
+        ("</think> <answer>18</answer> <answer>19</answer>", RIGHT),
+        ("</think> <answer>18</answer></think> <answer>19</answer>", RIGHT),
+        ("<answer>19</answer> </think> <answer>18</answer>", RIGHT),
+        ("</think> <answer>19</answer>", FORMAT_ONLY),
+        ("</think> <answer></answer>", FORMAT_ONLY),
+        ("</think> <answer><answer>18</answer>", FORMAT_ONLY),
+        ("</think> <answer>18 or 19</answer>", FORMAT_ONLY),
+        ("</think> <answer>19</answer> <answer>18</answer>", FORMAT_ONLY),
+        ("", NEITHER),
+        ("18", NEITHER),
+        (r"\boxed{18}", NEITHER),
+        ("<answer>18</answer>", NEITHER),
+        ("</think> 18", NEITHER),
+        ("</think> <answer>18", NEITHER),
+        ("</think> so <answer>18</answer>", NEITHER),
+        ("</THINK> <ANSWER>18</ANSWER>", NEITHER),
+        ("</answer> </think> <answer>18", NEITHER),
+    ],
+)
+def test_r1_zero_rewards(response: str, rewards: dict[str, float]) -> None:
+    assert r1_zero_reward_fn(response, "18") == rewards
+
+
+@pytest.mark.parametrize(
+    ("response", "rewards"),
+    [
+        (r"So it is $\boxed{18}$.", RIGHT),
+        (r"\boxed{17}? No: \boxed{18}", RIGHT),
+        (r"It is \boxed 18", RIGHT),
+        ("9 eggs, 2 dollars each.\n#### 18", RIGHT),
+        ("The answer is 18. I hope that 20 people agree.", RIGHT),
+        ("**Answer:** 18", RIGHT),
+        ("First 16 - 7 = 9.\nShe makes 9 * 2 = $18 a day.", RIGHT),
+        (r"The answer is 18, or rather \boxed{19}", FORMAT_ONLY),
+        ("The answer is 19.", FORMAT_ONLY),
+        ("It might be 18 or 19", FORMAT_ONLY),
+        ("18\nI do not know.", NEITHER),
+        (r"The answer is 18: \boxed{18", NEITHER),
+        ("", NEITHER),
+    ],
+)
+def test_question_only_rewards(response: str, rewards: dict[str, float]) -> None:
+    assert question_only_reward_fn(response, "18") == rewards
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {x} and \fbox{y}", "y"),
+        (r"$\boxed 5$", "5"),
+        (r"\boxed{a} then \boxed{b", None),
+        (r"\boxedfoo{1}", None),
+        (r"\boxed", None),
+        (r"\boxed{}", ""),
+        ("no box", None),
+        (r"\boxed{" + "1" * MAX_ANSWER_CHARS + "}", "1" * MAX_ANSWER_CHARS),
+        (r"\boxed{" + "1" * (MAX_ANSWER_CHARS + 1) + "}", None),
+    ],
+)
+def test_the_last_box(text: str, answer: str | None) -> None:
+    assert boxed_answer(text) == answer
+
+
+LONG = [
+    r"\boxed{" * 150_000,
+    "{" * 1_000_000,
+    "</think>" * 120_000,
+    "<answer>" * 120_000,
+    "</think>" + " " * 1_000_000,
+    ("</think>" + " " * 50) * 20_000,
+    "answer is " * 100_000,
+    "1," * 500_000,
+    "\\" * 1_000_000,
+    "####" * 250_000,
+]
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: text[:12])
+def test_a_megabyte_is_searched_in_one_pass(text: str) -> None:
+    """Twice the text costs about twice the time, not four times; the least of some turns is compared."""
+
+    def seconds(repeated: str) -> float:
+        least = float("inf")
+        for _ in range(5):
+            began = time.process_time()
+            for look in (tagged_answer, boxed_answer, stated_answer):
+                look(repeated)
+            least = min(least, time.process_time() - began)
+        return least
+
+    assert seconds(text * 2) < 3 * seconds(text) + 0.05
+
+
+def test_closing_rewards_ends_the_process_and_the_next_answer_starts_another() -> None:
+    reward = MathsReward("r1_zero", 600.0)
+    rewards = DirectRewards(reward, never)
+    assert rewards([r"</think> <answer>\sqrt{4}</answer>"], "2") == [RIGHT]
+    rewards.close()
+    rewards.close()
+    assert rewards([r"</think> <answer>\sqrt{9}</answer>"], "3") == [RIGHT]
+    assert reward.grader.symbolic.counts.started == 2
+    rewards.close()
+
+
+def test_the_reward_pickles_without_its_process() -> None:
+    reward = MathsReward("question_only", 600.0)
+    assert reward(r"\boxed{\sqrt{4}}", "2") == RIGHT
+    copied = pickle.loads(pickle.dumps(reward))
+    assert copied.grader.symbolic.counts.started == 0
+    assert copied(r"\boxed{2}", "2") == RIGHT
+    reward.close()

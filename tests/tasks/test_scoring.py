@@ -1,0 +1,421 @@
+"""The rewards of one group: what a function that fails costs, and what is left of the process that it ran in."""
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.core.child_process import SideProcess
+from harness.core.errors import Interrupted
+from harness.tasks.rewards import UserReward
+from harness.tasks.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
+
+NAME = "failing_reward_under_test"
+SIGNATURE = "def score(response, truth):\n    "
+NEVER_S = 600.0  # a limit that no test reaches
+
+Write = Callable[[str], UserReward]
+Make = Callable[..., GroupRewards]
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Return a function that writes a module into the current folder, a fresh one, and returns its ``score``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    known = set(sys.modules)
+
+    def write_module(body: str) -> UserReward:
+        (tmp_path / f"{NAME}.py").write_text(body, encoding="utf-8")
+        return UserReward(f"{NAME}:score")
+
+    yield write_module
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def timed() -> Iterator[Callable[..., TimedRewards]]:
+    """Return a function that makes ``TimedRewards``, closed at the end of the test."""
+    made: list[TimedRewards] = []
+
+    def make(reward: Callable[[str, str], dict[str, float]], timeout_s: float = NEVER_S, stop=never) -> TimedRewards:
+        made.append(TimedRewards(reward, timeout_s, stop))
+        return made[-1]
+
+    yield make
+    for rewards in made:
+        rewards.close()
+
+
+@pytest.fixture(params=["direct", "timed"])
+def make(request: pytest.FixtureRequest, timed: Make) -> Make:
+    """Return what makes each kind of group rewards."""
+    return timed if request.param == "timed" else lambda reward: DirectRewards(reward, never)
+
+
+def failure(rewards: GroupRewards, *responses: str, truth: str = "truth") -> str:
+    with pytest.raises(RewardFailed) as caught:
+        rewards(responses, truth)
+    return str(caught.value)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a killed one whose new parent has not looked at it yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def whole(reward: float) -> dict[str, float]:
+    return {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
+
+
+def three_lengths(response: str, truth: str) -> dict[str, float]:
+    return {"reward": len(response), "format_reward": len(truth), "answer_reward": 0.0}
+
+
+def two_parts(response: str, truth: str) -> dict[str, float]:
+    return {"reward": 1.0, "format_reward": 1.0}
+
+
+def not_finite(response: str, truth: str) -> dict[str, float]:
+    return whole(float(response))
+
+
+def raises(response: str, truth: str) -> dict[str, float]:
+    return whole(1.0 / len(response))
+
+
+def exits(response: str, truth: str) -> dict[str, float]:
+    sys.exit(0)
+
+
+# ---- what both kinds do alike
+
+
+def test_each_response_gets_its_reward_in_order(make: Make, write: Write) -> None:
+    rewards = make(write(SIGNATURE + "return len(response) - len(truth)\n"))
+    assert rewards(["12345", "1", ""], "12") == [whole(3.0), whole(-1.0), whole(-2.0)]
+    assert rewards([], "12") == []
+    assert rewards(["1"], "") == [whole(1.0)]
+
+
+def test_any_text_crosses_as_it_is(make: Make, write: Write) -> None:
+    texts = ["\n", '{"at": [1, 0]}\n', "ÄÖ \u2028 \U0001f600 \x00", "\ud800", "x" * 1_000_000]
+    rewards = make(write(SIGNATURE + f"return {texts!r}.index(response) + 10 * {texts!r}.index(truth)\n"))
+    assert [part["reward"] for part in rewards(texts, texts[3])] == [30.0, 31.0, 32.0, 33.0, 34.0]
+
+
+def test_a_function_that_raises_costs_its_group_only(make: Make, write: Write) -> None:
+    rewards = make(write(SIGNATURE + "return 1 / len(response)\n"))
+    assert failure(rewards, "ab", "", "abcd") == (
+        f"response 2 of 3: the reward function {NAME}:score raised ZeroDivisionError: division by zero for the "
+        f"response '' and the ground truth 'truth' ({NAME}.py:2)"
+    )
+    assert rewards(["ab"], "truth") == [whole(0.5)]
+
+
+def test_a_function_that_returns_nonsense_costs_its_group_only(make: Make, write: Write) -> None:
+    rewards = make(write(SIGNATURE + "return {'lambda': lambda: 1, 'nan': float('nan')}.get(response, 0.25)\n"))
+    assert failure(rewards, "", "lambda").startswith(
+        f"response 2 of 2: the reward function {NAME}:score returned <function score.<locals>.<lambda> at"
+    )
+    assert failure(rewards, "nan").startswith(
+        f"response 1 of 1: the reward function {NAME}:score returned nan, as its reward; expected a finite number"
+    )
+    assert rewards([""], "truth") == [whole(0.25)]
+
+
+def test_a_plain_function_may_return_whole_numbers(make: Make) -> None:
+    assert make(three_lengths)(["abc"], "t") == [{"reward": 3.0, "format_reward": 1.0, "answer_reward": 0.0}]
+
+
+@pytest.mark.parametrize(
+    ("reward", "response", "says"),
+    [
+        (
+            raises,
+            "",
+            "raised ZeroDivisionError: float division by zero, for the response '' and the ground truth 'truth'",
+        ),
+        (exits, "", "raised SystemExit: 0, for the response '' and the ground truth 'truth'"),
+        (
+            two_parts,
+            "",
+            "gave {'reward': 1.0, 'format_reward': 1.0}; expected finite numbers for reward, format_reward, "
+            "answer_reward",
+        ),
+        (
+            not_finite,
+            "-inf",
+            "gave {'reward': -inf, 'format_reward': 1.0, 'answer_reward': -inf}; expected finite numbers for reward, "
+            "format_reward, answer_reward",
+        ),
+    ],
+)
+def test_a_plain_function_that_fails_is_told_apart(make: Make, reward, response: str, says: str) -> None:
+    assert failure(make(reward), response) == f"response 1 of 1: the reward function {says}"
+
+
+def test_the_failure_pickles() -> None:
+    assert str(pickle.loads(pickle.dumps(RewardFailed("response 1 of 2: it hangs")))) == "response 1 of 2: it hangs"
+
+
+def test_the_stop_signal_is_asked_before_each_response() -> None:
+    asked = iter([False, False, True])
+    scored: list[str] = []
+
+    def keep(response: str, truth: str) -> dict[str, float]:
+        scored.append(response)
+        return whole(0.0)
+
+    with pytest.raises(Interrupted, match="stopped while scoring"):
+        DirectRewards(keep, lambda: next(asked))(["a", "b", "c"], "")
+    assert scored == ["a", "b"]
+
+
+# ---- the process of its own
+
+ITS_PROCESS = "import os\n" + SIGNATURE + "return os.getpid()\n"
+NOTES_PID = "import os\nwith open('pids', 'a') as file:\n    file.write(f'{os.getpid()}\\n')\n"
+BACKTRACKS = "import re\n" + SIGNATURE + "re.match('(a+)+b', 'a' * 60)\n"  # for hours, holding the interpreter lock
+IGNORES_SIGTERM = (
+    "import signal, time\n" + SIGNATURE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(600)\n"
+)
+
+
+def noted_pids() -> list[int]:
+    """The processes that have imported a module which begins with ``NOTES_PID``; the first one is this."""
+    return [int(line) for line in Path("pids").read_text().split()]
+
+
+def test_one_process_serves_all_groups_even_those_that_fail(timed, write: Write) -> None:
+    rewards = timed(write("import os\n" + SIGNATURE + "return os.getpid() if response else None\n"))
+    first = rewards(["a", "b"], "")
+    assert failure(rewards, "").startswith("response 1 of 1: ")
+    assert rewards(["c", "d"], "") == first
+    assert first[0]["reward"] == first[1]["reward"] != os.getpid()
+
+
+@pytest.mark.parametrize("hangs", [BACKTRACKS, IGNORES_SIGTERM], ids=["holds the lock", "ignores SIGTERM"])
+def test_a_function_that_hangs_is_killed_and_its_process_replaced(timed, write: Write, hangs: str) -> None:
+    rewards = timed(write(NOTES_PID + hangs), timeout_s=0.2)
+    for _ in range(2):
+        assert failure(rewards, "first", "second") == (
+            "response 1 of 2: the reward function took longer than the 0.2 s that it has for a group "
+            "(task.reward_timeout_s), and was busy with the response 'first' and the ground truth 'truth'"
+        )
+    ours, first, second = noted_pids()
+    assert ours == os.getpid()
+    assert first != second
+    assert not is_alive(first)
+    assert not is_alive(second)
+
+
+def test_the_limit_is_for_the_group_not_for_each_response(timed, write: Write) -> None:
+    # 20 responses of at least 0.05 s take at least 1 s.
+    rewards = timed(write("import time\n" + SIGNATURE + "time.sleep(0.05)\n    return 1.0\n"), timeout_s=0.3)
+    assert "of 20: the reward function took longer than the 0.3 s" in failure(rewards, *["text"] * 20)
+
+
+def test_the_start_of_the_process_does_not_count(timed, write: Write) -> None:
+    slow_start = "import os, time\nif os.path.exists('imported'):\n    time.sleep(0.5)\nopen('imported', 'w').close()\n"
+    reward = write(slow_start + IGNORES_SIGTERM)
+    began = time.monotonic()
+    assert "took longer than the 0.2 s" in failure(timed(reward, timeout_s=0.2), "text")
+    assert time.monotonic() - began >= 0.7  # 0.5 of the import and 0.2 of the function
+
+
+@pytest.mark.parametrize(
+    ("crash", "how"),
+    [
+        ("os._exit(3)", "ended with exit code 3"),
+        ("os._exit(0)", "ended with exit code 0"),
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (Killed)"),
+    ],
+)
+def test_a_function_that_takes_its_process_with_it_costs_its_group_only(
+    timed, write: Write, crash: str, how: str
+) -> None:
+    rewards = timed(write("import os\n" + SIGNATURE + f"return os.getpid() if response else {crash}\n"))
+    (before,) = rewards(["a"], "")
+    assert failure(rewards, "a", "") == (
+        f"response 2 of 2: the process of the reward function {how}, for the response '' and the ground truth 'truth'"
+    )
+    (after,) = rewards(["a"], "")
+    assert before["reward"] != after["reward"]
+    assert not is_alive(int(before["reward"]))
+
+
+def test_what_the_function_prints_and_reads_disturbs_nothing(
+    timed, write: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rewards = timed(write(SIGNATURE + "print('seen', response)\n    return len(input()) if truth else 0.5\n"))
+    assert rewards(["a", "b"], "") == [whole(0.5), whole(0.5)]
+    assert "raised EOFError" in failure(rewards, "c")
+    assert capfd.readouterr().out == "seen a\nseen b\nseen c\n"
+
+
+WRITES = (
+    "import os\n" + SIGNATURE + "[os.write(fd, {!r}) for fd in range(3, 99) if 'socket' in link(fd)]\n    return 1\n"
+)
+LINK = "def link(fd):\n    return os.readlink(path) if os.path.lexists(path := f'/proc/self/fd/{fd}') else ''\n"
+
+
+@pytest.mark.parametrize(
+    ("forged", "says"),
+    [
+        (
+            b'{"at": [1, 7], "rewards": {}}\n',
+            "answered {'at': [1, 7], 'rewards': {}}, and was not asked for it",
+        ),
+        (b"junk\n", "sent b'junk', which is no answer, for the response 'a' and the ground truth 'truth'"),
+        (b"[1, 0]\n", "sent b'[1, 0]', which is no answer, for the response 'a' and the ground truth 'truth'"),
+    ],
+)
+def test_an_answer_that_was_not_asked_for_is_refused(timed, write: Write, forged: bytes, says: str) -> None:
+    rewards = timed(write(WRITES.format(forged) + LINK))
+    assert failure(rewards, "a") == f"response 1 of 1: the process of the reward function {says}"
+
+
+def test_forged_numbers_are_checked(timed, write: Write) -> None:
+    forged = b'{"at": [1, 0], "rewards": {"reward": NaN, "format_reward": 1, "answer_reward": 1}}\n'
+    assert failure(timed(write(WRITES.format(forged) + LINK)), "a") == (
+        "response 1 of 1: the reward function gave {'reward': nan, 'format_reward': 1, 'answer_reward': 1}; "
+        "expected finite numbers for reward, format_reward, answer_reward"
+    )
+
+
+def test_an_answer_too_many_spoils_the_next_group_and_no_reward(timed, write: Write) -> None:
+    forged = b'{"at": [1, 0], "rewards": {"reward": 1, "format_reward": 1, "answer_reward": 1}}\n'
+    rewards = timed(write(WRITES.format(forged) + LINK))
+    assert rewards(["a"], "") == [whole(1.0)]  # the forged one, since it came first
+    assert "answered {'at': [1, 0], 'rewards': {'reward': 1.0" in failure(rewards, "b")
+
+
+def test_bytes_that_never_make_an_answer_do_not_outlast_the_limit(timed, write: Write) -> None:
+    dribbles = "fd = next(fd for fd in range(3, 99) if 'socket' in link(fd))\n    while True: os.write(fd, b'x')\n"
+
+    def bytes_have_come() -> bool:
+        select.select([rewards._process._connection], [], [])
+        return False
+
+    rewards = timed(write("import os\n" + LINK + SIGNATURE + dribbles), 0.01, bytes_have_come)
+    assert "the reward function took longer than the 0.01 s" in failure(rewards, "a")
+
+
+def test_killing_a_process_twice_closes_nothing_of_others() -> None:
+    process = SideProcess("harness.tasks.scoring.process:serve_rewards")
+    process.kill()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]  # they get the numbers that have become free
+    process.kill()
+    for descriptor in others:
+        os.close(descriptor)
+
+
+def test_the_stop_signal_ends_a_function_that_hangs(timed, write: Write) -> None:
+    hangs = "import time\n" + SIGNATURE + "open('called', 'w').close()\n    time.sleep(600)\n"
+    rewards = timed(write(NOTES_PID + hangs), stop=Path("called").exists)
+    with pytest.raises(Interrupted, match="stopped while scoring"):
+        rewards(["a"], "")
+    assert not is_alive(noted_pids()[1])
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            "raise ImportError('only once')",
+            "the reward function cannot be had in a process of its own: UserError: the reward "
+            f"'{NAME}:score' cannot be imported: importing it raised ImportError: only once",
+        ),
+        ("os._exit(5)", "the process of the reward function ended with exit code 5 while it started"),
+    ],
+)
+def test_a_function_that_cannot_be_had_again_is_told_so(timed, write: Write, body: str, says: str) -> None:
+    once = f"import os\nif os.path.exists('imported'):\n    {body}\nopen('imported', 'w').close()\n"
+    rewards = timed(write(once + SIGNATURE + "return 1.0\n"))
+    assert failure(rewards, "a").startswith(says)
+    Path("imported").unlink()
+    assert rewards(["a"], "") == [whole(1.0)]
+
+
+def test_the_import_path_is_this_process_s(timed, write: Write, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "beside.py").write_text("VALUE = 0.75\n")
+    sys.path.append(str(tmp_path / "elsewhere"))
+    rewards = timed(write(SIGNATURE + "import beside\n    return beside.VALUE\n"))
+    assert rewards(["a"], "") == [whole(0.75)]
+
+
+def test_what_the_function_has_started_is_killed_with_it(timed, write: Write) -> None:
+    starts = "import subprocess, os\nfirst = not os.path.exists('pids')\n" + NOTES_PID
+    starts += "if not first:\n    with open('sleeper', 'w') as file:\n"
+    starts += "        file.write(str(subprocess.Popen(['sleep', '600']).pid))\n"
+    rewards = timed(write(starts + IGNORES_SIGTERM), timeout_s=0.2)
+    failure(rewards, "a")
+    sleeper = int(Path("sleeper").read_text())
+    ends_by = time.monotonic() + 30
+    while is_alive(sleeper) and time.monotonic() < ends_by:
+        time.sleep(0.01)
+    assert not is_alive(sleeper)
+
+
+def test_closing_lets_the_process_end_by_itself_and_leaves_nothing_open(write: Write) -> None:
+    reward = write(NOTES_PID + "import atexit\n" + SIGNATURE + "atexit.register(open, 'ended', 'w')\n    return 1.0\n")
+    before = sorted(os.listdir("/proc/self/fd"))
+    rewards = TimedRewards(reward, NEVER_S, never)
+    assert rewards(["a"], "") == [whole(1.0)]
+    rewards.close()
+    rewards.close()
+    assert Path("ended").exists()
+    assert not is_alive(noted_pids()[1])
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_killed_process_leaves_nothing_open(write: Write) -> None:
+    reward = write(IGNORES_SIGTERM)
+    before = sorted(os.listdir("/proc/self/fd"))
+    rewards = TimedRewards(reward, 0.1, never)
+    failure(rewards, "a")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+PARENT = f"""
+from harness.tasks.scoring import TimedRewards
+from harness.tasks.rewards import UserReward
+rewards = TimedRewards(UserReward("{NAME}:score"), {NEVER_S}, lambda: False)
+rewards(["a"], "")
+"""
+
+
+@pytest.mark.parametrize("does", ["re.match('(a+)+b', 'a' * 60)", "return 1.0"], ids=["busy", "idle"])
+def test_no_orphan_is_left_when_the_parent_is_killed(write: Write, does: str) -> None:
+    write("import os, re\n" + SIGNATURE + f"print(os.getpid(), flush=True)\n    {does}\n")
+    program = PARENT + "import time\ntime.sleep(600)\n"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    with parent.stdout:
+        its_process = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+        assert parent.wait() == -signal.SIGKILL
+        all_ended, _, _ = select.select([parent.stdout], [], [], 60)  # readable when nobody holds its other end
+    try:
+        assert all_ended
+    finally:
+        if not all_ended:
+            os.kill(its_process, signal.SIGKILL)

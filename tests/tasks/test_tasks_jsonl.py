@@ -1,0 +1,135 @@
+"""Prompts from JSONL files: what is read, how it is split, and what each bad file is told."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.core.types import Prompt
+from harness.tasks.jsonl import read_prompts, split_prompts
+
+
+def write(folder: Path, content: str | bytes, name: str = "prompts.jsonl") -> Path:
+    file = folder / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def refused(file: Path, prompt_field: str = "prompt", answer_field: str = "answer") -> UserError:
+    with pytest.raises(UserError) as caught:
+        read_prompts(file, prompt_field, answer_field)
+    return caught.value
+
+
+def test_lines_become_prompts_in_their_order(tmp_path: Path) -> None:
+    file = write(tmp_path, '{"prompt": "Two?", "answer": "2", "note": 1}\n\n  \n{"answer": "", "prompt": "Ünï?"}\n')
+    assert read_prompts(file, "prompt", "answer") == (Prompt("Two?", "2"), Prompt("Ünï?", ""))
+
+
+def test_fields_go_by_the_given_names(tmp_path: Path) -> None:
+    file = write(tmp_path, '{"question": "Two?", "gold": "2", "prompt": "no"}')
+    assert read_prompts(file, "question", "gold") == (Prompt("Two?", "2"),)
+
+
+def test_byte_order_mark_and_windows_line_ends_are_no_matter(tmp_path: Path) -> None:
+    file = write(tmp_path, b'\xef\xbb\xbf{"prompt": "a", "answer": "1"}\r\n{"prompt": "b", "answer": "2"}\r\n')
+    assert read_prompts(file, "prompt", "answer") == (Prompt("a", "1"), Prompt("b", "2"))
+
+
+def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> None:
+    file = write(tmp_path, '{"prompt": "a\u2028b\u0085c", "answer": "1"}\n')
+    assert read_prompts(file, "prompt", "answer") == (Prompt("a\u2028b\u0085c", "1"),)
+
+
+GOOD = '{"prompt": "p", "answer": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('{"prompt": "q", "answer": }', "not JSON: Expecting value at column 27 of "),
+        ('{"prompt": "q"', "not JSON: Expecting ',' delimiter at column 15 of "),
+        ('["q", "a"]', "the line is a list, not an object: "),
+        ('"q"', "the line is text, not an object: "),
+        ("null", "the line is null, not an object: "),
+        ('{"promt": "q", "answer": "a"}', "no field 'prompt'; the line has 'promt', 'answer'"),
+        ("{}", "no field 'prompt'; the line has no field at all"),
+        ('{"prompt": "q"}', "no field 'answer'; the line has 'prompt'"),
+        ('{"prompt": 7, "answer": "a"}', "the field 'prompt' is a number (7), not text"),
+        ('{"prompt": "q", "answer": 7.5}', "the field 'answer' is a number (7.5), not text"),
+        ('{"prompt": "q", "answer": null}', "the field 'answer' is null (None), not text"),
+        ('{"prompt": "q", "answer": true}', "the field 'answer' is true or false (True), not text"),
+        ('{"prompt": " ", "answer": "a"}', "the field 'prompt' is empty"),
+        ('{"prompt": "q", "prompt": "r", "answer": "a"}', "the field 'prompt' comes twice"),
+        ('{"prompt": "\\ud800", "answer": "a"}', "the field 'prompt' holds half of a surrogate pair"),
+        ('{"prompt": "p", "answer": "b"}', "the prompt 'p' is on line 1 already; each prompt may come once"),
+    ],
+)
+def test_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: str, what: str) -> None:
+    file = write(tmp_path, GOOD + "\n" + line + "\n")
+    error = refused(file)
+    assert error.what.startswith(what)
+    assert error.where == f"{file}, line 3"
+    assert error.fix
+
+
+def test_bytes_that_are_no_utf8_are_named(tmp_path: Path) -> None:
+    error = refused(write(tmp_path, GOOD.encode() + b'{"prompt": "caf\xe9", "answer": "a"}'))
+    assert error.what == "byte 16 of the line (0xe9) is not UTF-8"
+    assert error.where is not None
+    assert error.where.endswith("prompts.jsonl, line 2")
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+def test_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
+    assert refused(write(tmp_path, content)).what == "the file holds 0 prompts; at least 1 is needed"
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path / "nowhere.jsonl")
+    assert error.what == "the prompts cannot be read: there is no such file"
+    assert error.where == str(tmp_path / "nowhere.jsonl")
+
+
+def test_folder_is_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path).what == "the prompts cannot be read: Is a directory"
+
+
+def test_misspelt_field_setting_gets_the_nearest_field(tmp_path: Path) -> None:
+    error = refused(write(tmp_path, '{"question": "q", "answer": "a"}'), prompt_field="questions")
+    assert error.fix == "add the field, or set task.prompt_field to question"
+
+
+PROMPTS = tuple(Prompt(f"prompt {number}", str(number)) for number in range(20))
+
+
+def test_split_holds_out_the_smallest_digests() -> None:
+    train, validation = split_prompts(PROMPTS, 0.1, "file")
+    # blake2b of the 20 texts, 16 bytes: the two smallest
+    assert [prompt.text for prompt in validation] == ["prompt 2", "prompt 13"]
+    assert [*train] == [prompt for prompt in PROMPTS if prompt not in validation]
+
+
+def test_split_depends_neither_on_order_nor_much_on_more_lines() -> None:
+    _, validation = split_prompts(PROMPTS, 0.25, "file")
+    _, from_reversed = split_prompts(PROMPTS[::-1], 0.25, "file")
+    assert from_reversed == validation[::-1]
+    train_of_more, _ = split_prompts((*PROMPTS, Prompt("one more", "")), 0.25, "file")
+    assert len(set(train_of_more) & set(validation)) <= 1
+
+
+@pytest.mark.parametrize(("fraction", "held_out"), [(0.001, 1), (0.1, 2), (0.11, 3), (0.95, 19)])
+def test_split_rounds_up(fraction: float, held_out: int) -> None:
+    train, validation = split_prompts(PROMPTS, fraction, "file")
+    assert (len(train), len(validation)) == (20 - held_out, held_out)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])
+def test_fraction_outside_0_to_1_is_refused(fraction: float) -> None:
+    with pytest.raises(UserError, match="it must be above 0 and below 1"):
+        split_prompts(PROMPTS, fraction, "file")
+
+
+def test_too_few_prompts_to_split_are_refused() -> None:
+    with pytest.raises(UserError, match="1 prompts, of which 1 would be held out for validation, leave 0 to train on"):
+        split_prompts(PROMPTS[:1], 0.1, "file")

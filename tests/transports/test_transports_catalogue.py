@@ -1,0 +1,124 @@
+"""The table of transports, their options, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import get_args
+
+import pytest
+import torch
+
+from harness.core.errors import RunStopped, UserError
+from harness.scenario.transport_sections import TransportName
+from harness.transports.catalogue import TRANSPORTS, transport_kind
+from harness.transports.collective import CollectiveReceiver, CollectiveSender
+from harness.transports.in_process import InProcessTransport
+from harness.transports.options import TransportOptions
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+
+
+def names(field):
+    return {kind.name for kind in TRANSPORTS.values() if getattr(kind, field)}
+
+
+def test_every_transport_of_the_schema_is_in_the_table():
+    assert tuple(TRANSPORTS) == get_args(TransportName)
+
+
+def test_what_each_transport_asks_for():
+    assert names("tensor_transport") == {"nixl", "gloo", "nccl", "cuda_ipc"}
+    assert names("two_sided") == {"gloo", "nccl"}
+    assert names("needs_gpu") == {"nccl", "cuda_ipc"}
+    assert {kind.package for kind in TRANSPORTS.values()} == {None, "nixl", "cupy"}
+    assert names("package") == {"nixl", "nccl"}
+    assert names("own_memory") == {"object_store", "nixl", "gloo", "nccl"}
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(UserError, match="there is no transport pigeon"):
+        transport_kind("pigeon")
+
+
+def test_a_missing_package_is_refused_with_a_way_out():
+    kind = dataclasses.replace(TRANSPORTS["nixl"], package="nixl_of_tomorrow")
+    for ask in (kind.check_usable, lambda: kind.sender(TransportOptions())):
+        with pytest.raises(UserError) as refused:
+            ask()
+        assert refused.value.what == "transport.type is nixl, and the package nixl_of_tomorrow is not installed"
+
+
+def test_nccl_is_refused_without_cupy_before_there_are_actors():
+    """Ray's NCCL groups are CuPy's: without it, ``make_group`` would fail when all actors are built."""
+    missing = dataclasses.replace(TRANSPORTS["nccl"], package="cupy_of_tomorrow")
+    with pytest.raises(UserError, match="the package cupy_of_tomorrow is not installed") as refused:
+        missing.check_usable()
+    assert refused.value.fix.startswith("`make install PARTS=nccl`")
+
+
+@without_gpu
+@pytest.mark.parametrize("name", ["nccl", "cuda_ipc"])
+def test_transports_of_gpu_memory_are_refused_without_a_gpu(name):
+    kind = dataclasses.replace(TRANSPORTS[name], package=None)
+    kind.check_usable()  # the driver may be on a machine without one
+    for make in (kind.sender, kind.receiver):
+        with pytest.raises(UserError, match=f"transport.type is {name}, which moves GPU memory, and torch finds no"):
+            make(TransportOptions())
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "where"),
+    [
+        (
+            {"progress_thread_delay_us": -1},
+            "progress_thread_delay_us is -1, must be at least 0",
+            "transport.progress_thread_delay_us",
+        ),
+        ({"slots_at_start": 0}, "slots_at_start is 0, must be at least 1", "transport.slots_at_start"),
+    ],
+)
+def test_bad_options_are_refused(fields, what, where):
+    with pytest.raises(UserError) as refused:
+        TransportOptions(**fields)
+    assert (refused.value.what, refused.value.where) == (what, where)
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_a_two_sided_receiver_names_what_arrived(flatten):
+    options = TransportOptions(flatten=flatten)
+    sender, receiver = CollectiveSender(options), CollectiveReceiver(options)
+    weights = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3], dtype=torch.bfloat16)}
+    ticket = sender.publish(weights, 5, frozenset())
+    arrived = [tensor.clone() for tensor in sender.outgoing(5)]
+    assert len(arrived) == (1 if flatten else 2)
+    received = receiver.receive(ticket, arrived)
+    assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in received.items()} == {
+        "a": (torch.float32, [1, 2]),
+        "b": (torch.bfloat16, [3]),
+    }
+
+
+def test_a_two_sided_receiver_needs_what_arrived():
+    ticket = CollectiveSender(TransportOptions()).publish({"w": torch.ones(1)}, 5, frozenset())
+    with pytest.raises(RunStopped, match="no tensors arrived with the ticket of version 5"):
+        CollectiveReceiver(TransportOptions()).receive(ticket)
+
+
+@pytest.mark.parametrize(("snapshot", "received"), [(True, [1, 1]), (False, [0, 0])])
+def test_in_process_weights_are_handed_over_as_a_copy_or_as_they_are(snapshot, received):
+    transport, live = InProcessTransport(snapshot), {"w": torch.ones(2)}
+    ticket = transport.publish(live, 0, frozenset())
+    live["w"].zero_()
+    assert transport.receive(ticket)["w"].tolist() == transport.published(0)["w"].tolist() == received
+    assert transport.outgoing(0) == []
+
+
+def test_in_process_versions_that_are_not_needed_are_let_go():
+    transport = InProcessTransport(snapshot=True)
+    for version in range(3):
+        transport.publish({"w": torch.ones(1)}, version, frozenset({version - 1}))
+    with pytest.raises(ValueError, match=r"version 0 is not held; versions \[1, 2\] are"):
+        transport.published(0)
+    transport.close()
+    with pytest.raises(ValueError, match=r"version 2 is not held; versions \[\] are"):
+        transport.published(2)

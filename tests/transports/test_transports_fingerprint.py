@@ -1,0 +1,151 @@
+"""Checksums of weights: what they cover, and what a difference says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from harness.core.errors import RunStopped
+from harness.transports.fingerprint import fingerprint, verify
+
+ALGORITHMS = ("xxh3_128", "wsum64")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool)
+
+
+def by(algorithm, weights):
+    """The fingerprint by this algorithm, through the public door: a check against something that cannot be equal."""
+    with pytest.raises(RunStopped) as stopped:
+        verify(weights, f"{algorithm}:0", 1, "generator")
+    return str(stopped.value).partition("received ")[2].partition("received ")[2].split()[0]
+
+
+def test_cpu_weights_are_hashed_with_xxh3_over_header_and_bytes():
+    weights = {"w": torch.tensor([1.0, 2.0])}
+    # float32 1.0 is 0x3f800000, 2.0 is 0x40000000, little-endian
+    raw = b"w|torch.float32|(2,)|" + bytes.fromhex("0000803f00000040")
+    assert fingerprint(weights) == f"xxh3_128:{xxhash.xxh3_128(raw).hexdigest()}"
+
+
+def mixed(word):
+    """A word or an array of them, as uint64: twice times an odd number and a shift that brings in zeros."""
+    for odd in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):
+        word = word * odd & (2**64 - 1) if isinstance(word, int) else word * np.uint64(odd)
+        word = word ^ (word >> 31)
+    return word
+
+
+def summed(header, plain, weighted):
+    """The fingerprint of one tensor with these two sums."""
+    sums = (plain % 2**64).to_bytes(8, "little") + (weighted % 2**64).to_bytes(8, "little")
+    return f"wsum64:{xxhash.xxh3_128(header + sums).hexdigest()}"
+
+
+def test_sums_by_hand():
+    # words 5 and 7 at positions 0 and 1; the sum is 12; the mixed words count once and three times
+    expected = summed(b"w|torch.int64|(2,)|", 12, mixed(5) + 3 * mixed(7))
+    assert by("wsum64", {"w": torch.tensor([5, 7])}) == expected
+
+
+def test_negative_words_are_mixed_without_their_sign():
+    # -1 is 2^64 - 1
+    expected = summed(b"w|torch.int64|(1,)|", -1, mixed(2**64 - 1))
+    assert by("wsum64", {"w": torch.tensor([-1])}) == expected
+
+
+def test_the_last_word_is_filled_up_with_zeros():
+    # 3 bytes 1, 2, 3 make the word 0x030201
+    expected = summed(b"w|torch.uint8|(3,)|", 0x030201, mixed(0x030201))
+    assert by("wsum64", {"w": torch.tensor([1, 2, 3], dtype=torch.uint8)}) == expected
+
+
+def test_words_keep_their_positions_where_a_large_tensor_is_summed_in_pieces():
+    # more words than one piece of 2^22; word i is i, so that the plain sum is n(n-1)/2
+    n = 2**22 + 5
+    words = np.arange(n, dtype=np.uint64)
+    weighted = (mixed(words) * (2 * words + np.uint64(1))).sum(dtype=np.uint64)  # modulo 2^64
+    assert by("wsum64", {"w": torch.arange(n)}) == summed(
+        f"w|torch.int64|({n},)|".encode(), n * (n - 1) // 2, int(weighted)
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_single_bit_counts(algorithm, dtype):
+    tensor = torch.arange(11).to(dtype)
+    seen = {by(algorithm, {"w": tensor})}
+    raw = tensor.view(torch.uint8)
+    for byte in range(len(raw)):
+        raw[byte] ^= 1
+        seen.add(by(algorithm, {"w": tensor}))
+        raw[byte] ^= 1
+    assert len(seen) == 1 + len(raw)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_exchanged_elements_count(algorithm):
+    assert by(algorithm, {"w": torch.tensor([3, 4])}) != by(algorithm, {"w": torch.tensor([4, 3])})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("distance", [1, 2, 1024])
+def test_exchanged_words_that_differ_in_the_top_bit_alone_count(algorithm, distance):
+    pairs = torch.tensor([1.0, 2.0]).repeat(distance + 1, 1)  # two float32 to a word: the second has the top bit
+    first, last = pairs.clone(), pairs.clone()
+    first[0, 1] = last[distance, 1] = -2.0
+    assert by(algorithm, {"w": first}) != by(algorithm, {"w": last})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_exchanged_words_that_are_negatives_of_each_other_count(algorithm):
+    there, back = torch.tensor([1.0, 2.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, 1.0, 2.0])
+    assert by(algorithm, {"w": there}) != by(algorithm, {"w": back})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_two_signs_that_turned_count(algorithm):
+    plain, turned = torch.tensor([1.0, 2.0, 1.0, 2.0]), torch.tensor([1.0, -2.0, 1.0, -2.0])  # 2^63 + 2^63 = 0
+    assert by(algorithm, {"w": plain}) != by(algorithm, {"w": turned})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_names_shapes_and_dtypes_count(algorithm):
+    zeros = torch.zeros(4)
+    alike = [
+        {"w": zeros},
+        {"v": zeros},
+        {"w": zeros.view(2, 2)},
+        {"w": zeros.to(torch.int32)},
+        {"w": torch.zeros(5)},
+        {"w": zeros, "x": torch.zeros(0)},
+        {"w": torch.tensor(0.0)},
+        {},
+    ]
+    assert len({by(algorithm, weights) for weights in alike}) == len(alike)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_order_strides_and_gradients_do_not_count(algorithm):
+    matrix, vector = torch.arange(12.0).view(3, 4), torch.arange(5).to(torch.bfloat16)
+    expected = by(algorithm, {"m": matrix, "v": vector})
+    turned = torch.empty(4, 3).T.copy_(matrix)
+    shifted = torch.arange(-1, 5).to(torch.bfloat16)[1:]  # starts in the middle of a word
+    assert not turned.is_contiguous()
+    assert by(algorithm, {"v": shifted, "m": turned.requires_grad_()}) == expected
+
+
+def test_equal_weights_pass_by_the_algorithm_named():
+    weights = {"w": torch.arange(9.0)}
+    for algorithm in ALGORITHMS:
+        verify(weights, by(algorithm, weights), 3, "generator")
+
+
+def test_a_difference_stops_the_run_with_every_number():
+    published, received = {"w": torch.zeros(4)}, {"w": torch.ones(4), "x": torch.zeros(2, dtype=torch.bfloat16)}
+    with pytest.raises(RunStopped) as stopped:
+        verify(received, fingerprint(published), 7, "generator_1")
+    assert str(stopped.value) == (
+        "the weights of version 7 that generator_1 received are not the published ones: "
+        f"published {fingerprint(published)}, received {fingerprint(received)} (2 tensors, 20 bytes)"
+    )

@@ -1,0 +1,125 @@
+"""Weights in memory of the host: who may map it, what is found when it is not what was asked for, what is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.core.errors import RunStopped, UserError
+from harness.transports.options import TransportOptions
+from harness.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
+
+
+@pytest.fixture
+def ends():
+    sender, receiver = SharedMemorySender(TransportOptions()), SharedMemoryReceiver(TransportOptions())
+    yield sender, receiver
+    receiver.close()
+    sender.close()
+
+
+def weights_of(version):
+    return {"a": torch.full((3, 5), float(version)), "b": torch.full((7,), version, dtype=torch.bfloat16)}
+
+
+def in_use():
+    """Descriptors and mappings of segments in this process."""
+    gc.collect()
+    descriptors = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    return sum("memfd:weights" in line for line in descriptors), sum("memfd:weights" in line for line in mapped)
+
+
+def with_address(ticket, **changes):
+    address = dataclasses.replace(ticket.payload.address, **changes)
+    return dataclasses.replace(ticket, payload=dataclasses.replace(ticket.payload, address=address))
+
+
+def test_received_weights_are_the_published_memory_itself(ends):
+    sender, receiver = ends
+    ticket = sender.publish(weights_of(1), 1, frozenset())
+    received = receiver.receive(ticket)
+    sender.published(1)["a"][2, 4] = 99.0
+    assert received["a"][2].tolist() == [1, 1, 1, 1, 99]
+    assert received["b"].tolist() == [1] * 7
+
+
+def test_each_segment_is_mapped_once(ends):
+    sender, receiver = ends
+    for version in range(6):
+        receiver.receive(sender.publish(weights_of(version), version, frozenset({version - 1})))
+    # two segments, each mapped by the sender and by the receiver; a mapping keeps a descriptor of its own (Python's
+    # mmap duplicates it), and the sender has the one that others open
+    assert in_use() == (2 * 3, 2 * 2)
+
+
+def test_closing_both_ends_leaves_nothing():
+    sender, receiver = SharedMemorySender(TransportOptions()), SharedMemoryReceiver(TransportOptions())
+    for version in range(3):
+        receiver.receive(sender.publish(weights_of(version), version, frozenset({version - 1})))
+    receiver.close()
+    sender.close()
+    assert in_use() == (0, 0)
+
+
+def test_segments_of_another_size_are_unmapped(ends):
+    sender, receiver = ends
+    receiver.receive(sender.publish(weights_of(0), 0, frozenset()))
+    received = receiver.receive(sender.publish({"a": torch.ones(1000)}, 1, frozenset()))
+    assert received["a"].sum().item() == 1000
+    assert in_use() == (3, 2)
+
+
+def test_a_ticket_whose_memory_was_reused_is_found(ends):
+    sender, receiver = ends
+    old = sender.publish(weights_of(4), 4, frozenset())
+    sender.publish(weights_of(5), 5, frozenset())
+    with pytest.raises(RunStopped, match="the shared memory of version 4 holds version 5"):
+        receiver.receive(old)
+
+
+def test_a_descriptor_that_means_something_else_now_is_found(ends):
+    sender, receiver = ends
+    ticket = with_address(sender.publish(weights_of(4), 4, frozenset()), nonce=bytes(16))
+    with pytest.raises(RunStopped, match="the shared memory of version 4 holds memory of something else"):
+        receiver.receive(ticket)
+
+
+def test_a_file_of_another_size_is_found(ends):
+    sender, receiver = ends
+    # a: 60 bytes; b starts at 64, ends at 78; 64 bytes of header before them
+    ticket = with_address(sender.publish(weights_of(4), 4, frozenset()), num_bytes=1000)
+    with pytest.raises(RunStopped, match="the Learner's shared memory has 142 bytes instead of 1000"):
+        receiver.receive(ticket)
+
+
+def test_a_learner_that_is_gone_is_named(ends):
+    sender, receiver = ends
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    ticket = with_address(sender.publish(weights_of(4), 4, frozenset()), pid=gone.pid)
+    with pytest.raises(RunStopped, match=r"the Learner's shared memory cannot be opened: .*No such file"):
+        receiver.receive(ticket)
+
+
+def test_another_host_is_refused_with_a_way_out(ends):
+    sender, receiver = ends
+    ticket = with_address(sender.publish(weights_of(4), 4, frozenset()), host="elsewhere")
+    with pytest.raises(UserError) as refused:
+        receiver.receive(ticket)
+    assert refused.value.where == "transport.type"
+    assert refused.value.fix == "set transport.type to nixl or object_store_numpy"
+
+
+def test_a_segment_cannot_shrink_under_its_readers(ends):
+    sender, _ = ends
+    ticket = sender.publish(weights_of(0), 0, frozenset())
+    with pytest.raises(PermissionError):
+        os.ftruncate(ticket.payload.address.descriptor, 0)
