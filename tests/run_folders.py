@@ -20,10 +20,10 @@ from harness.core.types import (
     RolloutGroup,
     ScoredBatch,
     UpdateResult,
-    WeightTicket,
+    WeightHandle,
     WorkItem,
 )
-from harness.loop import Count, Ledger, StepFacts
+from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
 from harness.report.style import picture_style
 from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, lane_seconds, step_row, tail_row
@@ -58,7 +58,7 @@ class RunPlan:
     """
 
     scenario: str = "sync_k"
-    campaign: str = "20261120-111500"
+    experiment: str = "20261120-111500"
     arm: str | None = None
     point: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -78,14 +78,14 @@ class RunPlan:
     interleaving: str | None = "step"
     position: int | None = None
     block: int | None = None
-    sentinel: dict[str, float] | None = None
+    machine_speed: dict[str, float] | None = None
     machine: dict[str, Any] = field(default_factory=lambda: dict(MACHINE))
     versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
     settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
 
     @property
     def variant_name(self) -> str | None:
-        """Folder name below the campaign's."""
+        """Folder name below the experiment's."""
         parts = [self.arm] if self.arm else []
         parts += [f"{key}={value}" for key, value in self.point.items()]
         parts += [] if self.block is None else [f"block={self.block}"]
@@ -111,7 +111,7 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
     def wall_time() -> datetime:
         return (started + timedelta(seconds=clock.now_ns / 1e9)).astimezone(UTC)
 
-    run = RunFolder.create(root, plan.scenario, plan.campaign, plan.variant_name, scrubber=SCRUBBER, clock=wall_time)
+    run = RunFolder.create(root, plan.scenario, plan.experiment, plan.variant_name, scrubber=SCRUBBER, clock=wall_time)
     run.write_scenario(plan.settings)
     run.write_manifest(_manifest(plan))
     run.append_spans([Span(lane, Stage.STARTUP, 0, clock.now_ns, -1, -1) for lane in WAITS])
@@ -135,7 +135,7 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
 def _manifest(plan: RunPlan) -> Manifest:
     return Manifest(
         scenario=plan.scenario,
-        campaign=plan.campaign,
+        experiment=plan.experiment,
         arm=plan.arm,
         point=plan.point,
         seed=plan.seed,
@@ -144,7 +144,7 @@ def _manifest(plan: RunPlan) -> Manifest:
         interleaving=plan.interleaving,
         position=plan.position,
         block=plan.block,
-        sentinel=plan.sentinel,
+        machine_speed=plan.machine_speed,
         machine=plan.machine,
         versions=plan.versions,
         threads=2,
@@ -207,7 +207,7 @@ class LaggedPlan:
     """
 
     scenario: str = "async_lag_sweep"
-    campaign: str = "20261121-120000"
+    experiment: str = "20261121-120000"
     arm: str = "lag1"
     seed: int = 0
     steps: int = 8
@@ -216,7 +216,7 @@ class LaggedPlan:
     settings: str = "transport: {type: nixl}\n"
     sync_ms: tuple[float, float, float, float] = (10.0, 20.0, 10.0, 2.0)
     num_bytes: int = 20_000_000
-    ledger: Ledger | None = field(default_factory=lambda: Ledger(Count(32, 320), trained=Count(32, 320)))
+    ledger: RolloutCounts | None = field(default_factory=lambda: RolloutCounts(Count(32, 320), trained=Count(32, 320)))
     replay: Callable[[int], tuple[ReplayStats, int]] | None = None
     rewards: tuple[float, float] = (0.2, 0.6)
 
@@ -225,9 +225,9 @@ def write_lagged_run(root: Path, plan: LaggedPlan) -> RunFolder:
     """Write the run through the recorder, on a clock set by hand."""
     now = [2_000_000_000]  # the loop starts at 2 s
     point = {"seed": plan.seed}
-    run = RunFolder.create(root, plan.scenario, plan.campaign, f"{plan.arm},seed={plan.seed}", scrubber=SCRUBBER)
+    run = RunFolder.create(root, plan.scenario, plan.experiment, f"{plan.arm},seed={plan.seed}", scrubber=SCRUBBER)
     run.write_scenario(f"steps: {plan.steps}\nreward_target: 0.5\nmax_lag: {plan.max_lag}\n{plan.settings}")
-    named = {"scenario": plan.scenario, "campaign": plan.campaign, "started_at": "2026-11-21T12:00:00.000Z"}
+    named = {"scenario": plan.scenario, "experiment": plan.experiment, "started_at": "2026-11-21T12:00:00.000Z"}
     run.write_manifest(Manifest(arm=plan.arm, point=point, seed=plan.seed, **named))
     tracer = RecordingTracer(lambda: now[0])
     recorder = RunRecorder(run, tracer, synchronous=False)
@@ -272,7 +272,7 @@ def _lagged_spans(plan: LaggedPlan, step: int) -> list[Span]:
     return spans
 
 
-def _lagged_facts(plan: LaggedPlan, step: int) -> StepFacts:
+def _lagged_facts(plan: LaggedPlan, step: int) -> StepReport:
     groups = [
         RolloutGroup(number, step, max(0, step - lag), step, (8, 12), rewards=(0.0, 1.0))
         for number, lag in enumerate(plan.lag)
@@ -280,8 +280,8 @@ def _lagged_facts(plan: LaggedPlan, step: int) -> StepFacts:
     item = WorkItem(Purpose.TRAIN, step, 0, tuple(range(len(groups))), 2, 0)
     scored = ScoredBatch(item, tuple(groups), {"reward/total": Metric(0.5, count=2 * len(groups))})
     taken = tuple(Taken(group, 1 + number, step - group.min_version) for number, group in enumerate(groups))
-    result, ticket = UpdateResult(step + 1, 1, {}), WeightTicket(step + 1, plan.num_bytes, 3)
-    return StepFacts(step, (scored,), taken, result, ticket, replay=plan.replay(step) if plan.replay else None)
+    result, weight_handle = UpdateResult(step + 1, 1, {}), WeightHandle(step + 1, plan.num_bytes, 3)
+    return StepReport(step, (scored,), taken, result, weight_handle, replay=plan.replay(step) if plan.replay else None)
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 ``python -m harness.compare results/`` is the command; see ``harness.compare.__main__``.
 """
 
-from harness.compare.campaigns import Campaign, Spread, Variant, gather
 from harness.compare.evaluations import seconds_to_reward
+from harness.compare.experiments import Experiment, Spread, Variant, gather
 from harness.compare.figures import RunFigures, run_figures, stage_totals
 from harness.compare.lanes import LaneAccount, account_spans, lane_account
 
 __all__ = [
-    "Campaign",
+    "Experiment",
     "LaneAccount",
     "RunFigures",
     "Spread",

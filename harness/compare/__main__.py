@@ -24,7 +24,7 @@ from harness.compare.benchmarks import (
     is_benchmark_file,
     read_benchmark_files,
 )
-from harness.compare.campaigns import Campaign, gather, gather_newest, is_called
+from harness.compare.experiments import Experiment, gather, gather_newest, is_called
 from harness.compare.gates import FINE, GateResult, gate, read_limit
 from harness.compare.groups import DIFFERENCES
 from harness.compare.judging import Judge
@@ -67,14 +67,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         nargs="+",
         type=Path,
-        help="results folder, campaign or run folder; or JSON files of pytest-benchmark",
+        help="results folder, experiment or run folder; or JSON files of pytest-benchmark",
     )
-    parser.add_argument("--all", action="store_true", help="show every campaign in detail, not the newest only")
+    parser.add_argument("--all", action="store_true", help="show every experiment in detail, not the newest only")
     parser.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
     parser.add_argument(
         "--baseline", metavar="NAME", help="set everything against this arm, or against a baseline saved by that name"
     )
-    parser.add_argument("--save-baseline", metavar="NAME", help="name the newest campaign's baseline, for later")
+    parser.add_argument("--save-baseline", metavar="NAME", help="name the newest experiment's baseline, for later")
     parser.add_argument("--fail-on", metavar="SHARE", help="exit with 1 if a step takes this much longer, such as 5%%")
     parser.add_argument(
         "--allow-difference",
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=DIFFERENCES,
         help="come to a verdict although the runs differ in this; may be repeated",
     )
-    parser.add_argument("--plots", metavar="DIR", type=Path, help="write pictures of the detailed campaigns there")
+    parser.add_argument("--plots", metavar="DIR", type=Path, help="write pictures of the detailed experiments there")
     return parser
 
 
@@ -95,19 +95,19 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     limit = None if options.fail_on is None else read_limit(options.fail_on)
     everything = options.all or len(options.paths) > 1 or options.format == "json"
     if everything:
-        campaigns, damaged = gather(options.paths, processes=usable_cores())
-        detailed = campaigns
+        experiments, damaged = gather(options.paths, processes=usable_cores())
+        detailed = experiments
     else:
-        campaigns, newest, damaged = gather_newest(options.paths, processes=usable_cores())
+        experiments, newest, damaged = gather_newest(options.paths, processes=usable_cores())
         detailed = [newest]
     for item in damaged:
         message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
-    arms = {variant.name for campaign in campaigns for variant in campaign.variants}
+    arms = {variant.name for experiment in experiments for variant in experiment.variants}
     judge = Judge(options.paths[0], options.baseline, limit or STEP_THRESHOLD, options.allow_difference, arms)
     result = None if limit is None else gate(judge(detailed[-1]), limit)
     try:
-        _show(options.format, campaigns, detailed, damaged, judge, result)
+        _show(options.format, experiments, detailed, damaged, judge, result)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
         silence_output()
     if options.plots is not None:
@@ -121,8 +121,8 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
 
 def _show(
     form: str,
-    campaigns: Sequence[Campaign],
-    detailed: Sequence[Campaign],
+    experiments: Sequence[Experiment],
+    detailed: Sequence[Experiment],
     damaged: Sequence[DamagedRun],
     judge: Judge,
     result: GateResult | None,
@@ -131,22 +131,22 @@ def _show(
     if form == "json":
         from harness.compare.as_json import comparison
 
-        print(json.dumps(comparison(campaigns, damaged, judge, result), indent=2, allow_nan=False))
+        print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
     elif form == "md":
         from harness.report.text import markdown
 
-        print(markdown(campaigns, detailed, judge), end="")
+        print(markdown(experiments, detailed, judge), end="")
     else:
         from harness.report.text import print_comparison
 
-        print_comparison(Output(), campaigns, detailed, judge)
+        print_comparison(Output(), experiments, detailed, judge)
 
 
-def _save(options: argparse.Namespace, campaign: Campaign, errors: Console) -> None:
+def _save(options: argparse.Namespace, experiment: Experiment, errors: Console) -> None:
     wanted = options.baseline
-    arm = next((item.name for item in campaign.variants if wanted is not None and is_called(item.name, wanted)), None)
-    before = save_baseline(options.paths[0], options.save_baseline, campaign, arm)
-    said = f"baseline {options.save_baseline!r} is {campaign.scenario}/{campaign.name}"
+    arm = next((item.name for item in experiment.variants if wanted is not None and is_called(item.name, wanted)), None)
+    before = save_baseline(options.paths[0], options.save_baseline, experiment, arm)
+    said = f"baseline {options.save_baseline!r} is {experiment.scenario}/{experiment.name}"
     errors.print(Text(plain(said + (f"; it was {before}" if before else ""))), soft_wrap=True)
 
 
@@ -180,12 +180,14 @@ def _compare_benchmarks(options: argparse.Namespace) -> None:
     print_list(output, "Mind", benchmark_cautions(files))
 
 
-def _draw(campaigns: Sequence[Campaign], folder: Path, stream: TextIO) -> None:
+def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:
     from harness.report.pictures import make_pictures
 
-    for campaign in campaigns:
-        target = folder if len(campaigns) == 1 else folder / safe_name(campaign.scenario) / safe_name(campaign.name)
-        for path in make_pictures(campaign.folder, target):
+    for experiment in experiments:
+        target = (
+            folder if len(experiments) == 1 else folder / safe_name(experiment.scenario) / safe_name(experiment.name)
+        )
+        for path in make_pictures(experiment.folder, target):
             print(f"picture: {path}", file=stream)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.compare.campaigns import Campaign, Variant
 from harness.compare.cautions import cautions, unlike
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.gates import GateResult
 from harness.compare.lanes import LaneAccount
@@ -23,39 +23,39 @@ SCHEMA, SCHEMA_VERSION = "harness.comparison", 1
 
 
 def comparison(
-    campaigns: Sequence[Campaign],
+    experiments: Sequence[Experiment],
     damaged: Sequence[DamagedRun],
-    judge: Callable[[Campaign], Sequence[Judgement]] = judgements,
+    judge: Callable[[Experiment], Sequence[Judgement]] = judgements,
     result: GateResult | None = None,
 ) -> dict[str, Any]:
-    """Return the whole comparison as plain values: every campaign, oldest first, and the runs that cannot be read.
+    """Return the whole comparison as plain values: every experiment, oldest first, and the runs that cannot be read.
 
     Args:
-        judge: returns the verdicts on a campaign.
-        result: what the gate says of the newest campaign; None where none was asked for.
+        judge: returns the verdicts on an experiment.
+        result: what the gate says of the newest experiment; None where none was asked for.
     """
     whole = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
-        "campaigns": [_campaign(campaign, judge(campaign)) for campaign in campaigns],
+        "campaigns": [_experiment(experiment, judge(experiment)) for experiment in experiments],
         "gate": None if result is None else asdict(result),
-        "cautions": unlike([run for campaign in campaigns for run in campaign.runs]),
+        "cautions": unlike([run for experiment in experiments for run in experiment.runs]),
         "damaged": [{"folder": str(item.folder), "problem": item.error.what} for item in damaged],
     }
     return with_nulls(whole)
 
 
-def _campaign(campaign: Campaign, judged: Sequence[Judgement]) -> dict[str, Any]:
+def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str, Any]:
     return {
-        "scenario": campaign.scenario,
-        "simulated": campaign.simulated,
-        "campaign": campaign.name,
-        "folder": str(campaign.folder),
-        "started_at": campaign.started_at,
-        "variants": [_variant(campaign.variants[0], variant) for variant in campaign.variants],
+        "scenario": experiment.scenario,
+        "simulated": experiment.simulated,
+        "campaign": experiment.name,
+        "folder": str(experiment.folder),
+        "started_at": experiment.started_at,
+        "variants": [_variant(experiment.variants[0], variant) for variant in experiment.variants],
         "verdicts": [asdict(judgement) for judgement in judged],
-        "findings": findings(campaign),
-        "cautions": cautions(campaign),
+        "findings": findings(experiment),
+        "cautions": cautions(experiment),
     }
 
 

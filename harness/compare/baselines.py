@@ -1,11 +1,11 @@
-"""Named baselines: names for campaigns in a results folder, kept in its ``baselines.json``."""
+"""Named baselines: names for experiments in a results folder, kept in its ``baselines.json``."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from harness.compare.campaigns import Campaign, gather
+from harness.compare.experiments import Experiment, gather
 from harness.compare.verdicts import Baseline, variant_named
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
@@ -15,47 +15,47 @@ FILE = "baselines.json"
 SCHEMA, SCHEMA_VERSION = "harness.baselines", 1
 
 
-def save_baseline(results: Path, name: str, campaign: Campaign, arm: str | None = None) -> str | None:
-    """Give a campaign's arm a name, next to the results; a name that exists is moved there.
+def save_baseline(results: Path, name: str, experiment: Experiment, arm: str | None = None) -> str | None:
+    """Give an experiment's arm a name, next to the results; a name that exists is moved there.
 
     Args:
-        results: the results folder that holds the campaign.
+        results: the results folder that holds the experiment.
         name: of the baseline.
-        campaign: in that folder.
+        experiment: in that folder.
         arm: None takes its first one.
 
     Returns:
         what the name meant before, or None.
 
     Raises:
-        UserError: the campaign lies elsewhere, has no such arm, or the file cannot be read or written.
+        UserError: the experiment lies elsewhere, has no such arm, or the file cannot be read or written.
     """
-    variant = variant_named(campaign, arm)
+    variant = variant_named(experiment, arm)
     try:
-        place = campaign.folder.resolve().relative_to(results.resolve()).as_posix()
+        place = experiment.folder.resolve().relative_to(results.resolve()).as_posix()
     except ValueError:
-        what = f"the campaign {str(campaign.folder)!r} is not in {str(results)!r}"
+        what = f"the experiment {str(experiment.folder)!r} is not in {str(results)!r}"
         raise UserError(what, "--save-baseline", "name the results folder that holds it") from None
     entries = _read(results / FILE)
     before = entries.get(name)
     entries[name] = {"campaign": place, "arm": variant.name}
     _write(results / FILE, entries)
-    return None if before is None else f"{before['campaign']}, {before['arm']}"
+    return None if before is None else f"{before['experiment']}, {before['arm']}"
 
 
 def load_baseline(results: Path, name: str) -> Baseline:
     """Read the runs that a name stands for.
 
     Raises:
-        UserError: there is no such name, or its campaign is gone or damaged.
+        UserError: there is no such name, or its experiment is gone or damaged.
     """
     entries = _read(results / FILE)
     if name not in entries:
         known = ", ".join(sorted(entries)) or "none yet"
-        fix = f"name an arm of the campaign, or one of the baselines of {results / FILE} ({known})"
+        fix = f"name an arm of the experiment, or one of the baselines of {results / FILE} ({known})"
         raise UserError(f"there is no baseline and no arm called {name!r}", "--baseline", fix)
-    (campaign,), _ = gather([results / entries[name]["campaign"]])
-    return Baseline(campaign, variant_named(campaign, entries[name]["arm"]))
+    (experiment,), _ = gather([results / entries[name]["campaign"]])
+    return Baseline(experiment, variant_named(experiment, entries[name]["arm"]))
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:

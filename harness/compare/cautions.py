@@ -1,28 +1,28 @@
-"""What keeps the figures of a campaign from being compared plainly, and what they came from."""
+"""What keeps the figures of an experiment from being compared plainly, and what they came from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.compare.campaigns import Campaign
+from harness.compare.experiments import Experiment
 from harness.compare.figures import RunFigures
 from harness.compare.pairs import FEWEST_SEEDS
 
 _UNKNOWN = "unknown"
 
 
-def cautions(campaign: Campaign) -> list[str]:
+def cautions(experiment: Experiment) -> list[str]:
     """Return sentences on unfinished runs, turns, unlike machines and versions, shared GPUs, and what is no verdict."""
-    if any(run.timed_syncs for run in campaign.runs):
-        return [*_unfinished(campaign), *unlike(campaign.runs), _SWEEP]
+    if any(run.timed_syncs for run in experiment.runs):
+        return [*_unfinished(experiment), *unlike(experiment.runs), _SWEEP]
     return [
-        *_simulated(campaign),
-        *_unfinished(campaign),
-        *unlike(campaign.runs),
-        *_turns(campaign),
-        *_shared_gpu(campaign),
-        *_polling(campaign),
-        *_no_verdict(campaign),
+        *_simulated(experiment),
+        *_unfinished(experiment),
+        *unlike(experiment.runs),
+        *_turns(experiment),
+        *_shared_gpu(experiment),
+        *_polling(experiment),
+        *_no_verdict(experiment),
     ]
 
 
@@ -71,13 +71,13 @@ def _system(found: object) -> str:
     return f"{found.get('distribution') or found.get('system')} (kernel {found.get('kernel')})"
 
 
-def origin(campaign: Campaign) -> str:
+def origin(experiment: Experiment) -> str:
     """Describe machine, versions and code of the first run in one line."""
-    manifest = campaign.runs[0].manifest
+    manifest = experiment.runs[0].manifest
     machine = manifest.machine
-    if campaign.runs[0].is_imported:
+    if experiment.runs[0].is_imported:
         return str(machine.get("missing", {}).get("cpu") or "imported from another trainer's log")
-    parts = [f"SIMULATED by the machine profile {campaign.simulated}"] if campaign.simulated else []
+    parts = [f"SIMULATED by the machine profile {experiment.simulated}"] if experiment.simulated else []
     parts.append(str(machine.get("cpu") or "unknown CPU"))
     if machine.get("cores"):
         parts.append(_count(int(machine["cores"]), "core"))
@@ -99,19 +99,19 @@ def _gpus(gpus: object) -> str:
     return f"{len(gpus)} x {', '.join(names)}"
 
 
-def _simulated(campaign: Campaign) -> list[str]:
+def _simulated(experiment: Experiment) -> list[str]:
     """Say that the runs never took place, and what is not known of them for that."""
-    if campaign.simulated is None:
+    if experiment.simulated is None:
         return []
     said = [
-        f"These runs never took place: their seconds are what the machine profile {campaign.simulated} predicts. "
+        f"These runs never took place: their seconds are what the machine profile {experiment.simulated} predicts. "
         "Rewards, losses and gradients are not simulated."
     ]
-    by_hand = [run.manifest.machine.get("origin") for run in campaign.runs]
+    by_hand = [run.manifest.machine.get("origin") for run in experiment.runs]
     if "datasheet" in by_hand:
-        said.append(f"The machine profile {campaign.simulated} is taken from data sheets and was not measured.")
+        said.append(f"The machine profile {experiment.simulated} is taken from data sheets and was not measured.")
     leaving = _values(
-        text for run in campaign.runs for text in _texts(run.manifest.outcome.get("extrapolating")) if text
+        text for run in experiment.runs for text in _texts(run.manifest.outcome.get("extrapolating")) if text
     )
     return said + [f"EXTRAPOLATING: {text}" for text in leaving]
 
@@ -120,9 +120,9 @@ def _texts(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list | tuple) else []
 
 
-def _unfinished(campaign: Campaign) -> list[str]:
+def _unfinished(experiment: Experiment) -> list[str]:
     said = []
-    for variant in campaign.variants:
+    for variant in experiment.variants:
         for run in variant.runs:
             if run.status != "completed":
                 seed = f", seed {run.manifest.seed}" if len(variant.runs) > 1 else ""
@@ -131,25 +131,25 @@ def _unfinished(campaign: Campaign) -> list[str]:
     return said
 
 
-def _turns(campaign: Campaign) -> list[str]:
-    if len(campaign.runs) == 1 or campaign.simulated:
+def _turns(experiment: Experiment) -> list[str]:
+    if len(experiment.runs) == 1 or experiment.simulated:
         return []
-    ways = {run.manifest.interleaving for run in campaign.runs}
-    if ways != {"step"} and any(run.manifest.block is not None for run in campaign.runs):
+    ways = {run.manifest.interleaving for run in experiment.runs}
+    if ways != {"step"} and any(run.manifest.block is not None for run in experiment.runs):
         return ["The arms of a block ran one after the other, in mirrored order from block to block."]
     if ways != {"step"}:
         return ["The runs ran one after the other, so drift of the machine shows as a difference between them."]
-    if any(run.manifest.point != campaign.runs[0].manifest.point for run in campaign.runs):
+    if any(run.manifest.point != experiment.runs[0].manifest.point for run in experiment.runs):
         return ["The arms took turns step by step; the points of the sweep ran one after the other."]
     return ["The arms took turns step by step, so a slow spell of the machine hit all of them alike."]
 
 
-def _shared_gpu(campaign: Campaign) -> list[str]:
+def _shared_gpu(experiment: Experiment) -> list[str]:
     """Say whose parts worked side by side on one GPU, which no GPU has run yet."""
-    names = [variant.name for variant in campaign.variants if any(map(_shares_gpu, variant.runs))]
+    names = [variant.name for variant in experiment.variants if any(map(_shares_gpu, variant.runs))]
     if not names:
         return []
-    whose = f"{', '.join(names)}: " if len(names) < len(campaign.variants) else ""
+    whose = f"{', '.join(names)}: " if len(names) < len(experiment.variants) else ""
     return [
         f"{whose}Generator and Learner share one GPU in one process, each on a CUDA stream of its own; no GPU has yet "
         "confirmed that their times are apart."
@@ -171,11 +171,11 @@ def _shares_gpu(run: RunFigures) -> bool:
     )
 
 
-def _polling(campaign: Campaign) -> list[str]:
+def _polling(experiment: Experiment) -> list[str]:
     """Say what NIXL's progress thread costs beside the syncs themselves."""
     pauses = {
         variant.name: run.sync.polling_pause_us
-        for variant in campaign.variants
+        for variant in experiment.variants
         for run in variant.runs
         if run.sync is not None and run.sync.polling_pause_us is not None
     }
@@ -191,12 +191,12 @@ def _polling(campaign: Campaign) -> list[str]:
     return []
 
 
-def _no_verdict(campaign: Campaign) -> list[str]:
+def _no_verdict(experiment: Experiment) -> list[str]:
     """Say why there is no verdict; where arms share several blocks or seeds, the verdict speaks for itself."""
-    most = max(len(variant.runs) for variant in campaign.variants)
+    most = max(len(variant.runs) for variant in experiment.variants)
     if most == 1:
         return ["One block and one seed: figures, not a verdict."]
-    if len(campaign.variants) == 1:
+    if len(experiment.variants) == 1:
         return [f"Up to {most} runs of one variant, and nothing to set it against: figures, not a verdict."]
     if most >= FEWEST_SEEDS:
         return ["Intervals of rewards are each for one pair of variants and assume normal differences."]

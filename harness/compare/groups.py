@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from harness.compare.campaigns import Campaign
+from harness.compare.experiments import Experiment
 from harness.results import Manifest
 
 DIFFERENCES = ("machine", "versions", "threads", "commit", "simulation")
@@ -46,7 +46,7 @@ class Group:
     """The runs of one environment.
 
     Attributes:
-        letter: its short name in tables: A, B and so on in the order of the campaigns.
+        letter: its short name in tables: A, B and so on in the order of the experiments.
         runs: how many runs belong to it.
         differs: what sets it apart from the other groups, in words; empty for a single group.
     """
@@ -91,11 +91,11 @@ def differences(one: Manifest, other: Manifest) -> tuple[str, ...]:
     return tuple(name for name in DIFFERENCES if found[name])
 
 
-def groups(campaigns: Iterable[Campaign]) -> list[Group]:
-    """Return the groups of the campaigns' runs, in the order in which the campaigns show them."""
+def groups(experiments: Iterable[Experiment]) -> list[Group]:
+    """Return the groups of the experiments' runs, in the order in which the experiments show them."""
     counts: dict[Environment, int] = {}
-    for campaign in campaigns:
-        for run in campaign.runs:
+    for experiment in experiments:
+        for run in experiment.runs:
             found = environment(run.manifest)
             counts[found] = counts.get(found, 0) + 1
     every = list(counts)
@@ -105,9 +105,9 @@ def groups(campaigns: Iterable[Campaign]) -> list[Group]:
     ]
 
 
-def letters_of(campaign: Campaign, found: Sequence[Group]) -> str:
-    """Return the letters of the groups that a campaign's runs belong to, such as ``A`` or ``A+B``."""
-    present = {environment(run.manifest) for run in campaign.runs}
+def letters_of(experiment: Experiment, found: Sequence[Group]) -> str:
+    """Return the letters of the groups that an experiment's runs belong to, such as ``A`` or ``A+B``."""
+    present = {environment(run.manifest) for run in experiment.runs}
     return "+".join(group.letter for group in found if group.environment in present)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign, Variant
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.outcome import targets
 from harness.compare.pairs import CONFIDENCE, FEWEST_SEEDS
@@ -31,28 +31,28 @@ class _Standing:
         return fmean(self.rewards.values())
 
 
-def learning_details(campaign: Campaign) -> list[str]:
+def learning_details(experiment: Experiment) -> list[str]:
     """Return what stands behind the answers: the target, gradients, importance weights; nothing for one variant."""
-    if len(campaign.variants) < 2:
+    if len(experiment.variants) < 2:
         return []
-    return [*_target(campaign), *_gradients(campaign), *_importance(campaign)]
+    return [*_target(experiment), *_gradients(experiment), *_importance(experiment)]
 
 
-def answers(campaign: Campaign) -> list[str]:
+def answers(experiment: Experiment) -> list[str]:
     """Return the final rewards in order, how far that order is shown, and what diverged: what an experiment asks.
 
     Of a single variant, there is nothing to say but what diverged.
     """
-    if len(campaign.variants) < 2:
-        return divergence_findings(campaign)
-    standings = sorted(filter(lambda item: item.rewards, map(_standing, campaign.variants)), key=_highest_first)
+    if len(experiment.variants) < 2:
+        return divergence_findings(experiment)
+    standings = sorted(filter(lambda item: item.rewards, map(_standing, experiment.variants)), key=_highest_first)
     all_equal = len(standings) > 1 and len({item.mean for item in standings}) == 1  # as of parts that only sleep
-    return [*([] if all_equal else _final(standings)), *_ranking(standings), *divergence_findings(campaign)]
+    return [*([] if all_equal else _final(standings)), *_ranking(standings), *divergence_findings(experiment)]
 
 
-def divergence_findings(campaign: Campaign) -> list[str]:
+def divergence_findings(experiment: Experiment) -> list[str]:
     """Say which runs diverged at which training step, and how that shows."""
-    found = [(run, _run_name(variant, run)) for variant in campaign.variants for run in variant.runs]
+    found = [(run, _run_name(variant, run)) for variant in experiment.variants for run in variant.runs]
     at = [(run, name, run.learning.divergence) for run, name in found if run.learning and run.learning.divergence]
     stopped = [f"{name} at step {item.step}" for _, name, item in at if item.stopped]
     collapsed = [f"{name} at step {item.step}" for _, name, item in at if not item.stopped]
@@ -150,13 +150,13 @@ def _ranking(standings: Sequence[_Standing]) -> list[str]:
     return said
 
 
-def _target(campaign: Campaign) -> list[str]:
+def _target(experiment: Experiment) -> list[str]:
     """Say at which step and after how many seconds each variant first had the reward target."""
-    named = targets(campaign.runs)
+    named = targets(experiment.runs)
     if len(named) != 1:
         return []
     reached, never = list[str](), list[str]()
-    for variant in campaign.variants:
+    for variant in experiment.variants:
         steps = variant.spread(lambda run: run.learning.target_step if run.learning else None)
         seconds = variant.spread(lambda run: run.seconds_to_target)
         if steps is None or seconds is None:
@@ -171,10 +171,10 @@ def _target(campaign: Campaign) -> list[str]:
     return [f"Validation reward {named[0]:g} was first seen in {'; '.join(reached)}{missed}."]
 
 
-def _gradients(campaign: Campaign) -> list[str]:
+def _gradients(experiment: Experiment) -> list[str]:
     """Say how large gradients were, and how often they were scaled down."""
     said, bounds = list[str](), set[float]()
-    for variant in campaign.variants:
+    for variant in experiment.variants:
         middle = variant.spread(lambda run: run.grad_norm)
         high = variant.spread(lambda run: run.learning.grad_norm_p95 if run.learning else None)
         cut = variant.spread(lambda run: run.learning.scaled_down if run.learning else None)
@@ -191,10 +191,10 @@ def _gradients(campaign: Campaign) -> list[str]:
     return [f"Gradient norm before clipping{bound}, median and 95th percentile: {'; '.join(said)}."]
 
 
-def _importance(campaign: Campaign) -> list[str]:
+def _importance(experiment: Experiment) -> list[str]:
     """Say how far engine and Learner were apart, and how often a bound on the importance weights acted."""
     said = []
-    for variant in campaign.variants:
+    for variant in experiment.variants:
         bounded = variant.spread(lambda run: run.mean("importance/truncated_fraction"))
         masked = variant.spread(lambda run: run.mean("importance/masked_fraction"))
         gap = variant.spread(lambda run: run.mean("engine_mismatch/kl"))

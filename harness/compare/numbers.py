@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from harness.compare.campaigns import Spread
+from harness.compare.experiments import Spread
 
 Format = Callable[[float], str]
 NOTHING = "-"

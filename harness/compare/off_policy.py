@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign, Variant
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.outcome import Line, line_rows
 from harness.compare.tables import Table, seed_note
@@ -71,27 +71,27 @@ NOTES = (
 )
 
 
-def is_off_policy(campaign: Campaign) -> bool:
+def is_off_policy(experiment: Experiment) -> bool:
     """Whether any run trains on rollouts of older policies."""
-    return any(run.behaviour_is_older for run in campaign.runs)
+    return any(run.behaviour_is_older for run in experiment.runs)
 
 
-def off_policy_table(campaign: Campaign) -> Table | None:
+def off_policy_table(experiment: Experiment) -> Table | None:
     """Return lag, dropping and replay, one column for each variant; None where every run is on-policy."""
-    if not is_off_policy(campaign):
+    if not is_off_policy(experiment):
         return None
-    header = ("figure", *(variant.name for variant in campaign.variants))
-    rows = line_rows(LINES, campaign.variants)
-    return Table("Off-policy", header, rows, (*NOTES, *seed_note(campaign.variants)), divisible=True)
+    header = ("figure", *(variant.name for variant in experiment.variants))
+    rows = line_rows(LINES, experiment.variants)
+    return Table("Off-policy", header, rows, (*NOTES, *seed_note(experiment.variants)), divisible=True)
 
 
-def off_policy_findings(campaign: Campaign) -> list[str]:
+def off_policy_findings(experiment: Experiment) -> list[str]:
     """Say whether the lag bound bit, what working side by side gained, and what lag the last reward came with."""
-    if not is_off_policy(campaign):
+    if not is_off_policy(experiment):
         return []
-    bites = [text for variant in campaign.variants for text in (_held_back(variant), _dropped(variant)) if text]
-    gains = [text for variant in campaign.variants if (text := _overlap(variant))]
-    return [*bites, *gains, *_lag_and_reward(campaign)]
+    bites = [text for variant in experiment.variants for text in (_held_back(variant), _dropped(variant)) if text]
+    gains = [text for variant in experiment.variants if (text := _overlap(variant))]
+    return [*bites, *gains, *_lag_and_reward(experiment)]
 
 
 def _held_back(variant: Variant) -> str:
@@ -148,9 +148,9 @@ def _overlap(variant: Variant) -> str:
     )
 
 
-def _lag_and_reward(campaign: Campaign) -> list[str]:
+def _lag_and_reward(experiment: Experiment) -> list[str]:
     parts = []
-    for variant in campaign.variants:
+    for variant in experiment.variants:
         lag = variant.spread(_mean("off_policy/mean"))
         reward = variant.spread(lambda run: run.last.reward if run.last else None)
         if lag and reward:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign, Variant
 from harness.compare.evaluations import Evaluated
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.groups import groups, legend, letters_of
 from harness.compare.tables import Table, seed_note
@@ -123,11 +123,11 @@ LINES = (
 )
 
 
-def outcome_table(campaign: Campaign) -> Table:
+def outcome_table(experiment: Experiment) -> Table:
     """Return reward, length, cost and health of each variant, one column each; lines that no run has are left out."""
-    variants = campaign.variants
+    variants = experiment.variants
     rows = [("status", *(statuses(variant.runs) for variant in variants)), *line_rows(LINES, variants)]
-    notes = (evaluation_note(campaign), *seed_note(variants))
+    notes = (evaluation_note(experiment), *seed_note(variants))
     header = ("figure", *(variant.name for variant in variants))
     return Table("Outcome", header, tuple(rows), tuple(note for note in notes if note), divisible=True)
 
@@ -142,22 +142,32 @@ def line_rows(lines: Sequence[Line], variants: Sequence[Variant]) -> tuple[tuple
     return tuple(rows)
 
 
-def overview_table(campaigns: Sequence[Campaign]) -> Table:
-    """Return one line for each campaign; ranges run over all its runs.
+def overview_table(experiments: Sequence[Experiment]) -> Table:
+    """Return one line for each experiment; ranges run over all its runs.
 
     Where not all were made on one kind of machine with the same versions and threads, a letter says which group each
     belongs to, and the notes say what sets the groups apart.
     """
-    found = groups(campaigns)
-    header: tuple[str, ...] = ("scenario", "campaign", "runs", "status", "steps", "s per step", "last reward", "length")
-    rows = [_overview_row(campaign) for campaign in campaigns]
+    found = groups(experiments)
+    header: tuple[str, ...] = (
+        "scenario",
+        "experiment",
+        "runs",
+        "status",
+        "steps",
+        "s per step",
+        "last reward",
+        "length",
+    )
+    rows = [_overview_row(experiment) for experiment in experiments]
     if len(found) > 1:
         header = (*header[:2], "in", *header[2:])
         rows = [
-            (*row[:2], letters_of(campaign, found), *row[2:]) for row, campaign in zip(rows, campaigns, strict=True)
+            (*row[:2], letters_of(experiment, found), *row[2:])
+            for row, experiment in zip(rows, experiments, strict=True)
         ]
     words = 2 if len(found) < 2 else 3
-    return Table("Campaigns, oldest first", header, tuple(rows), legend(found), words)
+    return Table("Experiments, oldest first", header, tuple(rows), legend(found), words)
 
 
 def statuses(runs: Sequence[RunFigures]) -> str:
@@ -173,9 +183,9 @@ def targets(runs: Sequence[RunFigures]) -> list[float]:
     return sorted({run.reward_target for run in runs if run.reward_target is not None})
 
 
-def evaluation_note(campaign: Campaign) -> str:
+def evaluation_note(experiment: Experiment) -> str:
     """Say how many prompts stand behind a validation reward, and what sampling them is worth."""
-    prompts = [run.last.prompts for run in campaign.runs if run.last and not run.is_imported]
+    prompts = [run.last.prompts for run in experiment.runs if run.last and not run.is_imported]
     if not prompts:
         return ""
     fewest = min(prompts)
@@ -208,13 +218,13 @@ def _cell(line: Line, variant: Variant) -> str:
     return numbers.spread(variant.spread(line.get), line.form, nothing)
 
 
-def _overview_row(campaign: Campaign) -> tuple[str, ...]:
-    runs = campaign.runs
+def _overview_row(experiment: Experiment) -> tuple[str, ...]:
+    runs = experiment.runs
     rewards = _over_runs([run.last.reward for run in runs if run.last], numbers.reward)
     lengths = _over_runs([run.last.length for run in runs if run.last and run.last.length is not None], numbers.number)
     seconds = _over_runs([run.step_s for run in runs if run.step_s is not None], numbers.number)
     steps = _over_runs([float(run.steps) for run in runs], numbers.count)
-    head = (campaign.title, campaign.name, str(len(runs)), overall_status(runs))
+    head = (experiment.title, experiment.name, str(len(runs)), overall_status(runs))
     return (*head, steps, seconds, rewards, lengths)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.compare.campaigns import Variant
+from harness.compare.experiments import Variant
 from harness.compare.figures import RunFigures
 from harness.compare.stats import t_interval
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign, Variant
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.growth import Growth
 from harness.compare.learning_findings import answers, learning_details
@@ -22,22 +22,22 @@ PEAK_WORTH_SAYING = 10.0  # of gradient norm, over its median
 Read = Callable[[RunFigures], float | None]
 
 
-def findings(campaign: Campaign) -> list[str]:
-    """Return what the campaign shows: the answers, then time, cost and gain of each, syncs, lag, KL, upsets."""
-    if sweep_points(campaign):
-        return sweep_findings(campaign)
-    base, *others = campaign.variants
-    said = [*answers(campaign), *_largest_stage(campaign), *(_against(base, other) for other in others)]
-    said += [*sync_findings(campaign), *off_policy_findings(campaign)]
-    for variant in campaign.variants:
+def findings(experiment: Experiment) -> list[str]:
+    """Return what the experiment shows: the answers, then time, cost and gain of each, syncs, lag, KL, upsets."""
+    if sweep_points(experiment):
+        return sweep_findings(experiment)
+    base, *others = experiment.variants
+    said = [*answers(experiment), *_largest_stage(experiment), *(_against(base, other) for other in others)]
+    said += [*sync_findings(experiment), *off_policy_findings(experiment)]
+    for variant in experiment.variants:
         said += [*_gain(variant), *_kl(variant), *_upsets(variant)]
-    return [*said, *_length(campaign), *learning_details(campaign)]
+    return [*said, *_length(experiment), *learning_details(experiment)]
 
 
-def _largest_stage(campaign: Campaign) -> list[str]:
+def _largest_stage(experiment: Experiment) -> list[str]:
     """Name the stage with the largest share of the loop in each variant, variants of the same stage together."""
     largest: dict[Stage, list[str]] = {}
-    for variant in campaign.variants:
+    for variant in experiment.variants:
         shares = _mean_shares(variant)
         if shares:
             stage = max(shares, key=lambda item: shares[item])
@@ -123,10 +123,10 @@ def _gain(variant: Variant) -> list[str]:
     return [text + "."]
 
 
-def _length(campaign: Campaign) -> list[str]:
+def _length(experiment: Experiment) -> list[str]:
     """Warn where responses grew together with the reward."""
     grown = []
-    for variant in campaign.variants:
+    for variant in experiment.variants:
         ends = [(run.first, run.last) for run in variant.runs if run.first and run.last]
         ratios = [last.length / first.length for first, last in ends if first.length and last.length]
         gains = [last.reward - first.reward for first, last in ends]

@@ -6,27 +6,27 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign
+from harness.compare.experiments import Experiment
 from harness.compare.sync_costs import SyncCost, SyncPoint, sync_costs, sync_points, sync_sentences
 from harness.compare.tables import Table
 
 Cell = Callable[[SyncPoint], str]
 
 
-def sweep_points(campaign: Campaign) -> list[SyncPoint]:
-    """Return the timed syncs of a campaign, pooled over its runs; none where it was no transport sweep."""
-    return sync_points([row for run in campaign.runs for row in run.timed_syncs])
+def sweep_points(experiment: Experiment) -> list[SyncPoint]:
+    """Return the timed syncs of an experiment, pooled over its runs; none where it was no transport sweep."""
+    return sync_points([row for run in experiment.runs for row in run.timed_syncs])
 
 
-def sweep_findings(campaign: Campaign) -> list[str]:
+def sweep_findings(experiment: Experiment) -> list[str]:
     """Return what the sweep shows, in sentences computed from it."""
-    points = sweep_points(campaign)
+    points = sweep_points(experiment)
     return sync_sentences(points, sync_costs(points))
 
 
-def sweep_tables(campaign: Campaign) -> list[Table]:
+def sweep_tables(experiment: Experiment) -> list[Table]:
     """Return the tables of a transport sweep."""
-    points = sweep_points(campaign)
+    points = sweep_points(experiment)
     kinds = sorted({(point.receivers, point.tensors) for point in points})
     tables = [_times(kind, _of_kind(points, kind)) for kind in kinds]
     return [

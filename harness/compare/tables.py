@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.compare import numbers
-from harness.compare.campaigns import MOST_WITH_SPANS, SIMULATED, Campaign, Spread, Variant
+from harness.compare.experiments import MOST_WITH_SPANS, SIMULATED, Experiment, Spread, Variant
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.lanes import in_pipeline_order
 from harness.core.trace import Stage
@@ -35,50 +35,50 @@ class Table:
     divisible: bool = False
 
 
-def marked(tables: Sequence[Table], campaign: Campaign) -> list[Table]:
-    """Return a campaign's tables, each with a title that says so where its runs were simulated."""
-    if campaign.simulated is None:
+def marked(tables: Sequence[Table], experiment: Experiment) -> list[Table]:
+    """Return an experiment's tables, each with a title that says so where its runs were simulated."""
+    if experiment.simulated is None:
         return list(tables)
     return [replace(table, title=table.title + SIMULATED) for table in tables]
 
 
-def stage_table(campaign: Campaign) -> Table:
+def stage_table(experiment: Experiment) -> Table:
     """Return median seconds and share of the loop's time of each stage, one column for each variant."""
-    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in campaign.runs)]
-    rows = [_stage_row(stage.value, campaign, partial(_stage_of, stage)) for stage in stages]
-    rows.append(_stage_row("all stages", campaign, lambda run: run.all_stages))
-    rows.append(_stage_row("whole step", campaign, lambda run: run.whole_step))
-    notes = [f"Medians over {_step_note(campaign)}; {_evaluation_note(campaign)}."]
-    if any(run.all_stages.share > 1.005 for run in campaign.runs):
+    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in experiment.runs)]
+    rows = [_stage_row(stage.value, experiment, partial(_stage_of, stage)) for stage in stages]
+    rows.append(_stage_row("all stages", experiment, lambda run: run.all_stages))
+    rows.append(_stage_row("whole step", experiment, lambda run: run.whole_step))
+    notes = [f"Medians over {_step_note(experiment)}; {_evaluation_note(experiment)}."]
+    if any(run.all_stages.share > 1.005 for run in experiment.runs):
         notes.append("Lanes ran at the same time, so their stages add up to more than the loop.")
     return Table(
         title="Stage times: median seconds per training step, and share of the loop's time",
-        header=("stage", *(variant.name for variant in campaign.variants)),
+        header=("stage", *(variant.name for variant in experiment.variants)),
         rows=tuple(rows),
-        notes=(*notes, *seed_note(campaign.variants)),
+        notes=(*notes, *seed_note(experiment.variants)),
         divisible=True,
     )
 
 
-def lane_table(campaign: Campaign) -> Table:
+def lane_table(experiment: Experiment) -> Table:
     """Return how each lane's wall-clock divides into stages, waits and time under no span."""
     rows = []
-    for variant in campaign.variants:
+    for variant in experiment.variants:
         for lane in in_pipeline_order({lane for run in variant.runs for lane in run.lanes}):
             rows.append((variant.name, lane, *_lane_cells(variant, lane)))
     return Table(
         title="Lanes: wall-clock after start-up in seconds, and its shares",
         header=("variant", "lane", "seconds", "in stages", "waiting", "unattributed"),
         rows=tuple(rows),
-        notes=_lane_notes(campaign) if rows else ("No spans were kept with these runs.",),
+        notes=_lane_notes(experiment) if rows else ("No spans were kept with these runs.",),
         words=2,
     )
 
 
-def _lane_notes(campaign: Campaign) -> tuple[str, ...]:
-    runs, known = len(campaign.runs), sum(bool(run.lanes) for run in campaign.runs)
+def _lane_notes(experiment: Experiment) -> tuple[str, ...]:
+    runs, known = len(experiment.runs), sum(bool(run.lanes) for run in experiment.runs)
     if known == runs or runs <= MOST_WITH_SPANS:
-        return seed_note(campaign.variants)
+        return seed_note(experiment.variants)
     return (f"Mean [lowest, highest] over the {known} of {runs} runs whose spans were read; --all reads them all.",)
 
 
@@ -99,9 +99,9 @@ def seed_note(variants: Sequence[Variant]) -> tuple[str, ...]:
     return (f"Mean [lowest, highest] over {most} runs that differ in the seed.",) if most > 1 else ()
 
 
-def _step_note(campaign: Campaign) -> str:
+def _step_note(experiment: Experiment) -> str:
     """Say how many training steps the medians are over, and how many were left out of them and why."""
-    runs = campaign.runs
+    runs = experiment.runs
     measured = _range([run.measured_steps for run in runs], "step")
     if not any(run.steps > run.measured_steps for run in runs):
         unmeasured = any(run.warmup_steps or run.profiled_steps for run in runs)
@@ -121,8 +121,8 @@ def _range(counts: Sequence[int], noun: str) -> str:
     return f"{number} {noun}" if high == 1 else f"{number} {noun}s"
 
 
-def _evaluation_note(campaign: Campaign) -> str:
-    runs = [run for run in campaign.runs if run.steps]
+def _evaluation_note(experiment: Experiment) -> str:
+    runs = [run for run in experiment.runs if run.steps]
     if any(run.whole_step.steps < run.measured_steps for run in runs):
         return "those of all stages and the whole step leave out steps with an evaluation"
     if any(Stage.EVALUATE in run.stages and run.stages[Stage.EVALUATE].steps for run in runs):
@@ -134,9 +134,9 @@ def _stage_of(stage: Stage, run: RunFigures) -> StageFigures | None:
     return run.stages.get(stage)
 
 
-def _stage_row(name: str, campaign: Campaign, get: Callable[[RunFigures], StageFigures | None]) -> tuple[str, ...]:
-    found = [(figures, run.measured_steps) for run in campaign.runs if (figures := get(run)) is not None]
-    return (name + _when(found), *(_stage_cell(variant, get) for variant in campaign.variants))
+def _stage_row(name: str, experiment: Experiment, get: Callable[[RunFigures], StageFigures | None]) -> tuple[str, ...]:
+    found = [(figures, run.measured_steps) for run in experiment.runs if (figures := get(run)) is not None]
+    return (name + _when(found), *(_stage_cell(variant, get) for variant in experiment.variants))
 
 
 def _when(found: list[tuple[StageFigures, int]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign, Variant
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.sync import PARTS, SyncFigures, percentiles
 from harness.compare.tables import Table
 
@@ -27,9 +27,9 @@ def pooled(syncs: Sequence[SyncFigures], part: str) -> list[float]:
     return [seconds for sync in syncs for seconds in (sync.whole_s if part == "whole" else sync.seconds.get(part, ()))]
 
 
-def sync_table(campaign: Campaign) -> Table | None:
+def sync_table(experiment: Experiment) -> Table | None:
     """Return what a weight sync moved and took, one column for each variant; None where none left the process."""
-    columns = [variant_syncs(variant) for variant in campaign.variants]
+    columns = [variant_syncs(variant) for variant in experiment.variants]
     if not any(columns):
         return None
     rows = [
@@ -49,14 +49,14 @@ def sync_table(campaign: Campaign) -> Table | None:
         "The bytes are those of one copy of the weights, the times those of one Generator; GB/s are bytes over publish "
         "to loaded, without verification.",
     )
-    header = ("weight sync", *(variant.name for variant in campaign.variants))
+    header = ("weight sync", *(variant.name for variant in experiment.variants))
     shown = tuple(row for row in rows if any(cell != numbers.NOTHING for cell in row[1:]))
     return Table("Weight syncs", header, shown, notes, divisible=True)
 
 
-def sync_findings(campaign: Campaign) -> list[str]:
+def sync_findings(experiment: Experiment) -> list[str]:
     """Set each variant's sync against those over an object store, where both moved the same bytes."""
-    found = [(variant, syncs) for variant in campaign.variants if (syncs := variant_syncs(variant))]
+    found = [(variant, syncs) for variant in experiment.variants if (syncs := variant_syncs(variant))]
     said = []
     for base, theirs in found:
         for other, mine in found:

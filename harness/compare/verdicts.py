@@ -1,4 +1,4 @@
-"""Verdicts on a campaign: every variant against the baseline, in step time and in each stage.
+"""Verdicts on an experiment: every variant against the baseline, in step time and in each stage.
 
 The unit of replication is the block, in which every arm ran once on the same prompts and seed, under the same weather.
 Steps are sub-samples of a block, so there is never a verdict from one block.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.compare import numbers
-from harness.compare.campaigns import Campaign, Variant, is_called
+from harness.compare.experiments import Experiment, Variant, is_called
 from harness.compare.figures import RunFigures
 from harness.compare.groups import differences
 from harness.compare.series import UNFLAGGED_WARMUP, StepSeries
@@ -26,7 +26,7 @@ from harness.compare.stats import (
     judge_apart,
     judge_stages,
     judge_step,
-    sentinel_drift,
+    speed_drift,
     summarise,
 )
 from harness.core.errors import UserError
@@ -36,7 +36,7 @@ OFTEN = 0.5  # a stage that runs in a smaller share of the steps, such as a chec
 UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison may be about
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
-SET_BY_ARMS = ("threads",)  # within a campaign, what the arms' own settings decide
+SET_BY_ARMS = ("threads",)  # within an experiment, what the arms' own settings decide
 _SETTINGS_OF_A_RUN = ("name", "description", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width", "seed")
 
 
@@ -45,11 +45,11 @@ class Judgement:
     """One variant against the baseline.
 
     Attributes:
-        base, other: the variants' names; of a stored baseline with its campaign.
+        base, other: the variants' names; of a stored baseline with its experiment.
         step: the primary endpoint.
         stages: every stage that both ran in most steps, corrected for their number.
         alternated: whether the arms took turns by step; None where the two were not interleaved at all.
-        noise_floor: the baseline against an arm of the same settings, where the campaign has one (A/A).
+        noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
         cautions: what to mind with the figures.
         too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
@@ -77,35 +77,37 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the others are set against: a variant of a campaign."""
+    """What the others are set against: a variant of an experiment."""
 
-    campaign: Campaign
+    experiment: Experiment
     variant: Variant
 
 
 def judgements(
-    campaign: Campaign,
+    experiment: Experiment,
     baseline: str | None = None,
     threshold: float = STEP_THRESHOLD,
     allowed: Sequence[str] = (),
 ) -> list[Judgement]:
-    """Set every variant of a campaign against one of them.
+    """Set every variant of an experiment against one of them.
 
     Args:
-        campaign: its variants; blocks are paired by (seed, block).
+        experiment: its variants; blocks are paired by (seed, block).
         baseline: the variant's name; None takes the first one.
         threshold: the relative change of the step time that counts in practice.
         allowed: differences of the environment that do not stand in the way of a verdict: ``machine``, ``versions``,
             ``threads``, ``commit``.
 
     Raises:
-        UserError: the campaign has no such variant.
+        UserError: the experiment has no such variant.
     """
-    base, drift = variant_named(campaign, baseline), campaign_drift(campaign)
+    base, drift = variant_named(experiment, baseline), experiment_drift(experiment)
     found = {
-        other.name: _judge(base, other, threshold, allowed, drift) for other in campaign.variants if other is not base
+        other.name: _judge(base, other, threshold, allowed, drift) for other in experiment.variants if other is not base
     }
-    twin = next((variant.name for variant in campaign.variants if variant is not base and is_same(base, variant)), None)
+    twin = next(
+        (variant.name for variant in experiment.variants if variant is not base and is_same(base, variant)), None
+    )
     if twin is None:
         return list(found.values())
     return [
@@ -114,29 +116,31 @@ def judgements(
     ]
 
 
-def judge_against(baseline: Baseline, campaign: Campaign, threshold: float, allowed: Sequence[str]) -> list[Judgement]:
-    """Set the variants of a campaign against a stored baseline, which ran in another command.
+def judge_against(
+    baseline: Baseline, experiment: Experiment, threshold: float, allowed: Sequence[str]
+) -> list[Judgement]:
+    """Set the variants of an experiment against a stored baseline, which ran in another command.
 
     A variant is set against the baseline's of the same name if there is one, else against the named one. The blocks of
     the two were not interleaved, so drift of the machine shows as a difference: intervals are Welch's, and a machine
-    whose sentinel says that it has changed gives no verdict.
+    whose machine speed says that it has changed gives no verdict.
     """
     found = []
-    for other in campaign.variants:
-        namesakes = (variant for variant in baseline.campaign.variants if is_called(variant.name, other.name))
+    for other in experiment.variants:
+        namesakes = (variant for variant in baseline.experiment.variants if is_called(variant.name, other.name))
         same = next(namesakes, baseline.variant)
         reasons = []
-        if campaign.scenario != baseline.campaign.scenario:
-            reasons.append(f"they are runs of the scenarios {baseline.campaign.scenario} and {campaign.scenario}")
+        if experiment.scenario != baseline.experiment.scenario:
+            reasons.append(f"they are runs of the scenarios {baseline.experiment.scenario} and {experiment.scenario}")
         reasons += _environment_reasons(same.runs, other.runs, allowed)
-        name = f"{same.name} of {baseline.campaign.scenario}/{baseline.campaign.name}"
+        name = f"{same.name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
         found.append(replace(_judge_apart(same, other, threshold, reasons), base=name))
     return found
 
 
 def _judge_apart(base: Variant, other: Variant, threshold: float, reasons: Sequence[str]) -> Judgement:
     """Judge two variants that did not take turns: their blocks are two groups, and not pairs."""
-    drift, reasons = sentinel_drift(_sentinels([*base.runs, *other.runs])), list(reasons)
+    drift, reasons = speed_drift(_speeds([*base.runs, *other.runs])), list(reasons)
     if drift is not None and drift.unstable and drift.sentence:
         reasons.append(f"the two did not take turns, and the {drift.sentence}")
     before, after = (_whole_runs(variant.runs) for variant in (base, other))
@@ -144,24 +148,26 @@ def _judge_apart(base: Variant, other: Variant, threshold: float, reasons: Seque
     return Judgement(base.name, other.name, step, (), None, unfinished=_unfinished(base, other))
 
 
-def variant_named(campaign: Campaign, name: str | None) -> Variant:
+def variant_named(experiment: Experiment, name: str | None) -> Variant:
     """Return a variant by its name; None is the first one.
 
     Raises:
         UserError: there is none of that name.
     """
     if name is None:
-        return campaign.variants[0]
-    for variant in campaign.variants:
+        return experiment.variants[0]
+    for variant in experiment.variants:
         if is_called(variant.name, name):
             return variant
-    names = ", ".join(variant.name for variant in campaign.variants)
-    raise UserError(f"{campaign.scenario}/{campaign.name} has no arm called {name!r}", "--baseline", f"it has {names}")
+    names = ", ".join(variant.name for variant in experiment.variants)
+    raise UserError(
+        f"{experiment.scenario}/{experiment.name} has no arm called {name!r}", "--baseline", f"it has {names}"
+    )
 
 
-def campaign_drift(campaign: Campaign) -> Drift | None:
-    """Return how the speed of the machine went over the campaign's blocks; None where it was not measured."""
-    return sentinel_drift(_sentinels(campaign.runs))
+def experiment_drift(experiment: Experiment) -> Drift | None:
+    """Return how the speed of the machine went over the experiment's blocks; None where it was not measured."""
+    return speed_drift(_speeds(experiment.runs))
 
 
 def paired_blocks(base: Variant, other: Variant, alternated: bool) -> dict[str, list[PairedBlock]]:
@@ -313,11 +319,11 @@ def _seconds(series: StepSeries, name: str) -> tuple[float, ...]:
     return series.wall_s if name == STEP else series.stages_s.get(Stage(name), (0.0,) * len(series.steps))
 
 
-def _sentinels(runs: Sequence[RunFigures]) -> dict[str, list[float]]:
-    """Return the sentinel's seconds by kind of work, once for each block, in the order in which the blocks ran."""
+def _speeds(runs: Sequence[RunFigures]) -> dict[str, list[float]]:
+    """Return the seconds of the speed probe by kind of work, once for each block, in the order in which they ran."""
     by_block: dict[tuple[str, int | None], dict[str, float]] = {}
     for run in sorted(runs, key=lambda run: run.manifest.started_at):
-        if run.manifest.sentinel:
-            by_block.setdefault((run.manifest.campaign, run.manifest.block), run.manifest.sentinel)
+        if run.manifest.machine_speed:
+            by_block.setdefault((run.manifest.experiment, run.manifest.block), run.manifest.machine_speed)
     kinds = dict.fromkeys(kind for seconds in by_block.values() for kind in seconds)
     return {kind: [seconds[kind] for seconds in by_block.values() if kind in seconds] for kind in kinds}

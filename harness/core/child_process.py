@@ -36,7 +36,7 @@ _PROGRAM = (
 )
 
 
-class SideProcess:
+class ChildProcess:
     """The process, seen from outside.
 
     It has this process's import path, working folder and output. It ends with this process, however that ends, and when

@@ -17,7 +17,7 @@ from harness.core.types import (
     SamplingParams,
     ScoredBatch,
     UpdateResult,
-    WeightTicket,
+    WeightHandle,
     WorkItem,
 )
 
@@ -32,7 +32,7 @@ class Generator(Protocol):
 
     lane: str
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """Receive and load published weights; stages ``weight_transfer``, ``weight_verify`` and ``weight_load``.
 
         Returns:
@@ -72,7 +72,7 @@ class Learner(Protocol):
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """Train on one batch; stages ``prepare_batch``, ``old_logprobs``, ``reference_logprobs``, ``update``."""
 
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Make the current weights available to the Generators; stages ``weight_publish`` and ``weight_verify``.
 
         Args:

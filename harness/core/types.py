@@ -208,7 +208,7 @@ class LogProbProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightTicket:
+class WeightHandle:
     """Published weights: version, size, checksum, and the opaque payload a Generator loads them from.
 
     ``probe``, where the engine's log-probabilities are compared after each load, is of these weights.

@@ -4,23 +4,23 @@ Plain asyncio over the protocols: no threads, no wall clock, no Ray, no torch, s
 objects, Ray actors or simulated stages on a virtual clock. Batches and weights pass through as handles.
 """
 
-from harness.loop.bell import Bell
+from harness.loop.bell import Condition
 from harness.loop.lanes import first_error, run_loop
-from harness.loop.ledger import Count, Ledger
+from harness.loop.ledger import Count, RolloutCounts
 from harness.loop.plan import LagControl, LoopPlan
-from harness.loop.watching import FullSpeed, Observer, Pace, SilentObserver, StepFacts
+from harness.loop.watching import NoThrottle, Observer, SilentObserver, StepReport, Throttle
 
 __all__ = [
-    "Bell",
+    "Condition",
     "Count",
-    "FullSpeed",
     "LagControl",
-    "Ledger",
     "LoopPlan",
+    "NoThrottle",
     "Observer",
-    "Pace",
+    "RolloutCounts",
     "SilentObserver",
-    "StepFacts",
+    "StepReport",
+    "Throttle",
     "first_error",
     "run_loop",
 ]

@@ -7,7 +7,7 @@ rollouts twice or lose them in silence. So the run stops.
 from __future__ import annotations
 
 from harness.core.errors import RunStopped
-from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
 
 
 def check_generated(lane: str, item: WorkItem, groups: tuple[RolloutGroup, ...], held: int) -> None:
@@ -54,14 +54,16 @@ def check_scored(lane: str, item: WorkItem, groups: tuple[RolloutGroup, ...], sc
         )
 
 
-def check_published(lane: str, version: int, ticket: WeightTicket) -> None:
-    """Check that the ticket is of the version that was to be published.
+def check_published(lane: str, version: int, weight_handle: WeightHandle) -> None:
+    """Check that the weight_handle is of the version that was to be published.
 
     Raises:
         RunStopped: it is of another one.
     """
-    if ticket.version != version:
-        raise RunStopped(f"wrong answer: {lane} was asked to publish version {version} and published {ticket.version}")
+    if weight_handle.version != version:
+        raise RunStopped(
+            f"wrong answer: {lane} was asked to publish version {version} and published {weight_handle.version}"
+        )
 
 
 def _named(item: WorkItem) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 
-class Bell:
+class Condition:
     """Wakes those who wait for a condition, in the order in which they came.
 
     Whoever changes what a condition looks at rings afterwards. Who is woken looks at its condition once more, since
@@ -19,7 +19,7 @@ class Bell:
     def __init__(self) -> None:
         self._waiters: deque[tuple[asyncio.Future[None], Callable[[], bool]]] = deque()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake everyone whose condition holds."""
         if self._waiters:
             waiters, self._waiters = self._waiters, deque()

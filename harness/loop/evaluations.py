@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 
-from harness.core.types import ScoredBatch, WeightTicket
+from harness.core.types import ScoredBatch, WeightHandle
 
 
 class Evaluations:
     """The evaluations of one run, from a version's publication to the word on how it did."""
 
     def __init__(self) -> None:
-        self._due: deque[WeightTicket] = deque()  # nobody has begun these
+        self._due: deque[WeightHandle] = deque()  # nobody has begun these
         self._untold: deque[int] = deque()  # due or begun, by version
         self._early: dict[int, ScoredBatch] = {}  # scored before that of an older version was
 
-    def add(self, ticket: WeightTicket) -> None:
+    def add(self, weight_handle: WeightHandle) -> None:
         """These weights are to be evaluated."""
-        self._due.append(ticket)
-        self._untold.append(ticket.version)
+        self._due.append(weight_handle)
+        self._untold.append(weight_handle.version)
 
-    def begin(self) -> WeightTicket | None:
+    def begin(self) -> WeightHandle | None:
         """Return the oldest weights whose evaluation nobody has begun; None if there are none."""
         return self._due.popleft() if self._due else None
 
     def due_versions(self) -> set[int]:
         """Versions whose evaluation nobody has begun."""
-        return {ticket.version for ticket in self._due}
+        return {weight_handle.version for weight_handle in self._due}
 
     def scored(self, scored: ScoredBatch) -> list[tuple[int, ScoredBatch]]:
         """Take in one scored evaluation; return what can be told now, in order of version.

@@ -8,7 +8,7 @@ NONE = -1
 """The version of a Generator without weights."""
 
 
-class Holders:
+class HeldVersions:
     """The versions held, by lane, and the oldest of them without a look at every lane.
 
     Args:

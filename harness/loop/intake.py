@@ -10,7 +10,7 @@ from harness.core.types import RolloutGroup, ScoredBatch
 Batch = tuple[ScoredBatch, ...]
 
 
-class Intake(Protocol):
+class BatchAssembler(Protocol):
     """Collects what was scored until a training step can be made of it."""
 
     def add(self, scored: ScoredBatch, version: int) -> list[RolloutGroup]:
@@ -43,7 +43,7 @@ class InOrder:
         self._waiting = 0
 
     def add(self, scored: ScoredBatch, version: int) -> list[RolloutGroup]:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         parts, shard = self._parts.setdefault(scored.item.step, {}), scored.item.shard
         if shard in parts:
             self._waiting -= _rollouts(parts[shard])
@@ -52,22 +52,22 @@ class InOrder:
         return []
 
     def expire(self, version: int) -> list[RolloutGroup]:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         return []
 
     def ready(self, step: int) -> bool:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         return len(self._parts.get(step, ())) == self._shards
 
     def take(self, step: int) -> Batch:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         parts = self._parts.pop(step)
         self._waiting -= sum(map(_rollouts, parts.values()))
         return tuple(parts[index] for index in sorted(parts))
 
     @property
     def waiting(self) -> int:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         return self._waiting
 
 
@@ -86,7 +86,7 @@ class FirstComeDropStale:
         self._waiting = 0
 
     def add(self, scored: ScoredBatch, version: int) -> list[RolloutGroup]:
-        """See ``Intake``. A shard whose groups all failed is part of a batch like any other, and never too old."""
+        """See ``BatchAssembler``. A shard whose groups all failed counts like any other, and is never too old."""
         if version == self._expired_at and self._is_stale(scored, version):
             return list(scored.groups)
         self._queue.append(scored)
@@ -94,7 +94,7 @@ class FirstComeDropStale:
         return [] if version == self._expired_at else self.expire(version)
 
     def expire(self, version: int) -> list[RolloutGroup]:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         self._expired_at = version
         stale = [part for part in self._queue if self._is_stale(part, version)]
         if stale:
@@ -106,18 +106,18 @@ class FirstComeDropStale:
         return any(version - group.min_version > self._max_lag for group in part.groups)
 
     def ready(self, step: int) -> bool:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         return len(self._queue) >= self._shards
 
     def take(self, step: int) -> Batch:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         batch = tuple(self._queue.popleft() for _ in range(self._shards))
         self._waiting -= sum(map(_rollouts, batch))
         return batch
 
     @property
     def waiting(self) -> int:
-        """See ``Intake``."""
+        """See ``BatchAssembler``."""
         return self._waiting
 
 

@@ -35,16 +35,16 @@ from functools import partial
 from harness.core.errors import PartReplaced, RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import Stage, Tracer
-from harness.core.types import Metrics, Purpose, RolloutGroup, WeightTicket, WorkItem
+from harness.core.types import Metrics, Purpose, RolloutGroup, WeightHandle, WorkItem
 from harness.loop.answers import check_generated, check_published, check_scored
-from harness.loop.bell import Bell
+from harness.loop.bell import Condition
 from harness.loop.evaluations import Evaluations
-from harness.loop.holders import Holders
-from harness.loop.intake import Batch, FirstComeDropStale, InOrder, Intake
-from harness.loop.ledger import Count, Ledger, count
+from harness.loop.holders import HeldVersions
+from harness.loop.intake import Batch, BatchAssembler, FirstComeDropStale, InOrder
+from harness.loop.ledger import Count, RolloutCounts, count
 from harness.loop.plan import LoopPlan
 from harness.loop.replay import ReplayBuffer, Taken
-from harness.loop.watching import FullSpeed, Observer, Pace, SilentObserver, StepFacts
+from harness.loop.watching import NoThrottle, Observer, SilentObserver, StepReport, Throttle
 
 
 async def run_loop(
@@ -54,10 +54,10 @@ async def run_loop(
     plan: LoopPlan,
     tracer: Tracer,
     observer: Observer | None = None,
-    pace: Pace | None = None,
+    pace: Throttle | None = None,
     *,
-    intake: Intake | None = None,
-    new_bell: Callable[[], Bell] = Bell,
+    intake: BatchAssembler | None = None,
+    new_bell: Callable[[], Condition] = Condition,
 ) -> None:
     """Run ``plan.steps`` training steps.
 
@@ -76,7 +76,7 @@ async def run_loop(
         ValueError: there are more Generators than prompts in a batch.
         Exception: whatever a part raised; the other lanes are cancelled first.
     """
-    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), pace or FullSpeed())
+    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), pace or NoThrottle())
     lanes.intake = intake or lanes.intake
     lanes.bells = {wait: new_bell() for wait in lanes.bells}
     try:
@@ -109,20 +109,20 @@ class _Lanes:
         plan: LoopPlan,
         tracer: Tracer,
         observer: Observer,
-        pace: Pace,
+        pace: Throttle,
     ) -> None:
         self.generators, self.scorers, self.learner = generators, scorers, learner
         self.plan, self.tracer, self.observer, self.pace = plan, tracer, observer, pace
-        self.bells = {wait: Bell() for wait in _WAITS}
+        self.bells = {wait: Condition() for wait in _WAITS}
         self.orders = plan.train_orders(len(generators))
         self.version = 0  # of the Learner
-        self.newest: WeightTicket | None = None  # published last
+        self.newest: WeightHandle | None = None  # published last
         self.evaluations = Evaluations()
         self.pins: dict[int, int] = {}  # version -> how many load or evaluate it right now
-        self.holds = Holders(generator.lane for generator in generators)
+        self.holds = HeldVersions(generator.lane for generator in generators)
         self.incarnations: dict[str, set[int]] = {}  # lane -> parts known to have stood there after the first
         self.unscored: deque[tuple[WorkItem, tuple[RolloutGroup, ...]]] = deque()
-        self.intake: Intake = (
+        self.intake: BatchAssembler = (
             FirstComeDropStale(len(generators), plan.max_lag)
             if plan.lag_control == "drop"
             else InOrder(len(generators))
@@ -132,7 +132,7 @@ class _Lanes:
         self.under_way = 0  # groups ordered, and neither taken, dropped nor failed
         self.in_flight = 0  # rollouts whose generation has begun, and not scored
         self.dropped = Count()  # since the previous step
-        self.ledger = Ledger()
+        self.ledger = RolloutCounts()
         self.learner_done = False
 
     def coroutines(self) -> Iterator[asyncio._CoroutineLike[None]]:
@@ -168,7 +168,7 @@ class _Lanes:
         """Generate one order, again on a new part where the first one dies."""
         needed = 0 if self.plan.lag_control == "drop" else max(0, item.step - self.plan.max_lag)
         await self._freshen(generator, item.step, needed, evaluates)
-        await self.pace.admit(item.step)
+        await self.pace.acquire(item.step)
         self.in_flight += len(item.prompt_ids) * item.group_size
         while True:
             self._check_start(generator, item)
@@ -204,9 +204,9 @@ class _Lanes:
         Under ``drop`` the Learner goes on while they are loaded, maybe beyond the bound: then load again.
         """
         await self._wait_for_version(generator, needed, step)
-        while evaluates and (ticket := self.evaluations.begin()) is not None:
-            with _Pin(self.pins, ticket.version):
-                await self._evaluate(generator, ticket)
+        while evaluates and (weight_handle := self.evaluations.begin()) is not None:
+            with _Pin(self.pins, weight_handle.version):
+                await self._evaluate(generator, weight_handle)
         await self._load(generator, self._newest())
         while self._lag(generator) > self.plan.max_lag:
             await self._wait_for_version(generator, self.version - self.plan.max_lag, step)
@@ -220,36 +220,36 @@ class _Lanes:
             step,
         )
 
-    def _newest(self) -> WeightTicket:
+    def _newest(self) -> WeightHandle:
         assert self.newest is not None, "the Learner publishes version 0 before anyone asks"
         return self.newest
 
-    async def _load(self, generator: Generator, ticket: WeightTicket) -> None:
-        if self.holds[generator.lane] == ticket.version:
+    async def _load(self, generator: Generator, weight_handle: WeightHandle) -> None:
+        if self.holds[generator.lane] == weight_handle.version:
             return
         measured: Metrics = {}
-        with _Pin(self.pins, ticket.version):
-            while self.holds[generator.lane] != ticket.version:
+        with _Pin(self.pins, weight_handle.version):
+            while self.holds[generator.lane] != weight_handle.version:
                 try:
-                    measured = await generator.load_weights(ticket)
+                    measured = await generator.load_weights(weight_handle)
                 except PartReplaced as error:
                     self._replaced(generator.lane, error)
                 else:
-                    self.holds.set(generator.lane, ticket.version)
-        self.observer.on_version(generator.lane, ticket.version)
+                    self.holds.set(generator.lane, weight_handle.version)
+        self.observer.on_version(generator.lane, weight_handle.version)
         if measured:
-            self.observer.on_sync(generator.lane, ticket.version, measured)
+            self.observer.on_sync(generator.lane, weight_handle.version, measured)
         self._ring(Stage.WAIT_FOR_BATCH)
 
-    async def _evaluate(self, generator: Generator, ticket: WeightTicket) -> None:
+    async def _evaluate(self, generator: Generator, weight_handle: WeightHandle) -> None:
         """Sample the validation prompts with exactly these weights.
 
         At lag 0 the step is complete only when the evaluation is scored, so the next batch waits for that.
         """
-        version, item = ticket.version, self.plan.evaluation_order(ticket.version)
+        version, item = weight_handle.version, self.plan.evaluation_order(weight_handle.version)
         groups: tuple[RolloutGroup, ...] | None = None
         while groups is None:
-            await self._load(generator, ticket)
+            await self._load(generator, weight_handle)
             try:
                 groups = await generator.generate(item)
             except PartReplaced as error:
@@ -344,11 +344,11 @@ class _Lanes:
         self.version = step + 1
         self._drop(self.intake.expire(self.version))
         self._let_in()
-        ticket = await self._publish()
+        weight_handle = await self._publish()
         if self.plan.max_lag == 0:
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
         replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
-        facts = StepFacts(step, batch, taken, result, ticket, self.dropped, queued, in_flight, replay)
+        facts = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)
         self.dropped = Count()
         self.observer.on_step(facts)
 
@@ -385,18 +385,18 @@ class _Lanes:
         self.ledger.trained += count(item.group for item in taken if item.uses == 1)
         self.ledger.trained_again += count(item.group for item in taken if item.uses > 1)
 
-    async def _publish(self) -> WeightTicket:
+    async def _publish(self) -> WeightHandle:
         needed = self.evaluations.due_versions() | set(self.pins)
         if self.newest is not None:
             needed.add(self.newest.version)
-        ticket = await self.learner.publish_weights(self.version, frozenset(needed))
-        check_published(self.learner.lane, self.version, ticket)
-        self.newest = ticket
-        if self.plan.is_evaluated(ticket.version):
-            self.evaluations.add(ticket)
-        self.observer.on_version(self.learner.lane, ticket.version)
+        weight_handle = await self.learner.publish_weights(self.version, frozenset(needed))
+        check_published(self.learner.lane, self.version, weight_handle)
+        self.newest = weight_handle
+        if self.plan.is_evaluated(weight_handle.version):
+            self.evaluations.add(weight_handle)
+        self.observer.on_version(self.learner.lane, weight_handle.version)
         self._ring(Stage.WAIT_FOR_WEIGHTS)
-        return ticket
+        return weight_handle
 
     def _weights_in_use(self) -> bool:
         """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
@@ -428,7 +428,7 @@ class _Lanes:
 
     def _ring(self, *waits: Stage) -> None:
         for wait in waits:
-            self.bells[wait].ring()
+            self.bells[wait].notify()
 
     async def _wait(self, lane: str, stage: Stage, condition: Callable[[], bool], step: int) -> None:
         """Wait for ``condition`` under a wait span; no span where it holds already."""

@@ -37,7 +37,7 @@ def count(groups: Iterable[RolloutGroup]) -> Count:
 
 
 @dataclass(slots=True)
-class Ledger:
+class RolloutCounts:
     """Running totals of one run. ``generated == failed + dropped + trained + unused`` once the run is over.
 
     Attributes:

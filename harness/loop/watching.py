@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket
-from harness.loop.ledger import Count, Ledger
+from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle
+from harness.loop.ledger import Count, RolloutCounts
 from harness.loop.replay import ReplayStats, Taken
 
 
 @dataclass(frozen=True, slots=True)
-class StepFacts:
+class StepReport:
     """One finished training step: what went in and what came out.
 
     Attributes:
         scored: the fresh rollout batch, a part for each shard.
         taken: the groups trained on, with how often each was used by now and how old it was.
         result: what the update did.
-        ticket: the weights that the step published.
+        weight_handle: the weights that the step published.
         dropped: rollouts dropped since the previous step.
         in_queue: rollouts scored and waiting for the Learner when it took this batch.
         in_flight: rollouts being generated, or generated and not scored yet, at that moment.
@@ -29,7 +29,7 @@ class StepFacts:
     scored: tuple[ScoredBatch, ...]
     taken: tuple[Taken, ...]
     result: UpdateResult
-    ticket: WeightTicket
+    weight_handle: WeightHandle
     dropped: Count = field(default_factory=Count)
     in_queue: int = 0
     in_flight: int = 0
@@ -55,7 +55,7 @@ class Observer(Protocol):
     def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
         """A lane has loaded this policy version, and something was measured of it; comes right after its version."""
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         """A training step is complete: at lag 0 its weights are loaded and evaluated, otherwise published."""
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
@@ -64,7 +64,7 @@ class Observer(Protocol):
     def on_replaced(self, lane: str, reason: str) -> None:
         """A part died and a new one, without weights, stands in its place."""
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         """All steps are made."""
 
 
@@ -75,24 +75,24 @@ class SilentObserver:
 
     def on_sync(self, lane: str, version: int, measured: Metrics) -> None: ...
 
-    def on_step(self, facts: StepFacts) -> None: ...
+    def on_step(self, facts: StepReport) -> None: ...
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None: ...
 
     def on_replaced(self, lane: str, reason: str) -> None: ...
 
-    def on_finished(self, ledger: Ledger) -> None: ...
+    def on_finished(self, ledger: RolloutCounts) -> None: ...
 
 
-class Pace(Protocol):
+class Throttle(Protocol):
     """Holds a batch back until its turn has come: how several arms alternate."""
 
-    async def admit(self, step: int) -> None:
+    async def acquire(self, step: int) -> None:
         """Return when the batch of this training step may start."""
 
 
-class FullSpeed:
+class NoThrottle:
     """The pace of a run that has the machine to itself."""
 
-    async def admit(self, step: int) -> None:
+    async def acquire(self, step: int) -> None:
         return None

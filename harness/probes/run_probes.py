@@ -39,7 +39,7 @@ class Elsewhere(Protocol):
         """End the samplers."""
 
 
-class ArmProbes:
+class RunProbes:
     """The probes of one run. They rest while another arm has its turn.
 
     Args:

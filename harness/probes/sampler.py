@@ -102,7 +102,7 @@ def _rounded(value: float) -> float:
     return int(value) if value == int(value) else round(value, 6)
 
 
-class Pace:
+class Throttle:
     """When to sample: every period while going, and at both ends of each stretch.
 
     No sample comes within half a period of the last one, however quickly arms take turns.
@@ -157,7 +157,7 @@ class Station:
         emit: Callable[[Sample], None],
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._sampling, self._pace, self._emit, self._clock_ns = sampling, Pace(hz), emit, clock_ns
+        self._sampling, self._pace, self._emit, self._clock_ns = sampling, Throttle(hz), emit, clock_ns
 
     def watch(self, processes: Mapping[str, int]) -> None:
         """Read these processes from now on; lane to pid."""

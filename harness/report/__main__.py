@@ -37,13 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    what = "Make one HTML file of the newest campaign: sentences, verdicts, times, timeline, curves, rollouts."
+    what = "Make one HTML file of the newest experiment: sentences, verdicts, times, timeline, curves, rollouts."
     parser = argparse.ArgumentParser(prog="python -m harness.report", description=what, epilog=EXAMPLE)
-    parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="results folder, campaign or run folder")
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="results folder, experiment or run folder")
     parser.add_argument(
         "-o", "--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html; is replaced"
     )
-    parser.add_argument("--all", action="store_true", help="show every campaign in full, not the newest only")
+    parser.add_argument("--all", action="store_true", help="show every experiment in full, not the newest only")
     return parser
 
 

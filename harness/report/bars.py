@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from harness.compare.campaigns import Campaign, Variant
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.lanes import in_pipeline_order
 from harness.compare.numbers import number
 from harness.core.trace import Stage
@@ -26,9 +26,9 @@ AXIS_LABEL = "seconds per training step (mean over the loop, evaluation included
 Parts = dict[Stage, float]
 
 
-def draw_stages(campaign: Campaign) -> Figure | None:
+def draw_stages(experiment: Experiment) -> Figure | None:
     """Draw one bar for each variant, its stages stacked; None where no run finished a step."""
-    variants = [variant for variant in campaign.variants if any(run.steps for run in variant.runs)]
+    variants = [variant for variant in experiment.variants if any(run.steps for run in variant.runs)]
     if not variants:
         return None
     figure, axes = _canvas(len(variants), 0.5)
@@ -38,15 +38,15 @@ def draw_stages(campaign: Campaign) -> Figure | None:
         axes.plot([wall, wall], [row - 0.44, row + 0.44], color="black", linewidth=2)
         axes.annotate(f"{number(wall)} s", (max(end, wall), row), (6, 0), textcoords="offset points", va="center")
     _finish(axes, range(len(variants)), [variant_label(variant) for variant in variants])
-    axes.set_title(f"{label(campaign.title)}: time of a training step by stage")
+    axes.set_title(f"{label(experiment.title)}: time of a training step by stage")
     stages = [stage for stage in Stage if any(stage in _stage_seconds(variant) for variant in variants)]
     place_legend(figure, [*stage_keys(stages), line_key("wall-clock")])
     return figure
 
 
-def draw_lanes(campaign: Campaign) -> Figure | None:
+def draw_lanes(experiment: Experiment) -> Figure | None:
     """Draw one bar for each lane of each variant: stages, waits and time under no span; None without spans."""
-    bars = [(variant, lane) for variant in campaign.variants for lane in _lanes(variant)]
+    bars = [(variant, lane) for variant in experiment.variants for lane in _lanes(variant)]
     if not bars:
         return None
     figure, axes = _canvas(len(bars), 0.36)
@@ -56,7 +56,7 @@ def draw_lanes(campaign: Campaign) -> Figure | None:
         axes.barh(place, unattributed, BAR_HEIGHT, _stack(axes, place, parts), **UNATTRIBUTED)
         seen |= set(parts)
     _finish(axes, places, _lane_names(bars))
-    axes.set_title(f"{label(campaign.title)}: time of a training step by lane")
+    axes.set_title(f"{label(experiment.title)}: time of a training step by lane")
     place_legend(
         figure, [*stage_keys(stage for stage in Stage if stage in seen), patch_key("under no span", UNATTRIBUTED)]
     )

@@ -67,7 +67,7 @@ def _mark_divergence(curves: Curves, axes: Axes) -> list[Any]:
 
     looks = variant_looks(list(curves.runs))
     marks = list[Any]()
-    for variant in curves.campaign.variants:
+    for variant in curves.experiment.variants:
         found = [run.learning.divergence.step for run in variant.runs if run.learning and run.learning.divergence]
         if found:
             colour, _ = looks[variant.name]
@@ -96,7 +96,7 @@ def draw_kl(curves: Curves) -> Figure | None:
             row[column].axhline(0.0, color="black", linewidth=0.8, zorder=1)
     grid[0][0].set(ylabel="k3, nats per token")
     grid[1][0].set(ylabel="k1, nats per response")
-    lagging = any(run.behaviour_is_older for run in curves.campaign.runs)
+    lagging = any(run.behaviour_is_older for run in curves.experiment.runs)
     what = "KL, estimated on sampled tokens" + ("; biased, as an older policy sampled them" if lagging else "")
     return finish(figure, curves, what, BAND)
 
@@ -138,7 +138,7 @@ def _logged(curves: Curves, *names: str) -> bool:
 def _target_lines(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
     """Draw the scenario's reward target into the panels; return its legend entry."""
     keys = []
-    for target in targets(curves.campaign.runs):
+    for target in targets(curves.experiment.runs):
         lines = [axes.axhline(target, color="black", linewidth=1.0, linestyle=":", zorder=1) for axes in panels]
         lines[0].set_label(f"target {target:g}")
         keys.append(lines[0])
@@ -148,7 +148,7 @@ def _target_lines(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
 def _other_policy(curves: Curves, pair: str) -> str:
     if pair == "previous":
         return "policy of the step before"
-    kinds = {run.kl.reference for run in curves.campaign.runs if run.kl}
+    kinds = {run.kl.reference for run in curves.experiment.runs if run.kl}
     if len(kinds) != 1:
         return "reference"
     return {"frozen": "initial policy", "reclone": "re-cloned reference"}.get(str(kinds.pop()), "reference")

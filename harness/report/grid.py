@@ -35,7 +35,7 @@ def draw_grid(curves: Curves) -> Figure | None:
     for row_name, panels in zip(rows, grid, strict=True):
         for column_name, axes in zip(columns, panels, strict=True):
             of_line = {line: places.get((row_name, column_name, line), []) for line in lines}
-            draw(axes, Curves(curves.campaign, of_line), _rewards)
+            draw(axes, Curves(curves.experiment, of_line), _rewards)
         panels[0].set_ylabel(f"{label(row_name)}\nvalidation reward" if row_name else "validation reward")
     for column_name, top, bottom in zip(columns, grid[0], grid[-1], strict=True):
         top.set_title(label(column_name), fontsize=10)
@@ -84,6 +84,6 @@ def _head(figure: Figure, curves: Curves, lines: Sequence[str]) -> None:
         for name, (colour, marker) in variant_looks(list(lines)).items()
     ]
     figure.legend(handles=keys, loc="outside right upper", frameon=False)
-    heading = f"{label(curves.campaign.title)}: validation reward"
+    heading = f"{label(curves.experiment.title)}: validation reward"
     seeds = f"\n{len({run.manifest.seed for run in curves.all_runs()})} seeds; {BAND}" if curves.several_seeds else ""
     figure.suptitle(heading + seeds, x=0.01, ha="left", fontsize=13)

@@ -33,13 +33,13 @@ def draw_lag(curves: Curves) -> Figure | None:
     if highest == 0:
         return None
     figure, panels = _canvas(len(lags))
-    names = {variant.name: variant_label(variant) for variant in curves.campaign.variants}
+    names = {variant.name: variant_label(variant) for variant in curves.experiment.variants}
     for axes, (name, found) in zip(panels, lags.items(), strict=True):
         _draw_panel(axes, found, highest)
         axes.set_title(f"{names[name]}: mean {number(_mean(found))}")
     panels[-1].set_xlabel("lag of a trained rollout, in policy versions (that of its oldest token)")
     figure.supylabel("share of trained rollouts", fontsize=11)
-    heading = f"{label(curves.campaign.title)}: how old the trained rollouts were"
+    heading = f"{label(curves.experiment.title)}: how old the trained rollouts were"
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
     return figure
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.campaigns import Campaign
+from harness.compare.experiments import Experiment
 from harness.report.style import label, variant_label, variant_looks
 from harness.results import Run
 
@@ -27,9 +27,9 @@ Points = Callable[[Run], list[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Curves:
-    """A campaign, and the rows of its runs by the variant's name."""
+    """An experiment, and the rows of its runs by the variant's name."""
 
-    campaign: Campaign
+    experiment: Experiment
     runs: dict[str, list[Run]]
 
     @property
@@ -111,13 +111,13 @@ def finish(figure: Figure, curves: Curves, what: str, seeds: str, extra: Sequenc
     from matplotlib.lines import Line2D
 
     looks = variant_looks(list(curves.runs))
-    names = {variant.name: variant_label(variant) for variant in curves.campaign.variants}
+    names = {variant.name: variant_label(variant) for variant in curves.experiment.variants}
     keys = [
         Line2D([], [], color=colour, marker=marker, linewidth=2.0, label=names[name])
         for name, (colour, marker) in looks.items()
     ]
     figure.legend(handles=[*keys, *extra], loc="outside right upper", frameon=False)
-    heading = f"{label(curves.campaign.title)}: {what}"
+    heading = f"{label(curves.experiment.title)}: {what}"
     if curves.several_seeds:
         heading += "\n" + textwrap.fill(seeds, HEADING_WIDTH)
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)

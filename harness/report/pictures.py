@@ -1,4 +1,4 @@
-"""The pictures of a campaign: PNG files, the same data giving the same file. Loads seaborn and pandas."""
+"""The pictures of an experiment: PNG files, the same data giving the same file. Loads seaborn and pandas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compare.campaigns import Campaign, campaign_of
+from harness.compare.experiments import Experiment, experiment_of
 from harness.compare.figures import run_figures
 from harness.core.errors import UserError
 from harness.report.bars import draw_lanes, draw_stages
@@ -23,7 +23,7 @@ from harness.results import Run, find_runs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BAR_PICTURES: dict[str, Callable[[Campaign], Figure | None]] = {
+BAR_PICTURES: dict[str, Callable[[Experiment], Figure | None]] = {
     "stages.png": draw_stages,
     "lanes.png": draw_lanes,
     "sync.png": draw_sync,
@@ -40,11 +40,11 @@ CURVE_PICTURES: dict[str, Callable[[Curves], Figure | None]] = {
 }
 
 
-def make_pictures(campaign_folder: Path, out_dir: Path) -> list[Path]:
-    """Draw a campaign's pictures; what was not measured is left out.
+def make_pictures(experiment_folder: Path, out_dir: Path) -> list[Path]:
+    """Draw an experiment's pictures; what was not measured is left out.
 
     Args:
-        campaign_folder: a campaign's folder, or a run's.
+        experiment_folder: an experiment's folder, or a run's.
         out_dir: made if needed; files of the same names are replaced.
 
     Returns:
@@ -53,7 +53,7 @@ def make_pictures(campaign_folder: Path, out_dir: Path) -> list[Path]:
     Raises:
         UserError: there is no readable run, or ``out_dir`` cannot be written to.
     """
-    curves = load_curves(campaign_folder)
+    curves = load_curves(experiment_folder)
     paths = []
     with picture_style():
         for name, figure in _figures(curves):
@@ -65,33 +65,33 @@ def make_pictures(campaign_folder: Path, out_dir: Path) -> list[Path]:
     return paths
 
 
-def load_curves(campaign_folder: Path) -> Curves:
-    """Read the runs of a campaign by variant; damaged ones are left out.
+def load_curves(experiment_folder: Path) -> Curves:
+    """Read the runs of an experiment by variant; damaged ones are left out.
 
     Raises:
         UserError: there is no readable run.
     """
-    runs, damaged = find_runs(campaign_folder)
+    runs, damaged = find_runs(experiment_folder)
     if not runs:
         raise damaged[0].error
-    return curves_of(campaign_folder, runs)
+    return curves_of(experiment_folder, runs)
 
 
 def curves_of(folder: Path, runs: Sequence[Run]) -> Curves:
-    """Arrange the runs of one campaign, at least one, by variant.
+    """Arrange the runs of one experiment, at least one, by variant.
 
     Raises:
         UserError: a run's spans or its scenario are damaged.
     """
     figures = [run_figures(run) for run in runs]
     run_of = {id(item): run for item, run in zip(figures, runs, strict=True)}
-    campaign = campaign_of(folder, figures)
-    return Curves(campaign, {item.name: [run_of[id(run)] for run in item.runs] for item in campaign.variants})
+    experiment = experiment_of(folder, figures)
+    return Curves(experiment, {item.name: [run_of[id(run)] for run in item.runs] for item in experiment.variants})
 
 
 def _figures(curves: Curves) -> Iterator[tuple[str, Figure]]:
     for name, draw_bars in BAR_PICTURES.items():
-        if (figure := draw_bars(curves.campaign)) is not None:
+        if (figure := draw_bars(curves.experiment)) is not None:
             yield name, figure
     for name, draw_curves in CURVE_PICTURES.items():
         if (figure := draw_curves(curves)) is not None:

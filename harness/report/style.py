@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.campaigns import Variant
+from harness.compare.experiments import Variant
 from harness.core.plain_text import plain
 from harness.core.trace import Stage
 

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from harness.compare.campaigns import gather
+from harness.compare.experiments import gather
 from harness.core.plain_text import plain, plain_ends
 from harness.report.console import Output
-from harness.report.text import print_campaign
+from harness.report.text import print_experiment
 from harness.results import RolloutRow, Run, find_runs
 from harness.results.writer import PICTURES, REPORT
 
@@ -22,27 +22,27 @@ LONGEST_TEXT = 400
 
 
 def print_run_summary(
-    campaign_folder: Path, console: Console | None = None, files: Sequence[Path] | None = None
+    experiment_folder: Path, console: Console | None = None, files: Sequence[Path] | None = None
 ) -> None:
-    """Print a campaign's tables, sentences, example rollouts, and the paths of its page and pictures.
+    """Print an experiment's tables, sentences, example rollouts, and the paths of its page and pictures.
 
     Args:
-        campaign_folder: a campaign's folder, or a run's.
+        experiment_folder: an experiment's folder, or a run's.
         console: where to print; default: standard output.
-        files: page and pictures; default: those in the campaign's folder.
+        files: page and pictures; default: those in the experiment's folder.
 
     Raises:
         UserError: there is no readable run.
     """
     console = console or Output()
-    campaigns, damaged = gather([campaign_folder])
-    for campaign in campaigns:
-        print_campaign(console, campaign)
+    experiments, damaged = gather([experiment_folder])
+    for experiment in experiments:
+        print_experiment(console, experiment)
     for item in damaged:
         console.print(Text(f"left out {plain(str(item.folder))}: {plain(item.error.what)}", style="yellow"))
-    runs, _ = find_runs(campaign_folder)
+    runs, _ = find_runs(experiment_folder)
     _print_examples(console, runs)
-    _print_paths(console, campaign_folder, files)
+    _print_paths(console, experiment_folder, files)
 
 
 def before_and_after(rollouts: Sequence[RolloutRow], most: int = EXAMPLES) -> list[tuple[RolloutRow, RolloutRow]]:
@@ -82,11 +82,11 @@ def _print_rollout(console: Console, item: RolloutRow) -> None:
     console.print(Padding(text, (0, 1, 0, 3)))
 
 
-def _print_paths(console: Console, campaign_folder: Path, files: Sequence[Path] | None) -> None:
+def _print_paths(console: Console, experiment_folder: Path, files: Sequence[Path] | None) -> None:
     if files is None:
-        files = [*campaign_folder.glob(REPORT), *sorted((campaign_folder / PICTURES).glob("*.png"))]
+        files = [*experiment_folder.glob(REPORT), *sorted((experiment_folder / PICTURES).glob("*.png"))]
     console.print(Text("\nFiles", style="bold"))
-    for path in (campaign_folder, *files):
+    for path in (experiment_folder, *files):
         console.print(Text(f" {plain(shown_path(path))}"), soft_wrap=True)
 
 

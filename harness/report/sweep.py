@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.campaigns import Campaign
+from harness.compare.experiments import Experiment
 from harness.compare.sweep_tables import sweep_points
 from harness.report.style import label
 
@@ -19,9 +19,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX*"
 
 
-def draw_sweep(campaign: Campaign) -> Figure | None:
+def draw_sweep(experiment: Experiment) -> Figure | None:
     """Draw every combination of receivers and tensors in a panel of its own; None where nothing was swept."""
-    points = sweep_points(campaign)
+    points = sweep_points(experiment)
     if not points:
         return None
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def draw_sweep(campaign: Campaign) -> Figure | None:
         _draw_panel(panel, [point for point in points if (point.receivers, point.tensors) == kind], names)
         panel.set_title(f"receivers: {kind[0]}, tensors: {kind[1]}")
     figure.suptitle(
-        f"{label(campaign.title)}: a weight sync, from publish to the receiver's own tensors", x=0.01, ha="left"
+        f"{label(experiment.title)}: a weight sync, from publish to the receiver's own tensors", x=0.01, ha="left"
     )
     figure.supxlabel("size of the weights, MB")
     figure.supylabel("milliseconds (median; bars from the 10th to the 90th percentile)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from harness.compare.campaigns import Campaign, Variant
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.numbers import number
 from harness.compare.sync import PARTS, percentile
 from harness.compare.transports import pooled, variant_syncs
@@ -21,9 +21,9 @@ STAGES = {part: Stage(f"weight_{part}") for part in PARTS}
 AXIS_LABEL = "milliseconds per sync (median of each part over training steps, the first left out)"
 
 
-def draw_sync(campaign: Campaign) -> Figure | None:
+def draw_sync(experiment: Experiment) -> Figure | None:
     """Draw publish, transfer, load and verify of each variant, stacked; None where no weights left the process."""
-    variants = [variant for variant in campaign.variants if variant_syncs(variant)]
+    variants = [variant for variant in experiment.variants if variant_syncs(variant)]
     if not variants:
         return None
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def draw_sync(campaign: Campaign) -> Figure | None:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(AXIS_LABEL)
     axes.set_xlim(0, axes.dataLim.x1 * 1.45)
-    axes.set_title(f"{label(campaign.title)}: what a weight sync is made of")
+    axes.set_title(f"{label(experiment.title)}: what a weight sync is made of")
     seen = [stage for part, stage in STAGES.items() if any(pooled(variant_syncs(item), part) for item in variants)]
     whisker = line_key("publish to loaded,\np10 to p90", linewidth=1.5)
     place_legend(figure, [*stage_keys(seen), whisker])

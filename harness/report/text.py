@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from harness.compare.campaigns import Campaign
 from harness.compare.cautions import cautions, origin
+from harness.compare.experiments import Experiment
 from harness.compare.off_policy import off_policy_table
 from harness.compare.outcome import outcome_table, overview_table
 from harness.compare.sentences import findings
@@ -22,31 +22,31 @@ from harness.compare.verdict_tables import verdict_sentences, verdict_tables
 from harness.compare.verdicts import Judgement, judgements
 from harness.core.plain_text import plain
 
-Judging = Callable[[Campaign], Sequence[Judgement]]
-"""Returns the verdicts on a campaign."""
+Judging = Callable[[Experiment], Sequence[Judgement]]
+"""Returns the verdicts on an experiment."""
 
 
 def print_comparison(
-    console: Console, campaigns: Sequence[Campaign], detailed: Sequence[Campaign], judge: Judging = judgements
+    console: Console, experiments: Sequence[Experiment], detailed: Sequence[Experiment], judge: Judging = judgements
 ) -> None:
-    """Print one line for each campaign (where there are several), then the detailed ones."""
-    if len(campaigns) > 1:
-        print_table(console, overview_table(campaigns))
-    for campaign in detailed:
-        print_campaign(console, campaign, judge)
+    """Print one line for each experiment (where there are several), then the detailed ones."""
+    if len(experiments) > 1:
+        print_table(console, overview_table(experiments))
+    for experiment in detailed:
+        print_experiment(console, experiment, judge)
 
 
-def print_campaign(console: Console, campaign: Campaign, judge: Judging = judgements) -> None:
-    """Print a campaign's tables, verdicts and sentences."""
-    judged = judge(campaign)
+def print_experiment(console: Console, experiment: Experiment, judge: Judging = judgements) -> None:
+    """Print an experiment's tables, verdicts and sentences."""
+    judged = judge(experiment)
     console.print()
-    console.print(Text(plain(f"{campaign.title} / {campaign.name}"), style="bold underline"))
-    console.print(Text(plain(origin(campaign)), style="dim"))
-    for table in marked([*_tables(campaign), *verdict_tables(judged)], campaign):
+    console.print(Text(plain(f"{experiment.title} / {experiment.name}"), style="bold underline"))
+    console.print(Text(plain(origin(experiment)), style="dim"))
+    for table in marked([*_tables(experiment), *verdict_tables(judged)], experiment):
         print_table(console, table)
     print_list(console, "Verdicts", verdict_sentences(judged))
-    print_list(console, "What the figures say", findings(campaign))
-    print_list(console, "Mind", cautions(campaign))
+    print_list(console, "What the figures say", findings(experiment))
+    print_list(console, "Mind", cautions(experiment))
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -74,25 +74,25 @@ def print_list(console: Console, heading: str, sentences: Sequence[str]) -> None
     console.print(grid)
 
 
-def markdown(campaigns: Sequence[Campaign], detailed: Sequence[Campaign], judge: Judging = judgements) -> str:
+def markdown(experiments: Sequence[Experiment], detailed: Sequence[Experiment], judge: Judging = judgements) -> str:
     """Return the comparison as Markdown."""
-    parts = [markdown_table(overview_table(campaigns))] if len(campaigns) > 1 else []
-    for campaign in detailed:
-        parts.append(f"## {_cell(f'{campaign.title} / {campaign.name}')}\n\n{_cell(origin(campaign))}")
-        judged = judge(campaign)
-        tables = marked([*_tables(campaign), *verdict_tables(judged)], campaign)
+    parts = [markdown_table(overview_table(experiments))] if len(experiments) > 1 else []
+    for experiment in detailed:
+        parts.append(f"## {_cell(f'{experiment.title} / {experiment.name}')}\n\n{_cell(origin(experiment))}")
+        judged = judge(experiment)
+        tables = marked([*_tables(experiment), *verdict_tables(judged)], experiment)
         parts += [markdown_table(table) for table in tables]
-        sentences = [*verdict_sentences(judged), *findings(campaign), *cautions(campaign)]
+        sentences = [*verdict_sentences(judged), *findings(experiment), *cautions(experiment)]
         parts.append("\n".join(f"- {_cell(sentence)}" for sentence in sentences))
     return "\n\n".join(parts) + "\n"
 
 
-def _tables(campaign: Campaign) -> list[Table]:
-    """The tables of a campaign; what it did not measure has none."""
-    if sweep_points(campaign):
-        return sweep_tables(campaign)
-    always = [stage_table(campaign), lane_table(campaign), outcome_table(campaign)]
-    return always + [table for table in (sync_table(campaign), off_policy_table(campaign)) if table is not None]
+def _tables(experiment: Experiment) -> list[Table]:
+    """The tables of an experiment; what it did not measure has none."""
+    if sweep_points(experiment):
+        return sweep_tables(experiment)
+    always = [stage_table(experiment), lane_table(experiment), outcome_table(experiment)]
+    return always + [table for table in (sync_table(experiment), off_policy_table(experiment)) if table is not None]
 
 
 def _fitting(table: Table, width: int) -> list[Table]:

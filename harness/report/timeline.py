@@ -104,7 +104,7 @@ def draw_timeline(curves: Curves) -> Figure | None:
     if not shown:
         return None
     more = f" (first {MOST_VARIANTS} of {len(found)} variants)" if len(found) > MOST_VARIANTS else ""
-    return draw_excerpts(shown, f"{label(curves.campaign.title)}: what each lane did when{more}")
+    return draw_excerpts(shown, f"{label(curves.experiment.title)}: what each lane did when{more}")
 
 
 def draw_excerpts(shown: Mapping[str, Excerpt], heading: str) -> Figure:

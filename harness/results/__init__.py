@@ -23,7 +23,7 @@ from harness.results.rows import (
     step_row,
     tail_row,
 )
-from harness.results.writer import RunFolder, campaign_name
+from harness.results.writer import RunFolder, experiment_name
 
 __all__ = [
     "STATUSES",
@@ -42,8 +42,8 @@ __all__ = [
     "TailRow",
     "VersionChange",
     "batch_row",
-    "campaign_name",
     "evaluation_row",
+    "experiment_name",
     "find_run_folders",
     "find_runs",
     "lane_kind",

@@ -22,7 +22,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFigures:
-    """The columns of ``harness.loop.Ledger``, which says what each of them counts."""
+    """The columns of ``harness.loop.RolloutCounts``, which says what each of them counts."""
 
     generated: Rollouts
     failed: Rollouts

@@ -15,9 +15,11 @@ STATUSES = ("running", "completed", "interrupted", "failed")
 
 _TEXT, _NUMBER, _WHOLE, _YES_NO = (str,), (int, float), (int,), (bool,)
 _NONE = (type(None),)
+_FORMER = {"campaign": "experiment", "sentinel": "machine_speed"}
+"""Fields that older runs have under another name."""
 _ALLOWED: dict[str, tuple[type, ...]] = {
     "scenario": _TEXT,
-    "campaign": _TEXT,
+    "experiment": _TEXT,
     "started_at": _TEXT,
     "arm": _TEXT + _NONE,
     "point": (dict,),
@@ -30,7 +32,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "interleaving": _TEXT + _NONE,
     "position": _WHOLE + _NONE,
     "block": _WHOLE + _NONE,
-    "sentinel": (dict, *_NONE),
+    "machine_speed": (dict, *_NONE),
     "profile": _TEXT + _NONE,
     "versions": (dict,),
     "machine": (dict,),
@@ -40,7 +42,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "parameters": _WHOLE + _NONE,
     "simulated": _TEXT + _NONE,
     "outcome": (dict,),
-    "sentinel.*": _NUMBER,
+    "machine_speed.*": _NUMBER,
     "versions.*": _TEXT + _NONE,
     "machine.cores": _WHOLE + _NONE,
     "machine.missing": (dict, *_NONE),
@@ -59,15 +61,15 @@ class Manifest:
     Attributes:
         arm: name of the arm, or None in a scenario without arms.
         point: the sweep's values of this run by dotted key, ``seed`` among them; empty without a sweep.
-        campaign: the command that started this run and its siblings: ``YYYYmmdd-HHMMSS`` in UTC.
+        experiment: the command that started this run and its siblings: ``YYYYmmdd-HHMMSS`` in UTC.
         status: one of ``STATUSES``.
         started_at, finished_at: UTC, ISO 8601.
         startup_s: seconds from the start of the run to the start of its loop.
-        interleaving: how the arms of the campaign took turns: by ``step``, by ``run``, or None for a single run.
-        position: of the run among the campaign's, in the order of the scenario. Arms may run in another order, and are
-            shown in this one. None in runs of before it was written.
+        interleaving: how the arms of the experiment took turns: by ``step``, by ``run``, or None for a single run.
+        position: of the run among the experiment's, in the order of the scenario. Arms may run in another order, and
+            are shown in this one. None in runs of before it was written.
         block: number of the block, in which every arm runs once; None where the scenario asks for no blocks.
-        sentinel: seconds of a fixed piece of work right before the block; see ``harness.run.machine_speed``.
+        machine_speed: seconds of a fixed piece of work right before the block; see ``harness.run.machine_speed``.
         profile: name of the probe profile.
         machine: see ``harness.probes.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
@@ -77,7 +79,7 @@ class Manifest:
     """
 
     scenario: str
-    campaign: str
+    experiment: str
     started_at: str
     arm: str | None = None
     point: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class Manifest:
     interleaving: str | None = None
     position: int | None = None
     block: int | None = None
-    sentinel: dict[str, float] | None = None
+    machine_speed: dict[str, float] | None = None
     profile: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -119,8 +121,9 @@ class Manifest:
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise UserError(f"this is no manifest: its schema is not {SCHEMA!r}", where=where)
         check_version(SCHEMA, data.get("schema_version"), where)
+        data = {_FORMER.get(name, name): value for name, value in data.items()}
         known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        for name in ("scenario", "campaign", "started_at"):
+        for name in ("scenario", "experiment", "started_at"):
             if name not in known:
                 raise UserError(f"the manifest lacks {name!r}", where=where)
         for name, value in known.items():

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from harness.core.intervals import Interval, without
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_metrics
-from harness.loop import Ledger, StepFacts
+from harness.loop import RolloutCounts, StepReport
 from harness.loop.ledger import count
 from harness.loop.replay import ReplayStats
 from harness.models.utilisation import Utilisation
@@ -110,7 +110,7 @@ class RunRecorder:
         self._versions: dict[str, int] = {}
         self._version_changes: list[VersionChange] = []
         self._replay = ReplayStats()
-        self._ledger: Ledger | None = None
+        self._ledger: RolloutCounts | None = None
         self._replaced: Counter[str] = Counter()
         self._measured: list[Metrics] = []  # of syncs, since the previous step
         self._of_all_syncs: Metrics = {}
@@ -145,14 +145,14 @@ class RunRecorder:
             self._hold(lane, NO_VERSION)
         self.folder.flush()
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
         for part in facts.scored:
             self._log_failure(part)
         window = self._row_start_ns, self._tracer.clock_ns()
         spans, wall_s, elapsed_s = self._close_row(window[1])
         train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
-        metrics = step_metrics(facts, train_s) | sync_metrics(facts.ticket, spans)
+        metrics = step_metrics(facts, train_s) | sync_metrics(facts.weight_handle, spans)
         metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
         metrics |= self._utilisation.metrics(facts.step, facts.groups, spans)
         metrics |= self.drain_probes() | combine_metrics(self._measured)
@@ -210,7 +210,7 @@ class RunRecorder:
             what = f"{scored.item.purpose} batch {scored.item.step}, shard {scored.item.shard}"
             self.folder.log(f"{what}: {scored.failed_groups} groups without a reward; the first: {scored.failure}")
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         """See ``Observer``."""
         self._ledger = ledger
 
@@ -286,7 +286,7 @@ class RunRecorder:
             waits += [(lane, time) for time in without(calls, busy)]
         return waits
 
-    def _replay_metrics(self, facts: StepFacts) -> Metrics:
+    def _replay_metrics(self, facts: StepReport) -> Metrics:
         if facts.replay is None:
             return {}
         stats, size = facts.replay

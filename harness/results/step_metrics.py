@@ -8,8 +8,8 @@ from typing import Any
 
 from harness.core.intervals import Interval, clip, total
 from harness.core.trace import Span, Stage
-from harness.core.types import Metric, Metrics, WeightTicket, combine_metrics
-from harness.loop import StepFacts
+from harness.core.types import Metric, Metrics, WeightHandle, combine_metrics
+from harness.loop import StepReport
 from harness.loop.ledger import count
 from harness.results import lane_kind
 
@@ -43,7 +43,7 @@ def evaluation_s(spans: list[Span]) -> float:
     return total((span.start_ns, span.end_ns) for span in spans if span.stage is Stage.EVALUATE) / 1e9
 
 
-def step_metrics(facts: StepFacts, train_s: float) -> Metrics:
+def step_metrics(facts: StepReport, train_s: float) -> Metrics:
     """Return the metrics of a training step: rewards, update, lag and throughput of the fresh rollouts.
 
     Args:
@@ -61,7 +61,7 @@ def step_metrics(facts: StepFacts, train_s: float) -> Metrics:
     return metrics
 
 
-def trained_lags(facts: StepFacts) -> Counter[int]:
+def trained_lags(facts: StepReport) -> Counter[int]:
     """Return lag -> rollouts trained on: the step's policy version minus that of a rollout's oldest token."""
     lags: Counter[int] = Counter()
     for group in facts.groups:
@@ -69,7 +69,7 @@ def trained_lags(facts: StepFacts) -> Counter[int]:
     return lags
 
 
-def lag_metrics(facts: StepFacts) -> Metrics:
+def lag_metrics(facts: StepReport) -> Metrics:
     """Return how old the trained rollouts were, what was dropped, and what was on its way when the step began."""
     lags = trained_lags(facts)
     rollouts = lags.total()
@@ -89,16 +89,16 @@ def lag_metrics(facts: StepFacts) -> Metrics:
     return metrics
 
 
-def sync_metrics(ticket: WeightTicket, spans: Sequence[Span]) -> Metrics:
+def sync_metrics(weight_handle: WeightHandle, spans: Sequence[Span]) -> Metrics:
     """Return what the weight syncs among the spans moved and took; nothing where there are no bytes to move.
 
     A stage's seconds are those of one sync: the mean over the Learner's syncs plus the mean over the Generators'. A
     stage may come in two pieces (the arrival before the call, and what the receiver does with it), which add up. The
     bandwidth is bytes over publish, transfer and load; verification is left out of it.
     """
-    if ticket.num_bytes == 0:
+    if weight_handle.num_bytes == 0:
         return {}
-    metrics = {"sync/bytes": Metric(ticket.num_bytes), "sync/tensors": Metric(ticket.num_tensors)}
+    metrics = {"sync/bytes": Metric(weight_handle.num_bytes), "sync/tensors": Metric(weight_handle.num_tensors)}
     for name, stage in SYNC_STAGES.items():
         by_sync: dict[tuple[str, int], int] = {}
         for span in spans:
@@ -115,7 +115,7 @@ def sync_metrics(ticket: WeightTicket, spans: Sequence[Span]) -> Metrics:
         metrics[f"sync/{name}_s"].value for name in ("publish", "transfer", "load") if f"sync/{name}_s" in metrics
     ]
     if {"sync/publish_s", "sync/load_s"} <= metrics.keys() and sum(moving) > 0:
-        metrics["sync/bandwidth_gb_s"] = Metric(ticket.num_bytes / sum(moving) / 1e9)
+        metrics["sync/bandwidth_gb_s"] = Metric(weight_handle.num_bytes / sum(moving) / 1e9)
     return metrics
 
 

@@ -29,11 +29,11 @@ from harness.results.rows import SCHEMA_VERSIONS, with_nulls
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
 ATTEMPTS = 100
-"""Names that a new campaign tries."""
+"""Names that a new experiment tries."""
 POLICY, PICTURES, PROFILES, REPORT = "policy", "pictures", "profiles", "report.html"
 
 
-def campaign_name(root: Path, scenario: str, now: datetime) -> str:
+def experiment_name(root: Path, scenario: str, now: datetime) -> str:
     """Return a free name below ``root/scenario``: the time in UTC as ``YYYYmmdd-HHMMSS``, with ``-2`` and so on."""
     stamp = now.astimezone(UTC).strftime("%Y%m%d-%H%M%S")
     name, number = stamp, 1
@@ -43,14 +43,15 @@ def campaign_name(root: Path, scenario: str, now: datetime) -> str:
     return name
 
 
-def begin_campaign(root: Path, scenario: str, variant_name: str | None) -> tuple[RunFolder, str]:
-    """Make the first run folder of a new campaign; return it and the campaign's name, which no other command has taken.
+def begin_experiment(root: Path, scenario: str, variant_name: str | None) -> tuple[RunFolder, str]:
+    """Make the first run folder of a new experiment; return it and the experiment's name, which no other command has
+    taken.
 
     Raises:
         UserError: it cannot be written to, or other commands took every name.
     """
     for _ in range(ATTEMPTS):  # another command may take the name first
-        name = campaign_name(root, scenario, utc_now())
+        name = experiment_name(root, scenario, utc_now())
         try:
             return RunFolder.create(root, scenario, name, variant_name), name
         except UserError as error:
@@ -97,13 +98,13 @@ class RunFolder:
         cls,
         root: Path,
         scenario: str,
-        campaign: str,
+        experiment: str,
         variant_name: str | None,
         *,
         scrubber: Scrubber | None = None,
         clock: Callable[[], datetime] = utc_now,
     ) -> RunFolder:
-        """Make ``root/scenario/campaign`` or, for one of several variants, the folder ``variant_name`` in it.
+        """Make ``root/scenario/experiment`` or, for one of several variants, the folder ``variant_name`` in it.
 
         Names are made safe for a file system. An existing run is never touched.
 
@@ -111,7 +112,7 @@ class RunFolder:
             UserError: the folder exists already, or cannot be written to.
         """
         scrubber = scrubber or Scrubber.of_this_process()
-        folder = root / safe_name(scenario) / safe_name(campaign)
+        folder = root / safe_name(scenario) / safe_name(experiment)
         if variant_name is not None:
             folder /= safe_name(scrubber.paths(variant_name))
         try:

@@ -15,13 +15,13 @@ from rich.console import Console
 from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.core.progress import RunProgress
 from harness.core.trace import RecordingTracer, Stage
-from harness.loop import FullSpeed, Pace, first_error, run_loop
+from harness.loop import NoThrottle, Throttle, first_error, run_loop
 from harness.probes.clock import PausableClock
 from harness.probes.device_memory import Peak
 from harness.probes.load import load_profile
 from harness.probes.main_memory import forget_own_peak, main_memory_peak, with_children
 from harness.probes.profile import ProbeProfile
-from harness.probes.run_probes import ArmProbes
+from harness.probes.run_probes import RunProbes
 from harness.results.trackers.streams import open_streams
 from harness.results.writer import POLICY, PROFILES
 from harness.run.full_gpu import told_when_gpu_is_full
@@ -29,7 +29,7 @@ from harness.run.interleaving import Turnstile, alternating_order, order_in_bloc
 from harness.run.memory.outcome import memory_line, planned_bytes
 from harness.run.options import Build
 from harness.run.parts import Parts
-from harness.run.session import Books, Campaign
+from harness.run.session import Books, Experiment
 from harness.run.watchdog import stack_dumps, watch
 from harness.scenario import Scenario, Variant
 
@@ -47,7 +47,7 @@ class Arm:
     tracer: RecordingTracer
     parts: Parts | None = None
     books: Books | None = None
-    probes: ArmProbes | None = None
+    probes: RunProbes | None = None
     listeners: list[Listener] = field(default_factory=list)
 
     @cached_property
@@ -80,15 +80,15 @@ class Conductor:
     """Runs the points of a scenario one after the other, and the arms of a point in turns.
 
     Args:
-        campaign: makes the folders.
+        experiment: makes the folders.
         build: makes the parts of one run.
         console: where progress is shown.
         quiet: show none.
         place: shown before each run's name, where it is one of many whose bars go away: ``3/10``.
     """
 
-    def __init__(self, campaign: Campaign, build: Build, console: Console, quiet: bool, place: str = "") -> None:
-        self._campaign, self._build, self._console, self._quiet = campaign, build, console, quiet
+    def __init__(self, experiment: Experiment, build: Build, console: Console, quiet: bool, place: str = "") -> None:
+        self._experiment, self._build, self._console, self._quiet = experiment, build, console, quiet
         self._place = place
         self._stop = threading.Event()
         self.failures: list[tuple[str, HarnessError]] = []
@@ -178,7 +178,7 @@ class Conductor:
     def _open_one(self, arm: Arm, interleaving: str | None) -> None:
         scenario = arm.variant.scenario
         profiled = arm.profile.touched_steps(scenario.max_lag)
-        books = self._campaign.open_books(arm.variant, arm.tracer, _parts(arm), interleaving, arm.hear, profiled)
+        books = self._experiment.open_books(arm.variant, arm.tracer, _parts(arm), interleaving, arm.hear, profiled)
         arm.books = books
         books.streams = open_streams(scenario.trackers, books.folder.folder, arm.label, note=books.folder.log)
         arm.listeners.append(lambda row, train_s: books.streams.on_row(row))
@@ -214,7 +214,7 @@ class Conductor:
                 with self._progress([arm]) as progress:
                     if self._open_books([arm], interleaving, progress):
                         arm.clock.resume()
-                        asyncio.run(self._run_arm(arm, FullSpeed(), [arm]))
+                        asyncio.run(self._run_arm(arm, NoThrottle(), [arm]))
                         arm.clock.pause()
             self._end(arm)
             self._say_memory([arm], f"{arm.label}: " if len(arms) > 1 else "")
@@ -227,7 +227,7 @@ class Conductor:
             books = _books(arm)
             # The turn of the last step is passed on only when the run is saved, so that saving costs nobody else time.
             books.recorder.on_step_done = lambda step: pace.finished(step) if step < arm.steps - 1 else None
-            await pace.admit(0)
+            await pace.acquire(0)
             if await self._run_arm(arm, pace, arms):
                 pace.finished(arm.steps - 1)
             else:
@@ -242,18 +242,18 @@ class Conductor:
             error = first_error(group)
             raise error from error.__cause__
 
-    async def _run_arm(self, arm: Arm, pace: Pace, together: Sequence[Arm]) -> bool:
+    async def _run_arm(self, arm: Arm, pace: Throttle, together: Sequence[Arm]) -> bool:
         """Run one arm to its end and close its books; return whether it got there.
 
         Args:
             together: the arms whose parts are alive at the same time, itself among them.
         """
         books, parts, profiles = _books(arm), _parts(arm), _books(arm).folder.folder / PROFILES
-        books.measure_memory = partial(_measure_memory, together, self._campaign.has_gpu)
+        books.measure_memory = partial(_measure_memory, together, self._experiment.has_gpu)
         tasks: list[asyncio.Future[None]] = []
         try:
             elsewhere = parts.sample_elsewhere(arm.profile.sampler_hz)
-            probes = ArmProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere)
+            probes = RunProbes(arm.profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere)
             arm.probes = probes
             _hand_to_recorder(probes, books)
             parts.save_to(books.folder.folder / POLICY)
@@ -324,7 +324,7 @@ def _measure_memory(arms: Sequence[Arm], has_gpu: bool) -> dict[str, Any]:
     }
 
 
-def _hand_to_recorder(probes: ArmProbes, books: Books) -> None:
+def _hand_to_recorder(probes: RunProbes, books: Books) -> None:
     """Have the recorder write what the probes see, and the probes hear of each step, before the turn is passed on."""
     books.recorder.probes = probes
     pass_on = books.recorder.on_step_done

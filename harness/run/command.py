@@ -16,15 +16,15 @@ from harness.run.block_watch import BlockWatch
 from harness.run.factory import Workshop
 from harness.run.full_gpu import told_when_gpu_is_full
 from harness.run.interrupts import signals_as_interrupts
-from harness.run.machine_speed import measure_sentinel
+from harness.run.machine_speed import measure_speed
 from harness.run.options import Build
 from harness.run.preflight import check_before_start
-from harness.run.session import Campaign
+from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
 
 
 def show_results(folder: Path) -> None:
-    """Draw the pictures of a campaign, write its page, and print its tables."""
+    """Draw the pictures of an experiment, write its page, and print its tables."""
     from harness.report.html.make import make_report
     from harness.report.pictures import make_pictures
     from harness.report.summary import print_run_summary
@@ -50,7 +50,7 @@ def run_command(
         out: the results folder.
         quiet: show no progress.
         build: makes the parts of one run; None takes a ``Workshop``.
-        show: called with the campaign's folder at the end.
+        show: called with the experiment's folder at the end.
 
     Returns:
         The exit code, 0.
@@ -63,30 +63,30 @@ def run_command(
     points = list(_points(expand(scenario)))
     if scenario.transport_sweep is None:
         check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
-    campaign = Campaign(out, scenario.name)
+    experiment = Experiment(out, scenario.name)
     with (
         signals_as_interrupts(),
         Workshop([group for variants in points for group in side_by_side(variants)]) as workshop,
     ):
         console = Console(stderr=True)
-        conductor = Conductor(campaign, build or workshop, console, quiet)
+        conductor = Conductor(experiment, build or workshop, console, quiet)
         try:
             if scenario.blocks > 1:
-                _run_blocks(points, scenario, campaign, conductor)
+                _run_blocks(points, scenario, experiment, conductor)
             for variants in points if scenario.blocks == 1 else ():
                 if scenario.transport_sweep is not None:
-                    conductor.failures += _sweep_transports(variants, campaign, workshop, console, quiet)
+                    conductor.failures += _sweep_transports(variants, experiment, workshop, console, quiet)
                 else:
                     conductor.run_point(variants)
         except (KeyboardInterrupt, Interrupted):
-            kept = f"what was measured so far is in {campaign.folder}"
-            raise Interrupted(kept if campaign.folder else "nothing had been measured yet") from None
-    if campaign.folder is not None:
+            kept = f"what was measured so far is in {experiment.folder}"
+            raise Interrupted(kept if experiment.folder else "nothing had been measured yet") from None
+    if experiment.folder is not None:
         try:
-            show(campaign.folder)
+            show(experiment.folder)
         except UserError as error:
             conductor.failures.append(("showing the results", error))
-    _raise_first(conductor.failures, campaign.folder)
+    _raise_first(conductor.failures, experiment.folder)
     return 0
 
 
@@ -96,7 +96,9 @@ def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
         yield list(group)
 
 
-def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, campaign: Campaign, conductor: Conductor) -> None:
+def _run_blocks(
+    points: Sequence[list[Variant]], scenario: Scenario, experiment: Experiment, conductor: Conductor
+) -> None:
     """Run block after block, the machine's speed measured before each, until there are enough.
 
     A block that fails for what the user wrote ends it, since the next one would too.
@@ -106,7 +108,7 @@ def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, campaign: C
     alternated = len(blocks[0]) == 1 and interleaving_of(blocks[0][0]) == "step"
     watch = BlockWatch(labels, len(blocks), scenario.stop_at_half_width, alternated)
     for block, members in enumerate(blocks):
-        campaign.sentinel = measure_sentinel()
+        experiment.machine_speed = measure_speed()
         for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
             conductor.run_point(variants, [watch.listener(block, variant.label) for variant in variants])
         conductor.say(watch.line(block))
@@ -115,7 +117,7 @@ def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, campaign: C
 
 
 def _sweep_transports(
-    variants: Sequence[Variant], campaign: Campaign, workshop: Workshop, console: Console, quiet: bool
+    variants: Sequence[Variant], experiment: Experiment, workshop: Workshop, console: Console, quiet: bool
 ) -> list[tuple[str, HarnessError]]:
     """Measure weight syncs alone, for each variant; return what failed."""
     from harness.run.transport_sweep import run_transport_sweep
@@ -124,7 +126,7 @@ def _sweep_transports(
     for variant in variants:
         try:
             with told_when_gpu_is_full(variant.scenario):
-                run_transport_sweep(variant, campaign, workshop.session(variant.scenario), console, quiet)
+                run_transport_sweep(variant, experiment, workshop.session(variant.scenario), console, quiet)
         except (UserError, RunStopped) as error:
             failures.append((variant.name or variant.scenario.name, error))
     return failures

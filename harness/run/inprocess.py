@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 
 T = TypeVar("T")
@@ -63,9 +63,9 @@ class InProcessGenerator:
     ) -> None:
         self._worker, self._executor, self._loader, self.lane = worker, executor, loader or executor, worker.lane
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """See ``protocols.Generator``."""
-        return await _on(self._loader, lambda: self._worker.load_weights(ticket))
+        return await _on(self._loader, lambda: self._worker.load_weights(weight_handle))
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """See ``protocols.Generator``."""
@@ -98,7 +98,7 @@ class InProcessLearner:
         """See ``protocols.Learner``."""
         return await _on(self._executor, lambda: self._worker.update(step, groups))
 
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``protocols.Learner``."""
         return await _on(self._executor, lambda: self._worker.publish_weights(version, still_needed))
 

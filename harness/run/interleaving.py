@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from harness.loop import Bell
+from harness.loop import Condition
 from harness.probes.clock import PausableClock
 
 
@@ -46,7 +46,7 @@ class Turnstile:
     def __init__(self, order: Sequence[tuple[int, int]], clocks: Sequence[PausableClock]) -> None:
         self._order, self._clocks = deque(order), clocks
         self._started = False
-        self._bell = Bell()
+        self._bell = Condition()
 
     def start(self) -> None:
         """Let the first arm through."""
@@ -57,7 +57,7 @@ class Turnstile:
         """Return the pace of one arm."""
         return Turn(self, arm)
 
-    async def admit(self, arm: int, step: int) -> None:
+    async def acquire(self, arm: int, step: int) -> None:
         """Return when it is this arm's turn to run this step."""
         await self._bell.until(lambda: self._started and bool(self._order) and self._order[0] == (arm, step))
 
@@ -82,7 +82,7 @@ class Turnstile:
     def _let_in(self) -> None:
         if self._order and self._started:
             self._clocks[self._order[0][0]].resume()
-        self._bell.ring()
+        self._bell.notify()
 
 
 class Turn:
@@ -91,9 +91,9 @@ class Turn:
     def __init__(self, turnstile: Turnstile, arm: int) -> None:
         self._turnstile, self._arm = turnstile, arm
 
-    async def admit(self, step: int) -> None:
-        """See ``Pace``."""
-        await self._turnstile.admit(self._arm, step)
+    async def acquire(self, step: int) -> None:
+        """See ``Throttle``."""
+        await self._turnstile.acquire(self._arm, step)
 
     def finished(self, step: int) -> None:
         """Pass the turn on."""

@@ -11,7 +11,7 @@ PYTHON_STEPS, NUMPY_ELEMENTS, COPY_BYTES = 200_000, 400_000, 32 * 2**20
 Clock = Callable[[], float]
 
 
-def measure_sentinel(clock: Clock = time.perf_counter) -> dict[str, float]:
+def measure_speed(clock: Clock = time.perf_counter) -> dict[str, float]:
     """Return the median seconds of three kinds of work, each on one thread; about a quarter of a second in all.
 
     Returns:

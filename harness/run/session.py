@@ -17,7 +17,7 @@ from harness.results import Manifest, RunFolder
 from harness.results.anonymous import safe_name
 from harness.results.recorder import Row, RunRecorder
 from harness.results.trackers.streams import Streams
-from harness.results.writer import begin_campaign, timestamp, utc_now
+from harness.results.writer import begin_experiment, timestamp, utc_now
 from harness.run.memory import memory_table
 from harness.run.memory.outcome import memory_line
 from harness.run.parts import Parts
@@ -28,7 +28,7 @@ class Books:
     """One run's folder, recorder and metric streams, closed exactly once.
 
     Args:
-        durable: see ``Campaign``.
+        durable: see ``Experiment``.
 
     Attributes:
         streams: metrics for other programs; none until they are opened.
@@ -91,29 +91,29 @@ class Books:
             sync_to_disk(self.folder.folder)
 
 
-class Campaign:
+class Experiment:
     """The folder of one command. It is named and made when the first run is about to start.
 
     Args:
         out: the results folder.
         scenario_name: names the folder in it.
-        name: of a campaign that exists already, which the runs join; None begins a new one.
+        name: of an experiment that exists already, which the runs join; None begins a new one.
         durable: have the disk take a run's files before its manifest says how it ended, and that too, so that a power
             cut leaves no run that says it is complete and is not.
 
     Attributes:
         folder: the folder; None until then.
-        sentinel: speed of the machine before the block that runs next; None without blocks.
+        machine_speed: speed of the machine before the block that runs next; None without blocks.
     """
 
     def __init__(self, out: Path, scenario_name: str, name: str | None = None, durable: bool = False) -> None:
         self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
-        self.sentinel: dict[str, float] | None = None
+        self.machine_speed: dict[str, float] | None = None
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
     @property
     def folder(self) -> Path | None:
-        """Where the campaign's runs are."""
+        """Where the experiment's runs are."""
         return self._folder_called(self._name) if self._name else None
 
     @property
@@ -165,7 +165,7 @@ class Campaign:
         folder.write_manifest(
             Manifest(
                 scenario=self._scenario_name,
-                campaign=self._name,
+                experiment=self._name,
                 started_at=timestamp(utc_now()),
                 arm=variant.arm,
                 point=variant.point,
@@ -174,7 +174,7 @@ class Campaign:
                 seed=variant.scenario.seed,
                 interleaving=interleaving,
                 block=variant.block,
-                sentinel=self.sentinel,
+                machine_speed=self.machine_speed,
                 profile=variant.scenario.profile,
                 versions=dict(self._versions),
                 machine=self._machine,
@@ -200,7 +200,7 @@ class Campaign:
     def _make_folder(self, variant_name: str | None) -> RunFolder:
         if self._name is not None:
             return RunFolder.create(self._out, self._scenario_name, self._name, variant_name)
-        folder, self._name = begin_campaign(self._out, self._scenario_name, variant_name)
+        folder, self._name = begin_experiment(self._out, self._scenario_name, variant_name)
         return folder
 
 

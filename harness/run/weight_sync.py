@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.core.errors import RunStopped
 from harness.core.protocols import Engine, ScoringEngine
 from harness.core.trace import Stage, Tracer
-from harness.core.types import LogProbProbe, Metric, Metrics, WeightTicket
+from harness.core.types import LogProbProbe, Metric, Metrics, WeightHandle
 from harness.transports.fingerprint import fingerprint, verify
 from harness.transports.protocol import WeightReceiver, WeightSender
 
@@ -27,21 +27,21 @@ class WeightPublisher:
     Args:
         sender: takes the weights.
         tracer: records the stages.
-        verify: give each ticket the checksum of what was published.
+        verify: give each weight_handle the checksum of what was published.
         lane: name of the lane.
     """
 
     def __init__(self, sender: WeightSender, tracer: Tracer, verify: bool, lane: str) -> None:
         self.sender, self.tracer, self.verify, self.lane = sender, tracer, verify, lane
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightTicket:
+    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Publish these weights; see ``WeightSender.publish``."""
         with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
-            ticket = self.sender.publish(weights, version, still_needed)
+            weight_handle = self.sender.publish(weights, version, still_needed)
         if not self.verify:
-            return ticket
+            return weight_handle
         with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
-            return replace(ticket, checksum=fingerprint(self.sender.published(version)))
+            return replace(weight_handle, checksum=fingerprint(self.sender.published(version)))
 
 
 class WeightLoader:
@@ -52,7 +52,8 @@ class WeightLoader:
         engine: loads them.
         tracer: records the stages.
         lane: name of the lane.
-        mismatch_bound: largest gap between the engine's and the Learner's log-probabilities of the ticket's probe.
+        mismatch_bound: largest gap between the engine's and the Learner's log-probabilities of the weight_handle's
+            probe.
 
     Attributes:
         version: of the weights loaded last; -1 before.
@@ -70,34 +71,35 @@ class WeightLoader:
         self.mismatch_bound = mismatch_bound
         self.version = -1
 
-    def load(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Metrics:
+    def load(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Metrics:
         """Receive published weights, load them into the engine, and verify what arrived and what the engine holds.
 
         The checksum is taken after the load, over the tensors that the engine has just loaded from: it also notices
-        memory that changed in the middle of the load. Then the engine scores the ticket's probe.
+        memory that changed in the middle of the load. Then the engine scores the weight_handle's probe.
 
         Args:
-            ticket: from the Learner.
+            weight_handle: from the Learner.
             arrived: the tensors themselves, where the transport has sent them along.
 
         Returns:
-            ``engine_mismatch/max`` and ``engine_mismatch/mean``, where the ticket has a probe and there is a bound.
+            ``engine_mismatch/max`` and ``engine_mismatch/mean``, where the weight_handle has a probe and there is a
+            bound.
 
         Raises:
             RunStopped: the checksum differs, the weights are not there, or the engine disagrees with the Learner.
         """
-        version = ticket.version
+        version = weight_handle.version
         with self.tracer.span(self.lane, Stage.WEIGHT_TRANSFER, version, version):
-            weights = self.receiver.receive(ticket, arrived)
+            weights = self.receiver.receive(weight_handle, arrived)
         with self.tracer.span(self.lane, Stage.WEIGHT_LOAD, version, version):
             self.engine.load_weights(weights, version)
-        if ticket.checksum is not None:
+        if weight_handle.checksum is not None:
             with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
-                verify(weights, ticket.checksum, version, self.lane)
+                verify(weights, weight_handle.checksum, version, self.lane)
         measured: Metrics = {}
-        if ticket.probe is not None and self.mismatch_bound is not None:
+        if weight_handle.probe is not None and self.mismatch_bound is not None:
             with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
-                measured = self._compare(ticket.probe, self.mismatch_bound, version)
+                measured = self._compare(weight_handle.probe, self.mismatch_bound, version)
         self.version = version
         return measured
 

@@ -29,7 +29,7 @@ from harness.core.types import (
     SamplingParams,
     ScoredBatch,
     UpdateResult,
-    WeightTicket,
+    WeightHandle,
     WorkItem,
 )
 from harness.learner import TrainerOptions
@@ -123,9 +123,9 @@ class GeneratorWorker:
         """Lines for the run's log: what the transport has set up."""
         return self.loader.receiver.notes
 
-    def load_weights(self, ticket: WeightTicket, arrived: list[torch.Tensor] | None = None) -> Metrics:
+    def load_weights(self, weight_handle: WeightHandle, arrived: list[torch.Tensor] | None = None) -> Metrics:
         """Receive published weights and load them into the engine; see ``WeightLoader.load``."""
-        return self.loader.load(ticket, arrived)
+        return self.loader.load(weight_handle, arrived)
 
     def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """Sample the item's groups; their data stays opaque to the loop."""
@@ -243,7 +243,7 @@ class LearnerWorker:
         trainer: owns the policy.
         sender: takes the weights.
         tracer: records the stages.
-        verify: give each ticket the checksum of what was published.
+        verify: give each weight_handle the checksum of what was published.
         save: writes the policy into a folder; None saves nothing.
         lane: name of the lane.
         first_probe: prompts and what follows them, by whose tokens the engines prove at version 0 that they hold these
@@ -280,22 +280,22 @@ class LearnerWorker:
             self._probe_rows = probe_rows([group.data for group in groups]) or self._probe_rows
         return UpdateResult(step + 1, self.trainer.options.optimizer_steps_per_batch, metrics)
 
-    def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Make the current weights available; see ``protocols.Learner``.
 
         Raises:
             Diverged: the policy's log-probabilities of the probe are not finite.
         """
-        ticket = self.publisher.publish(self.trainer.weights(), version, still_needed)
+        weight_handle = self.publisher.publish(self.trainer.weights(), version, still_needed)
         if not self._probe_rows:
-            return ticket
+            return weight_handle
         with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
             prompts, responses = zip(*self._probe_rows, strict=True)
             log_probs = cast(ScoringTrainer, self.trainer).log_probs_of(prompts, responses)
             if not all(np.isfinite(row_T).all() for row_T in log_probs):
                 made_by = max(0, version - 1)  # the step whose update made these weights
                 raise Diverged(f"the Learner's log-probabilities at policy version {version} are not finite", made_by)
-            return replace(ticket, probe=LogProbProbe(prompts, responses, tuple(log_probs)))
+            return replace(weight_handle, probe=LogProbProbe(prompts, responses, tuple(log_probs)))
 
     @property
     def notes(self) -> tuple[str, ...]:

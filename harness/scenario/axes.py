@@ -18,7 +18,7 @@ from harness.scenario.tree import Tree, paths_in, tree_of_key
 
 MAX_VARIANTS = 10_000
 FEWEST_BLOCKS = 10
-"""Blocks before which no campaign stops early: those of ``harness.compare.stats.enough``."""
+"""Blocks before which no experiment stops early: those of ``harness.compare.stats.enough``."""
 _FIXED_KEYS = ("name", "arms", "sweep", "extends", "blocks", "interleaving", "stop_at_half_width")
 _RESERVED_ARMS = ("pictures",)
 _MAX_NAME = 100
@@ -30,8 +30,8 @@ Sweep = Mapping[str, list[Any]]
 class Variant:
     """One run of a scenario.
 
-    ``point`` holds the values of the sweep's axes by dotted key. ``name`` is the run's folder below the campaign, empty
-    where the scenario has neither arms nor sweep. ``scenario`` has the changes in it, and no arms or sweep.
+    ``point`` holds the values of the sweep's axes by dotted key. ``name`` is the run's folder below the experiment,
+    empty where the scenario has neither arms nor sweep. ``scenario`` has the changes in it, and no arms or sweep.
     ``position`` is its place among the scenario's runs, ``block`` the number of its block; None where there is one.
     """
 

@@ -20,12 +20,12 @@ _OF_THE_CAMPAIGN = (
 def load_side_by_side(
     names: Sequence[str], overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None, again: bool = False
 ) -> Scenario:
-    """Load scenarios as the arms of one campaign; the first is the baseline. One alone keeps arms of its own.
+    """Load scenarios as the arms of one experiment; the first is the baseline. One alone keeps arms of its own.
 
     Args:
         names: names or files; the same one twice compares it with itself.
         overrides: ``key=value``, laid over each of them.
-        settings: of the campaign, such as ``blocks``; a first scenario without blocks makes ``USUAL_BLOCKS``.
+        settings: of the experiment, such as ``blocks``; a first scenario without blocks makes ``USUAL_BLOCKS``.
         again: add the first one once more as the arm ``again``: what it differs by is the noise floor.
 
     Raises:

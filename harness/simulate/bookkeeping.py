@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metrics, ScoredBatch
-from harness.loop import Ledger, Observer, StepFacts
+from harness.loop import Observer, RolloutCounts, StepReport
 from harness.simulate.clock import VirtualClockLoop
 from harness.simulate.costing import Seconds
 from harness.simulate.workload import Workload, sizes_of
@@ -33,10 +33,10 @@ class Bookkeeping:
         self, observer: Observer, tracer: RecordingTracer, lanes: Sequence[str], costs: Seconds, work: Workload
     ) -> None:
         self._observer, self._tracer, self._lanes, self._costs, self._work = observer, tracer, lanes, costs, work
-        self._facts: StepFacts | None = None
+        self._facts: StepReport | None = None
         self._versions: dict[str, int] = {}
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
         self._facts, start_ns = facts, self._tracer.clock_ns()
         self._observer.on_step(facts)
@@ -83,6 +83,6 @@ class Bookkeeping:
         self._versions[lane] = -1
         self._observer.on_replaced(lane, reason)
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         """See ``Observer``."""
         self._observer.on_finished(ledger)

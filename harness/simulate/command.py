@@ -24,7 +24,7 @@ from harness.simulate.learners import with_learners
 from harness.simulate.machine import MachineProfile
 from harness.simulate.machines import check_versions, load_machine
 from harness.simulate.points import Question
-from harness.simulate.recording import SimulatedCampaign, draws_of
+from harness.simulate.recording import SimulatedExperiment, draws_of
 from harness.simulate.settings import load_for, only_variant, steady, variants_of
 from harness.simulate.sweeping import Sweep, draws_for, run_sweep
 from harness.simulate.tables import HOW_FAR_OFF, Forecasted, bottleneck, forecast_table, warnings
@@ -61,7 +61,7 @@ def simulate(options: argparse.Namespace, given: Sequence[str]) -> int:
     items = _forecasts(variants, machine, options, errors)
     show_forecasts(items, machine, output)
     if not options.no_run:
-        _record(SimulatedCampaign(options.out, scenario, machine, options.allow), variants, options, items, output)
+        _record(SimulatedExperiment(options.out, scenario, machine, options.allow), variants, options, items, output)
     return 0
 
 
@@ -97,7 +97,7 @@ def _forecasts(
 
 
 def _record(
-    campaign: SimulatedCampaign,
+    experiment: SimulatedExperiment,
     variants: Sequence[Variant],
     options: argparse.Namespace,
     items: Sequence[Forecasted],
@@ -106,8 +106,8 @@ def _record(
     """Write the run of each variant: the central prediction, or in blocks one draw for each."""
     told = {item.label: item.forecast.extrapolating for item in items}
     for variant, draw in zip(variants, draws_of(variants, options.seed), strict=True):
-        own = with_learners(campaign.machine, options.learners, variant.scenario)
+        own = with_learners(experiment.machine, options.learners, variant.scenario)
         facts = {"extrapolating": list(told.get(variant.label, ())), "learners": options.learners}
-        campaign.record(variant, own, draw, facts)
-    assert campaign.folder is not None
-    output.print(Text(f"\nsimulated runs: {plain(shown_path(campaign.folder))}"), soft_wrap=True)
+        experiment.record(variant, own, draw, facts)
+    assert experiment.folder is not None
+    output.print(Text(f"\nsimulated runs: {plain(shown_path(experiment.folder))}"), soft_wrap=True)

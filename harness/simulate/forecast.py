@@ -23,7 +23,7 @@ from typing import TypeVar
 from harness.compare.stats.intervals import t_quantile
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span
-from harness.loop import SilentObserver, StepFacts
+from harness.loop import SilentObserver, StepReport
 from harness.loop.ledger import count
 from harness.results import StepRow, lane_seconds
 from harness.results.step_metrics import WARMUP_FLOOR, trained_lags
@@ -226,9 +226,9 @@ class StepWatch(SilentObserver):
 
     def __init__(self) -> None:
         self.evicted_unused = 0
-        self._steps: list[tuple[float, StepFacts]] = []
+        self._steps: list[tuple[float, StepReport]] = []
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
         self._steps.append((asyncio.get_running_loop().time(), facts))
         if facts.replay is not None:
@@ -262,7 +262,7 @@ def _end(span: Span) -> int:
     return span.end_ns
 
 
-def _row(facts: StepFacts, wall_s: float, elapsed_s: float, spans: list[Span]) -> StepRow:
+def _row(facts: StepReport, wall_s: float, elapsed_s: float, spans: list[Span]) -> StepRow:
     lanes = lane_seconds(spans)
     stages: dict[str, float] = {}
     for own in lanes.values():

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from harness.compare.lanes import account_spans, loop_window
 from harness.core.trace import Span, Stage
-from harness.loop import Ledger
+from harness.loop import RolloutCounts
 from harness.results import LedgerFigures, Run, StepRow, lane_kind
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
@@ -48,7 +48,7 @@ def measures_of(
     rows: Sequence[StepRow],
     spans: Sequence[Span],
     loop_s: float | None,
-    ledger: Ledger | LedgerFigures | None,
+    ledger: RolloutCounts | LedgerFigures | None,
     evicted_unused: float = 0.0,
 ) -> Measures:
     """Put all measures of a run together.
@@ -146,7 +146,7 @@ def idle_shares(spans: Sequence[Span], loop_s: float | None) -> dict[str, float]
     return {kind: fmean(shares) for kind, shares in kinds.items()}
 
 
-def waste_shares(ledger: Ledger | LedgerFigures, evicted_unused: float) -> dict[str, float]:
+def waste_shares(ledger: RolloutCounts | LedgerFigures, evicted_unused: float) -> dict[str, float]:
     """Return the shares of the generated rollouts that came to nothing, in the order of ``WASTE``."""
     generated = ledger.generated.rollouts
     lost = (ledger.failed.rollouts, ledger.dropped.rollouts, ledger.unused.rollouts, evicted_unused)

@@ -12,7 +12,7 @@ from harness.core.types import (
     RolloutGroup,
     ScoredBatch,
     UpdateResult,
-    WeightTicket,
+    WeightHandle,
     WorkItem,
 )
 from harness.simulate.desk import Desk, Doing
@@ -40,14 +40,14 @@ class PricedGenerator:
         self._loading = [Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD] + [Stage.WEIGHT_VERIFY] * desk.work.verifications
         self._held: list[tuple[float, int]] = []  # (since, version), for version shares
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """Take the time of a transfer, a load and its verification; nothing is measured.
 
         Raises:
             AssertionError: the Learner was told that nobody needs this version any more.
         """
-        desk, version = self._desk, ticket.version
-        _check_readable(ticket)
+        desk, version = self._desk, weight_handle.version
+        _check_readable(weight_handle)
         terms, seconds = desk.work.sync(first=not self._synced), desk.costs.seconds
         self._synced = True
         doing = [
@@ -55,7 +55,7 @@ class PricedGenerator:
             for stage in self._loading
         ]
         times = await desk.call("load", doing, version, arrives=desk.work.two_sided, thread=desk.loading)
-        _check_readable(ticket)
+        _check_readable(weight_handle)
         self.version = version
         self._held.append((times[1][1], version))
         return {}
@@ -178,7 +178,7 @@ class PricedLearner:
             for stage, count in asked
         ]
 
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Take the time of a publish and its verification.
 
         Raises:
@@ -195,7 +195,7 @@ class PricedLearner:
         ]
         await desk.call("publish", doing, version)
         self.readable.add(version)
-        return WeightTicket(version, work.weight_bytes, work.weight_tensors, payload=self.readable)
+        return WeightHandle(version, work.weight_bytes, work.weight_tensors, payload=self.readable)
 
     async def checkpoint(self, version: int) -> None:
         """Take the time of saving the policy, if it is to be saved."""
@@ -206,7 +206,7 @@ class PricedLearner:
         await desk.call("publish", doing, version)  # a call that carries no rollouts either
 
 
-def _check_readable(ticket: WeightTicket) -> None:
-    assert ticket.payload is None or ticket.version in ticket.payload, (
-        f"version {ticket.version} is gone: the Learner was told that only {ticket.payload} are needed"
+def _check_readable(weight_handle: WeightHandle) -> None:
+    assert weight_handle.payload is None or weight_handle.version in weight_handle.payload, (
+        f"version {weight_handle.version} is gone: the Learner was told that only {weight_handle.payload} are needed"
     )

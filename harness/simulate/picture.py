@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.campaigns import SIMULATED
+from harness.compare.experiments import SIMULATED
 from harness.core.errors import UserError
 from harness.report.style import label, picture_style, save, variant_looks
 from harness.simulate.axes import Axis, shown

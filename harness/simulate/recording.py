@@ -13,12 +13,12 @@ from typing import Any
 
 from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, ScoredBatch
-from harness.loop import Ledger, Observer, StepFacts
+from harness.loop import Observer, RolloutCounts, StepReport
 from harness.probes.provenance import code_state
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import safe_name
 from harness.results.recorder import RunRecorder
-from harness.results.writer import begin_campaign, timestamp, utc_now
+from harness.results.writer import begin_experiment, timestamp, utc_now
 from harness.scenario import Scenario, Variant, resolved_yaml
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import MachineProfile
@@ -30,7 +30,7 @@ LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validatio
 """Metrics that say what was learnt, which a simulation does not know."""
 
 
-class SimulatedCampaign:
+class SimulatedExperiment:
     """The folder of one command's simulated runs, made when the first of them begins.
 
     Args:
@@ -41,7 +41,7 @@ class SimulatedCampaign:
 
     Attributes:
         machine: the profile.
-        folder: of the campaign; None until then.
+        folder: of the experiment; None until then.
     """
 
     def __init__(self, out: Path, scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> None:
@@ -79,7 +79,7 @@ class SimulatedCampaign:
         folder.write_manifest(
             Manifest(
                 scenario=self._scenario.name,
-                campaign=self._name,
+                experiment=self._name,
                 started_at=timestamp(utc_now()),
                 arm=variant.arm,
                 point=variant.point,
@@ -102,7 +102,7 @@ class SimulatedCampaign:
     def _make(self, variant_name: str | None) -> RunFolder:
         if self._name:
             return RunFolder.create(self._out, self._scenario.name, self._name, variant_name)
-        folder, self._name = begin_campaign(self._out, self._scenario.name, variant_name)
+        folder, self._name = begin_experiment(self._out, self._scenario.name, variant_name)
         self.folder = self._out / safe_name(self._scenario.name) / safe_name(self._name)
         return folder
 
@@ -135,7 +135,7 @@ class WithoutRewards:
         """See ``Observer``."""
         self._observer.on_sync(lane, version, measured)
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
         self._observer.on_step(replace(facts, scored=tuple(map(without_rewards, facts.scored))))
 
@@ -147,7 +147,7 @@ class WithoutRewards:
         """See ``Observer``."""
         self._observer.on_replaced(lane, reason)
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         """See ``Observer``."""
         self._observer.on_finished(ledger)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.core.trace import RecordingTracer, Span
 from harness.core.types import Metrics, ScoredBatch
-from harness.loop import Ledger, Observer, SilentObserver, StepFacts
+from harness.loop import Observer, RolloutCounts, SilentObserver, StepReport
 from harness.models.shape import Shape
 from harness.scenario import Scenario
 from harness.simulate.clock import run_virtual
@@ -34,8 +34,8 @@ class Simulated:
 
     spans: list[Span] = field(repr=False)
     seconds: float
-    ledger: Ledger
-    steps: tuple[StepFacts, ...] = field(repr=False)
+    ledger: RolloutCounts
+    steps: tuple[StepReport, ...] = field(repr=False)
     lanes: tuple[str, ...]
     extrapolating: tuple[str, ...] = ()
 
@@ -82,8 +82,8 @@ class _Watch:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self.steps: list[StepFacts] = []
-        self.ledger = Ledger()
+        self.steps: list[StepReport] = []
+        self.ledger = RolloutCounts()
 
     def on_version(self, lane: str, version: int) -> None:
         self._observer.on_version(lane, version)
@@ -91,7 +91,7 @@ class _Watch:
     def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
         self._observer.on_sync(lane, version, measured)
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         self.steps.append(facts)
         self._observer.on_step(facts)
 
@@ -101,6 +101,6 @@ class _Watch:
     def on_replaced(self, lane: str, reason: str) -> None:
         self._observer.on_replaced(lane, reason)
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         self.ledger = ledger
         self._observer.on_finished(ledger)

@@ -23,7 +23,7 @@ from harness.core.types import (
     RolloutGroup,
     ScoredBatch,
     UpdateResult,
-    WeightTicket,
+    WeightHandle,
     WorkItem,
 )
 
@@ -80,19 +80,19 @@ class SimulatedGenerator:
     version: int = -1
     _held: list[tuple[float, int]] = field(default_factory=list, repr=False)  # (since, version), for version shares
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """Take the time of a transfer and a load; nothing is measured.
 
         Raises:
             AssertionError: the Learner was told that nobody needs this version any more.
         """
-        with self.tracer.span(self.lane, Stage.WEIGHT_TRANSFER, ticket.version, ticket.version):
-            _check_readable(ticket)
-            await asyncio.sleep(self.transfer_cost(ticket.version))
-            _check_readable(ticket)
-        with self.tracer.span(self.lane, Stage.WEIGHT_LOAD, ticket.version, ticket.version):
-            await asyncio.sleep(self.load_cost(ticket.version))
-        self.version = ticket.version
+        with self.tracer.span(self.lane, Stage.WEIGHT_TRANSFER, weight_handle.version, weight_handle.version):
+            _check_readable(weight_handle)
+            await asyncio.sleep(self.transfer_cost(weight_handle.version))
+            _check_readable(weight_handle)
+        with self.tracer.span(self.lane, Stage.WEIGHT_LOAD, weight_handle.version, weight_handle.version):
+            await asyncio.sleep(self.load_cost(weight_handle.version))
+        self.version = weight_handle.version
         self._held.append((_now(), self.version))
         return {}
 
@@ -190,7 +190,7 @@ class SimulatedLearner:
             await asyncio.sleep(self.epochs_per_batch * self.update_cost(step))
         return UpdateResult(step + 1, self.epochs_per_batch, {})
 
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Take the time of a publish.
 
         Raises:
@@ -201,7 +201,7 @@ class SimulatedLearner:
         with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
             await asyncio.sleep(self.publish_cost(version))
         self.readable.add(version)
-        return WeightTicket(version, self.weight_bytes, 1, payload=self.readable)
+        return WeightHandle(version, self.weight_bytes, 1, payload=self.readable)
 
     async def checkpoint(self, version: int) -> None:
         """Do nothing: there is no policy to save."""
@@ -259,9 +259,9 @@ class _Mortal(Generic[P]):
 class MortalGenerator(_Mortal[Generator]):
     """A Generator that dies in some of its calls."""
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """See ``Generator``."""
-        return await self._call(self.part.load_weights(ticket))
+        return await self._call(self.part.load_weights(weight_handle))
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """See ``Generator``."""
@@ -276,9 +276,9 @@ class MortalScorer(_Mortal[Scorer]):
         return await self._call(self.part.score(item, groups))
 
 
-def _check_readable(ticket: WeightTicket) -> None:
-    assert ticket.payload is None or ticket.version in ticket.payload, (
-        f"version {ticket.version} is gone: the Learner was told that only {ticket.payload} are needed"
+def _check_readable(weight_handle: WeightHandle) -> None:
+    assert weight_handle.payload is None or weight_handle.version in weight_handle.payload, (
+        f"version {weight_handle.version} is gone: the Learner was told that only {weight_handle.payload} are needed"
     )
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.compare import numbers
-from harness.compare.campaigns import SIMULATED
+from harness.compare.experiments import SIMULATED
 from harness.compare.tables import Table
 from harness.core.errors import UserError
 from harness.core.plain_text import plain

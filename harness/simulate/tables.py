@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.compare import numbers
-from harness.compare.campaigns import SIMULATED
+from harness.compare.experiments import SIMULATED
 from harness.compare.tables import Table
 from harness.core.trace import Stage
 from harness.scenario import Scenario

@@ -19,7 +19,7 @@ from ray.experimental.collective.collective import RemoteCommunicatorManager
 from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.transports.bucket import BucketLayout
 from harness.transports.options import TransportOptions
 from harness.transports.slots import CopiedWeights, SlotSender, view_tensors
@@ -97,11 +97,11 @@ class CollectiveReceiver:
     def __init__(self, options: TransportOptions) -> None:
         self.notes: tuple[str, ...] = ()
 
-    def receive(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
+    def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Return views of the tensors that Ray received."""
         if arrived is None:
-            raise RunStopped(f"no tensors arrived with the ticket of version {ticket.version}")
-        payload: CollectivePayload = ticket.payload
+            raise RunStopped(f"no tensors arrived with the weight_handle of version {weight_handle.version}")
+        payload: CollectivePayload = weight_handle.payload
         return view_tensors(payload.layout, payload.flatten, arrived)
 
     def close(self) -> None:

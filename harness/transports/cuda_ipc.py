@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.transports.options import TransportOptions
 from harness.transports.slots import CopiedWeights, SlotSender, StoredTensors, view_tensors
 
@@ -41,9 +41,9 @@ class CudaIpcReceiver:
     def __init__(self, options: TransportOptions) -> None:
         self.notes: tuple[str, ...] = ()
 
-    def receive(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
+    def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Return views of the Learner's own memory."""
-        payload: StoredTensors = ticket.payload
+        payload: StoredTensors = weight_handle.payload
         return view_tensors(payload.layout, payload.flatten, ray.get(payload.refs[0]))
 
     def close(self) -> None:

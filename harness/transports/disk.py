@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.transports.bucket import BucketLayout
 from harness.transports.options import TransportOptions
 
@@ -45,7 +45,7 @@ class DiskSender:
             ) from error
         self.notes: tuple[str, ...] = (f"weights go through files in {self._folder}",)
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightTicket:
+    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Write the file under another name, then rename it, so that nobody reads half of it."""
         layout = BucketLayout.of(weights)
         if version in self._paths:
@@ -54,7 +54,7 @@ class DiskSender:
         path = self._folder / f"weights-{version}.safetensors"
         self._write(weights, path)
         self._paths[version] = path
-        return WeightTicket(version, layout.payload_bytes, len(weights), None, DiskPayload(str(path)))
+        return WeightHandle(version, layout.payload_bytes, len(weights), None, DiskPayload(str(path)))
 
     def published(self, version: int) -> Mapping[str, Tensor]:
         """Read the file back."""
@@ -108,15 +108,15 @@ class DiskReceiver:
     def __init__(self, options: TransportOptions) -> None:
         self.notes: tuple[str, ...] = ()
 
-    def receive(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
+    def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Return the file's tensors.
 
         Raises:
             RunStopped: it is not there.
         """
-        payload: DiskPayload = ticket.payload
+        payload: DiskPayload = weight_handle.payload
         if not Path(payload.path).exists():
-            raise RunStopped(f"the weights of version {ticket.version} are not on disk: no file {payload.path}")
+            raise RunStopped(f"the weights of version {weight_handle.version} are not on disk: no file {payload.path}")
         return load_file(payload.path)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 
 
 class Streams(Protocol):
@@ -35,8 +35,8 @@ class InProcessTransport:
 
     def publish(
         self, weights: Mapping[str, torch.Tensor], version: int, still_needed: frozenset[int] = frozenset()
-    ) -> WeightTicket:
-        """Return a ticket for these weights, by Hugging Face name."""
+    ) -> WeightHandle:
+        """Return a weight_handle for these weights, by Hugging Face name."""
         payload = {
             name: tensor.detach().clone() if self._snapshot else tensor.detach() for name, tensor in weights.items()
         }
@@ -44,7 +44,7 @@ class InProcessTransport:
         self._published[version] = payload
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
         copied = None if self._streams is None else self._streams.learner.record_event()
-        return WeightTicket(version, num_bytes, len(payload), None, (payload, copied))
+        return WeightHandle(version, num_bytes, len(payload), None, (payload, copied))
 
     def published(self, version: int) -> Mapping[str, torch.Tensor]:
         """Return the published weights by name.
@@ -60,10 +60,10 @@ class InProcessTransport:
         """Nothing moves."""
         return []
 
-    def receive(self, ticket: WeightTicket, arrived: list[torch.Tensor] | None = None) -> Mapping[str, Any]:
+    def receive(self, weight_handle: WeightHandle, arrived: list[torch.Tensor] | None = None) -> Mapping[str, Any]:
         """Return the published weights by name."""
         weights: Mapping[str, torch.Tensor]
-        weights, copied = ticket.payload
+        weights, copied = weight_handle.payload
         if self._streams is not None:
             self._streams.generator.wait_event(copied)
             for tensor in weights.values():

@@ -14,7 +14,7 @@ import ray
 from ray.experimental import deregister_nixl_memory, register_nixl_memory, set_target_for_ref
 from torch import Tensor
 
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.transports.bucket import BucketLayout
 from harness.transports.nixl_agent import start_nixl_agent
 from harness.transports.options import TransportOptions
@@ -57,9 +57,9 @@ class NixlReceiver:
         self._layout: BucketLayout | None = None
         self._buffers: list[Tensor] = []
 
-    def receive(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
+    def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Read the weights into this receiver's buffers, or fresh ones without ``preallocate``."""
-        payload: StoredTensors = ticket.payload
+        payload: StoredTensors = weight_handle.payload
         if self._preallocate:
             self._fit_buffers(payload)
             set_target_for_ref(payload.refs[0], self._buffers)

@@ -15,7 +15,7 @@ import ray
 import torch
 from torch import Tensor
 
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.transports.bucket import BucketLayout
 from harness.transports.options import TransportOptions
 from harness.transports.read_only import from_read_only
@@ -35,7 +35,7 @@ class ObjectStoreSender:
         self.notes: tuple[str, ...] = ()
         self._refs: dict[int, Any] = {}
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightTicket:
+    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Copy the weights into the object store."""
         layout = BucketLayout.of(weights)
         if version in self._refs:
@@ -43,7 +43,7 @@ class ObjectStoreSender:
         self._refs = {held: ref for held, ref in self._refs.items() if held in still_needed}
         self._refs[version] = ray.put(self._encode(weights))
         payload = ObjectStorePayload([self._refs[version]])
-        return WeightTicket(version, layout.payload_bytes, len(weights), None, payload)
+        return WeightHandle(version, layout.payload_bytes, len(weights), None, payload)
 
     def published(self, version: int) -> Mapping[str, Tensor]:
         """Fetch the published copy out of the store."""
@@ -56,7 +56,7 @@ class ObjectStoreSender:
         return []
 
     def close(self) -> None:
-        """Let go of the objects; Ray frees each when no ticket is left either."""
+        """Let go of the objects; Ray frees each when no weight_handle is left either."""
         self._refs = {}
 
     def _encode(self, weights: Mapping[str, Tensor]) -> Any:
@@ -76,9 +76,9 @@ class ObjectStoreReceiver:
     def __init__(self, options: TransportOptions) -> None:
         self.notes: tuple[str, ...] = ()
 
-    def receive(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
+    def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Return torch tensors as they are unpacked, numpy arrays as they lie in the store."""
-        payload: ObjectStorePayload = ticket.payload
+        payload: ObjectStorePayload = weight_handle.payload
         return decode(ray.get(payload.refs[0]))
 
     def close(self) -> None:

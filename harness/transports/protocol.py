@@ -1,7 +1,7 @@
 """What every transport is: a sender that lives with the Learner, a receiver that lives with a Generator.
 
-Both are made inside the actor that holds them. A ticket goes from the one to the other through the driver, which only
-holds it: the bytes of the weights never pass through the driver.
+Both are made inside the actor that holds them. A weight_handle goes from the one to the other through the driver, which
+only holds it: the bytes of the weights never pass through the driver.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 
 Weights = Mapping[str, Tensor]
 
@@ -24,14 +24,14 @@ class WeightSender(Protocol):
 
     notes: tuple[str, ...]
 
-    def publish(self, weights: Weights, version: int, still_needed: frozenset[int]) -> WeightTicket:
-        """Hand over the weights as they are now; the ticket carries no checksum yet.
+    def publish(self, weights: Weights, version: int, still_needed: frozenset[int]) -> WeightHandle:
+        """Hand over the weights as they are now; the weight_handle carries no checksum yet.
 
         Args:
             weights: the live parameters by Hugging Face name.
             version: theirs; a version is published once.
-            still_needed: versions published before that a Generator may yet receive. Their tickets stay readable and
-                unchanged; the memory of all others is reused or given back.
+            still_needed: versions published before that a Generator may yet receive. Their weight_handles stay readable
+                and unchanged; the memory of all others is reused or given back.
 
         Raises:
             ValueError: there are no weights, or the version is published already.
@@ -51,7 +51,7 @@ class WeightSender(Protocol):
         """
 
     def close(self) -> None:
-        """Give back memory and files; tickets become unreadable."""
+        """Give back memory and files; weight_handles become unreadable."""
 
 
 class WeightReceiver(Protocol):
@@ -59,14 +59,14 @@ class WeightReceiver(Protocol):
 
     notes: tuple[str, ...]
 
-    def receive(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Weights:
-        """Return the ticket's weights by name, to be copied from and not written to.
+    def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Weights:
+        """Return the weight_handle's weights by name, to be copied from and not written to.
 
         They may lie in memory that the next ``receive`` overwrites, or that the sender reuses when the version is no
         longer needed: load them at once.
 
         Args:
-            ticket: of a version that its sender still holds.
+            weight_handle: of a version that its sender still holds.
             arrived: what ``outgoing`` returned, once Ray has moved it here; two-sided transports need it.
 
         Raises:

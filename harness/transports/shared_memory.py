@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.transports.bucket import BucketLayout, copy_weights
 from harness.transports.options import TransportOptions
 from harness.transports.read_only import from_read_only
@@ -102,19 +102,19 @@ class SharedMemoryReceiver:
         self.notes: tuple[str, ...] = ()
         self._mapped: dict[SegmentAddress, Tensor] = {}
 
-    def receive(self, ticket: WeightTicket, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
+    def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Return views of the segment.
 
         Raises:
             UserError: the sender runs on another host or in another container.
             RunStopped: the sender is gone, or the segment holds another version.
         """
-        payload: SharedMemoryPayload = ticket.payload
+        payload: SharedMemoryPayload = weight_handle.payload
         memory = self._memory(payload.address)
         nonce, version = _HEADER.unpack_from(memory.numpy().data)
-        if (nonce, version) != (payload.address.nonce, ticket.version):
+        if (nonce, version) != (payload.address.nonce, weight_handle.version):
             held = "memory of something else" if nonce != payload.address.nonce else f"version {version}"
-            raise RunStopped(f"the shared memory of version {ticket.version} holds {held}")
+            raise RunStopped(f"the shared memory of version {weight_handle.version} holds {held}")
         return payload.layout.views(memory[_WEIGHTS_AT:])
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.transports.bucket import BucketLayout, copy_weights
 
 
@@ -164,10 +164,10 @@ class SlotSender(ABC, Generic[P]):
         self.notes: tuple[str, ...] = ()
         self._slots = Slots(make, slots_at_start)
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightTicket:
+    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Copy the weights into a place that is not needed."""
         place = self._slots.put(weights, version, still_needed)
-        return WeightTicket(version, place.layout.payload_bytes, len(weights), None, self._payload(place, version))
+        return WeightHandle(version, place.layout.payload_bytes, len(weights), None, self._payload(place, version))
 
     def published(self, version: int) -> Mapping[str, Tensor]:
         """Return the published copy."""

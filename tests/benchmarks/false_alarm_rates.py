@@ -1,14 +1,14 @@
 """How often the comparison calls like arms different, on recorded runs: the noise is the machine's, not a model's.
 
-Give it a campaign of two arms with the same settings (``python -m harness bench A A --blocks 200``), or one long run,
-whose consecutive steps are cut into blocks in time order as if two arms had run in turns (A B, B A, A B, ...). Ten
-blocks in a row make a campaign; each gets an interval and a verdict, and every alarm is a false one. Beside it the
+Give it an experiment of two arms with the same settings (``python -m harness bench A A --blocks 200``), or one long
+run, whose consecutive steps are cut into blocks in time order as if two arms had run in turns (A B, B A, A B, ...). Ten
+blocks in a row make an experiment; each gets an interval and a verdict, and every alarm is a false one. Beside it the
 naive recipe on the same steps: fifty in a row against the next fifty, Mann-Whitney.
 
     python tests/benchmarks/false_alarm_rates.py results/aa/20261121-150000 --json false_alarms.json
     python tests/benchmarks/false_alarm_rates.py --simulated 4000
 
-Disjoint campaigns share no block: Wilson's interval. All windows use every block ten times: a moving-block bootstrap
+Disjoint experiments share no block: Wilson's interval. All windows use every block ten times: a moving-block bootstrap
 over time.
 """
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.compare import Campaign, gather
+from harness.compare import Experiment, gather
 from harness.compare.series import UNFLAGGED_WARMUP
 from harness.compare.stats import STEP, PairedBlock, log_ratios
 from harness.compare.stats.blocks import Numbers
@@ -68,7 +68,7 @@ class Line:
     """One row of the table; ``different`` is None for the naive recipe, which knows no threshold."""
 
     source: str
-    campaigns: str
+    experiments: str
     excludes: Rate
     different: Rate | None
 
@@ -79,8 +79,8 @@ def parse_arguments() -> argparse.Namespace:
         epilog="example:\n  python tests/benchmarks/false_alarm_rates.py results/aa/20261121-150000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("results", type=Path, nargs="*", help="campaign folders of two like arms, or single runs")
-    parser.add_argument("--blocks", type=int, default=10, help="blocks of one campaign (default 10)")
+    parser.add_argument("results", type=Path, nargs="*", help="experiment folders of two like arms, or single runs")
+    parser.add_argument("--blocks", type=int, default=10, help="blocks of one experiment (default 10)")
     parser.add_argument("--steps", type=int, default=10, help="steps of one arm in a block cut from a single run (10)")
     parser.add_argument("--threshold", type=float, default=0.03, help="relative change that counts (0.03)")
     parser.add_argument("--simulated", type=int, default=0, metavar="TRIALS", help="also the simulated noise model")
@@ -100,40 +100,40 @@ def sources(paths: Sequence[Path], steps: int) -> Iterator[Source]:
     Raises:
         UserError: no runs, a damaged one, or arms that are not alike.
     """
-    campaigns, damaged = gather(paths)
+    experiments, damaged = gather(paths)
     for run in damaged:
         raise run.error
-    for campaign in campaigns:
-        yield from _one_run(campaign, steps) if len(campaign.variants) == 1 else _like_arms(campaign)
+    for experiment in experiments:
+        yield from _one_run(experiment, steps) if len(experiment.variants) == 1 else _like_arms(experiment)
 
 
-def _like_arms(campaign: Campaign) -> Iterator[Source]:
-    base, *others = campaign.variants
+def _like_arms(experiment: Experiment) -> Iterator[Source]:
+    base, *others = experiment.variants
     for other in others:
         if not is_same(base, other):
             raise UserError(
                 f"the arms {base.name!r} and {other.name!r} have different settings",
-                where=str(campaign.folder),
-                fix="give it a campaign of a scenario against itself",
+                where=str(experiment.folder),
+                fix="give it an experiment of a scenario against itself",
             )
         alternated = base.runs[0].manifest.interleaving == "step"
         blocks = paired_blocks(base, other, alternated)[STEP]
         seconds = [second for block in blocks for second in block.before]
-        yield Source(f"{campaign.scenario}: {'live' if alternated else 'launched'} arms", blocks, seconds)
+        yield Source(f"{experiment.scenario}: {'live' if alternated else 'launched'} arms", blocks, seconds)
 
 
-def _one_run(campaign: Campaign, steps: int) -> Iterator[Source]:
-    for run in campaign.runs:
+def _one_run(experiment: Experiment, steps: int) -> Iterator[Source]:
+    for run in experiment.runs:
         if run.series is None:
-            raise UserError("a run made no steps", where=str(campaign.folder), fix="leave it out")
+            raise UserError("a run made no steps", where=str(experiment.folder), fix="leave it out")
         seconds = list(run.series.measured(UNFLAGGED_WARMUP).wall_s)
-        name = f"{campaign.scenario}, seed {run.manifest.seed}"
+        name = f"{experiment.scenario}, seed {run.manifest.seed}"
         yield Source(f"{name}: ABBA windows", abba_blocks(seconds, steps), seconds)
         yield Source(f"{name}: alternate steps", alternated_blocks(seconds, steps), [])
 
 
 def recorded_lines(source: Source, arguments: argparse.Namespace, generator: np.random.Generator) -> Iterator[Line]:
-    """Judge the campaigns in a recording, disjoint ones and all windows."""
+    """Judge the experiments in a recording, disjoint ones and all windows."""
     size = arguments.blocks
     disjoint = judged(windows(source.blocks, size, size), arguments.threshold)
     yield Line(source.name, f"{size} blocks, disjoint", rate(disjoint[0]), rate(disjoint[1]))
@@ -155,8 +155,8 @@ def _naive_lines(source: Source, generator: np.random.Generator) -> Iterator[Lin
 def simulated_lines(arguments: argparse.Namespace, generator: np.random.Generator) -> Iterator[Line]:
     """Judge like arms under ``NoiseModel``."""
     noise, trials = NoiseModel(), arguments.simulated
-    for name, campaign, alternated in (("live", noise.alternated, True), ("launched", noise.launched, False)):
-        weather = campaign(generator, trials, arguments.blocks, arguments.steps)
+    for name, experiment, alternated in (("live", noise.alternated, True), ("launched", noise.launched, False)):
+        weather = experiment(generator, trials, arguments.blocks, arguments.steps)
         times = np.exp(noise.with_own_noise(generator, weather)).tolist()
         made = [[PairedBlock(tuple(a), tuple(b), alternated) for a, b in trial] for trial in times]
         excludes, different = judged(made, arguments.threshold)
@@ -169,11 +169,11 @@ def simulated_lines(arguments: argparse.Namespace, generator: np.random.Generato
 def show(lines: Sequence[Line], found: Sequence[Source], blocks: int) -> None:
     """Print the rates, and what the recordings' blocks are like; names come from files and are untrusted."""
     table = Table(title="Like arms told apart, with the 95% interval of the rate. The interval's promise is 5%.")
-    for column in ("recording", "campaigns of", "number", "interval excludes no change", "verdict: different"):
+    for column in ("recording", "experiments of", "number", "interval excludes no change", "verdict: different"):
         table.add_column(column, justify="right" if column == "number" else "left")
     for line in lines:
         rates = (_text(line.excludes), _text(line.different))
-        table.add_row(Text(plain(line.source)), line.campaigns, str(line.excludes.trials), *rates)
+        table.add_row(Text(plain(line.source)), line.experiments, str(line.excludes.trials), *rates)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     for source in found:
@@ -187,7 +187,7 @@ def _spread(name: str, values: Numbers, blocks: int) -> str:
     shown = effect_shown(spread / math.sqrt(blocks), blocks - 1)
     return (
         f"{name}: {len(values)} blocks, whose log-ratios spread by {spread:.1%}; neighbours correlate by "
-        f"{_neighbours(values):+.2f}. {blocks} such blocks show a change of {shown:.1%} in 80% of campaigns."
+        f"{_neighbours(values):+.2f}. {blocks} such blocks show a change of {shown:.1%} in 80% of experiments."
     )
 
 

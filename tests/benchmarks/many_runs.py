@@ -87,21 +87,21 @@ class Clock:
 
 
 def write_results(root: Path, layout: str, runs: int, steps: int) -> None:
-    """Write runs: as two arms of ``runs / 2`` blocks in one campaign, or as one campaign each."""
+    """Write runs: as two arms of ``runs / 2`` blocks in one experiment, or as one experiment each."""
     for index in range(runs):
         if layout == "blocks":
             arm, block = ("base", "slower")[index % 2], index // 2
             write_run(root, Manifest(**_named("many", "20261120-111500"), arm=arm, block=block, seed=block), steps)
         else:
-            campaign = f"202611{1 + index // 86_400:02}-{index // 3600 % 24:02}{index // 60 % 60:02}{index % 60:02}"
-            write_run(root, Manifest(**_named("single", campaign), seed=index), steps)
+            experiment = f"202611{1 + index // 86_400:02}-{index // 3600 % 24:02}{index // 60 % 60:02}{index % 60:02}"
+            write_run(root, Manifest(**_named("single", experiment), seed=index), steps)
 
 
-def _named(scenario: str, campaign: str) -> dict[str, object]:
-    started_at = f"2026-11-{campaign[6:8]}T{campaign[9:11]}:{campaign[11:13]}:{campaign[13:15]}.000Z"
+def _named(scenario: str, experiment: str) -> dict[str, object]:
+    started_at = f"2026-11-{experiment[6:8]}T{experiment[9:11]}:{experiment[11:13]}:{experiment[13:15]}.000Z"
     facts = {"machine": MACHINE, "versions": VERSIONS, "threads": 1, "commit": "abcdef1234567890", "dirty": False}
     turns = {"interleaving": "step" if scenario == "many" else None, "startup_s": 2.0}
-    return {"scenario": scenario, "campaign": campaign, "started_at": started_at} | facts | turns
+    return {"scenario": scenario, "experiment": experiment, "started_at": started_at} | facts | turns
 
 
 def write_run(root: Path, manifest: Manifest, steps: int) -> None:
@@ -109,7 +109,7 @@ def write_run(root: Path, manifest: Manifest, steps: int) -> None:
     variant = None if manifest.arm is None else f"{manifest.arm},block={manifest.block}"
     noise = random.Random(f"{manifest.arm}-{manifest.seed}")
     clock, slower = Clock(noise), 1.05 if manifest.arm == "slower" else 1.0
-    with RunFolder.create(root, manifest.scenario, manifest.campaign, variant, scrubber=SCRUBBER) as run:
+    with RunFolder.create(root, manifest.scenario, manifest.experiment, variant, scrubber=SCRUBBER) as run:
         run.write_scenario(SETTINGS.format(seed=manifest.seed, steps=steps))
         run.write_manifest(manifest)
         run.append_spans(Span(lane, Stage.STARTUP, 0, clock.now_ns, -1, -1) for lane in LANES)

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import RecordingTracer
-from harness.loop import LoopPlan, SilentObserver, StepFacts, run_loop
+from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
 from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
@@ -70,7 +70,7 @@ class Counting(SilentObserver):
     def __init__(self, tracer: RecordingTracer) -> None:
         self.tracer, self.spans, self.orders = tracer, 0, 0
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         self.spans += len(self.tracer.drain())
         self.orders += len(facts.scored)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.transports.bucket import copy_weights
@@ -82,7 +82,7 @@ def test_checksum(benchmark: BenchmarkFixture, weights: Weights) -> None:
 @pytest.mark.benchmark(group=GROUP)
 @pytest.mark.parametrize("transport", ["object_store", "object_store_numpy", "shared_memory"])
 def test_weights_to_a_ray_actor(
-    benchmark: BenchmarkFixture, weights: Weights, transport: str, receive: Callable[[str, WeightTicket], str]
+    benchmark: BenchmarkFixture, weights: Weights, transport: str, receive: Callable[[str, WeightHandle], str]
 ) -> None:
     sender, versions = TRANSPORTS[transport].sender(TransportOptions()), itertools.count()
 
@@ -96,8 +96,8 @@ def test_weights_to_a_ray_actor(
 
 
 @pytest.fixture(scope="module")
-def receive() -> Iterator[Callable[[str, WeightTicket], str]]:
-    """Start an actor; return what hands it a ticket and waits until the weights are in its own tensors."""
+def receive() -> Iterator[Callable[[str, WeightHandle], str]]:
+    """Start an actor; return what hands it a weight_handle and waits until the weights are in its own tensors."""
     import ray
 
     from harness.run.actors.environment import process_environment, quiet_ray
@@ -108,10 +108,10 @@ def receive() -> Iterator[Callable[[str, WeightTicket], str]]:
             self.receivers: dict[str, object] = {}
             self.own: dict[str, torch.Tensor] = {}
 
-        def receive(self, transport: str, ticket: WeightTicket) -> str:
+        def receive(self, transport: str, weight_handle: WeightHandle) -> str:
             if transport not in self.receivers:
                 self.receivers[transport] = TRANSPORTS[transport].receiver(TransportOptions())
-            loaded = self.receivers[transport].receive(ticket)  # type: ignore[attr-defined]
+            loaded = self.receivers[transport].receive(weight_handle)  # type: ignore[attr-defined]
             self.own = self.own or {name: torch.empty_like(tensor) for name, tensor in loaded.items()}
             copy_weights(loaded, self.own)
             return "loaded"
@@ -122,6 +122,6 @@ def receive() -> Iterator[Callable[[str, WeightTicket], str]]:
     environment = {"env_vars": process_environment(threads=1, interface="lo")}
     ray.init(address="local", num_cpus=2, _temp_dir=folder, runtime_env=environment, **settings)
     actor = Generator.remote()
-    yield lambda transport, ticket: ray.get(actor.receive.remote(transport, ticket))
+    yield lambda transport, weight_handle: ray.get(actor.receive.remote(transport, weight_handle))
     ray.shutdown()
     shutil.rmtree(folder)

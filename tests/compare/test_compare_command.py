@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare.__main__ import main
-from harness.compare.campaigns import MOST_WITH_SPANS, gather_newest
+from harness.compare.experiments import MOST_WITH_SPANS, gather_newest
 from harness.compare.reading import FEWEST_FOR_PROCESSES, Detail, read_figures
 from harness.core.trace import Stage
 from harness.results import DamagedRun, RunFolder, find_run_folders
@@ -29,16 +29,16 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def results(make_run: Make, tmp_path: Path) -> Path:
-    """An older campaign of one run and a newer one of two arms."""
+    """An older experiment of one run and a newer one of two arms."""
     make_run(
-        scenario="quickstart", campaign="20261119-080000", started_at="2026-11-19T08:00:00.000Z", evaluations=REWARDS
+        scenario="quickstart", experiment="20261119-080000", started_at="2026-11-19T08:00:00.000Z", evaluations=REWARDS
     )
     for arm in ("k1", "k2"):
         make_run(arm=arm, evaluations=REWARDS)
     return tmp_path / "results"
 
 
-def test_the_newest_campaign_is_shown_in_detail(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_experiment_is_shown_in_detail(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(results)]) == 0
     output = capsys.readouterr()
     lines = [" ".join(line.split()) for line in output.out.splitlines()]
@@ -51,18 +51,18 @@ def test_the_newest_campaign_is_shown_in_detail(results: Path, capsys: pytest.Ca
     assert output.err == ""
 
 
-def test_all_campaigns_are_shown_when_asked(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_experiments_are_shown_when_asked(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(results), "--all"]) == 0
     assert "quickstart / 20261119-080000" in capsys.readouterr().out
     assert main([str(results / "quickstart"), str(results / "sync_k")]) == 0  # both were named
     assert "quickstart / 20261119-080000" in capsys.readouterr().out
 
 
-def test_json_holds_every_campaign_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_every_experiment_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(results), "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["schema"], data["schema_version"]) == ("harness.comparison", 1)
-    assert [campaign["scenario"] for campaign in data["campaigns"]] == ["quickstart", "sync_k"]
+    assert [experiment["scenario"] for experiment in data["campaigns"]] == ["quickstart", "sync_k"]
     assert [variant["name"] for variant in data["campaigns"][1]["variants"]] == ["k1", "k2"]
     run = data["campaigns"][1]["variants"][0]["runs"][0]
     assert run["figures"]["reward_last"] == 0.55
@@ -89,8 +89,8 @@ def test_json_holds_syncs_overlap_and_ledger(
         make_lagged_run(arm="a", seed=seed, steps=2)
         make_lagged_run(arm="b", seed=seed, steps=2, rewards=(0.2, 0.7))
     assert main([str(tmp_path / "results"), "--format", "json"]) == 0
-    (campaign,) = json.loads(capsys.readouterr().out)["campaigns"]
-    base, other = campaign["variants"]
+    (experiment,) = json.loads(capsys.readouterr().out)["campaigns"]
+    base, other = experiment["variants"]
     assert base["reward_last_difference"] is None
     difference = other["reward_last_difference"]
     assert (difference["baseline"], difference["seeds"]) == ("a", 3)
@@ -138,10 +138,10 @@ def test_a_damaged_run_is_named_and_the_rest_compared(results: Path, capsys: pyt
     assert [item["folder"] for item in json.loads(capsys.readouterr().out)["damaged"]] == [str(bad)]
 
 
-def test_where_the_newest_campaign_has_damaged_spans_the_next_one_is_shown(
+def test_where_the_newest_experiment_has_damaged_spans_the_next_one_is_shown(
     make_run: Make, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    newest = make_run(scenario="newest", campaign="20261130-000000", started_at="2026-11-30T00:00:00.000Z").folder
+    newest = make_run(scenario="newest", experiment="20261130-000000", started_at="2026-11-30T00:00:00.000Z").folder
     (newest / "spans.jsonl").write_text("{}\n")
     assert main([str(results)]) == 0
     output = capsys.readouterr()
@@ -150,7 +150,7 @@ def test_where_the_newest_campaign_has_damaged_spans_the_next_one_is_shown(
     assert "\nsync_k / 20261120-111500" in output.out
 
 
-def test_damage_in_the_newest_campaign_takes_out_the_run_and_not_the_campaign(
+def test_damage_in_the_newest_experiment_takes_out_the_run_and_not_the_experiment(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = results / "sync_k" / "20261120-111500" / "k1"
@@ -170,14 +170,14 @@ def test_a_run_folder_is_shown_without_its_siblings(results: Path, capsys: pytes
     assert "stage k2" in lines
 
 
-def test_of_a_very_large_campaign_evenly_spaced_runs_have_their_spans_read(
+def test_of_a_very_large_experiment_evenly_spaced_runs_have_their_spans_read(
     make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for block in range(MOST_WITH_SPANS // 2 + 1):
         for arm in ("a", "b"):
             make_run(arm=arm, block=block, seed=block, steps=1).close()
-    campaigns, newest, damaged = gather_newest([tmp_path / "results"])
-    assert (len(campaigns), len(newest.runs), damaged) == (1, MOST_WITH_SPANS + 2, [])
+    experiments, newest, damaged = gather_newest([tmp_path / "results"])
+    assert (len(experiments), len(newest.runs), damaged) == (1, MOST_WITH_SPANS + 2, [])
     read = [sum(bool(run.lanes) for run in variant.runs) for variant in newest.variants]
     assert sum(read) == MOST_WITH_SPANS // 2 + 1  # every second of 202
     assert max(read) - min(read) <= 1
@@ -229,10 +229,10 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "PATH" in capsys.readouterr().err
 
 
-def test_unlike_machines_are_said_across_campaigns(
+def test_unlike_machines_are_said_across_experiments(
     make_run: Make, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_run(scenario="other", campaign="20261118-000000", started_at=EARLY, machine={"fingerprint": "ffffffffffff"})
+    make_run(scenario="other", experiment="20261118-000000", started_at=EARLY, machine={"fingerprint": "ffffffffffff"})
     assert main([str(results)]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "machine ffffffffffff" in output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.campaigns import gather
+from harness.compare.experiments import gather
 from harness.compare.groups import differences, environment, group_letter, groups, legend, letters_of
 from harness.compare.outcome import overview_table
 from harness.results import Manifest, RunFolder
@@ -17,7 +17,7 @@ Make = Callable[..., RunFolder]
 LARGE = {"cpu": "Abacus 9000", "cores": 1, "memory_gib": 96, "gpus": [{"name": "H100"}], "fingerprint": "fedcba987654"}
 BASE = Manifest(
     scenario="sync_k",
-    campaign="20261120-111500",
+    experiment="20261120-111500",
     started_at="2026-11-20T11:15:00.000Z",
     versions={"torch": "2.13.0", "python": "3.11.7"},
     machine={"cpu": "Abacus 3000", "cores": 2, "memory_gib": 24, "gpus": None, "fingerprint": "0123456789ab"},
@@ -68,30 +68,30 @@ def test_what_differs_between_two_runs(change: dict[str, object], found: tuple[s
 def test_one_group_is_not_worth_a_word(make_run: Make, tmp_path: Path) -> None:
     make_run(arm="k1")
     make_run(arm="k2")
-    campaigns, _ = gather([tmp_path / "results"])
-    (group,) = groups(campaigns)
+    experiments, _ = gather([tmp_path / "results"])
+    (group,) = groups(experiments)
     assert (group.letter, group.runs, group.differs) == ("A", 2, "")
     assert legend([group]) == ()
-    table = overview_table(campaigns)
-    assert (table.header[:3], table.notes) == (("scenario", "campaign", "runs"), ())
+    table = overview_table(experiments)
+    assert (table.header[:3], table.notes) == (("scenario", "experiment", "runs"), ())
 
 
 def test_groups_stand_side_by_side_with_a_legend_of_what_differs(make_run: Make, tmp_path: Path) -> None:
     versions = {"python": "3.11.7", "torch": "2.13.0", "ray": "2.60.0"}
-    make_run(scenario="early", campaign="20261119-000000", started_at="2026-11-19T00:00:00.000Z")
+    make_run(scenario="early", experiment="20261119-000000", started_at="2026-11-19T00:00:00.000Z")
     make_run(arm="k1")
     make_run(arm="k2", machine=LARGE, versions=versions)
     make_run(arm="k4", machine=LARGE, versions=versions)
-    campaigns, _ = gather([tmp_path / "results"])
-    found = groups(campaigns)
-    assert [letters_of(campaign, found) for campaign in campaigns] == ["A", "A+B"]
+    experiments, _ = gather([tmp_path / "results"])
+    found = groups(experiments)
+    assert [letters_of(experiment, found) for experiment in experiments] == ["A", "A+B"]
     assert legend(found) == (
         "In A (2 runs): Abacus 3000, 2 cores, 24 GiB (machine 0123456789ab), no ray.",
         "In B (2 runs): Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), ray 2.60.0.",
         "Seconds of one of these groups are no measure for those of another.",
     )
-    table = overview_table(campaigns)
-    assert table.header[:4] == ("scenario", "campaign", "in", "runs")
+    table = overview_table(experiments)
+    assert table.header[:4] == ("scenario", "experiment", "in", "runs")
     assert [row[:4] for row in table.rows] == [
         ("early", "20261119-000000", "A", "1"),
         ("sync_k", "20261120-111500", "A+B", "3"),

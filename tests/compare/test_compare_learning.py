@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.compare import Campaign, gather
+from harness.compare import Experiment, gather
 from harness.compare.learning import Divergence, LearningFigures
 from harness.compare.learning_findings import answers, learning_details
 from harness.compare.outcome import outcome_table
@@ -28,14 +28,14 @@ def step_metrics(rewards: list[float], norms: list[float]) -> Callable[[int], Me
     return lambda step: {"reward/total": Metric(rewards[step], count=64), "grad_norm": Metric(norms[step])}
 
 
-def campaign_of(tmp_path: Path) -> Campaign:
-    (campaign,), damaged = gather([tmp_path / "results"])
+def experiment_of(tmp_path: Path) -> Experiment:
+    (experiment,), damaged = gather([tmp_path / "results"])
     assert damaged == []
-    return campaign
+    return experiment
 
 
 def learning_of(tmp_path: Path) -> LearningFigures:
-    (run,) = campaign_of(tmp_path).runs
+    (run,) = experiment_of(tmp_path).runs
     assert run.learning is not None
     return run.learning
 
@@ -95,7 +95,7 @@ def test_a_single_variant_that_diverged_is_told_and_not_that_its_numbers_were_fi
         metrics=lambda step: {"reward/total": Metric(0.0, count=64), "loss": Metric(losses[step])},
         settings=SETTINGS,
     )
-    said = findings(campaign_of(tmp_path))
+    said = findings(experiment_of(tmp_path))
     assert said[0] == (
         "Diverged: sync_k at step 1. From there to the end every reward, of training and validation, was at most a "
         "tenth of the run's best validation reward."
@@ -124,8 +124,8 @@ def test_the_sentences_on_a_sweep(make_run: Make, tmp_path: Path) -> None:
     # means 0.82 and 0.62; t(0.975, 2) = 4.303: sd 0.02 / sqrt(3) * 4.303 = 0.0497, sd 0.01732: 0.0430
     # paired differences 0.20, 0.19, 0.21: mean 0.20, sd 0.01 / sqrt(3) * 4.303 = 0.0248
     # gradient norms 0.5, 0.5, 0.5, 2.1: place 2.85 is 0.5 + 0.85 * 1.6 = 1.86
-    campaign = campaign_of(tmp_path)
-    assert answers(campaign) + learning_details(campaign) == [
+    experiment = experiment_of(tmp_path)
+    assert answers(experiment) + learning_details(experiment) == [
         "Final validation reward, highest first: learning_rate=0.0001 0.82 (95% interval 0.77 to 0.87 over 3 runs); "
         "learning_rate=0.0003 0.62 (95% interval 0.58 to 0.66 over 3 runs).",
         "The final reward of learning_rate=0.0001 is shown to be higher than that of learning_rate=0.0003 (by 0.20, "
@@ -154,12 +154,12 @@ def test_more_comparisons_need_more_to_show_a_difference(make_run: Make, tmp_pat
                 position=position,
                 evaluations={0: (0.3, 9.0), 4: (reward, 9.0)},
             )
-    alone = campaign_of(tmp_path)
-    two = Campaign(alone.folder, alone.scenario, alone.name, alone.started_at, alone.variants[:2])
+    alone = experiment_of(tmp_path)
+    two = Experiment(alone.folder, alone.scenario, alone.name, alone.started_at, alone.variants[:2])
     # sd 0.02 / sqrt(3) * t(0.975, 2) 4.303 = 0.0497: 0.07 to 0.17
     assert any("higher than that of b (by 0.12, 0.07 to 0.17)" in said for said in answers(two))
     # three variants have three pairs, shown or not: t(1 - 0.05 / 6, 2) = 7.649, reach 0.0883: 0.03 to 0.21
-    three = Campaign(alone.folder, alone.scenario, alone.name, alone.started_at, alone.variants[:3])
+    three = Experiment(alone.folder, alone.scenario, alone.name, alone.started_at, alone.variants[:3])
     said = " ".join(answers(three))
     assert "higher than that of b (by 0.12, 0.03 to 0.21)" in said
     assert "95% intervals for all 3 pairs of variants together" in said
@@ -172,7 +172,7 @@ def test_more_comparisons_need_more_to_show_a_difference(make_run: Make, tmp_pat
 def test_one_seed_gives_figures(make_run: Make, tmp_path: Path) -> None:
     for arm, reward in (("a", 0.5), ("b", 0.9)):
         make_run(arm=arm, evaluations={0: (0.3, 9.0), 4: (reward, 9.0)}, metrics=lambda step: {})
-    assert answers(campaign_of(tmp_path)) == [
+    assert answers(experiment_of(tmp_path)) == [
         "Final validation reward, highest first: b 0.90; a 0.50 (one seed each: figures, not a verdict)."
     ]
 
@@ -180,8 +180,8 @@ def test_one_seed_gives_figures(make_run: Make, tmp_path: Path) -> None:
 def test_parts_that_only_sleep_are_not_ranked(make_run: Make, tmp_path: Path) -> None:
     for arm in ("a", "b"):
         make_run(arm=arm, evaluations={4: (0.2, 9.0)}, metrics=lambda step: {}, settings=SETTINGS)
-    assert answers(campaign_of(tmp_path)) == []
-    assert learning_details(campaign_of(tmp_path)) == ["No variant was seen at validation reward 0.5."]
+    assert answers(experiment_of(tmp_path)) == []
+    assert learning_details(experiment_of(tmp_path)) == ["No variant was seen at validation reward 0.5."]
 
 
 def test_importance_weights_are_told_with_the_gap(make_run: Make, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_importance_weights_are_told_with_the_gap(make_run: Make, tmp_path: Path
 
     make_run(arm="off", evaluations={4: (0.2, 9.0)}, metrics=lambda step: {})
     make_run(arm="icepop", evaluations={4: (0.3, 9.0)}, metrics=metrics)
-    assert learning_details(campaign_of(tmp_path))[-1] == (
+    assert learning_details(experiment_of(tmp_path))[-1] == (
         "Importance weights of the response tokens, Learner over engine: "
         "icepop KL 0.003 per token, bounded 2%, of these left out 1%."
     )
@@ -206,13 +206,13 @@ def test_a_run_that_stopped_for_a_number_is_shown_as_diverged(make_run: Make, tm
     folder = make_run(arm="large", evaluations={0: (0.3, 9.0)}, steps=2, status="failed", error="the loss is nan")
     manifest = folder.folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"outcome": {', '"outcome": {"diverged": {"step": 2}, ', 1))
-    campaign = campaign_of(tmp_path)
-    large = campaign.runs[0] if campaign.runs[0].manifest.arm == "large" else campaign.runs[1]
+    experiment = experiment_of(tmp_path)
+    large = experiment.runs[0] if experiment.runs[0].manifest.arm == "large" else experiment.runs[1]
     assert large.learning is not None
     assert large.learning.divergence == Divergence(2, stopped=True)
-    assert "diverged at step 2 of 4" in outcome_table(campaign).rows[0]
+    assert "diverged at step 2 of 4" in outcome_table(experiment).rows[0]
     said = "Diverged: large at step 2. There a number was not finite, and the run had to stop."
-    assert said in findings(campaign)
+    assert said in findings(experiment)
 
 
 @pytest.mark.usefixtures("style")

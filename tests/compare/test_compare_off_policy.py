@@ -7,46 +7,46 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare import Campaign, gather
+from harness.compare import Experiment, gather
 from harness.compare.cautions import cautions
 from harness.compare.off_policy import off_policy_findings, off_policy_table
 from harness.compare.outcome import outcome_table
 from harness.compare.sentences import findings
-from harness.loop import Count, Ledger
+from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.results import RunFolder
 
 Make = Callable[..., RunFolder]
 
 
-def _campaign(tmp_path: Path) -> Campaign:
-    (campaign,), damaged = gather([tmp_path / "results"])
+def _experiment(tmp_path: Path) -> Experiment:
+    (experiment,), damaged = gather([tmp_path / "results"])
     assert damaged == []
-    return campaign
+    return experiment
 
 
 @pytest.fixture
-def three_arms(make_lagged_run: Make, tmp_path: Path) -> Campaign:
+def three_arms(make_lagged_run: Make, tmp_path: Path) -> Experiment:
     """A lag bound that waits, one that drops, and a replay buffer."""
     make_lagged_run(arm="a_wait")
     make_lagged_run(
         arm="b_drop",
         settings="lag_control: drop\n",
         lag=(0, 1),
-        ledger=Ledger(Count(40, 480), dropped=Count(6, 150), trained=Count(32, 320)),
+        ledger=RolloutCounts(Count(40, 480), dropped=Count(6, 150), trained=Count(32, 320)),
     )
     make_lagged_run(
         arm="c_replay",
         settings="replay: {capacity: 8}\n",
         lag=(1, 3),
-        ledger=Ledger(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
+        ledger=RolloutCounts(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
         replay=lambda step: (ReplayStats(added=2 * step), min(8, 2 * step)),
         rewards=(0.2, 0.5),
     )
-    return _campaign(tmp_path)
+    return _experiment(tmp_path)
 
 
-def test_the_table(three_arms: Campaign) -> None:
+def test_the_table(three_arms: Experiment) -> None:
     table = off_policy_table(three_arms)
     assert table is not None
     assert table.header == ("figure", "a_wait", "b_drop", "c_replay")
@@ -67,7 +67,7 @@ def test_the_table(three_arms: Campaign) -> None:
     )
 
 
-def test_the_sentences(three_arms: Campaign) -> None:
+def test_the_sentences(three_arms: Experiment) -> None:
     # Each second: Generator 0 to 0.8, Scorer 0.1 to 0.2, Learner 0.2 to 0.912 (publishing and verifying take 12 ms); in
     # the first one, whose sync takes five times as long, to 0.96. Worked: 8 * 0.9 + 7 * 0.712 + 0.76 = 12.944.
     # Busy: 7 * 0.912 + 0.96 = 7.344, which is 5.6 less. At least two at once: 8 * (0.1 + 0.6) = 5.6 of 8 s.
@@ -91,26 +91,26 @@ def test_the_sentences(three_arms: Campaign) -> None:
 def test_a_bound_that_never_bit_and_nothing_dropped_are_said(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(arm="far", max_lag=7)  # batches 0 to 7 need no version but 0
     make_lagged_run(arm="drop", settings="lag_control: drop\n")
-    said = off_policy_findings(_campaign(tmp_path))
+    said = off_policy_findings(_experiment(tmp_path))
     assert "far: the lag bound of 7 never held a Generator back." in said
     assert "drop: no rollout became too old and was dropped." in said
 
 
-def test_synchronous_campaigns_say_nothing_of_lag(make_lagged_run: Make, tmp_path: Path) -> None:
+def test_synchronous_experiments_say_nothing_of_lag(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(max_lag=0, lag=(0, 0))
-    campaign = _campaign(tmp_path)
-    assert off_policy_table(campaign) is None
-    assert off_policy_findings(campaign) == []
+    experiment = _experiment(tmp_path)
+    assert off_policy_table(experiment) is None
+    assert off_policy_findings(experiment) == []
 
 
 def test_a_run_that_did_not_end_is_shown_without_its_ledger(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(settings="lag_control: drop\n", ledger=None)
-    table = off_policy_table(_campaign(tmp_path))
+    table = off_policy_table(_experiment(tmp_path))
     assert table is not None
     assert [row[0] for row in table.rows] == ["lag, mean, versions", "lag, highest, versions"]
 
 
-def test_idle_ratios_stand_with_the_outcome(three_arms: Campaign) -> None:
+def test_idle_ratios_stand_with_the_outcome(three_arms: Experiment) -> None:
     rows = {row[0]: row[1:] for row in outcome_table(three_arms).rows}
     assert rows["idle ratio, Generator"] == ("20.0%", "20.0%", "20.0%")
     assert rows["idle ratio, Scorer"] == ("90.0%", "90.0%", "90.0%")
@@ -122,13 +122,13 @@ def test_the_last_rewards_of_paired_seeds_get_an_interval(make_lagged_run: Make,
     for seed, (base, other) in enumerate([(0.50, 0.52), (0.60, 0.61), (0.40, 0.43)]):
         make_lagged_run(arm="a_sync", seed=seed, rewards=(0.2, base))
         make_lagged_run(arm="b_lag", seed=seed, rewards=(0.2, other))
-    campaign = _campaign(tmp_path)
+    experiment = _experiment(tmp_path)
     # differences 0.02, 0.01, 0.03: mean 0.02, sd 0.01; t(0.975, 2) = 4.3027: 0.02 +- 4.3027 * 0.01 / sqrt(3) = 0.0248
     assert (
         "last validation reward 0.52 [0.43, 0.61] against 0.50 [0.40, 0.60] "
         "(difference +0.020, 95% interval -0.005 to +0.045, t over n = 3 paired seeds);"
-    ) in findings(campaign)[3]
-    assert cautions(campaign)[-1] == (
+    ) in findings(experiment)[3]
+    assert cautions(experiment)[-1] == (
         "Intervals of rewards are each for one pair of variants and assume normal differences."
     )
 
@@ -138,4 +138,4 @@ def test_replaced_parts_are_counted(make_lagged_run: Make, tmp_path: Path) -> No
     text = manifest.read_text()
     assert '"replaced": {}' in text
     manifest.write_text(text.replace('"replaced": {}', '"replaced": {"generator": 2, "scorer": 1}'))
-    assert ("parts replaced", "3") in outcome_table(_campaign(tmp_path)).rows
+    assert ("parts replaced", "3") in outcome_table(_experiment(tmp_path)).rows

@@ -19,8 +19,8 @@ def _variants(make_run: Make, tmp_path: Path, rewards: dict[str, dict[int, float
     for arm, by_seed in rewards.items():
         for seed, reward in by_seed.items():
             make_run(arm=arm, point={"seed": seed}, seed=seed, evaluations={4: (reward, 12.0)})
-    (campaign,), _ = gather([tmp_path / "results"])
-    return list(campaign.variants)
+    (experiment,), _ = gather([tmp_path / "results"])
+    return list(experiment.variants)
 
 
 def _last(run: RunFigures) -> float | None:

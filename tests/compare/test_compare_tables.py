@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness.compare import Campaign, gather, numbers
-from harness.compare.campaigns import Spread, variant_labels
+from harness.compare import Experiment, gather, numbers
 from harness.compare.cautions import cautions, origin, unlike
+from harness.compare.experiments import Spread, variant_labels
 from harness.compare.figures import RunFigures
 from harness.compare.groups import differences
 from harness.compare.outcome import outcome_table, overview_table
@@ -41,7 +41,7 @@ def _metrics(clip_fraction: float) -> Callable[[int], Metrics]:
 
 
 @pytest.fixture
-def two_arms(make_run: Make, tmp_path: Path) -> Campaign:
+def two_arms(make_run: Make, tmp_path: Path) -> Experiment:
     """k1 with a step of 1 s and k4 with one of 1.62 s; both evaluated first and last, 1 s each."""
     make_run(arm="k1", evaluations={0: (0.25, 12.0), 4: (0.55, 18.0)}, metrics=_metrics(0.0), **COMPARED)
     make_run(
@@ -52,11 +52,11 @@ def two_arms(make_run: Make, tmp_path: Path) -> Campaign:
         optimizer_steps=4,
         **COMPARED,
     )
-    return _only_campaign(tmp_path)
+    return _only_experiment(tmp_path)
 
 
 @pytest.fixture
-def three_seeds(make_run: Make, tmp_path: Path) -> Campaign:
+def three_seeds(make_run: Make, tmp_path: Path) -> Experiment:
     """One variant in three seeds; the third one stays below the reward target."""
     for seed, reward in enumerate((0.5, 0.6, 0.4)):
         make_run(
@@ -67,17 +67,17 @@ def three_seeds(make_run: Make, tmp_path: Path) -> Campaign:
             evaluations={0: (0.25, 12.0), 4: (reward, 13.0)},
             **COMPARED,
         )
-    return _only_campaign(tmp_path)
+    return _only_experiment(tmp_path)
 
 
-def _only_campaign(tmp_path: Path) -> Campaign:
-    campaigns, damaged = gather([tmp_path / "results"])
+def _only_experiment(tmp_path: Path) -> Experiment:
+    experiments, damaged = gather([tmp_path / "results"])
     assert damaged == []
-    (campaign,) = campaigns
-    return campaign
+    (experiment,) = experiments
+    return experiment
 
 
-def test_the_stage_table(two_arms: Campaign) -> None:
+def test_the_stage_table(two_arms: Experiment) -> None:
     table = stage_table(two_arms)
     assert table.header == ("stage", "k1", "k4")
     # k1: loop of 4 * 1 + 2 = 6 s; k4: 4 * 1.62 + 2 = 8.48 s. Shares: 4 * 0.3 / 6 = 20%, 1.2 / 8.48 = 14.2%, ...
@@ -123,7 +123,7 @@ def test_the_stage_table_says_which_steps_it_leaves_out(
         flagged = {"warmup": "w" in flag, "profiled": "p" in flag}
         run.append_step(step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, **seconds, **flagged))
     run.flush()
-    table = stage_table(_only_campaign(tmp_path))
+    table = stage_table(_only_experiment(tmp_path))
     assert table.notes[0].startswith(note)
     # a step that is left out does not make a stage one of some steps only
     assert [row[0] for row in table.rows] == ["update", "all stages", "whole step"]
@@ -137,7 +137,7 @@ def test_runs_that_left_out_unlike_numbers_of_steps_are_described_together(make_
             row = step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, warmup=step < warm, **seconds)
             run.append_step(row)
         run.flush()
-    assert stage_table(_only_campaign(tmp_path)).notes[0] == (
+    assert stage_table(_only_experiment(tmp_path)).notes[0] == (
         "Medians over 3 to 5 steps of each run, 1 to 3 warm-up steps left out; no step had an evaluation."
     )
 
@@ -145,7 +145,7 @@ def test_runs_that_left_out_unlike_numbers_of_steps_are_described_together(make_
 def test_the_lane_table(make_run: Make, tmp_path: Path) -> None:
     make_run(gap_s=0.25)
     # 4 steps of 1 s and a gap of 0.25 s: 5 s, of which 1 s (20%) under no span
-    assert lane_table(_only_campaign(tmp_path)).rows == (
+    assert lane_table(_only_experiment(tmp_path)).rows == (
         ("sync_k", "generator", "5.00", "32.0%", "48.0%", "20.00%"),
         ("sync_k", "scorer", "5.00", "8.0%", "72.0%", "20.00%"),
         ("sync_k", "learner", "5.00", "40.0%", "40.0%", "20.00%"),
@@ -154,11 +154,11 @@ def test_the_lane_table(make_run: Make, tmp_path: Path) -> None:
 
 def test_without_spans_the_lane_table_says_so(make_run: Make, tmp_path: Path) -> None:
     (make_run().folder / "spans.jsonl").unlink()
-    table = lane_table(_only_campaign(tmp_path))
+    table = lane_table(_only_experiment(tmp_path))
     assert (table.rows, table.notes) == ((), ("No spans were kept with these runs.",))
 
 
-def test_the_outcome_table(two_arms: Campaign) -> None:
+def test_the_outcome_table(two_arms: Experiment) -> None:
     table = outcome_table(two_arms)
     assert table.rows == (
         ("status", "completed", "completed"),
@@ -190,7 +190,7 @@ def test_the_outcome_table(two_arms: Campaign) -> None:
     )
 
 
-def test_the_sentences(two_arms: Campaign) -> None:
+def test_the_sentences(two_arms: Experiment) -> None:
     assert findings(two_arms) == [
         "Final validation reward, highest first: k4 0.61; k1 0.55 (one seed each: figures, not a verdict).",
         "The largest stage is update in k1 (33% of the loop) and k4 (47% of the loop).",
@@ -210,7 +210,7 @@ def test_the_sentences(two_arms: Campaign) -> None:
     ]
 
 
-def test_seeds_are_shown_as_mean_and_range(three_seeds: Campaign) -> None:
+def test_seeds_are_shown_as_mean_and_range(three_seeds: Experiment) -> None:
     (variant,) = three_seeds.variants
     assert (variant.name, [run.manifest.seed for run in variant.runs]) == ("sync_k", [0, 1, 2])
     rows = {row[0]: row[1] for row in outcome_table(three_seeds).rows}
@@ -232,15 +232,15 @@ def test_seeds_are_shown_as_mean_and_range(three_seeds: Campaign) -> None:
 def test_a_target_nobody_reached_is_said(make_run: Make, tmp_path: Path) -> None:
     for arm in ("k1", "k2"):
         make_run(arm=arm, evaluations={0: (0.2, 12.0), 4: (0.3, 12.0)}, **COMPARED)
-    campaign = _only_campaign(tmp_path)
-    assert ("seconds to reward 0.5", "not reached", "not reached") in outcome_table(campaign).rows
-    assert "neither reached reward 0.5" in findings(campaign)[1]
+    experiment = _only_experiment(tmp_path)
+    assert ("seconds to reward 0.5", "not reached", "not reached") in outcome_table(experiment).rows
+    assert "neither reached reward 0.5" in findings(experiment)[1]
 
 
 def test_a_target_only_one_reached_is_said(make_run: Make, tmp_path: Path) -> None:
     make_run(arm="k1", evaluations={4: (0.6, 12.0)}, **COMPARED)
     make_run(arm="k2", evaluations={4: (0.3, 12.0)}, **COMPARED)
-    assert "reward 0.5 never against 5.00 s." in findings(_only_campaign(tmp_path))[2]
+    assert "reward 0.5 never against 5.00 s." in findings(_only_experiment(tmp_path))[2]
 
 
 def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path: Path) -> None:
@@ -248,23 +248,23 @@ def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path:
     make_run(arm="k2", steps=2, status="interrupted", **COMPARED)
     make_run(arm="k4", steps=1, status="failed", error="loss is NaN at step 1", **COMPARED)
     make_run(arm="k8", steps=3, status="killed", **COMPARED)
-    campaign = _only_campaign(tmp_path)
-    assert outcome_table(campaign).rows[0] == (
+    experiment = _only_experiment(tmp_path)
+    assert outcome_table(experiment).rows[0] == (
         "status",
         "completed",
         "interrupted at step 2 of 4",
         "failed at step 1 of 4",
         "did not finish at step 3 of 4",
     )
-    assert cautions(campaign)[:3] == [
+    assert cautions(experiment)[:3] == [
         "k2: interrupted after 2 steps",
         "k4: failed after 1 step: loss is NaN at step 1",
         "k8: did not finish after 3 steps",
     ]
-    assert overview_table([campaign]).rows[0][3] == "1 completed, 1 interrupted, 1 failed, 1 did not finish"
+    assert overview_table([experiment]).rows[0][3] == "1 completed, 1 interrupted, 1 failed, 1 did not finish"
 
 
-def test_unlike_machines_versions_and_commits_are_said(two_arms: Campaign) -> None:
+def test_unlike_machines_versions_and_commits_are_said(two_arms: Experiment) -> None:
     first, second = two_arms.runs
     other = replace(
         second.manifest,
@@ -283,13 +283,13 @@ def test_unlike_machines_versions_and_commits_are_said(two_arms: Campaign) -> No
     ]
 
 
-def test_the_origin_in_one_line(two_arms: Campaign) -> None:
+def test_the_origin_in_one_line(two_arms: Experiment) -> None:
     assert origin(two_arms) == (
         "Abacus 3000, 2 cores, 2 threads, 24 GiB, no GPU seen, torch 2.13.0, python 3.11.7, commit abcdef1"
     )
 
 
-def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference(two_arms: Campaign) -> None:
+def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference(two_arms: Experiment) -> None:
     first, second = two_arms.runs  # of before it was written
 
     def on(run: RunFigures, distribution: str | None, kernel: str) -> RunFigures:
@@ -334,7 +334,7 @@ def test_parts_that_share_a_gpu_in_one_process_are_named(
 ) -> None:
     make_run(arm="beside", settings=settings, machine=machine, versions={"torch": torch})
     make_run(arm="in_turns", settings="placement: {colocated: true}", machine=machine, versions={"torch": torch})
-    said = [line for line in cautions(_only_campaign(tmp_path)) if "share one GPU" in line]
+    said = [line for line in cautions(_only_experiment(tmp_path)) if "share one GPU" in line]
     assert [line.split(":")[0] for line in said] == (["beside"] if shares else [])
 
 
@@ -344,7 +344,7 @@ def test_upsets_are_named(make_run: Make, tmp_path: Path) -> None:
         evaluations={0: (0.2, 12.0), 2: (0.6, 12.0), 4: (0.4, 12.0)},
         metrics=lambda step: {"grad_norm": Metric(norms[step]), "loss": Metric(float("nan") if step > 1 else 0.1)},
     )
-    said = findings(_only_campaign(tmp_path))
+    said = findings(_only_experiment(tmp_path))
     assert "sync_k: loss was not finite in 2 steps." in said
     assert "sync_k: the gradient norm peaked at 30.0, 30 times its median, at step 2." in said
     assert "sync_k: the reward fell from 0.60 at step 2 to 0.40 at step 4." in said
@@ -361,21 +361,24 @@ def test_growing_kl_is_described_with_its_policies(make_run: Make, tmp_path: Pat
         "sync_k: KL of the sampling policy to the initial policy (k3, per token) ends at 0.018 "
         "and grows about linearly (R2 1.00); correlation with validation reward +1.00 over 5 evaluations; "
         "biased, since the sampling policy is an older one."
-    ) in findings(_only_campaign(tmp_path))
+    ) in findings(_only_experiment(tmp_path))
 
 
-def test_campaigns_are_told_apart_and_come_oldest_first(make_run: Make, tmp_path: Path) -> None:
+def test_experiments_are_told_apart_and_come_oldest_first(make_run: Make, tmp_path: Path) -> None:
     make_run(
-        scenario="late", campaign="20261122-000000", started_at="2026-11-22T00:00:00.000Z", evaluations={4: (0.5, 9.0)}
+        scenario="late",
+        experiment="20261122-000000",
+        started_at="2026-11-22T00:00:00.000Z",
+        evaluations={4: (0.5, 9.0)},
     )
     for arm, reward in (("k10", 0.2), ("k2", 0.4)):
         make_run(arm=arm, evaluations={4: (reward, 9.0)})
-    campaigns, _ = gather([tmp_path / "results", tmp_path / "results" / "late"])  # overlapping paths count once
-    assert overview_table(campaigns).rows == (
+    experiments, _ = gather([tmp_path / "results", tmp_path / "results" / "late"])  # overlapping paths count once
+    assert overview_table(experiments).rows == (
         ("sync_k", "20261120-111500", "2", "completed", "4", "1.00", "0.200 to 0.400", "9.00"),
         ("late", "20261122-000000", "1", "completed", "4", "1.00", "0.500", "9.00"),
     )
-    assert [variant.name for variant in campaigns[0].variants] == ["k2", "k10"]  # started together: by number
+    assert [variant.name for variant in experiments[0].variants] == ["k2", "k10"]  # started together: by number
 
 
 def test_variants_stand_in_the_order_of_the_scenario_whichever_ran_first(make_run: Make, tmp_path: Path) -> None:
@@ -383,8 +386,8 @@ def test_variants_stand_in_the_order_of_the_scenario_whichever_ran_first(make_ru
         make_run(
             arm=arm, seed=seed, point={"seed": seed}, position=position, started_at=f"2026-11-20T11:{minute:02}:00.000Z"
         )
-    campaign = _only_campaign(tmp_path)
-    assert [(item.name, [run.manifest.seed for run in item.runs]) for item in campaign.variants] == [
+    experiment = _only_experiment(tmp_path)
+    assert [(item.name, [run.manifest.seed for run in item.runs]) for item in experiment.variants] == [
         ("a", [0]),
         ("b", [0, 1]),
         ("c", [0]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare import Campaign, gather
+from harness.compare import Experiment, gather
 from harness.compare.sync import percentile
 from harness.compare.transports import sync_findings, sync_table
 from harness.results import RunFolder
@@ -19,22 +19,22 @@ def _transport(name: str) -> str:
     return f"transport: {{type: {name}}}\n"
 
 
-def _campaign(tmp_path: Path) -> Campaign:
-    (campaign,), damaged = gather([tmp_path / "results"])
+def _experiment(tmp_path: Path) -> Experiment:
+    (experiment,), damaged = gather([tmp_path / "results"])
     assert damaged == []
-    return campaign
+    return experiment
 
 
 @pytest.fixture
-def transports(make_lagged_run: Make, tmp_path: Path) -> Campaign:
+def transports(make_lagged_run: Make, tmp_path: Path) -> Experiment:
     """20 MB over three transports, 8 steps each."""
     make_lagged_run(arm="a_default", settings=_transport("object_store"), sync_ms=(10.0, 50.0, 20.0, 2.0))
     make_lagged_run(arm="b_arrays", settings=_transport("object_store_numpy"), sync_ms=(8.0, 16.0, 16.0, 2.0))
     make_lagged_run(arm="nixl", settings=_transport("nixl"), sync_ms=(5.0, 10.0, 5.0, 2.0))
-    return _campaign(tmp_path)
+    return _experiment(tmp_path)
 
 
-def test_the_table_shows_each_part_without_the_first_step(transports: Campaign) -> None:
+def test_the_table_shows_each_part_without_the_first_step(transports: Experiment) -> None:
     table = sync_table(transports)
     assert table is not None
     assert table.header == ("weight sync", "a_default", "b_arrays", "nixl")
@@ -56,7 +56,7 @@ def test_the_table_shows_each_part_without_the_first_step(transports: Campaign) 
     )
 
 
-def test_transports_are_set_against_the_object_store_that_is_named(transports: Campaign) -> None:
+def test_transports_are_set_against_the_object_store_that_is_named(transports: Experiment) -> None:
     assert sync_findings(transports) == [
         "b_arrays (object_store_numpy): 20.0 MB from publish to loaded in 0.50 times the time of a_default "
         "(object_store), Ray's object store given torch tensors, its default (40.0 ms against 80.0 ms, medians).",
@@ -70,13 +70,13 @@ def test_transports_are_set_against_the_object_store_that_is_named(transports: C
 def test_unlike_sizes_are_not_compared(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(arm="object_store", settings=_transport("object_store"))
     make_lagged_run(arm="nixl", num_bytes=40_000_000)
-    assert sync_findings(_campaign(tmp_path)) == []
+    assert sync_findings(_experiment(tmp_path)) == []
 
 
 def test_seeds_are_pooled(make_lagged_run: Make, tmp_path: Path) -> None:
     for seed, publish in enumerate((2.0, 4.0, 10.0)):
         make_lagged_run(arm="nixl", seed=seed, steps=3, sync_ms=(publish, 0.0, 10.0, 0.0))
-    table = sync_table(_campaign(tmp_path))
+    table = sync_table(_experiment(tmp_path))
     assert table is not None
     # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5
     assert ("publish, ms", "4.00 [2.00, 10.0]") in table.rows
@@ -85,19 +85,19 @@ def test_seeds_are_pooled(make_lagged_run: Make, tmp_path: Path) -> None:
 
 def test_weights_that_stay_in_the_process_have_no_table(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(settings=_transport("in_process"))
-    assert sync_table(_campaign(tmp_path)) is None
+    assert sync_table(_experiment(tmp_path)) is None
 
 
 def test_runs_of_before_syncs_were_recorded_have_no_table(make_run: Make, tmp_path: Path) -> None:
     make_run()
-    assert sync_table(_campaign(tmp_path)) is None
-    assert sync_findings(_campaign(tmp_path)) == []
+    assert sync_table(_experiment(tmp_path)) is None
+    assert sync_findings(_experiment(tmp_path)) == []
 
 
 def test_a_variant_without_syncs_has_empty_cells(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(arm="nixl")
     make_lagged_run(arm="one_step", steps=1)  # its only step is the first one
-    table = sync_table(_campaign(tmp_path))
+    table = sync_table(_experiment(tmp_path))
     assert table is not None
     assert table.rows[0] == ("transport", "nixl", "-")
 

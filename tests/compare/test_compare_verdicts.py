@@ -1,4 +1,4 @@
-"""Verdicts on campaigns whose step times are known: which blocks are paired, what is said, and what is refused."""
+"""Verdicts on experiments whose step times are known: which blocks are paired, what is said, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from harness.compare import gather
 from harness.compare.baselines import load_baseline, save_baseline
-from harness.compare.campaigns import Campaign
+from harness.compare.experiments import Experiment
 from harness.compare.gates import NOT_COMPARABLE, gate
 from harness.compare.stats import Verdict
 from harness.compare.verdict_tables import verdict_sentences, verdict_tables
-from harness.compare.verdicts import campaign_drift, judge_against, judgements, paired_blocks
+from harness.compare.verdicts import experiment_drift, judge_against, judgements, paired_blocks
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Metric
@@ -36,10 +36,10 @@ def run(make_run: Make, arm: str, block: int, update_s: float, generate_s: float
     make_run(**plan | {"settings": settings} | fields)
 
 
-def campaign_of(tmp_path: Path) -> Campaign:
-    (campaign,), damaged = gather([tmp_path / "results"])
+def experiment_of(tmp_path: Path) -> Experiment:
+    (experiment,), damaged = gather([tmp_path / "results"])
     assert damaged == []
-    return campaign
+    return experiment
 
 
 def ten_blocks(make_run: Make, factors: Sequence[float], **fields: Any) -> None:
@@ -55,7 +55,7 @@ SLOWER = [1.2, 1.22, 1.18, 1.21, 1.19, 1.2, 1.23, 1.17, 1.2, 1.2]
 
 def test_the_weather_cancels_in_blocks_and_the_slower_stage_is_named(make_run: Make, tmp_path: Path) -> None:
     ten_blocks(make_run, SLOWER)
-    (found,) = judgements(campaign_of(tmp_path))
+    (found,) = judgements(experiment_of(tmp_path))
     # a step takes 0.5 w + 0.5 w f against w: the ratio is (1 + f) / 2 in every block, whatever the weather w
     logs = [log((1 + factor) / 2) for factor in SLOWER]
     mean = sum(logs) / 10
@@ -77,7 +77,7 @@ def test_the_weather_cancels_in_blocks_and_the_slower_stage_is_named(make_run: M
 
 def test_the_table_has_a_row_for_the_step_and_each_stage(make_run: Make, tmp_path: Path) -> None:
     ten_blocks(make_run, SLOWER)
-    (table,) = verdict_tables(judgements(campaign_of(tmp_path)))
+    (table,) = verdict_tables(judgements(experiment_of(tmp_path)))
     assert table.title == "Verdict: b against a, 10 blocks (the arms took turns by step)"
     assert [row[0] for row in table.rows] == ["whole step", "generate", "update"]
     assert "b was the slower one in 10 of 10 blocks; Hodges-Lehmann: 1.100." in table.notes
@@ -92,8 +92,8 @@ def test_runs_are_paired_by_block_and_a_block_that_one_arm_lacks_is_left_out(mak
         run(make_run, "a", block, 0.5 + block)
     for block in (2, 0):
         run(make_run, "b", block, 1.5 + block)
-    campaign = campaign_of(tmp_path)
-    blocks = paired_blocks(*campaign.variants, alternated=True)
+    experiment = experiment_of(tmp_path)
+    blocks = paired_blocks(*experiment.variants, alternated=True)
     # generate takes 0.5 s; the first two of six steps are warm-up in runs that flag none
     assert [(block.before[0], block.after[0], len(block.before)) for block in blocks["step"]] == [
         (pytest.approx(1.0), pytest.approx(2.0), 4),
@@ -105,7 +105,7 @@ def test_runs_are_paired_by_block_and_a_block_that_one_arm_lacks_is_left_out(mak
 def test_one_block_has_no_verdict_and_no_table(make_run: Make, tmp_path: Path) -> None:
     run(make_run, "a", 0, 0.5)
     run(make_run, "b", 0, 1.5)
-    (found,) = judgements(campaign_of(tmp_path))
+    (found,) = judgements(experiment_of(tmp_path))
     assert found.step.verdict is Verdict.INCONCLUSIVE
     assert (verdict_tables([found]), verdict_sentences([found])) == ([], [])
 
@@ -113,17 +113,17 @@ def test_one_block_has_no_verdict_and_no_table(make_run: Make, tmp_path: Path) -
 @pytest.mark.parametrize(("blocks", "verdict"), [(5, Verdict.INCONCLUSIVE), (6, Verdict.DIFFERENT)])
 def test_six_blocks_are_the_fewest(make_run: Make, tmp_path: Path, blocks: int, verdict: Verdict) -> None:
     ten_blocks(make_run, SLOWER[:blocks])
-    assert judgements(campaign_of(tmp_path))[0].step.verdict is verdict
+    assert judgements(experiment_of(tmp_path))[0].step.verdict is verdict
 
 
 def test_another_arm_can_be_the_baseline(make_run: Make, tmp_path: Path) -> None:
     ten_blocks(make_run, SLOWER)
-    campaign = campaign_of(tmp_path)
-    (found,) = judgements(campaign, baseline="b")
+    experiment = experiment_of(tmp_path)
+    (found,) = judgements(experiment, baseline="b")
     assert (found.base, found.other) == ("b", "a")
-    assert found.step.ratio == pytest.approx(1 / judgements(campaign)[0].step.ratio)
+    assert found.step.ratio == pytest.approx(1 / judgements(experiment)[0].step.ratio)
     with pytest.raises(UserError, match=r"has no arm called 'c'[\s\S]*it has a, b"):
-        judgements(campaign, baseline="c")
+        judgements(experiment, baseline="c")
 
 
 def test_an_arm_of_the_same_settings_is_the_noise_floor(make_run: Make, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_an_arm_of_the_same_settings_is_the_noise_floor(make_run: Make, tmp_path
     for block in range(10):
         weather = 1 + block / 10
         run(make_run, "again", block, 0.5 * weather * (1.01 if block % 2 else 1 / 1.01), 0.5 * weather)
-    found = {judgement.other: judgement for judgement in judgements(campaign_of(tmp_path))}
+    found = {judgement.other: judgement for judgement in judgements(experiment_of(tmp_path))}
     against_b, against_itself = found["b"], found["again"]
     assert against_b.noise_floor is not None
     assert against_b.noise_floor.verdict is Verdict.EQUIVALENT
@@ -143,8 +143,8 @@ def test_runs_on_unlike_machines_are_not_comparable_unless_that_is_allowed(make_
     for block, factor in enumerate(SLOWER):
         run(make_run, "a", block, 0.5)
         run(make_run, "b", block, 0.5 * factor, machine={"cpu": "Abacus 4000", "fingerprint": "f" * 12})
-    campaign = campaign_of(tmp_path)
-    refused, allowed = judgements(campaign)[0].step, judgements(campaign, allowed=["machine"])[0].step
+    experiment = experiment_of(tmp_path)
+    refused, allowed = judgements(experiment)[0].step, judgements(experiment, allowed=["machine"])[0].step
     assert (refused.verdict, refused.reason) == (Verdict.NOT_COMPARABLE, "they differ in machine")
     assert refused.ratio == allowed.ratio
     assert allowed.verdict is Verdict.DIFFERENT
@@ -153,13 +153,13 @@ def test_runs_on_unlike_machines_are_not_comparable_unless_that_is_allowed(make_
 def test_no_gate_rests_on_a_machine_whose_speed_went_astray(make_run: Make, tmp_path: Path) -> None:
     for block, factor in enumerate(SLOWER):
         for arm, times in (("a", 1.0), ("b", factor)):
-            sentinel = {"python": 0.005 * (1 + 0.1 * block), "copy": 0.002}
-            run(make_run, arm, block, 0.5 * times, sentinel=sentinel)
-    campaign = campaign_of(tmp_path)
-    drift = campaign_drift(campaign)
+            machine_speed = {"python": 0.005 * (1 + 0.1 * block), "copy": 0.002}
+            run(make_run, arm, block, 0.5 * times, machine_speed=machine_speed)
+    experiment = experiment_of(tmp_path)
+    drift = experiment_drift(experiment)
     assert drift is not None
     assert (drift.work, drift.blocks, drift.unstable) == ("python", 10, True)
-    (found,) = judgements(campaign)
+    (found,) = judgements(experiment)
     assert found.step.verdict is Verdict.DIFFERENT  # the arms took turns, so it hit both alike
     assert (found.cautions, found.too_unstable) == ((drift.sentence,), drift.sentence)
     assert "python" in (drift.sentence or "")
@@ -178,7 +178,7 @@ def test_steps_that_are_warm_up_or_profiled_do_not_count(make_run: Make, tmp_pat
         if row["kind"] == "step" and row["step"] == 4:
             row["profiled"] = True
     (folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    (block,) = paired_blocks(*campaign_of(tmp_path).variants, alternated=True)["step"]
+    (block,) = paired_blocks(*experiment_of(tmp_path).variants, alternated=True)["step"]
     assert len(block.before) == len(block.after) == 2  # steps 3 and 5 of both
 
 
@@ -188,21 +188,21 @@ def test_unequal_work_is_said(make_run: Make, tmp_path: Path, tokens: int, said:
         for arm, count in (("a", 1000), ("b", tokens)):
             metrics = {"response_tokens": Metric(count, "sum")}
             run(make_run, arm, block, 0.5, metrics=lambda step, metrics=metrics: metrics)
-    (found,) = judgements(campaign_of(tmp_path))
+    (found,) = judgements(experiment_of(tmp_path))
     assert [caution.partition(",")[0] for caution in found.cautions] == said
 
 
 def test_a_named_baseline_is_found_again_and_compared_without_pairing(make_run: Make, tmp_path: Path) -> None:
     results = tmp_path / "results"
     for block in range(8):
-        run(make_run, "a", block, 0.5 + 0.001 * block, campaign="20261119-000000")
+        run(make_run, "a", block, 0.5 + 0.001 * block, experiment="20261119-000000")
     (old,), _ = gather([results])
     assert save_baseline(results, "main", old) is None
     for block in range(8):
         run(make_run, "a", block, 1.0 + 0.001 * block)
     baseline = load_baseline(results, "main")
-    assert (baseline.campaign.name, baseline.variant.name) == ("20261119-000000", "a")
-    new = next(campaign for campaign in gather([results])[0] if campaign.name != old.name)
+    assert (baseline.experiment.name, baseline.variant.name) == ("20261119-000000", "a")
+    new = next(experiment for experiment in gather([results])[0] if experiment.name != old.name)
     (found,) = judge_against(baseline, new, 0.03, ())
     assert found.step.ratio == pytest.approx(1.5035 / 1.0035, rel=1e-4)  # the geometric means are these to 1e-5
     assert (found.step.verdict, found.alternated) == (Verdict.DIFFERENT, None)
@@ -216,7 +216,7 @@ def test_points_of_a_sweep_that_ran_one_after_the_other_are_no_pairs(make_run: M
             stages = ((*GENERATE, 0.5), (*UPDATE, seconds + 0.001 * seed))
             point = {"epochs_per_batch": k, "seed": seed}
             make_run(point=point, seed=seed, steps=6, stages=stages, settings=f"steps: 6\nepochs_per_batch: {k}\n")
-    (found,) = judgements(campaign_of(tmp_path))
+    (found,) = judgements(experiment_of(tmp_path))
     assert (found.alternated, found.stages) == (None, ())
     assert found.step.ratio == pytest.approx(1.5035 / 1.0035, rel=1e-4)
     assert "measured apart" in (found.step.reason or "")
@@ -229,8 +229,8 @@ def test_runs_that_did_not_finish_count_step_against_step_and_never_as_a_whole(m
             run(make_run, "a", block, 0.5, **common)
             failed = {"status": "failed", "error": "NaN"} if block == 3 else {}
             run(make_run, "b", block, 0.5 * factor, **common, **failed)
-        (campaign,), _ = gather([tmp_path / "results" / interleaving])
-        (found,) = judgements(campaign)
+        (experiment,), _ = gather([tmp_path / "results" / interleaving])
+        (found,) = judgements(experiment)
         assert (found.step.blocks, found.unfinished) == (blocks, 1)
         assert "1 runs of a and b did not finish." in verdict_sentences([found])
 
@@ -240,7 +240,7 @@ def test_a_baseline_of_another_scenario_is_not_comparable(make_run: Make, tmp_pa
     for block in range(8):
         run(make_run, "a", block, 0.5, scenario="old")
         run(make_run, "a", block, 1.0, scenario="new")
-    old, new = sorted(gather([results])[0], key=lambda campaign: campaign.scenario != "old")
+    old, new = sorted(gather([results])[0], key=lambda experiment: experiment.scenario != "old")
     save_baseline(results, "main", old)
     (found,) = judge_against(load_baseline(results, "main"), new, 0.03, ())
     assert found.step.verdict is Verdict.NOT_COMPARABLE
@@ -250,18 +250,18 @@ def test_a_baseline_of_another_scenario_is_not_comparable(make_run: Make, tmp_pa
 def test_baselines_that_are_not_there_or_damaged_are_said_so(make_run: Make, tmp_path: Path) -> None:
     results = tmp_path / "results"
     run(make_run, "a", 0, 0.5)
-    (campaign,), _ = gather([results])
+    (experiment,), _ = gather([results])
     with pytest.raises(UserError, match=r"no baseline and no arm called 'main'[\s\S]*none yet"):
         load_baseline(results, "main")
     with pytest.raises(UserError, match="is not in"):
-        save_baseline(tmp_path / "elsewhere", "main", campaign)
+        save_baseline(tmp_path / "elsewhere", "main", experiment)
     with pytest.raises(UserError, match="has no arm called 'z'"):
-        save_baseline(results, "main", campaign, arm="z")
-    save_baseline(results, "main", campaign)
+        save_baseline(results, "main", experiment, arm="z")
+    save_baseline(results, "main", experiment)
     for text in ("{", "[]", '{"schema_version": 1, "baselines": {"main": {"campaign": 3}}}', '{"baselines": {}}'):
         (results / "baselines.json").write_text(text)
         with pytest.raises(UserError, match=r"baselines\.json"):
             load_baseline(results, "main")
         with pytest.raises(UserError, match=r"baselines\.json"):  # what cannot be read is not overwritten
-            save_baseline(results, "other", campaign)
+            save_baseline(results, "other", experiment)
         assert (results / "baselines.json").read_text() == text

@@ -27,12 +27,12 @@ HARDLY = 1e-6
 
 
 def blocks_of(log_times: np.ndarray, alternated: bool) -> list[PairedBlock]:
-    """Make blocks of one campaign, shape [blocks, 2, steps]."""
+    """Make blocks of one experiment, shape [blocks, 2, steps]."""
     seconds = np.exp(log_times).tolist()
     return [PairedBlock(tuple(before), tuple(after), alternated) for before, after in seconds]
 
 
-def campaigns(generator: np.random.Generator, trials: int, alternated: bool, blocks: int) -> list[list[PairedBlock]]:
+def experiments(generator: np.random.Generator, trials: int, alternated: bool, blocks: int) -> list[list[PairedBlock]]:
     weather = (NOISE.alternated if alternated else NOISE.launched)(generator, trials, blocks, 10)
     return [blocks_of(trial, alternated) for trial in NOISE.with_own_noise(generator, weather)]
 
@@ -41,7 +41,7 @@ def campaigns(generator: np.random.Generator, trials: int, alternated: bool, blo
 def test_like_arms_are_told_apart_as_often_as_the_interval_promises(alternated: bool, blocks: int) -> None:
     # True rates from 4,000 trials of each were 4.4% to 5.1%; of 2,000 trials the standard error is 0.5%, so 2% and 8%
     # lie 5 and 6 of them away.
-    excludes, different = judged(campaigns(np.random.default_rng(41 + blocks), 2000, alternated, blocks))
+    excludes, different = judged(experiments(np.random.default_rng(41 + blocks), 2000, alternated, blocks))
     assert 0.02 <= excludes.mean() <= 0.08
     assert different.mean() <= 0.08
     assert np.all(excludes | ~different)  # no verdict without the interval
@@ -73,10 +73,10 @@ STAGES = {
 SLOWER = 1.10
 
 
-def stage_campaign(
+def stage_experiment(
     generator: np.random.Generator, weather: np.ndarray, delayed: str | None
 ) -> dict[str, list[PairedBlock]]:
-    """Return one campaign's blocks by stage. All stages share the weather and the launch; each has its own noise."""
+    """Return one experiment's blocks by stage. All stages share the weather and the launch; each has its own noise."""
     found = {}
     for name, share in STAGES.items():
         log_times = np.log(share) + NOISE.with_own_noise(generator, weather)
@@ -91,10 +91,10 @@ def test_a_delayed_stage_is_named_with_its_interval_and_the_others_are_not() -> 
     trials = 500
     weather = NOISE.alternated(generator, trials, blocks=10, steps=10)
     named = covered = others_called = others_rejected = 0
-    excluded = {name: [0, 0] for name in STAGES}  # of the campaigns in which the stage was left alone
+    excluded = {name: [0, 0] for name in STAGES}  # of the experiments in which the stage was left alone
     for trial in range(trials):
         delayed = list(STAGES)[trial % len(STAGES)]
-        effects = {effect.name: effect for effect in judge_stages(stage_campaign(generator, weather[trial], delayed))}
+        effects = {effect.name: effect for effect in judge_stages(stage_experiment(generator, weather[trial], delayed))}
         found = effects.pop(delayed)
         named += found.verdict is Verdict.DIFFERENT
         covered += found.low <= SLOWER <= found.high
@@ -104,27 +104,27 @@ def test_a_delayed_stage_is_named_with_its_interval_and_the_others_are_not() -> 
             excluded[name][0] += not effect.low <= 1 <= effect.high
             excluded[name][1] += 1
     # Power, not a nominal rate: the log-ratios spread by 4.5%, so log 1.10 = 9.5% is 6.7 standard errors of ten blocks.
-    # 99% of 3,000 campaigns; 95% is nine standard errors of 500 away.
+    # 99% of 3,000 experiments; 95% is nine standard errors of 500 away.
     assert named >= 0.95 * trials
     assert binomial_p(covered, trials, 0.95) > HARDLY
-    assert binomial_p(others_rejected, trials, 0.05, side="above") > HARDLY  # by Holm: at most 5% of campaigns
+    assert binomial_p(others_rejected, trials, 0.05, side="above") > HARDLY  # by Holm: at most 5% of experiments
     assert binomial_p(others_called, trials, 0.05, side="above") > HARDLY  # and fewer, since 5% slower is far away
     for hits, count in excluded.values():
         assert binomial_p(hits, count, 0.05) > HARDLY  # each stage's own 95% interval
 
 
-def test_campaigns_in_which_no_stage_changed_name_one_in_at_most_five_percent() -> None:
+def test_experiments_in_which_no_stage_changed_name_one_in_at_most_five_percent() -> None:
     generator = np.random.default_rng(45)
     trials = 500
     weather = NOISE.alternated(generator, trials, blocks=10, steps=10)
     rejected = single = 0
     for trial in range(trials):
-        effects = judge_stages(stage_campaign(generator, weather[trial], delayed=None))
+        effects = judge_stages(stage_experiment(generator, weather[trial], delayed=None))
         rejected += any(effect.p_adjusted <= 0.05 for effect in effects)
         single += any(effect.p <= 0.05 for effect in effects)
     assert binomial_p(rejected, trials, 0.05, side="above") > HARDLY
     # Without Holm's correction six stages err about 1 - 0.95^6 = 26% of the time (less what they share): it is needed.
-    # 22% of 3,000 campaigns; 10% is six standard errors of 500 away.
+    # 22% of 3,000 experiments; 10% is six standard errors of 500 away.
     assert single > 0.1 * trials
 
 
@@ -141,10 +141,10 @@ def test_stopping_on_the_width_keeps_the_coverage_and_stopping_on_p_does_not() -
         peeked_wrong += any(t_interval(values[:n]).excludes(0) for n in range(fewest, most + 1))
         sizes.append(stop)
     # The half-width is half of the log-ratios' spread, where the rule is at its worst: 6% instead of 5% (10,000
-    # such campaigns; see compare/stats/stopping.py). The standard error of 1,500 is 0.6%, and 10% six of them away.
+    # such experiments; see compare/stats/stopping.py). The standard error of 1,500 is 0.6%, and 10% six of them away.
     assert wrong <= 0.1 * trials
     assert fewest < np.mean(sizes) < most  # the rule did choose
-    # Looking at each n from 10 to 40 and stopping at the first p below 5%: 20% of 10,000 campaigns, seven
+    # Looking at each n from 10 to 40 and stopping at the first p below 5%: 20% of 10,000 experiments, seven
     # standard errors of 1,500 above 12%.
     assert peeked_wrong > 0.12 * trials
 

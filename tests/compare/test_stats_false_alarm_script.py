@@ -1,4 +1,4 @@
-"""The script that measures false alarms on recorded runs, on campaigns whose alarms are known."""
+"""The script that measures false alarms on recorded runs, on experiments whose alarms are known."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def measure(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
 
 
-def test_disjoint_campaigns_of_two_like_arms(make_run: Make, tmp_path: Path) -> None:
-    # blocks 0 to 5 differ by +-1%, so the interval holds 1; blocks 6 to 11 by 9% to 11%: one of two campaigns alarms
+def test_disjoint_experiments_of_two_like_arms(make_run: Make, tmp_path: Path) -> None:
+    # blocks 0 to 5 differ by +-1%, so the interval holds 1; blocks 6 to 11 by 9% to 11%: one of two experiments alarms
     changes = [0.01, -0.01] * 3 + [0.09, 0.11] * 3
     for seed, change in enumerate(changes):
         for arm, factor in (("one", 1.0), ("two", 1 + change)):
@@ -51,7 +51,7 @@ def test_one_long_run_is_cut_into_blocks(make_run: Make, tmp_path: Path) -> None
     done = measure(tmp_path / "results", "--blocks", "6", "--steps", "5", "--json", tmp_path / "rates.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "rates.json").read_text())
-    # 120 kept steps: 12 blocks of 5 + 5, two disjoint campaigns; one naive window of 100; all steps take 1.0 s
+    # 120 kept steps: 12 blocks of 5 + 5, two disjoint experiments; one naive window of 100; all steps take 1.0 s
     assert [(line["campaigns"], line["excludes"]["hits"], line["excludes"]["trials"]) for line in found["rates"]] == [
         ("6 blocks, disjoint", 0, 2),
         ("6 blocks, all windows", 0, 7),

@@ -75,8 +75,8 @@ def test_the_smallest_change_that_shows() -> None:
     assert minimum_effect(values) == pytest.approx(math.expm1(0.0198943), abs=1e-6)
 
 
-def test_the_smallest_change_does_show_in_four_of_five_campaigns() -> None:
-    # 4,000 campaigns of ten normal log-ratios: the standard error of a power of 80% is 0.6%. With t quantiles in the
+def test_the_smallest_change_does_show_in_four_of_five_experiments() -> None:
+    # 4,000 experiments of ten normal log-ratios: the standard error of a power of 80% is 0.6%. With t quantiles in the
     # formula the power is a little above 80%; the exact one is 80.8% (non-central t, 9 degrees, 3.1456).
     generator = np.random.default_rng(5)
     change = (t_quantile(0.975, 9) + t_quantile(0.8, 9)) / math.sqrt(10)

@@ -20,7 +20,7 @@ def test_without_noise_there_is_none() -> None:
 
 def test_the_wander_has_its_spread_and_its_memory() -> None:
     weather = NoiseModel(**CALM | {"wander_sd": 0.05}).weather(np.random.default_rng(1), 4000, 30)
-    # 4,000 campaigns: the standard error of a standard deviation is 1.1%, of a correlation of 0.8 about 0.6%
+    # 4,000 experiments: the standard error of a standard deviation is 1.1%, of a correlation of 0.8 about 0.6%
     assert weather[:, 0].std() == pytest.approx(0.05, rel=0.06)
     assert weather[:, -1].std() == pytest.approx(0.05, rel=0.06)
     assert np.corrcoef(weather[:, 10], weather[:, 11])[0, 1] == pytest.approx(0.8, abs=0.04)
@@ -42,7 +42,7 @@ def test_bursts_come_as_often_and_last_as_long_as_said() -> None:
     assert weather.min() == 0.0
     assert weather.max() <= math.log(1.6)
     # A slot is calm if no burst started in it or reaches it from before: prod over k of (1 - 0.01 * (11/12)^k), which
-    # is exp(-0.01 * 12 - ...) = 0.8866. A campaign of 5,000 holds about 50 bursts: the standard error is about 0.1%.
+    # is exp(-0.01 * 12 - ...) = 0.8866. An experiment of 5,000 holds about 50 bursts: the standard error is about 0.1%.
     calm = math.prod(1 - 0.01 * (11 / 12) ** k for k in range(500))
     assert np.mean(weather[:, 500:] == 0.0) == pytest.approx(calm, abs=0.01)
 
@@ -51,7 +51,7 @@ RAMP = NoiseModel(**CALM | {"drift_most": 0.08})  # a straight drift: the value 
 
 
 def slots_of(steps: np.ndarray, seed: int, count: int) -> list[object]:
-    """Return the slot of each step of a campaign that was made from RAMP and the seed."""
+    """Return the slot of each step of an experiment that was made from RAMP and the seed."""
     ramp = RAMP.weather(np.random.default_rng(seed), 1, count)[0]
     return np.abs(steps[..., None] - ramp).argmin(axis=-1).tolist()
 

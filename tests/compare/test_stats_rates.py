@@ -1,4 +1,4 @@
-"""How false alarms are counted: cutting a series into campaigns, rates with their intervals, the naive recipe."""
+"""How false alarms are counted: cutting a series into experiments, rates with their intervals, the naive recipe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_run_is_cut_as_if_two_arms_had_taken_turns_by_step() -> None:
     ]
 
 
-def test_a_campaign_alarms_by_its_interval_and_by_its_verdict() -> None:
+def test_a_experiment_alarms_by_its_interval_and_by_its_verdict() -> None:
     def blocks(change: float, spread: float) -> list[PairedBlock]:
         return [PairedBlock((1.0,), (math.exp(change + spread * sign),), alternated=True) for sign in (1, -1) * 5]
 
@@ -74,7 +74,7 @@ def test_hits_that_come_in_stretches_make_the_rate_less_certain() -> None:
     assert together.high - together.low == pytest.approx(2 * 0.127, rel=0.2)
 
 
-def test_a_rate_over_few_campaigns_says_how_little_is_known() -> None:
+def test_a_rate_over_few_experiments_says_how_little_is_known() -> None:
     generator = np.random.default_rng(2)
     assert rate_in_time(np.zeros(0, dtype=bool), 10, generator) == Rate(0, 0, 0.0, 1.0)
     assert rate_in_time(np.arange(49) % 7 == 0, 10, generator) == Rate(7, 49, 0.0, 1.0)

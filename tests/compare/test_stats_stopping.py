@@ -1,4 +1,4 @@
-"""The rule by which a campaign ends; its coverage is in test_false_alarms.py."""
+"""The rule by which an experiment ends; its coverage is in test_false_alarms.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_half_width_is_relative_and_blind_to_the_estimate() -> None:
 
 
 @pytest.mark.parametrize("change", [0.0, 0.5, -0.5])
-def test_a_campaign_ends_when_its_interval_is_narrow_enough(change: float) -> None:
+def test_a_experiment_ends_when_its_interval_is_narrow_enough(change: float) -> None:
     assert enough(blocks(0.02, change), half_width=0.0145)
     assert not enough(blocks(0.02, change), half_width=0.0143)
 

@@ -94,11 +94,11 @@ class Learner:
         right = fingerprint(self.live)
         if damage:
             self.live["half"].view(torch.uint8)[4, 2, 13] ^= 1
-        ticket = sender.publish(self.live, version, frozenset(still_needed))
+        weight_handle = sender.publish(self.live, version, frozenset(still_needed))
         assert damage or fingerprint(sender.published(version)) == right
         for tensor in self.live.values():
             tensor.zero_()
-        return dataclasses.replace(ticket, checksum=right)
+        return dataclasses.replace(weight_handle, checksum=right)
 
     def outgoing(self, variant, version):
         return self.senders[variant].outgoing(version)
@@ -129,13 +129,13 @@ class Generator:
     def __init__(self):
         self.receivers = {}
 
-    def receive(self, variant, ticket, arrived=None):
+    def receive(self, variant, weight_handle, arrived=None):
         if variant not in self.receivers:
             name, fields = VARIANTS[variant]
             self.receivers[variant] = TRANSPORTS[name].receiver(TransportOptions(**fields))
-        loaded = self.receivers[variant].receive(ticket, arrived)
-        verify(loaded, ticket.checksum, ticket.version, "generator_1")
-        return differing(loaded, ticket.version)
+        loaded = self.receivers[variant].receive(weight_handle, arrived)
+        verify(loaded, weight_handle.checksum, weight_handle.version, "generator_1")
+        return differing(loaded, weight_handle.version)
 
     def close(self, variant):
         self.receivers.pop(variant).close()
@@ -143,7 +143,7 @@ class Generator:
 
 
 class Crew:
-    """The actors, and the way a driver moves tickets between them."""
+    """The actors, and the way a driver moves weight_handles between them."""
 
     def __init__(self):
         self.learner = self.start(Learner)
@@ -163,14 +163,14 @@ class Crew:
     def publish(self, variant, version, still_needed=(), damage=False):
         return ray.get(self.learner.publish.remote(variant, version, still_needed, damage))
 
-    def receive(self, variant, ticket, generators=(0, 1)):
-        """What each of these Generators finds wrong with the ticket's weights."""
+    def receive(self, variant, weight_handle, generators=(0, 1)):
+        """What each of these Generators finds wrong with the weight_handle's weights."""
         kind = TRANSPORTS[VARIANTS[variant][0]]
         arrived = []
         if kind.two_sided:
             send = self.learner.outgoing.options(tensor_transport=kind.tensor_transport)
-            arrived = [send.remote(variant, ticket.version)]
-        return ray.get([self.generators[i].receive.remote(variant, ticket, *arrived) for i in generators])
+            arrived = [send.remote(variant, weight_handle.version)]
+        return ray.get([self.generators[i].receive.remote(variant, weight_handle, *arrived) for i in generators])
 
 
 @pytest.fixture(scope="module")
@@ -207,13 +207,13 @@ def variant(request, crew):
 
 def test_a_generator_that_replaces_a_killed_one_reads_the_same_tickets(crew):
     """With gloo only where nothing was on the way: a Generator that dies while it receives takes the Learner along."""
-    tickets = {}
+    weight_handles = {}
     for name in VARIANTS:
         ray.get(crew.learner.open.remote(name))
-        tickets[name] = crew.publish(name, 80)
-        assert crew.receive(name, tickets[name]) == [[], []]
+        weight_handles[name] = crew.publish(name, 80)
+        assert crew.receive(name, weight_handles[name]) == [[], []]
     crew.replace(1)
-    assert {name: crew.receive(name, ticket) for name, ticket in tickets.items()} == {
+    assert {name: crew.receive(name, weight_handle) for name, weight_handle in weight_handles.items()} == {
         name: [[], []] for name in VARIANTS
     }
     for name in VARIANTS:
@@ -231,24 +231,24 @@ def test_the_first_sender_of_a_process_notes_what_nixl_says(crew):
 
 def test_every_version_arrives_as_it_was_published_and_the_learner_trains_on(crew, variant):
     for version in range(4):
-        ticket = crew.publish(variant, version, [version - 1])
-        assert crew.receive(variant, ticket) == [[], []]
+        weight_handle = crew.publish(variant, version, [version - 1])
+        assert crew.receive(variant, weight_handle) == [[], []]
 
 
 def test_a_ticket_counts_the_bytes_of_the_tensors(crew, variant):
-    ticket = crew.publish(variant, 10)
+    weight_handle = crew.publish(variant, 10)
     small = sum(1 + i % 5 for i in range(NUM_SMALL))
     # embedding and its twin, half (2 bytes), scale, transposed, counts (8 bytes), big, small
     num_bytes = 2 * 4 * 37 * 11 + 2 * 5 * 3 * 7 + 4 + 4 * 8 * 6 + 8 * 3 + 4 * 250_000 + 4 * small
-    assert (ticket.version, ticket.num_bytes, ticket.num_tensors) == (10, num_bytes, 8 + NUM_SMALL)
+    assert (weight_handle.version, weight_handle.num_bytes, weight_handle.num_tensors) == (10, num_bytes, 8 + NUM_SMALL)
 
 
 def test_an_old_ticket_stays_readable_while_its_version_is_needed(crew, variant):
     old = crew.publish(variant, 20)
     middle = crew.publish(variant, 21, [20])
     new = crew.publish(variant, 22, [20, 21])
-    for ticket in (old, new, middle, old):
-        assert crew.receive(variant, ticket) == [[], []]
+    for weight_handle in (old, new, middle, old):
+        assert crew.receive(variant, weight_handle) == [[], []]
     crew.publish(variant, 23, [22])
     held = [ray.get(crew.learner.is_held.remote(variant, version)) for version in (20, 21, 22, 23)]
     assert held == [False, False, True, True]
@@ -280,5 +280,5 @@ def test_a_version_is_published_once(crew, variant):
 
 def test_a_receiver_may_come_late(crew, variant):
     for version in (70, 71, 72):
-        ticket = crew.publish(variant, version, [version - 1])
-    assert crew.receive(variant, ticket, generators=[2]) == [[]]
+        weight_handle = crew.publish(variant, version, [version - 1])
+    assert crew.receive(variant, weight_handle, generators=[2]) == [[]]

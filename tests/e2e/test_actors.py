@@ -22,7 +22,7 @@ import ray
 from harness.compare import lane_account
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage
-from harness.loop import SilentObserver, StepFacts, run_loop
+from harness.loop import SilentObserver, StepReport, run_loop
 from harness.probes.provenance import usable_cores
 from harness.results import Run, find_runs
 from harness.results.counters import read_counters, sources
@@ -271,7 +271,7 @@ def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
     held: list[int] = []
 
     class Watcher(SilentObserver):
-        def on_step(self, facts: StepFacts) -> None:
+        def on_step(self, facts: StepReport) -> None:
             assert all(isinstance(group.data, ray.ObjectRef) for group in (*facts.fresh, *facts.groups))
             assert facts.replay is not None
             held.append(facts.replay[1])

@@ -29,7 +29,7 @@ def _write_arm(root: Path, arm: str) -> None:
     run = RunFolder.create(root, "attack", "20261121-120000", arm, scrubber=Scrubber("/h", "/c", "host", "user"))
     run.write_scenario("steps: 3\ndescription: '</title>" + EVIL.replace("'", "") + "'\n")
     manifest = Manifest(
-        scenario=EVIL, campaign="20261121-120000", started_at="2026-11-21T12:00:00.000Z", arm=f"{arm} {EVIL}",
+        scenario=EVIL, experiment="20261121-120000", started_at="2026-11-21T12:00:00.000Z", arm=f"{arm} {EVIL}",
         machine={"cpu": EVIL}, versions={"python": EVIL}, commit="abc",
     )  # fmt: skip
     run.write_manifest(manifest)
@@ -55,7 +55,7 @@ def _write_arm(root: Path, arm: str) -> None:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a campaign of two arms whose every text is an attack."""
+    """The report of an experiment of two arms whose every text is an attack."""
     root = tmp_path_factory.mktemp("results")
     for arm in ("sync", "lag"):
         _write_arm(root, arm)

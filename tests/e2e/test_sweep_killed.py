@@ -85,12 +85,12 @@ def send_when_held(process: subprocess.Popen[str], out: Path, seed: int, number:
 
 def check_complete(out: Path) -> None:
     """Every point exactly once in the comparison, with its steps, and the failed attempts kept aside."""
-    (campaign,), damaged = gather([out])
+    (experiment,), damaged = gather([out])
     assert damaged == []
-    assert sorted(run.manifest.seed for run in campaign.runs) == list(range(POINTS))
-    ends = {run.manifest.seed: (run.status, run.steps) for run in campaign.runs}
+    assert sorted(run.manifest.seed for run in experiment.runs) == list(range(POINTS))
+    ends = {run.manifest.seed: (run.status, run.steps) for run in experiment.runs}
     assert ends == {seed: ("failed", 2) if seed == 1 else ("completed", 5) for seed in range(POINTS)}
-    diverged = next(run for run in campaign.runs if run.manifest.seed == 1)
+    diverged = next(run for run in experiment.runs if run.manifest.seed == 1)
     assert diverged.learning is not None
     assert diverged.learning.divergence is not None
     assert (diverged.learning.divergence.step, diverged.learning.divergence.stopped) == (2, True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.campaigns import gather
+from harness.compare.experiments import gather
 from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.report.pictures import make_pictures
 from harness.results import Run, find_runs
@@ -45,12 +45,12 @@ def test_the_parts_of_a_sync_fit_into_its_whole(swept: Run) -> None:
 
 
 def test_tables_and_picture_come_from_the_rows(swept: Run, tmp_path: Path) -> None:
-    (campaign,), _ = gather([swept.folder])
-    points = sweep_points(campaign)
+    (experiment,), _ = gather([swept.folder])
+    points = sweep_points(experiment)
     assert {(point.transport, point.receivers, point.repeats) for point in points} == {
         (name, receivers, 3) for name in TRANSPORTS for receivers in (1, 2)
     }
-    tables = sweep_tables(campaign)
+    tables = sweep_tables(experiment)
     assert [table.title for table in tables[:2]] == [
         "Publish to own tensors, ms: 1 receiver, 3 tensors",
         "Publish to own tensors, ms: 2 receivers, 3 tensors",

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from harness.core.trace import Stage
-from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
-from harness.loop import Ledger
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
+from harness.loop import RolloutCounts
 from tests.faults.idling import check_idle
 from tests.faults.invariants import MOST_EVENTS, Broken
 from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule
@@ -64,7 +64,7 @@ class Books:
     broken: Broken | None = None
     ticks: int = 0
     happened: list[tuple[Fault, str]] = field(default_factory=list)
-    ledger: Ledger | None = None
+    ledger: RolloutCounts | None = None
     # versions
     version: int = 0  # of the Learner
     published: list[int] = field(default_factory=list)
@@ -164,13 +164,15 @@ class Books:
 
     # ---- weights
 
-    def load_begins(self, lane: str, ticket: WeightTicket) -> None:
+    def load_begins(self, lane: str, weight_handle: WeightHandle) -> None:
         """A Generator is to load these weights."""
         self.require(
-            ticket.version in self.published, "versions", f"{lane} is to load version {ticket.version}, never published"
+            weight_handle.version in self.published,
+            "versions",
+            f"{lane} is to load version {weight_handle.version}, never published",
         )
-        self.pinned.setdefault(lane, set()).add(ticket.version)
-        self.note(lane, "load begins", version=ticket.version)
+        self.pinned.setdefault(lane, set()).add(weight_handle.version)
+        self.note(lane, "load begins", version=weight_handle.version)
 
     def load_ends(self, lane: str, version: int) -> None:
         """It says that it holds them."""
@@ -191,11 +193,11 @@ class Books:
             )
         self.note(LEARNER, "publish begins", version=version)
 
-    def publish_ends(self, ticket: WeightTicket) -> None:
+    def publish_ends(self, weight_handle: WeightHandle) -> None:
         """New weights are there."""
-        if ticket.version == len(self.published):
-            self.published.append(ticket.version)
-        self.note(LEARNER, "publish ends", version=ticket.version)
+        if weight_handle.version == len(self.published):
+            self.published.append(weight_handle.version)
+        self.note(LEARNER, "publish ends", version=weight_handle.version)
 
     # ---- generating and scoring
 

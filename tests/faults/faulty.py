@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from harness.core.errors import PartReplaced, RunStopped
 from harness.core.trace import Stage, Tracer
-from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, varying_lengths
 from tests.faults.schedule import LEARNER, Call, Fault, FaultKind, Schedule
 
@@ -168,7 +168,7 @@ class FaultyGenerator(_FaultyPart[SimulatedGenerator]):
 
     truth = -1
     _answer: tuple[WorkItem, tuple[RolloutGroup, ...]] | None = None
-    _again: tuple[int, WeightTicket] | None = None  # a load that is delivered once more, to this incarnation
+    _again: tuple[int, WeightHandle] | None = None  # a load that is delivered once more, to this incarnation
 
     def _make(self) -> SimulatedGenerator:
         self.truth = -1
@@ -177,29 +177,31 @@ class FaultyGenerator(_FaultyPart[SimulatedGenerator]):
             self.tracer, generate, generate, self._cost("load"), lane=self.lane, lengths=varying_lengths(1, 9)
         )
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """See ``Generator``."""
-        (holds, measured), fault = await self._call("load", lambda part, fault: self._load(part, fault, ticket))
-        if fault is not None and holds != ticket.version:
-            self.happened(fault, f"it holds {holds}, not {ticket.version}")
+        (holds, measured), fault = await self._call("load", lambda part, fault: self._load(part, fault, weight_handle))
+        if fault is not None and holds != weight_handle.version:
+            self.happened(fault, f"it holds {holds}, not {weight_handle.version}")
         if fault is not None and fault.kind is FaultKind.SECOND_LOAD:
-            self._again = self.incarnation, ticket
-        if self.schedule.proof and holds != ticket.version:
+            self._again = self.incarnation, weight_handle
+        if self.schedule.proof and holds != weight_handle.version:
             raise Injected(
                 FaultKind.LOST_WEIGHTS,
-                f"{self.lane} does not hold the Learner's weights: version {ticket.version} was loaded, its engine "
-                f"holds {holds}",
+                f"{self.lane} does not hold the Learner's weights: version {weight_handle.version} was loaded, its "
+                f"engine holds {holds}",
             )
         return measured
 
-    async def _load(self, part: SimulatedGenerator, fault: Fault | None, ticket: WeightTicket) -> tuple[int, Metrics]:
+    async def _load(
+        self, part: SimulatedGenerator, fault: Fault | None, weight_handle: WeightHandle
+    ) -> tuple[int, Metrics]:
         """Load, or pretend to; return the version that it holds then. One that held nothing cannot own up to that."""
         held, kind = self.truth, None if fault is None else fault.kind
         if kind is FaultKind.OWNED_LOST_WEIGHTS and held >= 0:
-            return held, await part.load_weights(replace(ticket, version=held, payload=None))
-        measured = await part.load_weights(ticket)
+            return held, await part.load_weights(replace(weight_handle, version=held, payload=None))
+        measured = await part.load_weights(weight_handle)
         if kind not in (FaultKind.LOST_WEIGHTS, FaultKind.OWNED_LOST_WEIGHTS):
-            self.truth = ticket.version
+            self.truth = weight_handle.version
         return self.truth, measured
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
@@ -224,11 +226,11 @@ class FaultyGenerator(_FaultyPart[SimulatedGenerator]):
         """Have a load that is delivered once more replace newer weights, if its own are still there."""
         if self._again is None or self._again[1].version >= self.truth:
             return
-        (incarnation, ticket), self._again = self._again, None
-        if incarnation == self.incarnation and ticket.version in ticket.payload:
+        (incarnation, weight_handle), self._again = self._again, None
+        if incarnation == self.incarnation and weight_handle.version in weight_handle.payload:
             [fault] = [fault for fault in self._faults.values() if fault.kind is FaultKind.SECOND_LOAD][-1:]
-            self.happened(fault, f"version {ticket.version} replaces {self.truth}")
-            self.truth = part.version = ticket.version
+            self.happened(fault, f"version {weight_handle.version} replaces {self.truth}")
+            self.truth = part.version = weight_handle.version
 
 
 class FaultyScorer(_FaultyPart[SimulatedScorer]):
@@ -261,7 +263,7 @@ class FaultyScorer(_FaultyPart[SimulatedScorer]):
 class FaultyLearner(_FaultyPart[SimulatedLearner]):
     """The Learner of a schedule. Nobody replaces it."""
 
-    _ticket: WeightTicket | None = None
+    _ticket: WeightHandle | None = None
 
     def _make(self) -> SimulatedLearner:
         return SimulatedLearner(
@@ -273,14 +275,14 @@ class FaultyLearner(_FaultyPart[SimulatedLearner]):
         result, _ = await self._call("update", lambda part, _: part.update(step, groups))
         return result
 
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``Learner``."""
-        ticket, fault = await self._call("publish", lambda part, _: part.publish_weights(version, still_needed))
-        before, self._ticket = self._ticket, ticket
+        weight_handle, fault = await self._call("publish", lambda part, _: part.publish_weights(version, still_needed))
+        before, self._ticket = self._ticket, weight_handle
         if fault is not None and fault.kind is FaultKind.OLD_TICKET and before is not None:
-            self.happened(fault, f"the ticket of version {before.version}")
+            self.happened(fault, f"the weight_handle of version {before.version}")
             return before
-        return ticket
+        return weight_handle
 
     async def checkpoint(self, version: int) -> None:
         """See ``Learner``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch
-from harness.loop import Count, Ledger, StepFacts
+from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats
 from tests.faults.books import AtUpdate, Books, named
 from tests.faults.schedule import LEARNER
@@ -25,7 +25,7 @@ class Listener:
     def on_sync(self, lane: str, version: int, measured: object) -> None:
         """See ``Observer``."""
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
         books = self.books
         books.require(facts.step == books.steps, "steps in order", f"step {facts.step} is told, due is {books.steps}")
@@ -36,7 +36,7 @@ class Listener:
         self._check_shards(facts)
         self._check_batch(facts, books.at_update)
         self._check_flow(facts, books.at_update)
-        books.note(LEARNER, "told: step", facts.step, facts.ticket.version)
+        books.note(LEARNER, "told: step", facts.step, facts.weight_handle.version)
 
     def _check_fresh(self, step: int, group: RolloutGroup) -> None:
         books = self.books
@@ -52,7 +52,7 @@ class Listener:
         )
         books.consumed.add(name)
 
-    def _check_shards(self, facts: StepFacts) -> None:
+    def _check_shards(self, facts: StepReport) -> None:
         books = self.books
         if books.schedule.lag_control == "drop":
             return
@@ -61,7 +61,7 @@ class Listener:
         books.require(shards == due, "steps in order", f"step {facts.step} is made of the shards {shards}")
         books.require(facts.dropped == Count(), "none lost", f"{facts.dropped} dropped, though nothing may be")
 
-    def _check_batch(self, facts: StepFacts, update: AtUpdate) -> None:
+    def _check_batch(self, facts: StepReport, update: AtUpdate) -> None:
         """What was trained on is the batch, or was drawn from a buffer that keeps to its bounds."""
         books = self.books
         books.require(facts.groups == update.groups, "one answer", f"step {facts.step} was made of other groups")
@@ -87,7 +87,7 @@ class Listener:
             f"{entered} groups entered, {size} are held: {stats}",
         )
 
-    def _check_flow(self, facts: StepFacts, update: AtUpdate) -> None:
+    def _check_flow(self, facts: StepReport, update: AtUpdate) -> None:
         """Under ``in_flight`` the loop orders a batch a moment before the Generator hears of it."""
         books = self.books
         waiting = update.waiting - sum(len(group.lengths) for group in facts.fresh)
@@ -126,7 +126,7 @@ class Listener:
         books.replaced[lane] += 1
         books.note(lane, "told: replaced")
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         """See ``Observer``."""
         books = self.books
         books.ledger = ledger

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.trace import RecordingTracer
-from harness.loop import Bell, LoopPlan, run_loop
-from harness.loop.intake import Intake
+from harness.loop import Condition, LoopPlan, run_loop
+from harness.loop.intake import BatchAssembler
 from harness.run.watchdog import watch
 from harness.simulate.clock import run_virtual
 from tests.faults.books import Books, Event
@@ -36,8 +36,8 @@ class Wiring:
     """
 
     plan: Callable[[LoopPlan], LoopPlan] = lambda plan: plan
-    new_bell: Callable[[], Bell] = Bell
-    intake: Callable[[Schedule], Intake | None] = lambda schedule: None
+    new_bell: Callable[[], Condition] = Condition
+    intake: Callable[[Schedule], BatchAssembler | None] = lambda schedule: None
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ class FaultKind(StrEnum):
     """The same, but its rollouts carry the version that it really holds."""
     SECOND_LOAD = "second load"
     """The request of the load is delivered once more, when newer weights have been loaded since."""
-    OLD_TICKET = "old ticket"
-    """The Learner's ticket of the version before is delivered a second time, in the place of this one."""
+    OLD_TICKET = "old weight_handle"
+    """The Learner's weight_handle of the version before is delivered a second time, in the place of this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.errors import RunStopped
-from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
 from harness.loop.answers import check_generated, check_published, check_scored
 
 ITEM = WorkItem(Purpose.TRAIN, 3, 1, (4, 5), 2, seed=0)
@@ -20,7 +20,7 @@ def test_what_was_asked_is_taken():
     check_generated("generator", EVALUATION, (RolloutGroup(0, 3, 3, 3, (5,)),), held=3)
     check_scored("scorer", ITEM, GROUPS, SCORED)
     check_scored("scorer", ITEM, GROUPS, replace(SCORED, groups=SCORED.groups[:1], failed_groups=1))
-    check_published("learner", 3, WeightTicket(3, 0, 1))
+    check_published("learner", 3, WeightHandle(3, 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_groups_that_are_gone_and_not_counted_stop_the_run():
 
 def test_a_ticket_of_another_version_stops_the_run():
     with pytest.raises(RunStopped) as caught:
-        check_published("learner", 3, WeightTicket(2, 0, 1))
+        check_published("learner", 3, WeightHandle(2, 0, 1))
     assert str(caught.value) == "wrong answer: learner was asked to publish version 3 and published 2"

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from harness.core.errors import PartReplaced
 from harness.core.trace import RecordingTracer, SpanContext, Stage
-from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from tests.faults.books import Books
 from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer
 
@@ -19,12 +19,12 @@ class WatchedGenerator:
     def __init__(self, part: FaultyGenerator, books: Books) -> None:
         self.part, self.books, self.lane = part, books, part.lane
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """See ``Generator``."""
-        self.books.load_begins(self.lane, ticket)
-        with _heard(self.books, self.lane, ticket.version):
-            measured = await self.part.load_weights(ticket)
-        self.books.load_ends(self.lane, ticket.version)
+        self.books.load_begins(self.lane, weight_handle)
+        with _heard(self.books, self.lane, weight_handle.version):
+            measured = await self.part.load_weights(weight_handle)
+        self.books.load_ends(self.lane, weight_handle.version)
         return measured
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
@@ -64,12 +64,12 @@ class WatchedLearner:
         self.books.update_ends(result)
         return result
 
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``Learner``."""
         self.books.publish_begins(version, still_needed)
-        ticket = await self.part.publish_weights(version, still_needed)
-        self.books.publish_ends(ticket)
-        return ticket
+        weight_handle = await self.part.publish_weights(version, still_needed)
+        self.books.publish_ends(weight_handle)
+        return weight_handle
 
     async def checkpoint(self, version: int) -> None:
         """See ``Learner``."""

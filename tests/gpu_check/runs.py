@@ -74,8 +74,8 @@ def run_arms(report: Report, scenario: str, folder: str, *settings: str) -> dict
     """Run a scenario; note and return what ``harness.compare`` says of each of its arms."""
     out = run(report, scenario, folder, *settings)
     line = [sys.executable, "-m", "harness.compare", str(out), "--format", "json"]
-    (campaign,) = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True).stdout)["campaigns"]
-    arms = {variant["name"]: _figures(variant["runs"][0]) for variant in campaign["variants"]}
+    (experiment,) = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True).stdout)["campaigns"]
+    arms = {variant["name"]: _figures(variant["runs"][0]) for variant in experiment["variants"]}
     for name, figures in arms.items():
         report.note(f"{folder}: {name}", figures)
     return arms

@@ -79,18 +79,18 @@ def replayed(question: tuple[Run, Sequence[str], MachineProfile]) -> Replay:
 
 
 def step_times(runs: Sequence[Run], figures: Sequence[Measures]) -> dict[tuple[str, int], float]:
-    """Return the step times of an arm's runs by campaign and seed."""
+    """Return the step times of an arm's runs by experiment and seed."""
     pairs = zip(runs, figures, strict=True)
-    return {(run.manifest.campaign, run.manifest.seed): found.step_s for run, found in pairs}
+    return {(run.manifest.experiment, run.manifest.seed): found.step_s for run, found in pairs}
 
 
 def paired_log_ratios(before: Mapping[tuple[str, int], float], after: Mapping[tuple[str, int], float]) -> list[float]:
-    """Return log(after / before) of the runs that share campaign and seed, in the order of ``before``.
+    """Return log(after / before) of the runs that share experiment and seed, in the order of ``before``.
 
     Raises:
         ValueError: they share none.
     """
     ratios = [log(after[key] / before[key]) for key in before if key in after]
     if not ratios:
-        raise ValueError("the two arms have no campaign in common")
+        raise ValueError("the two arms have no experiment in common")
     return ratios

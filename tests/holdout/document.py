@@ -13,7 +13,7 @@ from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.scenario.sections import FromList, Section
 
-SCHEMA, SCHEMA_VERSION = "tests.holdout", 1
+SCHEMA, SCHEMA_VERSION = "harness.holdout", 1
 SMALL = 0.05
 """Stages below this share of a step are shown, and count in no bound."""
 BASELINES = {
@@ -32,7 +32,7 @@ class Compared(Section):
     """One figure of one arm.
 
     Attributes:
-        repeats: as measured, in the order of the campaigns.
+        repeats: as measured, in the order of the experiments.
         value, low, high: as predicted, with the ends of the 90% interval of a single run.
     """
 
@@ -196,7 +196,7 @@ class Document(Section):
 
     Attributes:
         chosen: date of the plan.
-        fitted, held_out: campaigns, as SCENARIO/CAMPAIGN.
+        fitted, held_out: experiments, as SCENARIO/CAMPAIGN.
         machine: fingerprint of the machine that measured.
         draws, seed: of the forecasts.
         coverage_bounds, stage_bound: of the plan.

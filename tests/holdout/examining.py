@@ -60,8 +60,8 @@ def examine(
     ]
     return Document(
         chosen=plan.chosen,
-        fitted=campaigns(measured.fitted),
-        held_out=campaigns(measured.runs),
+        fitted=experiments(measured.fitted),
+        held_out=experiments(measured.runs),
         machine=_machine(measured),
         draws=draws,
         seed=seed,
@@ -170,9 +170,9 @@ def _machine(measured: Measured) -> str:
     return next(iter(found))
 
 
-def campaigns(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Return the campaigns of runs, as SCENARIO/CAMPAIGN."""
-    return tuple(sorted({f"{run.manifest.scenario}/{run.manifest.campaign}" for run in runs}))
+def experiments(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Return the experiments of runs, as SCENARIO/CAMPAIGN."""
+    return tuple(sorted({f"{run.manifest.scenario}/{run.manifest.experiment}" for run in runs}))
 
 
 def notes(plan: Plan, measured: Measured, known: Sequence[FittedRun]) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ def notes(plan: Plan, measured: Measured, known: Sequence[FittedRun]) -> tuple[s
     repeats = sorted({len(runs) for runs in measured.held_out.values()})
     said = [
         f"{len(measured.runs)} held-out runs of {len(measured.held_out)} arms, {' or '.join(map(str, repeats))} "
-        f"repeats each; {len(measured.fitted)} fitted runs of other campaigns. Errors are against the mean of the "
+        f"repeats each; {len(measured.fitted)} fitted runs of other experiments. Errors are against the mean of the "
         "repeats; intervals are those of a single run.",
         "Stages are scored where they make up 5% of the measured step or more. Repeats of an arm, and stages of a run, "
         "share what the machine did and what was predicted: counts inside intervals are of fewer things than they "
@@ -196,7 +196,7 @@ def notes(plan: Plan, measured: Measured, known: Sequence[FittedRun]) -> tuple[s
     if measured.syncs:
         said.append(
             "No fitted training run has a transport of the tier `transport`: what these cost comes from isolated "
-            f"weight syncs ({', '.join(campaigns(measured.syncs))}), with nothing else at work."
+            f"weight syncs ({', '.join(experiments(measured.syncs))}), with nothing else at work."
         )
     dropped = [f"{arm} ({preset})" for tier in plan.tiers.values() for arm, preset in tier.without.items()]
     if dropped:

@@ -80,7 +80,7 @@ def _completed(folder: Path, scenario: str, option: str) -> tuple[Run, ...]:
         if run.status != "completed":
             what = f"this run is not complete ({run.status}), and an average over it would say nothing"
             raise UserError(what, where, "measure it again, or move the folder away")
-    return tuple(sorted(runs, key=lambda run: (run.manifest.campaign, run.manifest.position or 0)))
+    return tuple(sorted(runs, key=lambda run: (run.manifest.experiment, run.manifest.position or 0)))
 
 
 def _check_apart(fitted: Iterable[Run], held: Iterable[Run]) -> None:
@@ -104,7 +104,7 @@ def _check_versions(fitted: Sequence[Run], held: Iterable[Run]) -> None:
 
 def _identity(run: Run) -> tuple[object, ...]:
     manifest = run.manifest
-    return manifest.started_at, manifest.campaign, manifest.seed, tuple(step.wall_s for step in run.steps)
+    return manifest.started_at, manifest.experiment, manifest.seed, tuple(step.wall_s for step in run.steps)
 
 
 def _by_arm(
@@ -166,16 +166,16 @@ def _check_promises(plan: Plan, fitted: Sequence[Run], scenarios: Mapping[str, S
 
 
 def _check_pairs(plan: Plan, by_arm: Mapping[str, Sequence[Run]], folder: Path) -> None:
-    """Refuse a change that was never measured in the campaign, and with the seed, of a run that it starts from."""
+    """Refuse a change that was never measured in the experiment, and with the seed, of a run that it starts from."""
     change = plan.whatif
     if change is None:
         return
     start = _repeats(by_arm[change.start])
     for arm in change.changes:
         if not start & _repeats(by_arm[arm]):
-            what = f"no run of {arm!r} has campaign and seed in common with one of {change.start!r}"
+            what = f"no run of {arm!r} has experiment and seed in common with one of {change.start!r}"
             raise UserError(what, str(folder), f"measure them together: python -m harness run {plan.held_out}")
 
 
 def _repeats(runs: Iterable[Run]) -> set[tuple[str, int]]:
-    return {(run.manifest.campaign, run.manifest.seed) for run in runs}
+    return {(run.manifest.experiment, run.manifest.seed) for run in runs}

@@ -204,8 +204,8 @@ def change_table(document: Document) -> Table:
     rows = [_change_row(change) for change in document.changes]
     notes = (
         "Ratios of step times, changed over unchanged. The measured interval is the 95% t-interval over the repeats, "
-        "each changed run against the unchanged one of its campaign; the predicted one spans the recorded runs it was "
-        "made from. Replay: how far the replay of those runs, as they were, is from their own step time, at most.",
+        "each changed run against the unchanged one of its experiment; the predicted one spans the recorded runs it "
+        "was made from. Replay: how far the replay of those runs, as they were, is from their own step time, at most.",
     )
     return Table("What-if: effects predicted from one recorded arm, and measured", header, tuple(rows), notes, 2)
 

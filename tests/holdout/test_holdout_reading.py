@@ -56,11 +56,11 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
 def write(make_run: Make, tmp_path: Path) -> Callable[..., None]:
     """Write every arm of a scenario once, or those named."""
 
-    def written(scenario: str, campaign: str, only: tuple[str, ...] = (), **fields: object) -> None:
+    def written(scenario: str, experiment: str, only: tuple[str, ...] = (), **fields: object) -> None:
         for variant in expand(load_scenario(scenario)):
             if not only or variant.arm in only:
                 text = resolved_yaml(variant.scenario)
-                make_run(scenario=scenario, campaign=campaign, arm=variant.arm, settings=text, **fields)
+                make_run(scenario=scenario, experiment=experiment, arm=variant.arm, settings=text, **fields)
 
     return written
 
@@ -137,7 +137,7 @@ def test_a_change_is_measured_beside_what_it_starts_from(
     write("learn", "20261121-100000")
     write("unseen", "20261121-110000", only=("base", "lag1"))
     write("unseen", "20261121-120000", only=("big",))
-    with pytest.raises(UserError, match="no run of 'big' has campaign and seed in common with one of 'base'"):
+    with pytest.raises(UserError, match="no run of 'big' has experiment and seed in common with one of 'base'"):
         read_measured(plan, *folders(tmp_path))
 
 
@@ -209,9 +209,9 @@ def test_the_committed_plan_is_the_one_that_was_dated() -> None:
     assert set(plan.arms) == set(load_scenario(ROOT / "scenarios" / "holdout.yaml").arms)
 
 
-def test_measured_ratios_are_paired_by_campaign() -> None:
+def test_measured_ratios_are_paired_by_experiment() -> None:
     before = {("20261121-1", 0): 1.0, ("20261121-2", 1): 2.0}
     after = {("20261121-2", 1): 4.0, ("20261121-1", 0): 1.0}
     assert paired_log_ratios(before, after) == pytest.approx([0.0, 0.693147], abs=1e-6)  # log 1, log 2
-    with pytest.raises(ValueError, match="no campaign in common"):
+    with pytest.raises(ValueError, match="no experiment in common"):
         paired_log_ratios(before, {("20261121-3", 0): 1.0})

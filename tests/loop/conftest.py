@@ -15,7 +15,7 @@ import pytest
 from harness.core.protocols import Generator, Scorer
 from harness.core.trace import RecordingTracer, Span
 from harness.core.types import ScoredBatch
-from harness.loop import LagControl, Ledger, LoopPlan, SilentObserver, StepFacts, run_loop
+from harness.loop import LagControl, LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
 from harness.simulate.stages import (
@@ -40,13 +40,13 @@ class Story(SilentObserver):
     """An observer that remembers everything, in order."""
 
     events: list[tuple[object, ...]] = field(default_factory=list)
-    facts: list[StepFacts] = field(default_factory=list)
-    ledger: Ledger | None = None
+    facts: list[StepReport] = field(default_factory=list)
+    ledger: RolloutCounts | None = None
 
     def on_version(self, lane: str, version: int) -> None:
         self.events.append(("version", lane, version))
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         self.facts.append(facts)
         self.events.append(("step", facts.step))
 
@@ -56,7 +56,7 @@ class Story(SilentObserver):
     def on_replaced(self, lane: str, reason: str) -> None:
         self.events.append(("replaced", lane, reason))
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         self.ledger = ledger
 
 
@@ -139,7 +139,7 @@ class Seen:
         return [(stage, start, end) for _, stage, start, end, _ in rows]
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> RolloutCounts:
         assert self.story.ledger is not None
         return self.story.ledger
 

@@ -16,7 +16,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.loop import LoopPlan, SilentObserver, StepFacts, run_loop
+from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
 from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
@@ -53,7 +53,7 @@ class Steps(SilentObserver):
     tracer: RecordingTracer
     done_ns: list[int]
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         self.done_ns.append(self.tracer.clock_ns())
 
 

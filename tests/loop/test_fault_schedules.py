@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.loop import Bell
+from harness.loop import Condition
 from harness.loop.intake import InOrder
 from harness.probes.provenance import usable_cores
 from tests.faults import Wiring, draw, run_schedule, search, smallest_run
@@ -89,7 +89,7 @@ class DeliversTwice(InOrder):
         return super().take(step) if again is None else (*super().take(step), again)
 
 
-class DozesOff(Bell):
+class DozesOff(Condition):
     """The lost wake-up: who is woken for nothing dozes off before it listens again, and a ring in between is lost."""
 
     async def until(self, condition, or_done=None):

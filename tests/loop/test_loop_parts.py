@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WorkItem
-from harness.loop import Bell, Count, Ledger, LoopPlan, first_error
-from harness.loop.holders import Holders
+from harness.loop import Condition, Count, LoopPlan, RolloutCounts, first_error
+from harness.loop.holders import HeldVersions
 from harness.loop.intake import FirstComeDropStale, InOrder
 from harness.loop.ledger import count
 
@@ -112,7 +112,7 @@ def test_counts_hold_rollouts_and_tokens():
 
 
 def test_what_is_in_no_column_is_unused():
-    ledger = Ledger(Count(10, 100), Count(1, 7), Count(2, 30), Count(4, 40), trained_again=Count(9, 90))
+    ledger = RolloutCounts(Count(10, 100), Count(1, 7), Count(2, 30), Count(4, 40), trained_again=Count(9, 90))
     assert ledger.unused == Count(3, 23)  # 10 - 1 - 2 - 4; a later use is of a rollout that is counted already
 
 
@@ -167,7 +167,7 @@ def test_room_is_for_twice_the_batches_that_can_be_fresh_enough():
 
 
 def test_the_oldest_version_held_is_known_through_every_change():
-    holders = Holders(["a", "b", "c"])
+    holders = HeldVersions(["a", "b", "c"])
     assert (holders["a"], holders.oldest, "a" in holders, "d" in holders) == (-1, -1, True, False)
     oldest = []
     for lane, version in [("a", 0), ("b", 0), ("c", 2), ("a", 1), ("b", 3), ("b", -1), ("b", 2), ("a", 2)]:
@@ -191,7 +191,7 @@ class Waiters:
     """Tasks that wait at a bell until their name is allowed, and then take it away if ``greedy``."""
 
     def __init__(self, names: str, greedy: bool = False) -> None:
-        self.bell, self.allowed, self.woken, self.looks = Bell(), "", "", 0
+        self.bell, self.allowed, self.woken, self.looks = Condition(), "", "", 0
         self.tasks = [asyncio.ensure_future(self._wait(name, greedy)) for name in names]
 
     async def _wait(self, name: str, greedy: bool) -> None:
@@ -215,7 +215,7 @@ def test_a_bell_wakes_in_order_of_arrival_those_whose_condition_holds():
         waiters.allowed = "dca"
         await settle()
         assert waiters.woken == "b"  # nobody rang
-        waiters.bell.ring()
+        waiters.bell.notify()
         await settle()
         assert waiters.woken == "bac"
         assert [task.cancelled() for task in waiters.tasks] == [False, False, False, True]
@@ -229,7 +229,7 @@ def test_who_was_too_slow_waits_anew_behind_the_others():
         await settle()
         for expected in ("a", "ab", "abc"):
             waiters.allowed = "abc"  # for one of them
-            waiters.bell.ring()
+            waiters.bell.notify()
             await settle()
             assert waiters.woken == expected
 
@@ -262,7 +262,7 @@ def test_a_bell_for_one_looks_no_further_than_that_one():
         waiters.bell.ring_for_one()
         await settle()
         assert (waiters.woken, waiters.looks) == ("a", 2)  # when the bell rang, and once more when it woke
-        waiters.bell.ring()
+        waiters.bell.notify()
         await settle()
 
     asyncio.run(main())
@@ -270,13 +270,13 @@ def test_a_bell_for_one_looks_no_further_than_that_one():
 
 def test_a_waiter_is_also_woken_by_a_future_that_is_done():
     async def main() -> None:
-        bell, work = Bell(), asyncio.get_running_loop().create_future()
+        bell, work = Condition(), asyncio.get_running_loop().create_future()
         waiter = asyncio.ensure_future(bell.until(lambda: work.done(), or_done=work))
         await settle()
         work.set_result(None)
         await settle()
         assert waiter.done()
-        bell.ring()  # nobody is there any more
+        bell.notify()  # nobody is there any more
 
     asyncio.run(main())
 

@@ -22,8 +22,8 @@ from harness.core.errors import PartReplaced, RunStopped
 from harness.core.protocols import Generator, Scorer
 from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
-from harness.loop import Count, Ledger, LoopPlan, SilentObserver, StepFacts, run_loop
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
+from harness.loop import Count, LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
 from harness.simulate.stages import (
@@ -112,7 +112,7 @@ class Watch(SilentObserver):
     deaths: set[tuple[str, int]] = field(default_factory=set)
     replaced: Counter[str] = field(default_factory=Counter)
     steps: list[int] = field(default_factory=list)
-    ledger: Ledger | None = None
+    ledger: RolloutCounts | None = None
 
     def on_version(self, lane: str, version: int) -> None:
         self.told.setdefault(lane, []).append(version)
@@ -126,7 +126,7 @@ class Watch(SilentObserver):
         assert [group.prompt_id for group in scored.groups] == kept
         self.evaluated.append(version)
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         self.steps.append(facts.step)
         for group in facts.fresh:
             assert 0 <= facts.step - group.min_version <= self.schedule.plan.max_lag
@@ -141,7 +141,7 @@ class Watch(SilentObserver):
             stats, size = facts.replay
             assert len(self.consumed) == stats.added == size + stats.evicted
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         self.ledger = ledger
 
     @contextmanager
@@ -170,11 +170,11 @@ class WatchedGenerator:
     def __post_init__(self) -> None:
         self.lane = self.part.lane
 
-    async def load_weights(self, ticket: WeightTicket) -> None:
+    async def load_weights(self, weight_handle: WeightHandle) -> None:
         with self.watch.heard(self.lane):
-            await self.part.load_weights(ticket)
-        self.held = ticket.version
-        self.watch.loads.setdefault(self.lane, []).append(ticket.version)
+            await self.part.load_weights(weight_handle)
+        self.held = weight_handle.version
+        self.watch.loads.setdefault(self.lane, []).append(weight_handle.version)
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         start, plan = self.held, self.watch.schedule.plan

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightTicket, WorkItem
-from harness.loop import LoopPlan, SilentObserver, StepFacts, run_loop
+from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
+from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
 from harness.simulate.clock import run_virtual
 from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 
@@ -23,12 +23,12 @@ class Story(SilentObserver):
     """An observer that remembers everything, in order."""
 
     events: list[tuple[object, ...]] = field(default_factory=list)
-    facts: list[StepFacts] = field(default_factory=list)
+    facts: list[StepReport] = field(default_factory=list)
 
     def on_version(self, lane: str, version: int) -> None:
         self.events.append(("version", lane, version))
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         self.facts.append(facts)
         self.events.append(("step", facts.step))
 
@@ -220,10 +220,10 @@ def test_a_generator_that_lies_about_its_version_stops_the_run() -> None:
 
 def test_the_error_of_a_part_ends_the_run_and_is_the_error_of_the_run() -> None:
     class LosesWeights(SimulatedGenerator):
-        async def load_weights(self, ticket: WeightTicket) -> None:
-            if ticket.version == 2:
-                raise RuntimeError(f"version {ticket.version} did not arrive")
-            await super().load_weights(ticket)
+        async def load_weights(self, weight_handle: WeightHandle) -> None:
+            if weight_handle.version == 2:
+                raise RuntimeError(f"version {weight_handle.version} did not arrive")
+            await super().load_weights(weight_handle)
 
     story = Story()
 

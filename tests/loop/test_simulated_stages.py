@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from harness.core.errors import PartReplaced
-from harness.core.types import Purpose, RolloutGroup, WeightTicket, WorkItem
+from harness.core.types import Purpose, RolloutGroup, WeightHandle, WorkItem
 from harness.simulate.clock import run_virtual
 from harness.simulate.stages import (
     MortalGenerator,
@@ -21,8 +21,8 @@ from harness.simulate.stages import (
 ITEM = WorkItem(Purpose.TRAIN, step=3, shard=0, prompt_ids=(4, 5), group_size=2, seed=11)
 
 
-def ticket(version: int) -> WeightTicket:
-    return WeightTicket(version, num_bytes=0, num_tensors=1)
+def weight_handle(version: int) -> WeightHandle:
+    return WeightHandle(version, num_bytes=0, num_tensors=1)
 
 
 def elapsed() -> float:
@@ -32,7 +32,7 @@ def elapsed() -> float:
 def test_groups_tell_the_version_and_the_lengths_of_their_responses():
     async def main(tracer):
         generator = SimulatedGenerator(tracer, constant(8), lengths=lambda item, prompt: (prompt, item.step))
-        await generator.load_weights(ticket(2))
+        await generator.load_weights(weight_handle(2))
         return await generator.generate(ITEM)
 
     groups, _ = run_virtual(main)
@@ -56,12 +56,12 @@ def test_lengths_vary_by_prompt_and_seed_within_their_bounds():
 def test_weights_loaded_on_the_way_count_by_their_share_of_the_time():
     async def main(tracer):
         generator = SimulatedGenerator(tracer, constant(10), transfer_cost=constant(1), load_cost=constant(1))
-        await generator.load_weights(ticket(4))
+        await generator.load_weights(weight_handle(4))
         work = asyncio.ensure_future(generator.generate(ITEM))
         await asyncio.sleep(3)
-        await generator.load_weights(ticket(5))  # in use from 5 s on
+        await generator.load_weights(weight_handle(5))  # in use from 5 s on
         await asyncio.sleep(1)
-        await generator.load_weights(ticket(7))  # from 8 s on
+        await generator.load_weights(weight_handle(7))  # from 8 s on
         return await work
 
     group = run_virtual(main)[0][0]
@@ -72,8 +72,8 @@ def test_weights_loaded_on_the_way_count_by_their_share_of_the_time():
 def test_the_next_order_begins_with_what_was_loaded_last():
     async def main(tracer):
         generator = SimulatedGenerator(tracer, constant(10))
-        await generator.load_weights(ticket(4))
-        await generator.load_weights(ticket(5))
+        await generator.load_weights(weight_handle(4))
+        await generator.load_weights(weight_handle(5))
         return await generator.generate(ITEM)
 
     group = run_virtual(main)[0][0]
@@ -159,7 +159,7 @@ def test_a_new_generator_holds_no_weights():
         generator = MortalGenerator(
             lambda: SimulatedGenerator(tracer, constant(8)), lambda call: 1 if call == 2 else None
         )
-        await generator.load_weights(ticket(0))
+        await generator.load_weights(weight_handle(0))
         with pytest.raises(PartReplaced):
             await generator.generate(ITEM)
         assert not tracer.still_open()
@@ -175,8 +175,8 @@ def test_all_calls_under_way_hear_of_one_death():
             lambda: SimulatedGenerator(tracer, constant(8), load_cost=constant(4)),
             lambda call: 2 if call == 3 else None,
         )
-        await generator.load_weights(ticket(0))
-        calls = generator.generate(ITEM), generator.load_weights(ticket(1))
+        await generator.load_weights(weight_handle(0))
+        calls = generator.generate(ITEM), generator.load_weights(weight_handle(1))
         return await asyncio.gather(*calls, return_exceptions=True), elapsed(), generator.incarnation
 
     (errors, seconds, incarnation), _ = run_virtual(main)

@@ -12,7 +12,7 @@ from harness.probes.clock import PausableClock
 from harness.probes.cuda_events import DeviceTime
 from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
-from harness.probes.run_probes import ArmProbes
+from harness.probes.run_probes import RunProbes
 from harness.results.counters import CounterRow
 
 LIMIT_S = 60.0
@@ -45,13 +45,13 @@ def probes(
     hz: float = 20.0,
     figures: Sequence[Sequence[DeviceFigure]] = (),
     elsewhere: Elsewhere | None = None,
-) -> ArmProbes:
+) -> RunProbes:
     device_figures = iter(figures)
     profile = ProbeProfile(sampler_hz=hz)
-    return ArmProbes(profile, clock, dict, lambda: next(device_figures, ()), tmp_path, elsewhere)
+    return RunProbes(profile, clock, dict, lambda: next(device_figures, ()), tmp_path, elsewhere)
 
 
-def collect(beside: ArmProbes, until: Callable[[list[CounterRow]], bool]) -> list[CounterRow]:
+def collect(beside: RunProbes, until: Callable[[list[CounterRow]], bool]) -> list[CounterRow]:
     """Drain until there are rows enough."""
     found: list[CounterRow] = []
     deadline = time.monotonic() + LIMIT_S

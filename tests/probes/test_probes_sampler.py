@@ -16,7 +16,7 @@ import pytest
 
 from harness.probes.nvml import GpuProbe
 from harness.probes.pipes import Inbox, Outbox
-from harness.probes.sampler import Pace, Sampling, SamplingThread, Station, obey
+from harness.probes.sampler import Sampling, SamplingThread, Station, Throttle, obey
 from tests.stand_ins.fake_nvml import LIBRARY_NOT_FOUND, FakeDevice, FakeNvml, NVMLError
 
 MS = 1_000_000
@@ -47,7 +47,7 @@ def rows(sample: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_the_pace_is_one_sample_a_period_from_the_start_of_the_stretch() -> None:
-    pace = Pace(5)
+    pace = Throttle(5)
     pace.go(10 * MS)
     assert pace.due_in_s(10 * MS) == 0
     pace.sampled(10 * MS)
@@ -57,7 +57,7 @@ def test_the_pace_is_one_sample_a_period_from_the_start_of_the_stretch() -> None
 
 
 def test_missed_samples_are_not_made_up_for() -> None:
-    pace = Pace(5)
+    pace = Throttle(5)
     pace.go(0)
     pace.sampled(0)
     pace.sampled(1050 * MS)  # those at 200, 400, 600, 800 and 1000 ms
@@ -65,7 +65,7 @@ def test_missed_samples_are_not_made_up_for() -> None:
 
 
 def test_a_held_pace_wants_no_sample_and_going_twice_changes_nothing() -> None:
-    pace = Pace(5)
+    pace = Throttle(5)
     assert (pace.is_going, pace.due_in_s(0)) == (False, None)
     pace.go(0)
     pace.sampled(0)

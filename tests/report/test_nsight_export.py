@@ -121,7 +121,7 @@ def make_run(tmp_path: Path) -> Iterable[Callable[..., Path]]:
         scrubber = Scrubber("/home/ann", "/home/ann/harness", "annbox", "ann")
         with RunFolder.create(tmp_path / "results", name, "20261121-120000", None, scrubber=scrubber) as folder:
             times = {"started_at": "2026-11-21T12:00:00.000Z", "finished_at": "2026-11-21T12:05:00.000Z"}
-            folder.write_manifest(Manifest(scenario=name, campaign="20261121-120000", startup_s=69.0, **times))
+            folder.write_manifest(Manifest(scenario=name, experiment="20261121-120000", startup_s=69.0, **times))
             folder.append_spans(spans)
             folder.flush()
         return folder.folder

@@ -44,7 +44,7 @@ def saved_spans(folder: Path) -> Counter[tuple[str, str, int, int]]:
     return Counter((item.lane, item.stage.value, item.start_ns, item.end_ns) for item in load_run(folder).spans())
 
 
-def test_a_campaign_is_one_file_with_every_span_of_every_run(lagged: Path, tmp_path: Path) -> None:
+def test_a_experiment_is_one_file_with_every_span_of_every_run(lagged: Path, tmp_path: Path) -> None:
     trace = written(lagged, tmp_path / "t.pftrace")
 
     runs = [track[0] for track in trace.tracks if len(track) == 1]
@@ -56,7 +56,7 @@ def test_a_campaign_is_one_file_with_every_span_of_every_run(lagged: Path, tmp_p
 
 def a_run(number: int, arm: str, seed: int, block: int | None = None) -> Run:
     started = "2026-11-21T12:00:00.000Z"
-    named = {"scenario": "own", "campaign": "20261121-120000", "started_at": started, "position": number}
+    named = {"scenario": "own", "experiment": "20261121-120000", "started_at": started, "position": number}
     return Run(Path(f"run{number}"), Manifest(arm=arm, seed=seed, block=block, **named), "completed", (), (), None)
 
 
@@ -157,7 +157,7 @@ def folder(tmp_path: Path) -> Path:
     scrubber = Scrubber("/home/ann", "/home/ann/harness", "annbox", "ann")
     with RunFolder.create(tmp_path / "results", "own", "20261121-120000", None, scrubber=scrubber) as run:
         started = "2026-11-21T12:00:00.000Z"
-        run.write_manifest(Manifest(scenario="own", campaign="20261121-120000", started_at=started))
+        run.write_manifest(Manifest(scenario="own", experiment="20261121-120000", started_at=started))
         run.append_spans(
             [
                 Span("generator", Stage.STARTUP, 0, 10, -1, -1),
@@ -217,7 +217,7 @@ def test_deaths_come_from_the_log_with_their_reason_and_once(tmp_path: Path) -> 
     tracer = RecordingTracer(lambda: now[0])
     with RunFolder.create(tmp_path / "results", "own", "20261121-120000", None) as run:
         started = "2026-11-21T12:00:00.000Z"
-        run.write_manifest(Manifest(scenario="own", campaign="20261121-120000", started_at=started))
+        run.write_manifest(Manifest(scenario="own", experiment="20261121-120000", started_at=started))
         recorder = RunRecorder(run, tracer)
         recorder.loop_starts(["generator", "scorer"])
         recorder.on_version("generator", 0)
@@ -247,17 +247,17 @@ def test_counters_are_tracks_of_their_source(folder: Path, tmp_path: Path) -> No
     assert [item[1:] for item in trace.samples if item.track[1] == "counters of host"] == [(25, 1.5)]
 
 
-@pytest.mark.parametrize("campaign", ["inflight", "async_lag1", "replay_vs_baseline"])
-def test_the_reference_runs_make_sound_traces(campaign: str, tmp_path: Path) -> None:
-    if not (REFERENCE / campaign).is_dir():
-        pytest.skip(f"no reference runs of {campaign} here")
-    trace = written(REFERENCE / campaign, tmp_path / "t.pftrace")
+@pytest.mark.parametrize("experiment", ["inflight", "async_lag1", "replay_vs_baseline"])
+def test_the_reference_runs_make_sound_traces(experiment: str, tmp_path: Path) -> None:
+    if not (REFERENCE / experiment).is_dir():
+        pytest.skip(f"no reference runs of {experiment} here")
+    trace = written(REFERENCE / experiment, tmp_path / "t.pftrace")
 
     shown: Counter[tuple[str, str, int, int]] = Counter()
     for name in (track[0] for track in trace.tracks if len(track) == 1):
         shown += spans_of(trace, name)
     saved: Counter[tuple[str, str, int, int]] = Counter()
-    for path in (REFERENCE / campaign).glob("*/*/spans.jsonl"):
+    for path in (REFERENCE / experiment).glob("*/*/spans.jsonl"):
         saved += saved_spans(path.parent)
     assert shown == saved
 
@@ -316,7 +316,7 @@ def test_the_command_says_what_it_wrote(
     [
         (["nowhere"], "'nowhere' does not exist"),
         ([".", "-o", "trace.json"], "its name must end in .pftrace or .perfetto-trace"),
-        (["."], "holds 2 campaigns; a trace shows one"),
+        (["."], "holds 2 experiments; a trace shows one"),
         (["own", "-o", "blocked/t.pftrace"], "cannot write 'blocked/t.pftrace'"),
     ],
 )

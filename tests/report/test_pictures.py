@@ -42,7 +42,7 @@ def _metrics(step: int) -> Metrics:
 
 
 @pytest.fixture
-def campaign(make_run: Make, tmp_path: Path) -> Path:
+def experiment(make_run: Make, tmp_path: Path) -> Path:
     """Arms k1 and k4 in two seeds each, with everything measured."""
     for arm in ("k1", "k4"):
         for seed in (0, 1):
@@ -77,12 +77,12 @@ def _bars(axes: Axes) -> list[tuple[float, float, float]]:
     ]
 
 
-def test_every_picture_is_a_png_and_the_same_each_time(campaign: Path, tmp_path: Path) -> None:
-    first = make_pictures(campaign, tmp_path / "one")
+def test_every_picture_is_a_png_and_the_same_each_time(experiment: Path, tmp_path: Path) -> None:
+    first = make_pictures(experiment, tmp_path / "one")
     names = ["stages.png", "lanes.png", "timeline.png", "reward.png", "kl.png", "stability.png", "learning.png"]
     assert [path.name for path in first] == names
     assert {path.parent for path in first} == {tmp_path / "one"}
-    for path, again in zip(first, make_pictures(campaign, tmp_path / "two"), strict=True):
+    for path, again in zip(first, make_pictures(experiment, tmp_path / "two"), strict=True):
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG\r\n")
         assert data == again.read_bytes()
@@ -99,8 +99,8 @@ def test_what_was_not_measured_is_not_drawn(make_run: Make, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("style")
-def test_stage_bars_show_mean_seconds_per_step(campaign: Path) -> None:
-    figure = draw_stages(load_curves(campaign).campaign)
+def test_stage_bars_show_mean_seconds_per_step(experiment: Path) -> None:
+    figure = draw_stages(load_curves(experiment).experiment)
     (axes,) = _axes(figure)
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["k1 (2 seeds)", "k4 (2 seeds)"]
     # generate 0.3, score 0.1, update 0.5, load 0.1, and 3 evaluations of 1 s over 4 steps: 0.75
@@ -114,8 +114,8 @@ def test_stage_bars_show_mean_seconds_per_step(campaign: Path) -> None:
 
 
 @pytest.mark.usefixtures("style")
-def test_lane_bars_close_with_waits_and_unattributed_time(campaign: Path) -> None:
-    figure = draw_lanes(load_curves(campaign).campaign)
+def test_lane_bars_close_with_waits_and_unattributed_time(experiment: Path) -> None:
+    figure = draw_lanes(load_curves(experiment).experiment)
     (axes,) = _axes(figure)
     names = [tick.get_text() for tick in axes.get_yticklabels()]
     assert names == ["k1 (2 seeds)   generator", "scorer", "learner", "k4 (2 seeds)   generator", "scorer", "learner"]
@@ -126,8 +126,8 @@ def test_lane_bars_close_with_waits_and_unattributed_time(campaign: Path) -> Non
 
 
 @pytest.mark.usefixtures("style")
-def test_reward_is_drawn_over_steps_and_over_seconds(campaign: Path) -> None:
-    figure = draw_reward(load_curves(campaign))
+def test_reward_is_drawn_over_steps_and_over_seconds(experiment: Path) -> None:
+    figure = draw_reward(load_curves(experiment))
     over_steps, over_seconds, length, _ = _axes(figure)
     mean = over_steps.lines[0]
     assert list(mean.get_xdata()) == [0, 2, 4]
@@ -145,8 +145,8 @@ def test_reward_is_drawn_over_steps_and_over_seconds(campaign: Path) -> None:
 
 
 @pytest.mark.usefixtures("style")
-def test_kl_says_which_two_policies(campaign: Path) -> None:
-    figure = draw_kl(load_curves(campaign))
+def test_kl_says_which_two_policies(experiment: Path) -> None:
+    figure = draw_kl(load_curves(experiment))
     reference, previous, per_response, _ = _axes(figure)
     assert reference.get_title(loc="left") == "KL(sampling policy \u2016 initial policy)"
     assert previous.get_title(loc="left") == "KL(sampling policy \u2016 policy of the step before)"
@@ -163,8 +163,8 @@ def test_a_kl_of_one_pair_takes_one_column(make_run: Make) -> None:
 
 
 @pytest.mark.usefixtures("style")
-def test_gradient_norms_over_a_wide_range_get_a_log_axis(campaign: Path, make_run: Make) -> None:
-    norm, clip = _axes(draw_stability(load_curves(campaign)))
+def test_gradient_norms_over_a_wide_range_get_a_log_axis(experiment: Path, make_run: Make) -> None:
+    norm, clip = _axes(draw_stability(load_curves(experiment)))
     assert (norm.get_yscale(), norm.get_ylim()[0]) == ("linear", 0.0)
     assert list(clip.lines[0].get_ydata()) == pytest.approx([0.0, 0.1, 0.2, 0.3])
     wide = make_run(scenario="wide", metrics=lambda step: {"grad_norm": Metric(10.0**step)}).folder
@@ -184,9 +184,9 @@ def _shown_texts(figure: Figure) -> list[Text]:
 
 
 @pytest.mark.usefixtures("style")
-def test_no_text_overlaps_another_or_leaves_the_picture(campaign: Path) -> None:
-    curves = load_curves(campaign)
-    figures = [draw_stages(curves.campaign), draw_lanes(curves.campaign), draw_timeline(curves)]
+def test_no_text_overlaps_another_or_leaves_the_picture(experiment: Path) -> None:
+    curves = load_curves(experiment)
+    figures = [draw_stages(curves.experiment), draw_lanes(curves.experiment), draw_timeline(curves)]
     for figure in [*figures, draw_reward(curves), draw_kl(curves), draw_stability(curves)]:
         _check_texts(figure, fewest=15)
 
@@ -194,7 +194,7 @@ def test_no_text_overlaps_another_or_leaves_the_picture(campaign: Path) -> None:
 @pytest.mark.usefixtures("style")
 def test_no_text_of_the_pictures_of_syncs_and_lag_overlaps_another(lagged: Path) -> None:
     curves = load_curves(lagged)
-    for figure in (draw_sync(curves.campaign), draw_lag(curves), draw_timeline(curves)):
+    for figure in (draw_sync(curves.experiment), draw_lag(curves), draw_timeline(curves)):
         _check_texts(figure, fewest=12)
 
 
@@ -237,10 +237,10 @@ def test_the_users_settings_are_left_alone() -> None:
         assert mpl.rcParams["font.size"] == 33.0
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(campaign: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(experiment: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write pictures to"):
-        make_pictures(campaign, tmp_path / "file")
+        make_pictures(experiment, tmp_path / "file")
 
 
 def test_plots_are_drawn_on_request_and_their_paths_printed(
@@ -255,7 +255,7 @@ def test_plots_are_drawn_on_request_and_their_paths_printed(
     assert "picture" not in output.out
 
 
-def test_several_campaigns_get_a_folder_each(make_run: Make, tmp_path: Path) -> None:
+def test_several_experiments_get_a_folder_each(make_run: Make, tmp_path: Path) -> None:
     for scenario in ("one", "two"):
         (make_run(scenario=scenario).folder / "spans.jsonl").unlink()
     assert main([str(tmp_path / "results"), "--all", "--plots", str(tmp_path / "plots")]) == 0
@@ -266,12 +266,12 @@ def test_several_campaigns_get_a_folder_each(make_run: Make, tmp_path: Path) -> 
     ]
 
 
-def test_pictures_need_neither_a_display_nor_a_home(campaign: Path, tmp_path: Path) -> None:
+def test_pictures_need_neither_a_display_nor_a_home(experiment: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.write_text("a file where a folder is expected")
     environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "harness.compare", str(campaign), "--plots", str(tmp_path / "out")],
+        [sys.executable, "-W", "error", "-m", "harness.compare", str(experiment), "--plots", str(tmp_path / "out")],
         env=environment,
         capture_output=True,
         text=True,

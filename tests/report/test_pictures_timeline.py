@@ -162,7 +162,7 @@ def _stretch(folder: Path, factor: int) -> None:
 
 @pytest.mark.usefixtures("style")
 def test_sync_bars_stack_the_medians_of_the_parts(lagged: Path) -> None:
-    figure = draw_sync(load_curves(lagged).campaign)
+    figure = draw_sync(load_curves(lagged).experiment)
     (axes,) = _axes(figure)
     # publish 10, transfer 20, load 10 and 4 ms of verifying (2 at each end); then 10, 30, 20 and 4
     assert [bar for bar in _bars(axes) if bar[0] == 0.0] == [(0, 0, 10), (0, 10, 20), (0, 30, 10), (0, 40, 4)]
@@ -195,10 +195,10 @@ def test_runs_without_lag_or_syncs_have_no_picture_of_them(make_lagged_run: Make
     folder = make_lagged_run(max_lag=0, lag=(0, 0), settings="transport: {type: in_process}\n").folder
     curves = load_curves(folder.parent)
     assert draw_lag(curves) is None
-    assert draw_sync(curves.campaign) is None
+    assert draw_sync(curves.experiment) is None
 
 
 @pytest.mark.usefixtures("style")
-def test_all_pictures_of_an_asynchronous_campaign(lagged: Path, tmp_path: Path) -> None:
+def test_all_pictures_of_an_asynchronous_experiment(lagged: Path, tmp_path: Path) -> None:
     names = [path.name for path in make_pictures(lagged, tmp_path / "out")]
     assert names == ["stages.png", "lanes.png", "sync.png", "timeline.png", "reward.png", "learning.png", "lag.png"]

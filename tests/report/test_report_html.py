@@ -1,4 +1,4 @@
-"""The report of a campaign: its sections and sentences, the same bytes each time, and nothing in it that could act."""
+"""An experiment's report: its sections and sentences, the same bytes each time, and nothing in it that could act."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.core.types import ExampleRollout, Metric, Metrics
-from harness.loop import Count, Ledger
+from harness.loop import Count, RolloutCounts
 from harness.report.__main__ import main
 from harness.report.html.make import make_report
 from harness.results import RunFolder, find_runs
@@ -78,7 +78,7 @@ def _report(folder: Path, out: Path, everything: bool = False) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def test_a_campaign_has_its_sections_in_order(lagged: Path, tmp_path: Path) -> None:
+def test_a_experiment_has_its_sections_in_order(lagged: Path, tmp_path: Path) -> None:
     page = Page(_report(lagged, tmp_path / "out" / "report.html"))
     assert page.text("h1") == ["async_lag_sweep"]
     assert page.text("h3") == SECTIONS
@@ -155,9 +155,9 @@ def test_every_committed_run_has_its_report(tmp_path: Path) -> None:
     reference = Path(__file__).parents[2] / "results" / "reference"
     text = _report(reference, tmp_path / "report.html", everything=True)
     page = Page(text)
-    campaigns = {(run.manifest.scenario, run.manifest.campaign) for run in find_runs(reference)[0]}
-    assert len(page.text("h2")) == len(campaigns)
-    assert len(text) < 250_000 * len(campaigns)
+    experiments = {(run.manifest.scenario, run.manifest.experiment) for run in find_runs(reference)[0]}
+    assert len(page.text("h2")) == len(experiments)
+    assert len(text) < 250_000 * len(experiments)
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
@@ -219,7 +219,7 @@ def test_what_was_not_measured_is_left_out(make_run: Make, tmp_path: Path) -> No
 
 def test_dropped_rollouts_show_as_waste_with_their_length(make_lagged_run: Make, tmp_path: Path) -> None:
     counts = {"trained": Count(24, 240), "dropped": Count(8, 160)}
-    folder = make_lagged_run(settings="lag_control: drop\n", ledger=Ledger(Count(32, 400), **counts)).folder
+    folder = make_lagged_run(settings="lag_control: drop\n", ledger=RolloutCounts(Count(32, 400), **counts)).folder
     text = _report(folder, tmp_path / "report.html")
     # 240 of 400 tokens; a dropped rollout has 20 tokens, a generated one 12.5
     said = "Trained on, of the generated tokens: lag1 60.0% (dropped rollouts have 1.60 times the mean length)."
@@ -263,20 +263,20 @@ def test_counters_are_shown_where_a_run_has_them(make_run: Make, tmp_path: Path)
     assert "No GPU figures of sync_k: no &lt;driver&gt;." in text
 
 
-def test_the_newest_campaign_is_shown_and_all_on_demand(
+def test_the_newest_experiment_is_shown_and_all_on_demand(
     make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_run(scenario="older", started_at="2026-11-19T11:15:00.000Z", campaign="20261119-111500")
+    make_run(scenario="older", started_at="2026-11-19T11:15:00.000Z", experiment="20261119-111500")
     make_run(scenario="newer")
     results, out = str(tmp_path / "results"), tmp_path / "r.html"
     assert main([results, "-o", str(out)]) == 0
     assert capsys.readouterr().out == f"report: {out} ({out.stat().st_size / 1e3:,.0f} kB)\n"
     page = Page(out.read_text())
     assert page.text("h1") == ["newer"]
-    assert "Show all 2 campaigns that were found" in page.text("summary")
+    assert "Show all 2 experiments that were found" in page.text("summary")
     assert main([results, "-o", str(out), "--all"]) == 0
     page = Page(out.read_text())
-    assert page.text("h1") == ["2 campaigns"]
+    assert page.text("h1") == ["2 experiments"]
     assert page.text("h2") == ["newer / 20261120-111500", "older / 20261119-111500"]
 
 

@@ -30,7 +30,7 @@ SLOWER = Judgement(
     ),
     alternated=True,
     noise_floor=_effect(STEP, 1.01, 0.98, 1.04, Verdict.INCONCLUSIVE),
-    cautions=("the sentinel drifted by 6%",),
+    cautions=("the machine's speed drifted by 6%",),
 )
 
 
@@ -57,7 +57,7 @@ def test_a_row_shows_ratio_interval_threshold_and_verdict() -> None:
     assert "1.250 [1.200, 1.300]" in drawn
     assert "Times of &lt;k2&gt; over those of k1." in drawn
     assert "noise floor: k1 against itself" in drawn
-    assert "the sentinel drifted by 6%" in drawn
+    assert "the machine's speed drifted by 6%" in drawn
 
 
 def test_the_headline_gives_change_interval_and_word() -> None:
@@ -84,7 +84,7 @@ def test_there_is_no_verdict_from_one_block() -> None:
     drawn = verdict_section([one], 2, "v")
     assert drawn is not None
     assert "No verdict. It takes at least two blocks" in drawn
-    assert "this campaign has one." in drawn
+    assert "this experiment has one." in drawn
     assert "--blocks 6" in drawn
     assert "<circle" not in drawn
     assert verdict_section([], 1, "v") is None  # a single arm has nothing to be set against

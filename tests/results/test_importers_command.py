@@ -69,9 +69,9 @@ def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     out = tmp_path / "results"
     assert main(["verl", str(verl_log(tmp_path / "log.jsonl")), "-o", str(out)]) == 0
     assert main(["trl", str(REAL_TRL_LOG), "-o", str(out)]) == 0
-    campaigns, damaged = gather([out])
+    experiments, damaged = gather([out])
     assert damaged == []
-    by_name = {campaign.scenario: campaign.runs[0] for campaign in campaigns}
+    by_name = {experiment.scenario: experiment.runs[0] for experiment in experiments}
     verl, trl = by_name["verl"], by_name["trl"]
     assert verl.step_s == 4.0  # the step with the evaluation left out
     assert verl.loop_s == 18.0  # 4 x 4 s and an evaluation of 2 s

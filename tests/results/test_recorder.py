@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
-from harness.loop import Count, Ledger, StepFacts
+from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
+from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
 from harness.results import BatchRow, Manifest, Run, RunFolder, Scrubber, ShardRow, VersionChange, load_run
 from harness.results.recorder import RunRecorder
@@ -31,9 +31,9 @@ ITEM = WorkItem(Purpose.TRAIN, 3, 0, (0, 1), 2, 0)
 YOUNG = RolloutGroup(0, 3, 3, 3, (4, 6), rewards=(0.0, 1.0))
 OLD = RolloutGroup(1, 3, 1, 3, (10, 10), rewards=(1.0, 1.0))  # its oldest token is of version 1
 RESULT = UpdateResult(4, 2, {"loss": Metric(0.5, count=4)})
-TICKET = WeightTicket(4, 20 * MB, 3)
+TICKET = WeightHandle(4, 20 * MB, 3)
 SCORED = ScoredBatch(ITEM, (YOUNG, OLD), {"reward/total": Metric(0.75, count=4)})
-FACTS = StepFacts(3, (SCORED,), (Taken(YOUNG, 1, 0), Taken(OLD, 1, 2)), RESULT, TICKET)
+FACTS = StepReport(3, (SCORED,), (Taken(YOUNG, 1, 0), Taken(OLD, 1, 2)), RESULT, TICKET)
 
 
 @dataclass
@@ -68,7 +68,7 @@ def tracer(clock: HandClock) -> RecordingTracer:
 def recorder(tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber) -> Iterator[RunRecorder]:
     """A recorder whose loop starts at 10 s."""
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
-        folder.write_manifest(Manifest(scenario="s", campaign="c", started_at="2026-11-20T11:15:00.000Z"))
+        folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-20T11:15:00.000Z"))
         made = RunRecorder(folder, tracer, synchronous=False)
         clock.set(10.0)
         made.loop_starts(["generator0", "generator1", "scorer", "learner"])
@@ -160,7 +160,7 @@ def test_a_step_in_which_nothing_was_loaded_has_no_bandwidth() -> None:
 
 
 def test_without_bytes_there_is_no_sync() -> None:
-    assert sync_metrics(WeightTicket(1, 0, 1), [_span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.01)]) == {}
+    assert sync_metrics(WeightHandle(1, 0, 1), [_span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.01)]) == {}
 
 
 def test_idle_ratios_are_means_over_the_lanes_of_a_kind() -> None:
@@ -338,7 +338,7 @@ def _outcome(recorder: RunRecorder) -> dict[str, Any]:
 
 
 def test_the_ledger_and_the_replacements_are_in_the_outcome(recorder: RunRecorder) -> None:
-    recorder.on_finished(Ledger(Count(20, 200), Count(1, 9), Count(4, 90), Count(12, 60), Count(3, 15)))
+    recorder.on_finished(RolloutCounts(Count(20, 200), Count(1, 9), Count(4, 90), Count(12, 60), Count(3, 15)))
     outcome = _outcome(recorder)
     assert outcome["ledger"] == {
         "generated": {"rollouts": 20, "tokens": 200},
@@ -409,7 +409,7 @@ def test_steps_in_which_a_profiler_ran_are_flagged(
     tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber
 ) -> None:
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
-        folder.write_manifest(Manifest(scenario="s", campaign="c", started_at="2026-11-21T12:00:00.000Z"))
+        folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-21T12:00:00.000Z"))
         recorder = RunRecorder(folder, tracer, profiled=frozenset({3}))
         recorder.loop_starts(["learner"])
         for step in (2, 3, 4):
@@ -440,7 +440,7 @@ def test_lanes_that_do_nothing_wait_for_the_recorder(tmp_path: Path, scrubber: S
     clock = TickingClock()
     tracer = RecordingTracer(clock)
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
-        folder.write_manifest(Manifest(scenario="s", campaign="c", started_at="2026-11-21T12:00:00.000Z"))
+        folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-21T12:00:00.000Z"))
         recorder = RunRecorder(folder, tracer)
         recorder.loop_starts(["generator", "learner"])
         tracer.drain()

@@ -120,7 +120,7 @@ CASES: list[tuple[str, str, Callable[[Path], None]]] = [
     ("list", MANIFEST, change("outcome", "replaced", to="[1]")),
     ("text_inside", MANIFEST, change("outcome", "replaced", to='{"learner": "x"}')),
     ("text_for_cores", MANIFEST, change("machine", "cores", to='"x"')),
-    ("text_for_seconds", MANIFEST, change("sentinel", to='{"numpy": "x"}')),
+    ("text_for_seconds", MANIFEST, change("machine_speed", to='{"numpy": "x"}')),
     ("list_for_version", MANIFEST, change("versions", to='{"torch": [1]}')),
     ("no_number", MANIFEST, change("non_finite", to='{"/startup_s": "x"}')),
     ("infinite", MANIFEST, change("startup_s", to="1e400")),
@@ -136,18 +136,18 @@ CASES: list[tuple[str, str, Callable[[Path], None]]] = [
 def test_a_damaged_run_is_left_out_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, file: str, damage: Callable[[Path], None]
 ) -> None:
-    campaign = tmp_path / "results" / "sync_k1-vs-sync_k2" / "20261121-165005"
+    experiment = tmp_path / "results" / "sync_k1-vs-sync_k2" / "20261121-165005"
     for name in ("sound", "damaged"):
-        shutil.copytree(SOUND, campaign / name)
-    damage(campaign / "damaged" / file)
+        shutil.copytree(SOUND, experiment / name)
+    damage(experiment / "damaged" / file)
     page, trace = tmp_path / "report.html", tmp_path / "t.pftrace"
     commands = {"compare": [], "report": ["-o", str(page)], "trace": ["-o", str(trace)]}
 
     for command, options in commands.items():
-        assert main([command, str(campaign), *options]) == 0
+        assert main([command, str(experiment), *options]) == 0
         said = capsys.readouterr()
         warnings = [line for line in said.err.splitlines() if line.startswith("warning: ")]
-        named = [str(campaign / "damaged") in line for line in warnings]
+        named = [str(experiment / "damaged") in line for line in warnings]
         assert named == ([True] if file in READ_BY[command] else []), (command, warnings)
         assert {"compare": "again", "report": "report: ", "trace": "1 run," if named else "2 runs,"}[
             command

@@ -152,7 +152,7 @@ import os, signal, sys
 from pathlib import Path
 from harness.results import Manifest, RunFolder, step_row
 run = RunFolder.create(Path(sys.argv[1]), "quickstart", "20261120-120000", None)
-run.write_manifest(Manifest(scenario="quickstart", campaign="20261120-120000", started_at="2026-11-20T12:00:00Z"))
+run.write_manifest(Manifest(scenario="quickstart", experiment="20261120-120000", started_at="2026-11-20T12:00:00Z"))
 for step in range(3):
     row = dict(step=step, version=step + 1, wall_s=1.0, elapsed_s=step + 1.0, optimizer_steps=1, lanes={}, metrics={})
     run.append_step(step_row(**row))
@@ -350,7 +350,7 @@ def test_spans_and_rollouts_may_be_left_out_of_a_copy_but_steps_may_not(make_run
 
 def test_runs_are_found_at_any_depth_and_damaged_ones_come_second(make_run: Make, tmp_path: Path) -> None:
     good = [make_run(arm=arm, steps=1).folder for arm in ("k1", "k2")]
-    single = make_run(scenario="quickstart", campaign="20261121-080000", steps=1).folder
+    single = make_run(scenario="quickstart", experiment="20261121-080000", steps=1).folder
     (single / "policy").mkdir()
     (single / "policy" / "manifest.json").write_text("a model's own file")
     bad = make_run(arm="k4", steps=1).folder

@@ -15,10 +15,10 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric, Purpose
-from harness.results import Manifest, RunFolder, Scrubber, campaign_name, step_row
+from harness.results import Manifest, RunFolder, Scrubber, experiment_name, step_row
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
-MANIFEST = Manifest(scenario="quickstart", campaign="20261120-120000", started_at="2026-11-20T12:00:00.000Z")
+MANIFEST = Manifest(scenario="quickstart", experiment="20261120-120000", started_at="2026-11-20T12:00:00.000Z")
 
 
 Create = Callable[..., RunFolder]
@@ -151,8 +151,8 @@ def test_a_log_line_is_scrubbed(create: Create) -> None:
 
 def test_variants_lie_side_by_side(tmp_path: Path, create: Create) -> None:
     folders = [create(variant=variant).folder for variant in ("k1", "k4,seed=1")]
-    campaign = tmp_path / "quickstart" / "20261120-120000"
-    assert folders == [campaign / "k1", campaign / "k4,seed=1"]
+    experiment = tmp_path / "quickstart" / "20261120-120000"
+    assert folders == [experiment / "k1", experiment / "k4,seed=1"]
 
 
 def test_an_existing_run_is_never_overwritten(create: Create) -> None:
@@ -165,11 +165,11 @@ def test_an_existing_run_is_never_overwritten(create: Create) -> None:
     assert (run.folder / "steps.jsonl").read_bytes() == before
 
 
-def test_campaign_names_are_utc_and_free(tmp_path: Path) -> None:
+def test_experiment_names_are_utc_and_free(tmp_path: Path) -> None:
     one_hour_east = datetime(2026, 11, 20, 13, 0, 0, tzinfo=timezone(timedelta(hours=1)))
     names = []
     for _ in range(3):
-        names.append(campaign_name(tmp_path, "quickstart", one_hour_east))
+        names.append(experiment_name(tmp_path, "quickstart", one_hour_east))
         (tmp_path / "quickstart" / names[-1]).mkdir(parents=True)
     assert names == ["20261120-120000", "20261120-120000-2", "20261120-120000-3"]
 

@@ -32,7 +32,7 @@ def test_the_turnstile_lets_arms_through_in_order() -> None:
     async def arm(turnstile: Turnstile, number: int) -> None:
         turn = turnstile.lane(number)
         for step in range(2):
-            await turn.admit(step)
+            await turn.acquire(step)
             story.append((number, step))
             await asyncio.sleep(0)
             turn.finished(step)
@@ -74,7 +74,7 @@ def test_the_others_go_on_when_an_arm_drops_out() -> None:
     async def arm(turnstile: Turnstile, number: int) -> None:
         turn = turnstile.lane(number)
         for step in range(3):
-            await turn.admit(step)
+            await turn.acquire(step)
             story.append((number, step))
             if (number, step) == (0, 1):
                 turnstile.drop(0)

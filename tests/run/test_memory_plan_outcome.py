@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare.campaigns import gather
+from harness.compare.experiments import gather
 from harness.compare.outcome import outcome_table
 from harness.core.trace import RecordingTracer, Stage
 from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
@@ -144,9 +144,9 @@ def test_the_comparison_shows_it_and_reads_runs_without_it(tmp_path: Path) -> No
     manifest: dict[str, Any] = json.loads(old.read_text())
     main = manifest["outcome"].pop("memory")["main"]
     old.write_text(json.dumps(manifest))
-    (campaign,), damaged = gather([tmp_path / "out"])
+    (experiment,), damaged = gather([tmp_path / "out"])
     assert damaged == []
-    rows = {row[0]: row[1:] for row in outcome_table(campaign).rows}
+    rows = {row[0]: row[1:] for row in outcome_table(experiment).rows}
     assert rows["main memory, planned, GiB"][0] == "-"
     assert float(rows["main memory, planned, GiB"][1]) == pytest.approx(main["planned_bytes"] / GIB, rel=0.01)
     assert float(rows["main memory, peak, GiB"][1]) > 0

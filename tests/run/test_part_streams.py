@@ -91,8 +91,8 @@ async def two_steps(parts: Parts, lag: int) -> None:
     (generator,), (scorer,), learner = parts.generators, parts.scorers, parts.learner
     orders, batches = list(parts.plan.train_orders(shards=1)), list[tuple[RolloutGroup, ...]]()
     for version in range(2):
-        ticket = await learner.publish_weights(version, frozenset({version - 1}))
-        await generator.load_weights(ticket)
+        weight_handle = await learner.publish_weights(version, frozenset({version - 1}))
+        await generator.load_weights(weight_handle)
         for item in orders[len(batches) : version + 1 + lag]:
             batches.append((await scorer.score(item, await generator.generate(item))).groups)
         await learner.update(version, batches[version])

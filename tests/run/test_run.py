@@ -13,7 +13,7 @@ from harness.results import Run, find_runs
 from harness.run.builders import BUILDERS
 from harness.run.command import run_command
 from harness.run.parts import Parts
-from harness.run.session import Campaign
+from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, json_schema, load_scenario
 from harness.simulate.stages import SimulatedLearner
 from harness.transports.catalogue import TRANSPORTS
@@ -101,7 +101,7 @@ def test_a_sweep_makes_a_folder_for_each_point(tmp_path: Path) -> None:
     assert {tuple(run.manifest.point.items()) for run in runs.values()} == {
         (("seed", seed), ("epochs_per_batch", k)) for seed in (0, 1) for k in (1, 2)
     }
-    assert len({run.manifest.campaign for run in runs.values()}) == 1
+    assert len({run.manifest.experiment for run in runs.values()}) == 1
 
 
 def test_an_arm_that_stops_says_why_and_the_others_go_on(tmp_path: Path) -> None:
@@ -153,14 +153,14 @@ def test_an_interrupted_run_says_so_and_names_the_folder(tmp_path: Path, error: 
 
 
 def test_two_commands_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
-    campaigns = [Campaign(tmp_path, "trial") for _ in range(3)]
+    experiments = [Experiment(tmp_path, "trial") for _ in range(3)]
     resolved = load_scenario("quickstart")
-    for campaign in campaigns:
+    for experiment in experiments:
         tracer = RecordingTracer(lambda: 0)
         parts = build_simulated_parts(resolved, tracer, lambda: False)
         variant = Variant(None, {}, "", resolved)
-        campaign.open_books(variant, tracer, parts, None, lambda row, train_s: None).close_after(Interrupted())
-    assert len({campaign.folder for campaign in campaigns}) == 3
+        experiment.open_books(variant, tracer, parts, None, lambda row, train_s: None).close_after(Interrupted())
+    assert len({experiment.folder for experiment in experiments}) == 3
     assert len(runs_by_name(tmp_path)) == 3
 
 
@@ -168,7 +168,7 @@ def test_books_are_closed_once(tmp_path: Path) -> None:
     resolved = load_scenario("quickstart")
     tracer = RecordingTracer(lambda: 0)
     parts = build_simulated_parts(resolved, tracer, lambda: False)
-    books = Campaign(tmp_path, "trial").open_books(
+    books = Experiment(tmp_path, "trial").open_books(
         Variant(None, {}, "", resolved), tracer, parts, None, lambda row, train_s: None
     )
     books.close_after(RunStopped("first"))
@@ -257,10 +257,10 @@ def test_each_block_runs_every_arm_once_on_a_seed_of_its_own(tmp_path: Path) -> 
     assert facts == {f"{arm},block={block}": (block, 3 + block, "off") for arm in ("k1", "k4") for block in range(3)}
     blocks = [story[start : start + 8] for start in range(0, 24, 8)]  # two arms of four steps each, in turns
     assert [sorted(block) for block in blocks] == [[(k, step) for k in (1, 4) for step in range(4)]] * 3
-    sentinels = [runs[f"k1,block={block}"].manifest.sentinel for block in range(3)]
-    assert sentinels == [runs[f"k4,block={block}"].manifest.sentinel for block in range(3)]
-    assert [sorted(sentinel or {}) for sentinel in sentinels] == [["copy", "numpy", "python"]] * 3
-    assert len({str(sentinel) for sentinel in sentinels}) == 3  # measured before each
+    speeds = [runs[f"k1,block={block}"].manifest.machine_speed for block in range(3)]
+    assert speeds == [runs[f"k4,block={block}"].manifest.machine_speed for block in range(3)]
+    assert [sorted(speed or {}) for speed in speeds] == [["copy", "numpy", "python"]] * 3
+    assert len({str(speed) for speed in speeds}) == 3  # measured before each
     assert {row.warmup for run in runs.values() for row in run.steps if row.step < 2} == {True}
 
 

@@ -16,7 +16,7 @@ from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.results import RunFolder, find_runs, read_manifest
 from harness.run.parts import Parts
 from harness.run.sweep import SweepOptions, run_sweep
-from harness.run.sweep.campaign import IDENTITY, changes_since_newest, find_campaign
+from harness.run.sweep.experiment import IDENTITY, changes_since_newest, find_experiment
 from harness.run.sweep.lines import what_came_of_it
 from harness.run.sweep.points import State, read_point, read_points
 from harness.run.sweep.runner import show_status, variants_of
@@ -61,7 +61,7 @@ class Plan:
 
 
 def states(trial: Scenario, out: Path) -> dict[str, State]:
-    folder = find_campaign(out, trial)
+    folder = find_experiment(out, trial)
     assert folder is not None
     return {point.variant.name: point.state for point in read_points(folder, variants_of(trial))}
 
@@ -72,7 +72,7 @@ def test_each_point_is_run_once_and_a_second_command_runs_none(tmp_path: Path) -
     assert run_sweep(trial, tmp_path / "out", QUIET, plan, shown.append) == 0
     assert run_sweep(trial, tmp_path / "out", QUIET, plan, shown.append) == 0
     assert plan.started == [0, 1, 2]
-    assert shown == [find_campaign(tmp_path / "out", trial)] * 2
+    assert shown == [find_experiment(tmp_path / "out", trial)] * 2
     runs, damaged = find_runs(tmp_path / "out")
     assert damaged == []
     assert [(run.manifest.point, run.status, run.manifest.interleaving) for run in runs] == [
@@ -85,8 +85,8 @@ def test_a_failed_point_is_tried_again_after_the_others_and_its_reasons_are_kept
     plan = Plan({0: [RunStopped("an actor died"), RunStopped("it died again"), None]})
     assert run_sweep(trial, tmp_path / "out", QUIET, plan, unseen) == 0
     assert plan.started == [0, 1, 2, 0, 0]
-    (campaign,) = (tmp_path / "out" / "trial").iterdir()
-    first = read_points(campaign, variants_of(trial))[0]
+    (experiment,) = (tmp_path / "out" / "trial").iterdir()
+    first = read_points(experiment, variants_of(trial))[0]
     assert [(item.state, item.reason) for item in first.attempts] == [
         (State.FAILED, "an actor died"),
         (State.FAILED, "it died again"),
@@ -148,9 +148,9 @@ def test_what_could_not_even_start_is_written_down(tmp_path: Path) -> None:
         run_sweep(trial, out, QUIET, build, unseen)
     assert started == [0, 1, 2]
     assert states(trial, out)["seed=2"] is State.FAILED
-    (campaign,), damaged = gather([out])
+    (experiment,), damaged = gather([out])
     assert damaged == []
-    assert [(run.status, run.steps) for run in campaign.runs] == [("completed", 3), ("completed", 3), ("failed", 0)]
+    assert [(run.status, run.steps) for run in experiment.runs] == [("completed", 3), ("completed", 3), ("failed", 0)]
 
 
 def test_a_bug_in_one_point_does_not_cost_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_the_description_is_not_part_of_what_a_sweep_is(tmp_path: Path) -> None:
     assert plan.started == []
 
 
-def test_fresh_begins_a_campaign_of_its_own(tmp_path: Path) -> None:
+def test_fresh_begins_a_experiment_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_sweep(scenario(tmp_path), out, QUIET, Plan({}), unseen)
     plan = Plan({})
@@ -196,10 +196,10 @@ def test_fresh_begins_a_campaign_of_its_own(tmp_path: Path) -> None:
     assert len(list((out / "trial").iterdir())) == 2
 
 
-def test_two_sweeps_do_not_share_a_campaign(tmp_path: Path) -> None:
+def test_two_sweeps_do_not_share_a_experiment(tmp_path: Path) -> None:
     trial, out = scenario(tmp_path), tmp_path / "out"
     run_sweep(trial, out, QUIET, Plan({}), unseen)
-    folder = find_campaign(out, trial)
+    folder = find_experiment(out, trial)
     assert folder is not None
     with (folder / IDENTITY).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -213,7 +213,7 @@ def test_a_folder_that_lost_its_end_is_run_again_and_kept_aside(tmp_path: Path, 
     """What a power cut may leave of a file system without a journal of its data."""
     trial, out = scenario(tmp_path), tmp_path / "out"
     run_sweep(trial, out, QUIET, Plan({}), unseen)
-    folder = find_campaign(out, trial)
+    folder = find_experiment(out, trial)
     assert folder is not None
     manifest, steps = folder / "seed=1" / "manifest.json", folder / "seed=1" / "steps.jsonl"
     match damage:
@@ -239,7 +239,7 @@ def test_a_file_cut_at_any_byte_never_counts_as_a_result(tmp_path: Path, name: s
     """Seed 0 is finished and seed 1 has diverged; every shorter form of the file makes the point run again."""
     trial, out = scenario(tmp_path), tmp_path / "out"
     run_sweep(trial, out, QUIET, Plan({1: [Diverged("the loss is nan", 1)]}), unseen)
-    folder = find_campaign(out, trial)
+    folder = find_experiment(out, trial)
     assert folder is not None
     file, variant = folder / f"seed={seed}" / name, variants_of(trial)[seed]
     whole = file.read_bytes()
@@ -264,14 +264,14 @@ def test_arms_are_points_of_their_own_unless_they_take_turns(tmp_path: Path) -> 
     assert len(runs) == 6
 
 
-def test_blocks_are_points_too_each_with_a_sentinel(tmp_path: Path) -> None:
+def test_blocks_are_points_too_each_with_the_speed_of_the_machine(tmp_path: Path) -> None:
     text = SWEEP.replace("sweep: {seed: [0, 1, 2]}", "blocks: 2\narms: {a: {}, b: {}}")
     run_sweep(scenario(tmp_path, text), tmp_path / "out", QUIET, Plan({}), unseen)
     runs, _ = find_runs(tmp_path / "out")
     assert [(run.folder.name, run.manifest.seed) for run in runs] == [
         ("a,block=0", 0), ("a,block=1", 1), ("b,block=0", 0), ("b,block=1", 1),
     ]  # fmt: skip
-    assert all(run.manifest.sentinel for run in runs)
+    assert all(run.manifest.machine_speed for run in runs)
 
 
 def test_every_second_block_runs_its_points_in_reverse(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_attempts_set_aside_keep_their_numbers_whatever_else_lies_there(tmp_path
     plan = Plan({1: [RunStopped("reason 0"), RunStopped("reason 1"), RunStopped("reason 2")]})
     with pytest.raises(RunStopped):
         run_sweep(trial, out, QUIET, plan, unseen)
-    folder = find_campaign(out, trial)
+    folder = find_experiment(out, trial)
     assert folder is not None
     aside = folder / ".attempts" / "seed=1"
     shutil.rmtree(aside / "0")  # tidied away by hand

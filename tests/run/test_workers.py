@@ -80,11 +80,11 @@ def test_a_generated_batch_carries_tokens_versions_and_lengths() -> None:
     engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=True)
     worker = GeneratorWorker(engine, transport, StartsWith(), Letters(), SamplingParams(), tracer)
     weight = torch.tensor([1.0, 2.0])
-    ticket = transport.publish({"w": weight}, version=3)
+    weight_handle = transport.publish({"w": weight}, version=3)
     weight += 1  # the Learner goes on
-    worker.load_weights(ticket)
+    worker.load_weights(weight_handle)
     groups = worker.generate(train_item())
-    assert (ticket.num_bytes, ticket.num_tensors) == (8, 1)
+    assert (weight_handle.num_bytes, weight_handle.num_tensors) == (8, 1)
     assert engine.weights["w"].tolist() == [1.0, 2.0]
     assert engine.seeds == [77]
     assert [(g.prompt_id, g.step, g.min_version, g.max_version, g.lengths) for g in groups] == [
@@ -105,13 +105,13 @@ def test_a_loaded_checksum_that_differs_stops_the_run() -> None:
     engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=False)
     loader = WeightLoader(transport, engine, tracer, "generator")
     weight = torch.tensor([1.0, 2.0])
-    ticket = WeightPublisher(transport, tracer, True, "learner").publish({"w": weight}, 4, frozenset())
+    weight_handle = WeightPublisher(transport, tracer, True, "learner").publish({"w": weight}, 4, frozenset())
     weight[1] = 3.0  # between the checksum and the load
     with pytest.raises(RunStopped, match="weights of version 4 that generator received are not"):
-        loader.load(ticket)
+        loader.load(weight_handle)
     assert loader.version == -1
     weight[1] = 2.0
-    loader.load(ticket)
+    loader.load(weight_handle)
     assert engine.weights["w"].tolist() == [1.0, 2.0]
     assert [(span.lane, span.stage.value) for span in tracer.drain()] == [
         ("learner", "weight_publish"),
@@ -152,9 +152,9 @@ def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
 def test_weights_without_a_snapshot_are_the_live_ones() -> None:
     weight = torch.zeros(3)
     transport = InProcessTransport(snapshot=False)
-    ticket = transport.publish({"w": weight}, version=0)
+    weight_handle = transport.publish({"w": weight}, version=0)
     weight += 1
-    assert transport.receive(ticket)["w"].tolist() == [1.0, 1.0, 1.0]
+    assert transport.receive(weight_handle)["w"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_scoring_fills_in_rewards_and_counts() -> None:

@@ -75,8 +75,8 @@ def test_scenarios_side_by_side_become_arms_that_equal_them(tmp_path: Path) -> N
 
 
 def _content(scenario: Scenario) -> dict[str, object]:
-    campaign = {"name", "description", "seed", "arms", "sweep", "blocks"}
-    return {key: value for key, value in scenario.model_dump(mode="json").items() if key not in campaign}
+    experiment = {"name", "description", "seed", "arms", "sweep", "blocks"}
+    return {key: value for key, value in scenario.model_dump(mode="json").items() if key not in experiment}
 
 
 def test_a_delay_of_the_first_scenario_is_not_inherited_by_the_second(tmp_path: Path) -> None:

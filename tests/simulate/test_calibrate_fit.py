@@ -87,7 +87,9 @@ class Writer:
         )
         told = {"arm": name, "machine": MACHINE, "versions": VERSIONS} | manifest
         run.write_manifest(
-            Manifest(scenario="calibration", campaign="20261121-120000", started_at="2026-11-21T12:00:00.000Z", **told)
+            Manifest(
+                scenario="calibration", experiment="20261121-120000", started_at="2026-11-21T12:00:00.000Z", **told
+            )
         )
         scenario = load_scenario(run.folder / "scenario.resolved.yaml")
         rng = random.Random(self._count)

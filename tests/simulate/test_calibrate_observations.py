@@ -83,7 +83,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
             run.write_manifest(
                 Manifest(
                     scenario="quick",
-                    campaign="20261121-120000",
+                    experiment="20261121-120000",
                     started_at="2026-11-21T12:00:00Z",
                     arm="a",
                     machine=machine,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.core.trace import Span, Stage
-from harness.loop import Count, Ledger
+from harness.loop import Count, RolloutCounts
 from harness.results import StepRow
 from harness.simulate.measures import (
     counted_rows,
@@ -63,11 +63,13 @@ def test_lags_are_shares_of_all_rollouts_trained_on() -> None:
 
 
 def test_waste_is_a_share_of_what_was_generated() -> None:
-    ledger = Ledger(generated=Count(80, 800), failed=Count(8, 80), dropped=Count(16, 160), trained=Count(52, 520))
+    ledger = RolloutCounts(
+        generated=Count(80, 800), failed=Count(8, 80), dropped=Count(16, 160), trained=Count(52, 520)
+    )
     # unused: 80 - 8 - 16 - 52 = 4; of these 2 left the replay buffer
     found = waste_shares(ledger, evicted_unused=2)
     assert found == {"failed": 0.1, "dropped": 0.2, "unused": 0.05, "evicted_unused": 0.025}
-    assert waste_shares(Ledger(), 0) == {"failed": 0, "dropped": 0, "unused": 0, "evicted_unused": 0}
+    assert waste_shares(RolloutCounts(), 0) == {"failed": 0, "dropped": 0, "unused": 0, "evicted_unused": 0}
 
 
 def span(lane: str, stage: Stage, start_s: float, end_s: float, version: int = 0) -> Span:

@@ -336,10 +336,10 @@ def test_more_of_a_term_shows_in_the_seconds_of_a_weight_sync():
         for preset in ("tiny", "small")
     }
     for run in runs.values():
-        moved = run.steps[0].ticket.num_bytes
+        moved = run.steps[0].weight_handle.num_bytes
         transfer = next(row for row in rows(run) if row[1] == "weight_transfer")
         assert transfer[3] - transfer[2] == pytest.approx(1000 * moved / GB, abs=1e-9)
-    assert runs["small"].steps[0].ticket.num_bytes == 4 * 3_475_712  # a run's manifest counts as many weights
+    assert runs["small"].steps[0].weight_handle.num_bytes == 4 * 3_475_712  # a run's manifest counts as many weights
 
 
 def test_weights_swapped_in_the_middle_of_a_batch_count_by_their_share():
@@ -364,7 +364,7 @@ def test_weights_swapped_in_the_middle_of_a_batch_count_by_their_share():
 
 
 def test_a_recorder_sees_the_same_run_and_writes_the_wait_for_itself(tmp_path):
-    folder = RunFolder.create(tmp_path, "toy", "campaign", None)
+    folder = RunFolder.create(tmp_path, "toy", "experiment", None)
 
     async def main(tracer):
         world = build_world(scenario(), machine(), tracer)

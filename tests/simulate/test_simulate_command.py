@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as harness
-from harness.compare.campaigns import gather
 from harness.compare.cautions import cautions, unlike
+from harness.compare.experiments import gather
 from harness.compare.groups import differences
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.report.html.make import make_report
@@ -33,7 +33,7 @@ def simulate(*arguments: str, scenario: str = "async_lag1", machine: Path = ABAC
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Path:
+def experiment(tmp_path: Path) -> Path:
     assert simulate("--out", str(tmp_path), "--quiet") == 0
     (folder,) = (tmp_path / "async_lag1").iterdir()
     return folder
@@ -77,8 +77,8 @@ def test_the_first_line_says_how_far_off_forecasts_were(
     assert "without an anchor" in first
 
 
-def test_the_runs_are_read_like_any_other(campaign: Path) -> None:
-    runs = runs_of(campaign)
+def test_the_runs_are_read_like_any_other(experiment: Path) -> None:
+    runs = runs_of(experiment)
     assert list(runs) == ["lag1", "sync"]
     sync = runs["sync"]
     assert (sync.status, sync.manifest.simulated, sync.manifest.startup_s) == ("completed", "abacus", 0.0)
@@ -127,9 +127,9 @@ def save_noisy(folder: Path) -> Path:
 
 
 def test_compare_says_simulated_in_header_names_tables_and_caution(
-    campaign: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert harness(["compare", str(campaign)]) == 0
+    assert harness(["compare", str(experiment)]) == 0
     said = capsys.readouterr().out
     text = " ".join(said.split())
     assert "async_lag1 (simulated) / " in said
@@ -138,43 +138,46 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
     assert "Outcome (simulated)" in said
     assert "These runs never took place" in text
     assert "reward" not in text.lower().replace("rewards, losses and gradients are not simulated", "")
-    assert harness(["compare", str(campaign), "--format", "json", "--baseline", "lag1"]) == 0
+    assert harness(["compare", str(experiment), "--format", "json", "--baseline", "lag1"]) == 0
     found = json.loads(capsys.readouterr().out)["campaigns"][0]
     assert found["simulated"] == "abacus"
     assert [verdict["base"] for verdict in found["verdicts"]] == ["lag1 (simulated)"]  # asked for as lag1
-    assert harness(["compare", str(campaign), "--format", "md"]) == 0
+    assert harness(["compare", str(experiment), "--format", "md"]) == 0
     assert "(simulated)" in capsys.readouterr().out
 
 
-def test_report_pictures_and_trace_say_simulated(campaign: Path, tmp_path: Path) -> None:
-    make_report([campaign], tmp_path / "report.html")
+def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Path) -> None:
+    make_report([experiment], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "<h1>async_lag1 (simulated)</h1>" in page
     assert "SIMULATED by the machine profile abacus" in page
     assert "python -m harness simulate async_lag1 --machine abacus" in page
-    pictures = [path.name for path in make_pictures(campaign, tmp_path / "pictures")]
+    pictures = [path.name for path in make_pictures(experiment, tmp_path / "pictures")]
     assert pictures == ["stages.png", "lanes.png", "sync.png", "timeline.png", "lag.png"]  # none of rewards
-    (found,), _ = gather([campaign])
+    (found,), _ = gather([experiment])
     assert (found.title, found.simulated) == ("async_lag1 (simulated)", "abacus")
-    assert [name for name, _ in run_names(list(runs_of(campaign).values()))] == ["sync (simulated)", "lag1 (simulated)"]
-    trace = write_trace(campaign, tmp_path / "trace.pftrace").path.read_bytes()
+    assert [name for name, _ in run_names(list(runs_of(experiment).values()))] == [
+        "sync (simulated)",
+        "lag1 (simulated)",
+    ]
+    trace = write_trace(experiment, tmp_path / "trace.pftrace").path.read_bytes()
     assert b"SIMULATED by the machine profile abacus" in trace
 
 
 def test_simulated_runs_beside_real_ones_are_told_apart(
-    campaign: Path, make_run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
+    experiment: Path, make_run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = make_run(scenario="async_lag1", arm="sync").folder.parent
-    real, simulated = gather([made])[0][0], gather([campaign])[0][0]
+    real, simulated = gather([made])[0][0], gather([experiment])[0][0]
     assert any("were simulated and the others took place" in text for text in unlike([*real.runs, *simulated.runs]))
     assert "simulation" in differences(real.runs[0].manifest, simulated.runs[0].manifest)
     assert not any("never took place" in sentence for sentence in cautions(real))
-    assert harness(["compare", str(campaign), str(made)]) == 0
+    assert harness(["compare", str(experiment), str(made)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "simulated by the profile abacus" in text
     assert "not simulated" in text
     assert harness(["compare", str(made), "--save-baseline", "real"]) == 0
-    against = ["compare", str(made), str(campaign), "--baseline", "real", "--format", "json"]
+    against = ["compare", str(made), str(experiment), "--baseline", "real", "--format", "json"]
     capsys.readouterr()
     assert harness(against) == 0
     verdicts = json.loads(capsys.readouterr().out)["campaigns"][-1]["verdicts"]

@@ -95,17 +95,17 @@ def test_refusals(arguments: list[str], said: str, capsys: pytest.CaptureFixture
     assert streams.out == ""
 
 
-def test_runs_of_several_campaigns_are_told_apart(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
-    for campaign in ("20261121-100000", "20261121-110000"):
-        make_run(scenario="pair", campaign=campaign, arm="sync")
-        make_run(scenario="pair", campaign=campaign, arm="lag1")
+def test_runs_of_several_experiments_are_told_apart(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    for experiment in ("20261121-100000", "20261121-110000"):
+        make_run(scenario="pair", experiment=experiment, arm="sync")
+        make_run(scenario="pair", experiment=experiment, arm="lag1")
     pair = tmp_path / "results" / "pair"
     (pair / "20261121-110000" / "lag1" / "manifest.json").write_text("{")  # damaged, and not the one that is asked for
 
     with pytest.raises(UserError) as caught:
         choose_run(pair, "sync")
     assert caught.value.what == f"2 runs in {str(pair)!r} called 'sync': 20261121-100000/sync, 20261121-110000/sync"
-    assert choose_run(pair, "20261121-110000/sync").manifest.campaign == "20261121-110000"
+    assert choose_run(pair, "20261121-110000/sync").manifest.experiment == "20261121-110000"
     with pytest.raises(UserError, match=r"4 runs in .*: 20261121-100000/lag1, 20261121-100000/sync, 20261121-110000/"):
         choose_run(pair)
 

@@ -71,7 +71,7 @@ def record(tmp_path: Path) -> Record:
         folder.write_scenario(resolved_yaml(scenario))
         machine = {"cpu": "Abacus", "cores": 2, "gpus": None, "fingerprint": "0123456789ab"}
         folder.write_manifest(
-            Manifest(scenario="known", campaign=name, started_at="2026-11-21T00:00:00.000Z", machine=machine)
+            Manifest(scenario="known", experiment=name, started_at="2026-11-21T00:00:00.000Z", machine=machine)
         )
 
         async def main(tracer: RecordingTracer) -> None:
@@ -462,10 +462,10 @@ def test_a_measured_run_replays_within_the_bound(name: str) -> None:
 
 def test_lag_1_from_a_measured_synchronous_run() -> None:
     """Both arms of the reference run sleep for most of their time, so that neither cores nor weather play a part."""
-    campaign = next(Path("results/reference/paced_overlap").iterdir())
-    measured_s = step_time(load_run(campaign / "lag1").steps)  # 0.5205
+    experiment = next(Path("results/reference/paced_overlap").iterdir())
+    measured_s = step_time(load_run(experiment / "lag1").steps)  # 0.5205
 
-    answer = what_if(load_run(campaign / "sync"), ["max_lag=1"])
+    answer = what_if(load_run(experiment / "sync"), ["max_lag=1"])
 
     assert answer.recorded_step_s == pytest.approx(0.938, abs=1e-3)
     assert answer.after.step_s == pytest.approx(measured_s, rel=0.01)

@@ -52,7 +52,7 @@ WAYS: list[Row] = [
 def write(tmp_path: Path):  # type: ignore[no-untyped-def]
     def run_of(rows: Sequence[Row], ends: Sequence[int] = (300, 520)) -> Run:
         folder = RunFolder.create(tmp_path, "by_hand", "run", None)
-        folder.write_manifest(Manifest(scenario="by_hand", campaign="run", started_at="2026-11-21T00:00:00.000Z"))
+        folder.write_manifest(Manifest(scenario="by_hand", experiment="run", started_at="2026-11-21T00:00:00.000Z"))
         folder.append_spans(Span(lane, Stage(stage), a * MS, b * MS, step, step) for lane, stage, a, b, step in rows)
         for step, end in enumerate(ends):
             elapsed_s = (end - 100) / 1e3

@@ -28,7 +28,7 @@ FEWEST_STRETCHES = 5
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A share of campaigns with its 95% interval."""
+    """A share of experiments with its 95% interval."""
 
     hits: int
     trials: int
@@ -42,20 +42,20 @@ class Rate:
 
 
 def rate(hits: Hits) -> Rate:
-    """Return the rate of campaigns that have nothing in common, with Wilson's interval."""
+    """Return the rate of experiments that have nothing in common, with Wilson's interval."""
     count = int(np.sum(hits))
     return Rate(count, len(hits), *wilson_interval(count, len(hits)))
 
 
 def rate_in_time(hits: Hits, length: int, generator: np.random.Generator) -> Rate:
-    """Return the rate of campaigns that overlap or follow each other, with a moving-block bootstrap's interval.
+    """Return the rate of experiments that overlap or follow each other, with a moving-block bootstrap's interval.
 
-    Stretches of ``length`` campaigns in a row are drawn (Kuensch, Annals of Statistics 17, 1989), so that what
-    neighbours share stays in the spread. Where none or all of the campaigns hit, every draw is alike: the interval is
+    Stretches of ``length`` experiments in a row are drawn (Kuensch, Annals of Statistics 17, 1989), so that what
+    neighbours share stays in the spread. Where none or all of the experiments hit, every draw is alike: the interval is
     Wilson's then, with a stretch as one trial. With fewer than five stretches nothing can be said: 0 to 1.
 
     Args:
-        length: campaigns in a stretch; more than share blocks with each other.
+        length: experiments in a stretch; more than share blocks with each other.
     """
     count, total = len(hits), int(np.sum(hits))
     stretches = count // length
@@ -75,9 +75,9 @@ def windows(items: Sequence[Item], size: int, every: int) -> list[Sequence[Item]
     return [items[start : start + size] for start in range(0, len(items) - size + 1, every)]
 
 
-def judged(campaigns: Sequence[Sequence[PairedBlock]], threshold: float = STEP_THRESHOLD) -> tuple[Hits, Hits]:
-    """Return for each campaign whether its 95% interval excludes no change, and whether the verdict is different."""
-    effects = [judge_step(blocks, threshold) for blocks in campaigns]
+def judged(experiments: Sequence[Sequence[PairedBlock]], threshold: float = STEP_THRESHOLD) -> tuple[Hits, Hits]:
+    """Return for each experiment whether its 95% interval excludes no change, and whether the verdict is different."""
+    effects = [judge_step(blocks, threshold) for blocks in experiments]
     different = [effect.verdict is Verdict.DIFFERENT for effect in effects]
     return np.array([effect.shows for effect in effects], dtype=bool), np.array(different, dtype=bool)
 

@@ -1,6 +1,6 @@
-"""A noise model of step times, and the campaigns one would record under it.
+"""A noise model of step times, and the experiments one would record under it.
 
-The weather is common to the arms: a slow wander (AR(1)), a straight drift over the campaign, and bursts of contention.
+The weather is common to the arms: a slow wander (AR(1)), a straight drift over the experiment, and bursts.
 Each launch has its own small speed, and each step its own noise. All of it is in log units, so a slow-down by a factor
 is a sum. The figures were chosen as plausible for a shared virtual machine; they were not fitted to one.
 """
@@ -25,7 +25,7 @@ class NoiseModel:
     Attributes:
         wander_sd: of the machine's slow wander.
         wander_memory: correlation of the wander from one step to the next.
-        drift_most: the campaign's straight drift from its first step to its last lies evenly in +- this.
+        drift_most: the experiment's straight drift from its first step to its last lies evenly in +- this.
         burst_every: mean steps between bursts of contention.
         burst_steps: mean steps of a burst.
         burst_most: a burst slows by a factor of up to 1 + this, evenly.
@@ -48,7 +48,7 @@ class NoiseModel:
         return self._wander(generator, trials, slots) + drift + self._bursts(generator, trials, slots)
 
     def alternated(self, generator: np.random.Generator, trials: int, blocks: int, steps: int) -> Numbers:
-        """Return campaigns of two live arms that take turns step by step, shape [trials, blocks, 2, steps].
+        """Return experiments of two live arms that take turns step by step, shape [trials, blocks, 2, steps].
 
         Both arms are launched anew in each block. The arm that goes first changes with every step.
         """
@@ -58,7 +58,7 @@ class NoiseModel:
         return np.moveaxis(turns, 3, 2) + self._launches(generator, (trials, blocks, 2, 1))
 
     def launched(self, generator: np.random.Generator, trials: int, blocks: int, steps: int) -> Numbers:
-        """Return campaigns of arms that run one after the other, A B B A A B ..., shape [trials, blocks, 2, steps]."""
+        """Return experiments of arms that run in turns of whole runs, A B B A ..., shape [trials, blocks, 2, steps]."""
         slots = self.weather(generator, trials, blocks * 2 * (LAUNCH_GAP + steps))
         runs = slots.reshape(trials, blocks, 2, LAUNCH_GAP + steps)[..., LAUNCH_GAP:].copy()
         runs[:, 1::2] = runs[:, 1::2, ::-1]

@@ -88,10 +88,10 @@ def test_a_two_sided_receiver_names_what_arrived(flatten):
     options = TransportOptions(flatten=flatten)
     sender, receiver = CollectiveSender(options), CollectiveReceiver(options)
     weights = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3], dtype=torch.bfloat16)}
-    ticket = sender.publish(weights, 5, frozenset())
+    weight_handle = sender.publish(weights, 5, frozenset())
     arrived = [tensor.clone() for tensor in sender.outgoing(5)]
     assert len(arrived) == (1 if flatten else 2)
-    received = receiver.receive(ticket, arrived)
+    received = receiver.receive(weight_handle, arrived)
     assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in received.items()} == {
         "a": (torch.float32, [1, 2]),
         "b": (torch.bfloat16, [3]),
@@ -99,17 +99,17 @@ def test_a_two_sided_receiver_names_what_arrived(flatten):
 
 
 def test_a_two_sided_receiver_needs_what_arrived():
-    ticket = CollectiveSender(TransportOptions()).publish({"w": torch.ones(1)}, 5, frozenset())
-    with pytest.raises(RunStopped, match="no tensors arrived with the ticket of version 5"):
-        CollectiveReceiver(TransportOptions()).receive(ticket)
+    weight_handle = CollectiveSender(TransportOptions()).publish({"w": torch.ones(1)}, 5, frozenset())
+    with pytest.raises(RunStopped, match="no tensors arrived with the weight_handle of version 5"):
+        CollectiveReceiver(TransportOptions()).receive(weight_handle)
 
 
 @pytest.mark.parametrize(("snapshot", "received"), [(True, [1, 1]), (False, [0, 0])])
 def test_in_process_weights_are_handed_over_as_a_copy_or_as_they_are(snapshot, received):
     transport, live = InProcessTransport(snapshot), {"w": torch.ones(2)}
-    ticket = transport.publish(live, 0, frozenset())
+    weight_handle = transport.publish(live, 0, frozenset())
     live["w"].zero_()
-    assert transport.receive(ticket)["w"].tolist() == transport.published(0)["w"].tolist() == received
+    assert transport.receive(weight_handle)["w"].tolist() == transport.published(0)["w"].tolist() == received
     assert transport.outgoing(0) == []
 
 

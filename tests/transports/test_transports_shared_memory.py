@@ -37,15 +37,15 @@ def in_use():
     return sum("memfd:weights" in line for line in descriptors), sum("memfd:weights" in line for line in mapped)
 
 
-def with_address(ticket, **changes):
-    address = dataclasses.replace(ticket.payload.address, **changes)
-    return dataclasses.replace(ticket, payload=dataclasses.replace(ticket.payload, address=address))
+def with_address(weight_handle, **changes):
+    address = dataclasses.replace(weight_handle.payload.address, **changes)
+    return dataclasses.replace(weight_handle, payload=dataclasses.replace(weight_handle.payload, address=address))
 
 
 def test_received_weights_are_the_published_memory_itself(ends):
     sender, receiver = ends
-    ticket = sender.publish(weights_of(1), 1, frozenset())
-    received = receiver.receive(ticket)
+    weight_handle = sender.publish(weights_of(1), 1, frozenset())
+    received = receiver.receive(weight_handle)
     sender.published(1)["a"][2, 4] = 99.0
     assert received["a"][2].tolist() == [1, 1, 1, 1, 99]
     assert received["b"].tolist() == [1] * 7
@@ -87,39 +87,39 @@ def test_a_ticket_whose_memory_was_reused_is_found(ends):
 
 def test_a_descriptor_that_means_something_else_now_is_found(ends):
     sender, receiver = ends
-    ticket = with_address(sender.publish(weights_of(4), 4, frozenset()), nonce=bytes(16))
+    weight_handle = with_address(sender.publish(weights_of(4), 4, frozenset()), nonce=bytes(16))
     with pytest.raises(RunStopped, match="the shared memory of version 4 holds memory of something else"):
-        receiver.receive(ticket)
+        receiver.receive(weight_handle)
 
 
 def test_a_file_of_another_size_is_found(ends):
     sender, receiver = ends
     # a: 60 bytes; b starts at 64, ends at 78; 64 bytes of header before them
-    ticket = with_address(sender.publish(weights_of(4), 4, frozenset()), num_bytes=1000)
+    weight_handle = with_address(sender.publish(weights_of(4), 4, frozenset()), num_bytes=1000)
     with pytest.raises(RunStopped, match="the Learner's shared memory has 142 bytes instead of 1000"):
-        receiver.receive(ticket)
+        receiver.receive(weight_handle)
 
 
 def test_a_learner_that_is_gone_is_named(ends):
     sender, receiver = ends
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    ticket = with_address(sender.publish(weights_of(4), 4, frozenset()), pid=gone.pid)
+    weight_handle = with_address(sender.publish(weights_of(4), 4, frozenset()), pid=gone.pid)
     with pytest.raises(RunStopped, match=r"the Learner's shared memory cannot be opened: .*No such file"):
-        receiver.receive(ticket)
+        receiver.receive(weight_handle)
 
 
 def test_another_host_is_refused_with_a_way_out(ends):
     sender, receiver = ends
-    ticket = with_address(sender.publish(weights_of(4), 4, frozenset()), host="elsewhere")
+    weight_handle = with_address(sender.publish(weights_of(4), 4, frozenset()), host="elsewhere")
     with pytest.raises(UserError) as refused:
-        receiver.receive(ticket)
+        receiver.receive(weight_handle)
     assert refused.value.where == "transport.type"
     assert refused.value.fix == "set transport.type to nixl or object_store_numpy"
 
 
 def test_a_segment_cannot_shrink_under_its_readers(ends):
     sender, _ = ends
-    ticket = sender.publish(weights_of(0), 0, frozenset())
+    weight_handle = sender.publish(weights_of(0), 0, frozenset())
     with pytest.raises(PermissionError):
-        os.ftruncate(ticket.payload.address.descriptor, 0)
+        os.ftruncate(weight_handle.payload.address.descriptor, 0)

@@ -50,13 +50,13 @@ def changed(model: DecoderLM) -> DecoderLM:
 def synced(model: DecoderLM, engine: NativeEngine | SkipsLoads, bound: float | None, version: int):
     """Publish the model with its probe and a checksum, and load it into the engine; return what was measured."""
     tracer, transport = RecordingTracer(time.perf_counter_ns), InProcessTransport(snapshot=True)
-    ticket = WeightPublisher(transport, tracer, True, "learner").publish(
+    weight_handle = WeightPublisher(transport, tracer, True, "learner").publish(
         dict(model.named_parameters()), version, frozenset()
     )
     log_probs = tuple(trainer_of(model).log_probs_of(PROMPTS, RESPONSES))
     probe = LogProbProbe(tuple(PROMPTS), tuple(RESPONSES), log_probs)
     loader = WeightLoader(transport, engine, tracer, "generator", bound)
-    measured = loader.load(dataclasses.replace(ticket, probe=probe))
+    measured = loader.load(dataclasses.replace(weight_handle, probe=probe))
     return measured, [(span.lane, span.stage) for span in tracer.drain()]
 
 

@@ -7,7 +7,7 @@ they are wrong on noise without any difference is measured: ``tests/compare/test
 """
 
 from harness.compare.stats.blocks import PairedBlock, log_ratio, log_ratios
-from harness.compare.stats.drift import Drift, sentinel_drift
+from harness.compare.stats.drift import Drift, speed_drift
 from harness.compare.stats.effects import STEP, Effect, Verdict
 from harness.compare.stats.intervals import (
     Interval,
@@ -53,8 +53,8 @@ __all__ = [
     "log_ratio",
     "log_ratios",
     "minimum_effect",
-    "sentinel_drift",
     "sign_flip_p",
+    "speed_drift",
     "summarise",
     "t_interval",
     "welch_interval",

@@ -1,4 +1,4 @@
-"""Whether the machine kept its speed over a campaign, seen by a fixed piece of work done before each block.
+"""Whether the machine kept its speed over an experiment, seen by a fixed piece of work done before each block.
 
 The bounds are those of torch.utils.benchmark for its spread (10% noteworthy, 25% significant), here of the coefficient
 of variation, and 5% for a straight line through the blocks.
@@ -21,7 +21,7 @@ FEWEST = 3
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How one piece of sentinel work varied over the blocks.
+    """How one piece of work of the speed probe varied over the blocks.
 
     Attributes:
         work: its name, such as ``copy``.
@@ -52,12 +52,12 @@ class Drift:
         if not self.unstable:
             return None
         return (
-            f"environment unstable: over {self.blocks} blocks the sentinel's {self.work} work varied by "
+            f"environment unstable: over {self.blocks} blocks the speed probe's {self.work} work varied by "
             f"{self.cv:.0%} and drifted by {self.slope:+.0%} (bounds {UNSTABLE_CV:.0%} and {UNSTABLE_SLOPE:.0%})"
         )
 
 
-def sentinel_drift(seconds: Mapping[str, Sequence[float]]) -> Drift | None:
+def speed_drift(seconds: Mapping[str, Sequence[float]]) -> Drift | None:
     """Return the drift of the piece of work that was worst relative to its bounds; None below three blocks.
 
     Args:
@@ -71,7 +71,7 @@ def sentinel_drift(seconds: Mapping[str, Sequence[float]]) -> Drift | None:
 
 
 def _drift(work: str, times: Sequence[float]) -> Drift:
-    check_times(times, f"the sentinel's {work} work")
+    check_times(times, f"the speed probe's {work} work")
     values = np.asarray(times, dtype=np.float64)
     place = np.arange(len(values)) - (len(values) - 1) / 2
     per_block = float(place @ values / (place @ place))

@@ -31,7 +31,7 @@ class Effect:
             blocks.
         p: exact two-sided sign-flip probability; Welch's where the arms were measured apart. None below two blocks.
         p_adjusted: the same after Holm's correction over the stages; equal to ``p`` for the step.
-        minimum_effect: the smallest true relative change that such blocks show in 80% of campaigns, such as 0.034.
+        minimum_effect: the smallest true relative change that such blocks show in 80% of experiments, such as 0.034.
         threshold: the relative change that counts in practice, such as 0.03.
         verdict: see ``Verdict``.
         reason: why it is inconclusive or not comparable; or what to know beside the verdict, such as that a change

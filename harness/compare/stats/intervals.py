@@ -1,7 +1,7 @@
 """Intervals and estimates over blocks, in log units where nothing else is said.
 
 The t-interval is the one for verdicts. The percentile bootstrap is left out on purpose: over 4 to 10 blocks of
-simulated noise it excluded "no change" in 10 to 26% of the campaigns in which nothing had changed, instead of 5%.
+simulated noise it excluded "no change" in 10 to 26% of the experiments in which nothing had changed, instead of 5%.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def welch_error(before: Sequence[float] | np.ndarray, after: Sequence[float] | n
 
 
 def minimum_effect(values: Sequence[float] | np.ndarray) -> float | None:
-    """Return the smallest relative change that such blocks would show in 80% of campaigns; None below two values.
+    """Return the smallest relative change that such blocks would show in 80% of experiments; None below two values.
 
     exp((t_.975 + t_.80) * sd / sqrt(n)) - 1, so 0.034 for 3.4% slower. It is a statement about the measurement, not
     about the arms: see Bloom, Evaluation Review 19 (1995).
@@ -83,7 +83,7 @@ def minimum_effect(values: Sequence[float] | np.ndarray) -> float | None:
 
 
 def effect_shown(error: float, degrees: float) -> float:
-    """Return the relative change shown in 80% of campaigns, for a standard error in log units."""
+    """Return the relative change shown in 80% of experiments, for a standard error in log units."""
     return float(np.expm1((t_quantile((1 + CONFIDENCE) / 2, degrees) + t_quantile(POWER, degrees)) * error))
 
 

@@ -11,7 +11,7 @@ from harness.compare.stats.blocks import Numbers
 from harness.compare.stats.intervals import welch_error
 
 LEVEL = 0.05
-"""Share of campaigns without any change in which a family of tests may err."""
+"""Share of experiments without any change in which a family of tests may err."""
 EXACT_UP_TO = 20
 """Values up to which every pattern of signs is counted: 2^20 of them, as two halves of 2^10."""
 DRAWS = 9_999
@@ -86,7 +86,7 @@ def fewest_blocks(comparisons: int, level: float = LEVEL) -> int:
 def holm(probabilities: Sequence[float]) -> tuple[float, ...]:
     """Return the probabilities after Holm's step-down correction, in the order given.
 
-    Calling those at most 5% different errs at all in at most 5% of campaigns, whichever of the null hypotheses are
+    Calling those at most 5% different errs at all in at most 5% of experiments, whichever of the null hypotheses are
     true and however they hang together: Holm, Scandinavian Journal of Statistics 6 (1979).
     """
     count = len(probabilities)

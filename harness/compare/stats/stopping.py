@@ -1,10 +1,11 @@
-"""When a campaign has enough blocks: a rule declared beforehand, on the width of the interval, never on p.
+"""When an experiment has enough blocks: a rule declared beforehand, on the width of the interval, never on p.
 
 Stopping as soon as p falls below 5% would call like arms different far more often than that. The width is nearly blind
-to the estimate, yet not free: a campaign stops a little early where its blocks happen to lie close. In 40,000 simulated
-campaigns of normal log-ratios for each of six wanted half-widths, from 0.3 to 1 times the log-ratios' spread, the 95%
-interval at the end covered the truth in 93.5% at worst when looking from the 10th block on (the default), and in about
-92.5% from the 6th. A fixed number of blocks covers 95%. ``tests/compare/test_false_alarms.py`` repeats the worst case.
+to the estimate, yet not free: an experiment stops a little early where its blocks happen to lie close. In 40,000
+simulated experiments of normal log-ratios for each of six wanted half-widths, from 0.3 to 1 times the log-ratios'
+spread, the 95% interval at the end covered the truth in 93.5% at worst when looking from the 10th block on (the
+default), and in about 92.5% from the 6th. A fixed number of blocks covers 95%. ``tests/compare/test_false_alarms.py``
+repeats the worst case.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def half_width(blocks: Sequence[PairedBlock]) -> float | None:
 
 
 def enough(blocks: Sequence[PairedBlock], half_width: float, fewest: int = FEWEST, most: int = MOST) -> bool:
-    """Whether the campaign may stop: ``most`` blocks are done, or ``fewest`` and the interval is narrow enough.
+    """Whether the experiment may stop: ``most`` blocks are done, or ``fewest`` and the interval is narrow enough.
 
     Ask after each block; half the threshold that counts is a sensible width, since "equivalent" is then within reach.
 
     Args:
         half_width: wanted half of the 95% interval, as a relative change.
-        fewest, most: blocks, declared before the campaign.
+        fewest, most: blocks, declared before the experiment.
 
     Raises:
         UserError: the half-width is not above 0, or ``fewest`` is below 2 or above ``most``.

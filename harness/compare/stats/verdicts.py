@@ -2,8 +2,8 @@
 
 - **different**: the test rejects "no change" and the estimate reaches the threshold. For the step, the one primary
   endpoint, the test is the 95% t-interval. For stages it is the sign-flip test after Holm's correction over all of
-  them, so that a campaign in which no stage changed names any at all in at most 5% of cases; the stage's own interval
-  has to exclude "no change" too.
+  them, so that an experiment in which no stage changed names any at all in at most 5% of cases; the stage's own
+  interval has to exclude "no change" too.
 - **equivalent**: the whole 95% interval lies inside the threshold. These are two one-sided tests at 2.5% each, stricter
   than the usual 5% (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). Each stage is on its own
   here: Holm guards against false alarms, not against false calm.
@@ -123,7 +123,7 @@ def judge_apart(
 ) -> Effect:
     """Judge blocks that were not interleaved, such as a stored baseline against today's, by Welch's test.
 
-    Weaker than a campaign with both arms, and the effect says so: each occasion's weather stays in the difference.
+    Weaker than an experiment with both arms, and the effect says so: each occasion's weather stays in the difference.
     ``Effect.blocks`` is the smaller number of the two; ``Effect.p`` is Welch's, since nothing can change its sign.
 
     Args:

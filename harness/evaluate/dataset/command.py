@@ -161,7 +161,7 @@ def _bar(errors: Console, quiet: bool) -> Progress:
 def _facts(options: argparse.Namespace, sampler: Sampler, found: dict[Split, Yield]) -> dict[str, Any]:
     settings = {key: value for key, value in vars(options).items() if key not in ("out", "quiet", "kind")}
     return {
-        "schema": "harness.evaluate.dataset",
+        "schema": "harness.dataset",
         "schema_version": 1,
         "kind": "keywords",
         "settings": settings | {"model": model_name(options.model), "device": sampler.device, **sampler.checksums},

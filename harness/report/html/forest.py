@@ -37,8 +37,8 @@ def _none(judgements: Sequence[Judgement]) -> list[Markup | None]:
     blocks = max((item.step.blocks for item in judgements), default=0)
     why = (
         "No verdict. It takes at least two blocks, in each of which every arm runs once under the same conditions; "
-        f"this campaign has {'one' if blocks == 1 else 'none that the arms share'}. One block cannot tell what an arm "
-        "does from a slow spell of the machine."
+        f"this experiment has {'one' if blocks == 1 else 'none that the arms share'}. One block cannot tell what an "
+        "arm does from a slow spell of the machine."
     )
     how = element(
         "p", "To get one, repeat the arms in blocks: ", element("code", "python -m harness bench A B --blocks 6"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import numbers
-from harness.compare.campaigns import Variant
+from harness.compare.experiments import Variant
 from harness.compare.figures import RunFigures
 from harness.compare.learning_findings import answers
 from harness.compare.overlap import OverlapBound, overlap_bound
@@ -32,9 +32,9 @@ _SHAPES = {
 
 def headlines(material: Material, judgements: Sequence[Judgement] = ()) -> list[str]:
     """Return verdicts, what was learned, what dominates the loop, what overlap could gain, whether lag hurt, and KL."""
-    if sweep_points(material.campaign):
-        return sweep_findings(material.campaign)
-    parts = [verdict_headline(judgements), *answers(material.campaign)]
+    if sweep_points(material.experiment):
+        return sweep_findings(material.experiment)
+    parts = [verdict_headline(judgements), *answers(material.experiment)]
     parts += [_dominates(material), _overlap(material), _lag(material), *_kl(material)]
     return [text for text in parts if text]
 
@@ -84,7 +84,7 @@ def nobodys_share(material: Material, name: str) -> float:
 
 def _overlap(material: Material) -> str:
     """Say how short each loop could become if its lanes worked side by side all the time."""
-    found = {variant.name: _bounds(variant) for variant in material.campaign.variants}
+    found = {variant.name: _bounds(variant) for variant in material.experiment.variants}
     bounds = {name: parts for name, parts in found.items() if parts}
     if not bounds:
         return ""
@@ -112,7 +112,7 @@ def _bound(name: str, bounds: Sequence[OverlapBound], position: int) -> str:
 
 def _lag(material: Material) -> str:
     """Set the last reward of each variant that trains on older rollouts against the one that differs in that alone."""
-    variants = material.campaign.variants
+    variants = material.experiment.variants
     fresh = [item for item in variants if not any(run.behaviour_is_older for run in item.runs)]
     parts: dict[str, list[str]] = {}
     for other in variants:
@@ -147,7 +147,7 @@ def _lagged(base: Variant, other: Variant) -> str:
 
 
 def _kl(material: Material) -> list[str]:
-    return [text for variant in material.campaign.variants if (text := _kl_of(variant))]
+    return [text for variant in material.experiment.variants if (text := _kl_of(variant))]
 
 
 def _kl_of(variant: Variant) -> str:

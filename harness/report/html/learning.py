@@ -63,7 +63,7 @@ def thinned(rows: Sequence[tuple[float, float, float, float]]) -> list[tuple[flo
 def _reward(material: Material) -> Markup | None:
     if not any(evaluations(run) for run in material.curves.all_runs()):
         return None
-    levels = tuple((f"target {target:g}", target) for target in targets(material.campaign.runs))
+    levels = tuple((f"target {target:g}", target) for target in targets(material.experiment.runs))
     reward, length = (lambda item: item.reward), (lambda item: item.length)
     steps, seconds = (lambda item: float(item.step)), (lambda item: item.elapsed_s)
     says = _reward_says(material)
@@ -80,7 +80,7 @@ def _reward(material: Material) -> Markup | None:
 
 
 def _outcome(material: Material) -> Markup:
-    return join(*tables([outcome_table(material.campaign)], material.campaign))
+    return join(*tables([outcome_table(material.experiment)], material.experiment))
 
 
 def _over_steps(
@@ -105,7 +105,7 @@ def _evaluated(when: Callable[[Evaluated], float], what: Callable[[Evaluated], f
 
 def _reward_says(material: Material) -> str:
     parts = []
-    for variant in material.campaign.variants:
+    for variant in material.experiment.variants:
         first = variant.spread(lambda run: run.first.reward if run.first else None)
         last = variant.spread(lambda run: run.last.reward if run.last else None)
         if first and last:
@@ -132,7 +132,7 @@ def _kl(material: Material) -> Markup | None:
                 charts.append(Chart(f"KL to {other}", STEP, unit, drawn, says, zero_line=True, from_zero=True))
     if not charts:
         return None
-    older = any(run.behaviour_is_older for run in material.campaign.runs)
+    older = any(run.behaviour_is_older for run in material.experiment.runs)
     sentence = "Estimated on the sampled tokens" + ("; biased where an older policy sampled them." if older else ".")
     return _panels(material, "KL divergence.", sentence, charts)
 
@@ -174,5 +174,5 @@ def _panels(material: Material, title: str, sentence: str, charts: Sequence[Char
 def _labels(material: Material) -> list[str]:
     return [
         f"{item.name} ({len(item.runs)} seeds)" if len(item.runs) > 1 else item.name
-        for item in material.campaign.variants
+        for item in material.experiment.variants
     ]

@@ -1,11 +1,11 @@
-"""From folders to the file: which campaigns are shown, their verdicts, and the writing."""
+"""From folders to the file: which experiments are shown, their verdicts, and the writing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.compare.campaigns import Campaign, gather
+from harness.compare.experiments import Experiment, gather
 from harness.compare.verdicts import judgements
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
@@ -19,7 +19,7 @@ def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> l
 
     Args:
         out: the file; replaced as a whole, or left as it was where something fails.
-        everything: show every campaign in full, not the newest only.
+        everything: show every experiment in full, not the newest only.
 
     Returns:
         a sentence for each run that was left out because it cannot be read.
@@ -28,21 +28,21 @@ def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> l
         UserError: a path does not exist or holds no readable run, or ``out`` cannot be written.
     """
     _check_target(out)
-    campaigns, damaged = gather(paths, brief=True)
+    experiments, damaged = gather(paths, brief=True)
     folders = {folder.resolve(): folder for path in paths for folder in find_run_folders(path)}
-    chapters = _chapters(campaigns, list(folders.values()), damaged, everything)
+    chapters = _chapters(experiments, list(folders.values()), damaged, everything)
     left_out = [f"left out {str(item.folder)!r}: {item.error.what}" for item in damaged]
-    _write(out, report(chapters, campaigns, [f"{item.folder.name}: {item.error.what}" for item in damaged]))
+    _write(out, report(chapters, experiments, [f"{item.folder.name}: {item.error.what}" for item in damaged]))
     return left_out
 
 
 def _chapters(
-    campaigns: Sequence[Campaign], folders: Sequence[Path], damaged: list[DamagedRun], everything: bool
+    experiments: Sequence[Experiment], folders: Sequence[Path], damaged: list[DamagedRun], everything: bool
 ) -> list[Chapter]:
-    """Read the campaigns to show, newest first; runs that turn out to be damaged join the others."""
+    """Read the experiments to show, newest first; runs that turn out to be damaged join the others."""
     chapters = list[Chapter]()
-    for campaign in reversed(campaigns):
-        chapter = _chapter(campaign, folders, damaged)
+    for experiment in reversed(experiments):
+        chapter = _chapter(experiment, folders, damaged)
         if chapter is not None:
             chapters.append(chapter)
             if not everything:
@@ -52,23 +52,23 @@ def _chapters(
     return chapters
 
 
-def _chapter(campaign: Campaign, folders: Sequence[Path], damaged: list[DamagedRun]) -> Chapter | None:
+def _chapter(experiment: Experiment, folders: Sequence[Path], damaged: list[DamagedRun]) -> Chapter | None:
     bad = {item.folder for item in damaged}
-    own = [item for item in folders if campaign.folder in (item, item.parent) and item not in bad]
+    own = [item for item in folders if experiment.folder in (item, item.parent) and item not in bad]
     try:
-        material = read_material(campaign.folder, own)
+        material = read_material(experiment.folder, own)
     except UserError:
-        found = [DamagedRun(folder, error) for folder in own if (error := _problem(campaign.folder, folder))]
+        found = [DamagedRun(folder, error) for folder in own if (error := _problem(experiment.folder, folder))]
         damaged += found
         kept = [folder for folder in own if folder not in {item.folder for item in found}]
-        return _chapter(campaign, kept, damaged) if kept and found else None
-    return material, judgements(material.campaign)
+        return _chapter(experiment, kept, damaged) if kept and found else None
+    return material, judgements(material.experiment)
 
 
-def _problem(campaign: Path, folder: Path) -> UserError | None:
+def _problem(experiment: Path, folder: Path) -> UserError | None:
     """Return what is wrong with a run; None where nothing is."""
     try:
-        read_material(campaign, [folder])
+        read_material(experiment, [folder])
     except UserError as error:
         return error
     return None

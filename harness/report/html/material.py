@@ -1,4 +1,4 @@
-"""What a campaign's chapter is made from: figures, rows, exposed time, counters and examples, read once."""
+"""What an experiment's chapter is made from: figures, rows, exposed time, counters and examples, read once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.compare.campaigns import Campaign
+from harness.compare.experiments import Experiment
 from harness.compare.exposed import Exposure, exposed
 from harness.compare.lanes import loop_window
 from harness.core.intervals import Interval
@@ -32,7 +32,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Material:
-    """A campaign.
+    """An experiment.
 
     Attributes:
         exposures: by variant, with the training steps of the run; one for each run that has spans and finished a step.
@@ -46,18 +46,18 @@ class Material:
     examples: dict[str, list[tuple[RolloutRow, RolloutRow]]]
 
     @property
-    def campaign(self) -> Campaign:
-        """The campaign's figures."""
-        return self.curves.campaign
+    def experiment(self) -> Experiment:
+        """The experiment's figures."""
+        return self.curves.experiment
 
     @property
     def names(self) -> list[str]:
         """The variants' names, in order."""
-        return [variant.name for variant in self.campaign.variants]
+        return [variant.name for variant in self.experiment.variants]
 
 
 def read_material(folder: Path, run_folders: Iterable[Path]) -> Material:
-    """Read the runs of one campaign.
+    """Read the runs of one experiment.
 
     Raises:
         UserError: a file of one of them is damaged.

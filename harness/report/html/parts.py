@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.compare.campaigns import Campaign
+from harness.compare.experiments import Experiment
 from harness.compare.tables import Table, marked
 from harness.core.trace import Stage
 from harness.report.html.looks import marker_id, stage_class, variant_class
@@ -48,9 +48,9 @@ def table(data: Table, caption: bool = True) -> Markup:
     return join(scroll(inner, data.title), [note(sentence) for sentence in data.notes])
 
 
-def tables(found: Iterable[Table | None], campaign: Campaign) -> list[Markup]:
-    """Return a campaign's tables, those that there are; their titles say so where its runs were simulated."""
-    return [table(data) for data in marked([data for data in found if data is not None], campaign)]
+def tables(found: Iterable[Table | None], experiment: Experiment) -> list[Markup]:
+    """Return an experiment's tables, those that there are; their titles say so where its runs were simulated."""
+    return [table(data) for data in marked([data for data in found if data is not None], experiment)]
 
 
 def scroll(inner: Markup, label: str) -> Markup:

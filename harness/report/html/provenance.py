@@ -27,14 +27,13 @@ def provenance_section(material: Material, anchor: str) -> Markup | None:
     settings = _settings(material)
     if settings.rows:
         tables.append(details("Show the settings", element("div", table(settings), class_="wrap")))
-    said = note(
-        f"{origin(material.campaign)}. Campaign {material.campaign.name}, started {material.campaign.started_at}."
-    )
+    shown = material.experiment
+    said = note(f"{origin(shown)}. Experiment {shown.name}, started {shown.started_at}.")
     return section(anchor, "Provenance", said, _again(runs[0].manifest), *tables)
 
 
 def _again(manifest: Manifest) -> Markup:
-    """Say which command makes such a campaign."""
+    """Say which command makes such an experiment."""
     commands = [f"git checkout {manifest.commit}"] if manifest.commit else []
     if manifest.simulated is None:
         commands.append(f"make bench SCENARIO={manifest.scenario}")
@@ -49,7 +48,7 @@ def _again(manifest: Manifest) -> Markup:
 def _runs(material: Material) -> Table:
     header = ("variant", "seed", "block", "status", "started", "start-up, s", "steps", "loop, s", "folder")
     rows = []
-    for variant in material.campaign.variants:
+    for variant in material.experiment.variants:
         for figures, run in zip(variant.runs, material.curves.runs[variant.name], strict=True):
             manifest = run.manifest
             startup = numbers.NOTHING if manifest.startup_s is None else numbers.number(manifest.startup_s)

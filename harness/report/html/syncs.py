@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from harness.compare import numbers
-from harness.compare.campaigns import Variant
+from harness.compare.experiments import Variant
 from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.compare.sync import percentile
 from harness.compare.transports import pooled, sync_findings, sync_table, variant_syncs
@@ -21,17 +21,17 @@ from harness.report.sync import STAGES
 
 def sync_section(material: Material, anchor: str) -> Markup | None:
     """Return the section; None where no weights left the process."""
-    variants = [variant for variant in material.campaign.variants if variant_syncs(variant)]
-    found = sync_table(material.campaign)
+    variants = [variant for variant in material.experiment.variants if variant_syncs(variant)]
+    found = sync_table(material.experiment)
     if not variants or found is None:
         return None
-    said = bullets(sync_findings(material.campaign), "plain-list")
+    said = bullets(sync_findings(material.experiment), "plain-list")
     return section(
         anchor,
         "Weight syncs",
         _anatomy(variants),
         said,
-        details("Show the figures", *tables([found], material.campaign)),
+        details("Show the figures", *tables([found], material.experiment)),
     )
 
 
@@ -71,7 +71,7 @@ def _bar(variant: Variant) -> Bar:
 
 def sweep_section(material: Material, anchor: str) -> Markup | None:
     """Return what a transport sweep measured: times against sizes, and its tables; None where nothing was swept."""
-    points = sweep_points(material.campaign)
+    points = sweep_points(material.experiment)
     if not points:
         return None
     names = list(dict.fromkeys(point.transport for point in points))
@@ -91,4 +91,4 @@ def sweep_section(material: Material, anchor: str) -> Markup | None:
     panels = element("div", [draw_chart(chart) for chart in charts], class_="panels")
     sentence = "Medians of a whole sync; bands from the 10th to the 90th percentile."
     drawn = figure("A weight sync by size.", sentence, panels, legend=variant_legend(names))
-    return section(anchor, "Transports", drawn, *(table(item) for item in sweep_tables(material.campaign)))
+    return section(anchor, "Transports", drawn, *(table(item) for item in sweep_tables(material.experiment)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import numbers
-from harness.compare.campaigns import Variant
+from harness.compare.experiments import Variant
 from harness.compare.figures import RunFigures
 from harness.compare.lanes import in_pipeline_order
 from harness.compare.pairs import FEWEST_SEEDS
@@ -27,7 +27,7 @@ Parts = dict[Stage, float]
 
 def times_section(material: Material, anchor: str) -> Markup | None:
     """Return the section; None where no run finished a step."""
-    variants = [variant for variant in material.campaign.variants if any(run.steps for run in variant.runs)]
+    variants = [variant for variant in material.experiment.variants if any(run.steps for run in variant.runs)]
     if not variants:
         return None
     return section(anchor, "Where the time goes", _steps(material, variants), _lanes(material))
@@ -59,7 +59,7 @@ def _steps(material: Material, variants: Sequence[Variant]) -> Markup:
     legend = stage_legend(seen, [NOBODY] if material.exposures else [])
     sentence = _says(material, variants)
     drawing = draw_bars(bars, axis, "seconds per training step", sentence)
-    data = tables([_exposed_table(material, variants), stage_table(material.campaign)], material.campaign)
+    data = tables([_exposed_table(material, variants), stage_table(material.experiment)], material.experiment)
     return figure(
         "Time of a training step, spent and exposed.", sentence, drawing, details("Show the figures", *data),
         legend=legend,
@@ -172,7 +172,7 @@ def _with_interval(values: Sequence[float]) -> str:
 def _lanes(material: Material) -> Markup | None:
     """Return how the wall-clock of each lane divides into stages, waits and time under no span."""
     bars, seen = list[Bar](), set[Stage]()
-    for variant in material.campaign.variants:
+    for variant in material.experiment.variants:
         for place, lane in enumerate(in_pipeline_order({lane for run in variant.runs for lane in run.lanes})):
             segments, stages = _lane(variant, lane)
             seen |= stages
@@ -188,7 +188,7 @@ def _lanes(material: Material) -> Markup | None:
         for bar in bars
     ]
     drawing = draw_bars(scaled, axis, "percent of the loop", sentence)
-    data = tables([lane_table(material.campaign)], material.campaign)
+    data = tables([lane_table(material.experiment)], material.experiment)
     return figure(
         "What each lane did.", sentence, drawing, details("Show the figures", *data), legend=legend,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.compare import numbers
-from harness.compare.campaigns import Variant
+from harness.compare.experiments import Variant
 from harness.compare.off_policy import off_policy_findings, off_policy_table
 from harness.compare.tables import Table
 from harness.report.html.bars import Bar, Segment, draw_bars
@@ -20,9 +20,9 @@ COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dro
 
 def waste_section(material: Material, anchor: str) -> Markup | None:
     """Return the section; None where no rollout lagged and no run got to its end."""
-    found = off_policy_table(material.campaign)
-    said = bullets(off_policy_findings(material.campaign), "plain-list")
-    data = details("Show the figures", *tables([found], material.campaign)) if found else None
+    found = off_policy_table(material.experiment)
+    said = bullets(off_policy_findings(material.experiment), "plain-list")
+    data = details("Show the figures", *tables([found], material.experiment)) if found else None
     return section(anchor, "Lag and waste", _lag(material), _ledger(material), said, data)
 
 
@@ -49,7 +49,7 @@ def _versions(lag: int) -> str:
 
 def _ledger(material: Material) -> Markup | None:
     """Return what became of the generated tokens, with the lengths that tell a bias."""
-    known = [variant for variant in material.campaign.variants if any(_ledgers(variant))]
+    known = [variant for variant in material.experiment.variants if any(_ledgers(variant))]
     if not known:
         return None
     bars = [_bar(variant) for variant in known]

@@ -22,7 +22,7 @@ Open the file at https://ui.perfetto.dev (Open trace file). It is read in the br
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a trace of a run or a campaign; return the exit code."""
+    """Write a trace of a run or an experiment; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
         _write(options.folder, options.output, options.nsys)
@@ -37,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.report.trace",
-        description="Write a run, or all runs of a campaign side by side, as a Perfetto trace.",
+        description="Write a run, or all runs of an experiment side by side, as a Perfetto trace.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="RUN_OR_CAMPAIGN", type=Path, help="folder of a run or of a campaign")
+    parser.add_argument("folder", metavar="RUN_OR_CAMPAIGN", type=Path, help="folder of a run or of an experiment")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="default: trace.pftrace in that folder")
     told = "sqlite export of a report by Nsight Systems on this run, to be shown with it; may be given several times"
     parser.add_argument("--nsys", metavar="FILE", type=Path, action="append", default=[], help=told)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.compare.campaigns import label_runs
+from harness.compare.experiments import label_runs
 from harness.compare.lanes import loop_window
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
@@ -53,14 +53,14 @@ class WrittenTrace:
 
 
 def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] = ()) -> WrittenTrace:
-    """Write the runs of a run's or a campaign's folder as one Perfetto trace; every run starts at time 0.
+    """Write the runs of a run's or an experiment's folder as one Perfetto trace; every run starts at time 0.
 
     Args:
         path: of the file; by default ``trace.pftrace`` in the folder. A trace that is there is replaced.
         nsight: sqlite exports of Nsight Systems' reports on the run, to be shown below its own tracks.
 
     Raises:
-        UserError: there is nothing to show, more than one campaign, exports of another run, or the file cannot be
+        UserError: there is nothing to show, more than one experiment, exports of another run, or the file cannot be
             written.
     """
     path = folder / DEFAULT_NAME if path is None else path
@@ -132,16 +132,16 @@ def run_tracks(run: Run) -> list[Track]:
 
 
 def _runs(folder: Path) -> tuple[list[Run], list[DamagedRun]]:
-    """Return the runs of one campaign that have something to show, and those that cannot be read."""
+    """Return the runs of one experiment that have something to show, and those that cannot be read."""
     runs, damaged = find_runs(folder)
     if not runs:
         raise damaged[0].error
-    campaigns = sorted({(run.manifest.scenario, run.manifest.campaign) for run in runs})
-    if len(campaigns) > 1:
+    experiments = sorted({(run.manifest.scenario, run.manifest.experiment) for run in runs})
+    if len(experiments) > 1:
         newest = max(runs, key=lambda run: run.manifest.started_at)
         has_siblings = newest.manifest.arm is not None or newest.manifest.point
         fix = f"python -m harness.report.trace {newest.folder.parent if has_siblings else newest.folder}"
-        raise UserError(f"{str(folder)!r} holds {len(campaigns)} campaigns; a trace shows one", str(folder), fix)
+        raise UserError(f"{str(folder)!r} holds {len(experiments)} experiments; a trace shows one", str(folder), fix)
     shown = []
     for run in runs:
         try:
@@ -153,14 +153,14 @@ def _runs(folder: Path) -> tuple[list[Run], list[DamagedRun]]:
         raise damaged[0].error
     if not shown:
         what = f"the runs in {str(folder)!r} have neither spans nor training steps: there is nothing to show over time"
-        raise UserError(what, where=str(folder), fix="name a campaign that trained")
+        raise UserError(what, where=str(folder), fix="name an experiment that trained")
     return shown, damaged
 
 
 def _labels(run: Run) -> list[str]:
     """Return what the trace says of a run beside its name."""
     manifest = run.manifest
-    labels = [f"{manifest.scenario} {manifest.campaign}", run.status, f"seed {manifest.seed}"]
+    labels = [f"{manifest.scenario} {manifest.experiment}", run.status, f"seed {manifest.seed}"]
     if manifest.simulated is not None:
         labels.insert(0, f"SIMULATED by the machine profile {manifest.simulated}")
     return labels + [f"{lane} died {times} times" for lane, times in sorted(run.replaced.items())]

@@ -13,7 +13,7 @@ from typing import Any
 
 import harness
 from harness.core.errors import UserError
-from harness.results import Manifest, RunFolder, campaign_name
+from harness.results import Manifest, RunFolder, experiment_name
 from harness.results.anonymous import safe_name
 from harness.results.importers.convert import Converted, Converter, devices_of
 from harness.results.importers.entry import Crosswalk
@@ -140,7 +140,7 @@ def _manifest(scenario: str, about: dict[str, Any], points: Points, rows: Conver
     missing = dict.fromkeys(machine, unknown)
     return Manifest(
         scenario=scenario,
-        campaign="",
+        experiment="",
         started_at="",
         status="completed",
         seed=seed,
@@ -153,15 +153,15 @@ def _manifest(scenario: str, about: dict[str, Any], points: Points, rows: Conver
 def _write(out: Path, scenario: str, manifest: Manifest, rows: Converted, said: list[str]) -> Path:
     """Write the run beside its place and move it there in one step."""
     now = utc_now()
-    campaign = campaign_name(out, scenario, now)
-    target = out / safe_name(scenario) / campaign
+    experiment = experiment_name(out, scenario, now)
+    target = out / safe_name(scenario) / experiment
     try:
         out.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".import-", dir=out))
     except OSError as error:
         raise _cannot_write(out, error) from error
     try:
-        folder = _write_draft(draft, scenario, campaign, manifest, rows, said, now)
+        folder = _write_draft(draft, scenario, experiment, manifest, rows, said, now)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(folder, target)
     except OSError as error:
@@ -172,16 +172,16 @@ def _write(out: Path, scenario: str, manifest: Manifest, rows: Converted, said: 
 
 
 def _write_draft(
-    draft: Path, scenario: str, campaign: str, manifest: Manifest, rows: Converted, said: list[str], now: datetime
+    draft: Path, scenario: str, experiment: str, manifest: Manifest, rows: Converted, said: list[str], now: datetime
 ) -> Path:
     at = timestamp(now)
-    with RunFolder.create(draft, scenario, campaign, None) as folder:
+    with RunFolder.create(draft, scenario, experiment, None) as folder:
         for row in rows.rows:
             folder.append_step(row)
         for sentence in said:
             folder.log(sentence)
         folder.flush()
-        folder.write_manifest(replace(manifest, campaign=campaign, started_at=at, finished_at=at))
+        folder.write_manifest(replace(manifest, experiment=experiment, started_at=at, finished_at=at))
         return folder.folder
 
 

@@ -18,7 +18,7 @@ import torch
 
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage, Tracer
-from harness.core.types import GroupData, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.core.types import GroupData, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.probes.device_memory import DeviceFigure
 from harness.probes.tracers import Instruments
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
@@ -130,15 +130,15 @@ class GeneratorProcess(PartProcess):
     _worker: GeneratorWorker
 
     @ray.method(concurrency_group="weights")
-    def load(self, ticket: WeightTicket) -> Reply:
+    def load(self, weight_handle: WeightHandle) -> Reply:
         """Fetch published weights and load them; may run while ``generate`` does."""
-        return self._reply(self._worker.load_weights(ticket))
+        return self._reply(self._worker.load_weights(weight_handle))
 
     @ray.method(concurrency_group="weights")
-    def load_arrived(self, ticket: WeightTicket, called_ns: int, arrived: list[torch.Tensor]) -> Reply:
+    def load_arrived(self, weight_handle: WeightHandle, called_ns: int, arrived: list[torch.Tensor]) -> Reply:
         """Load weights that were sent along with this call, which the driver made at ``called_ns``."""
-        self._record_arrival(self._worker.lane, ticket.version, called_ns)
-        return self._reply(self._worker.load_weights(ticket, arrived))
+        self._record_arrival(self._worker.lane, weight_handle.version, called_ns)
+        return self._reply(self._worker.load_weights(weight_handle, arrived))
 
     def generate(self, item: WorkItem) -> list[Any]:
         """Return the reply with the groups' metadata, then the data of each group as a return value of its own."""

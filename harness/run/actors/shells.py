@@ -9,13 +9,13 @@ from typing import Any
 
 from harness.core.errors import RunStopped
 from harness.core.trace import Stage
-from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightTicket, WorkItem
+from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.run.actors.parts import ActorPart
 
 
 @dataclass(frozen=True)
 class SentAlong:
-    """The payload of a ticket whose tensors Ray sends with the call that loads them (gloo, nccl).
+    """The payload of a weight_handle whose tensors Ray sends with the call that loads them (gloo, nccl).
 
     Attributes:
         described: the sender's own payload.
@@ -38,24 +38,28 @@ class RemoteGenerator:
         self.part, self.lane, self._learner = part, part.lane, learner
         self._version = -1
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """See ``protocols.Generator``."""
         try:
-            measured = await self._load(ticket)
+            measured = await self._load(weight_handle)
         except RunStopped:
             await self._learner.check_alive()
             raise
-        self._version = ticket.version
+        self._version = weight_handle.version
         return measured
 
-    async def _load(self, ticket: WeightTicket) -> Metrics:
-        told: dict[str, Any] = {"stage": Stage.WEIGHT_TRANSFER, "step": ticket.version, "version": ticket.version}
-        if isinstance(ticket.payload, SentAlong):
-            sent = ticket.payload
-            described = replace(ticket, payload=sent.described)
+    async def _load(self, weight_handle: WeightHandle) -> Metrics:
+        told: dict[str, Any] = {
+            "stage": Stage.WEIGHT_TRANSFER,
+            "step": weight_handle.version,
+            "version": weight_handle.version,
+        }
+        if isinstance(weight_handle.payload, SentAlong):
+            sent = weight_handle.payload
+            described = replace(weight_handle, payload=sent.described)
             measured, _ = await self.part.call("load_arrived", described, time.perf_counter_ns(), sent.tensors, **told)
         else:
-            measured, _ = await self.part.call("load", ticket, **told)
+            measured, _ = await self.part.call("load", weight_handle, **told)
         return dict(measured)
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
@@ -89,7 +93,7 @@ class RemoteLearner:
     Args:
         part: the actor.
         tensor_transport: with which its published tensors are sent along with a call; None for a transport whose
-            ticket says where to fetch them.
+            weight_handle says where to fetch them.
 
     Attributes:
         policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
@@ -106,16 +110,16 @@ class RemoteLearner:
         assert isinstance(result, UpdateResult)
         return result
 
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``protocols.Learner``."""
-        ticket, _ = await self.part.call(
+        weight_handle, _ = await self.part.call(
             "publish", version, still_needed, stage=Stage.WEIGHT_PUBLISH, step=version, version=version
         )
         if self._tensor_transport is None:
-            assert isinstance(ticket, WeightTicket)
-            return ticket
+            assert isinstance(weight_handle, WeightHandle)
+            return weight_handle
         sent = self.part.handle.outgoing.options(tensor_transport=self._tensor_transport).remote(version)
-        return replace(ticket, payload=SentAlong(ticket.payload, sent))
+        return replace(weight_handle, payload=SentAlong(weight_handle.payload, sent))
 
     async def checkpoint(self, version: int) -> None:
         """See ``protocols.Learner``."""

@@ -15,7 +15,7 @@ EXAMPLE = """examples:
   python -m harness sweep baselines --set steps=20 --set 'sweep={"seed": [0, 1]}'
 
 Stop it whenever you like (Ctrl-C, a power cut): the same command goes on from there. Points that have a result are not
-run again; one that diverged has one. What was cut short is kept in .attempts in the campaign's folder and run again.
+run again; one that diverged has one. What was cut short is kept in .attempts in the experiment's folder and run again.
 """
 
 
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--retry-failed", action="store_true", help="give points that failed too often as many attempts again"
     )
-    parser.add_argument("--fresh", action="store_true", help="begin a new campaign; the old one stays as it is")
+    parser.add_argument("--fresh", action="store_true", help="begin a new experiment; the old one stays as it is")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the comparison and errors")
     return parser
 

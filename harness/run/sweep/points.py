@@ -1,8 +1,8 @@
 """What became of each point of a sweep, read from the manifests of its runs and from nothing else.
 
 A run's folder is the truth: its manifest says ``completed`` only once everything else is on disk. A folder that cannot
-count, because its run was cut short or failed and is tried again, moves to ``.attempts/POINT/NUMBER`` in the campaign:
-kept, and out of every comparison.
+count, because its run was cut short or failed and is tried again, moves to ``.attempts/POINT/NUMBER`` in the
+experiment: kept, and out of every comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.core.errors import UserError
 from harness.results import Manifest, load_run, read_manifest
-from harness.run.sweep.campaign import rename_whole, same_folder_name
+from harness.run.sweep.experiment import rename_whole, same_folder_name
 from harness.scenario import Variant
 
 ASIDE = ".attempts"
@@ -78,28 +78,28 @@ class Point:
         return [attempt for attempt in self.attempts if attempt.state is State.FAILED]
 
 
-def read_points(campaign: Path, variants: Sequence[Variant]) -> list[Point]:
+def read_points(experiment: Path, variants: Sequence[Variant]) -> list[Point]:
     """Return every point of a sweep, in the order of the scenario."""
-    return [read_point(campaign, variant) for variant in variants]
+    return [read_point(experiment, variant) for variant in variants]
 
 
-def read_point(campaign: Path, variant: Variant) -> Point:
+def read_point(experiment: Path, variant: Variant) -> Point:
     """Return what became of one point."""
-    folder = campaign / same_folder_name(variant.name)
-    earlier = tuple(_attempt(path, variant) for path in _set_aside_before(campaign, folder.name))
+    folder = experiment / same_folder_name(variant.name)
+    earlier = tuple(_attempt(path, variant) for path in _set_aside_before(experiment, folder.name))
     if not folder.is_dir():
         return Point(variant, folder, earlier)
     return Point(variant, folder, earlier, _attempt(folder, variant), _manifest(folder))
 
 
-def set_aside(campaign: Path, point: Point) -> None:
+def set_aside(experiment: Path, point: Point) -> None:
     """Move a point's attempt out of the way, so that it can be run again.
 
     Raises:
         UserError: it cannot be moved.
     """
-    before = _set_aside_before(campaign, point.folder.name)
-    target = campaign / ASIDE / point.folder.name / str(1 + int(before[-1].name) if before else 0)
+    before = _set_aside_before(experiment, point.folder.name)
+    target = experiment / ASIDE / point.folder.name / str(1 + int(before[-1].name) if before else 0)
     try:
         rename_whole(point.folder, target)
     except OSError as error:
@@ -107,9 +107,9 @@ def set_aside(campaign: Path, point: Point) -> None:
         raise UserError(what, str(point.folder), "make the results folder writable") from error
 
 
-def _set_aside_before(campaign: Path, name: str) -> list[Path]:
+def _set_aside_before(experiment: Path, name: str) -> list[Path]:
     """Return the folders of a point's earlier attempts, oldest first; what else lies there is passed over."""
-    aside = campaign / ASIDE / name
+    aside = experiment / ASIDE / name
     found = [path for path in aside.iterdir() if path.name.isdecimal()] if aside.is_dir() else []
     return sorted(found, key=lambda path: int(path.name))
 

@@ -18,11 +18,11 @@ from harness.run.arm_runner import Conductor
 from harness.run.command import show_results
 from harness.run.factory import Workshop
 from harness.run.interrupts import signals_as_interrupts
-from harness.run.machine_speed import measure_sentinel
+from harness.run.machine_speed import measure_speed
 from harness.run.options import Build
 from harness.run.preflight import check_before_start
-from harness.run.session import Campaign
-from harness.run.sweep.campaign import begin_campaign, changes_since_newest, find_campaign, held
+from harness.run.session import Experiment
+from harness.run.sweep.experiment import begin_experiment, changes_since_newest, find_experiment, held
 from harness.run.sweep.lines import point_line, seconds_left, standing, status_table, what_came_of_it
 from harness.run.sweep.points import Point, State, read_point, read_points, set_aside
 from harness.scenario import Scenario, Variant, expand, scenario_hash
@@ -40,7 +40,7 @@ class SweepOptions:
     Attributes:
         attempts: how often a point that fails is started in all.
         retry_failed: give points that used up their attempts as many again.
-        fresh: begin a new campaign, whatever there is.
+        fresh: begin a new experiment, whatever there is.
         quiet: show no progress.
     """
 
@@ -67,7 +67,7 @@ def run_sweep(
         out: the results folder.
         options: see ``SweepOptions``.
         build: makes the parts of one run; None takes a ``Workshop``.
-        show: called with the campaign's folder at the end.
+        show: called with the experiment's folder at the end.
 
     Returns:
         The exit code, 0.
@@ -83,7 +83,7 @@ def run_sweep(
     say = _speaker(console, options.quiet)
     check_before_start(together, say)
     with signals_as_interrupts():
-        folder = _campaign(out, scenario, options.fresh, say)
+        folder = _experiment(out, scenario, options.fresh, say)
         with held(folder), Workshop([[variant.scenario for variant in group] for group in together]) as workshop:
             sweep = _Sweep(folder, scenario.name, together, options, build or workshop, console)
             _say_all_blocks(scenario, say)
@@ -100,7 +100,7 @@ def run_sweep(
 
 def show_status(scenario: Scenario, out: Path) -> int:
     """Print what became of each point so far, without running anything; return the exit code, 0."""
-    variants, folder = variants_of(scenario), find_campaign(out, scenario)
+    variants, folder = variants_of(scenario), find_experiment(out, scenario)
     console = Console(width=None if Console().is_terminal else 160)
     if folder is None:
         _say_changes(out, scenario, _speaker(console, quiet=False))
@@ -140,13 +140,13 @@ class _Sweep:
         self._build, self._console, self._say = build, console, _speaker(console, options.quiet)
         self._variants = [variant for group in together for variant in group]
         self._results: dict[str, Point] = {}
-        self._campaign = Campaign(folder.parent.parent, scenario_name, folder.name, durable=True)
+        self._experiment = Experiment(folder.parent.parent, scenario_name, folder.name, durable=True)
         self._allowed = {point.variant.name: self._allowance(point) for point in self.points()}
         self._refused: set[str] = set()  # points that failed for what the user wrote, in this command
         self._starts: Counter[str] = Counter()  # in this command
 
     def points(self) -> list[Point]:
-        """Return every point as it is on disk now; what has a result does not change while we hold the campaign."""
+        """Return every point as it is on disk now; what has a result does not change while we hold the experiment."""
         unfinished: dict[str, Point] = {}
         for variant in self._variants:
             if variant.name not in self._results:
@@ -165,7 +165,7 @@ class _Sweep:
             for group in groups:
                 if group[0].variant.block != block:  # before each block of which something is left
                     block = group[0].variant.block
-                    self._campaign.sentinel = measure_sentinel()
+                    self._experiment.machine_speed = measure_speed()
                 self._run(group)
 
     def _allowance(self, point: Point) -> int:
@@ -198,7 +198,7 @@ class _Sweep:
         self._starts.update(variant.name for variant in variants)
         number = 1 + min(self._variants.index(variant) for variant in variants)
         conductor = Conductor(
-            self._campaign, self._build, self._console, self._options.quiet, f"{number}/{len(self._variants)}"
+            self._experiment, self._build, self._console, self._options.quiet, f"{number}/{len(self._variants)}"
         )
         interleaving = ("step" if len(group) > 1 else "run") if len(self._variants) > 1 else None
         try:
@@ -221,7 +221,7 @@ class _Sweep:
                 self._refused.add(variant.name)
             if read_point(self._folder, variant).state is State.NEW:
                 error = errors[0] if errors else RunStopped("an arm beside it could not start")
-                self._campaign.record_failure(variant, error)
+                self._experiment.record_failure(variant, error)
 
     def _say_start(self) -> None:
         points = self.points()
@@ -260,14 +260,14 @@ def _speaker(console: Console, quiet: bool) -> Callable[[str], None]:
     return lambda line: None if quiet else console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _campaign(out: Path, scenario: Scenario, fresh: bool, say: Callable[[str], None]) -> Path:
-    """Return the campaign to go on with, or a new one."""
-    found = None if fresh else find_campaign(out, scenario)
+def _experiment(out: Path, scenario: Scenario, fresh: bool, say: Callable[[str], None]) -> Path:
+    """Return the experiment to go on with, or a new one."""
+    found = None if fresh else find_experiment(out, scenario)
     if found is not None:
         return found
     if not fresh:
         _say_changes(out, scenario, say)
-    folder = begin_campaign(out, scenario)
+    folder = begin_experiment(out, scenario)
     say(f"a new sweep of {scenario.name} ({scenario_hash(scenario)})")
     return folder
 

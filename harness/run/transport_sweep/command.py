@@ -13,7 +13,7 @@ from harness.core.errors import HarnessError, Interrupted
 from harness.results.syncs import SyncRow
 from harness.run.actors.logs import ProcessLogs
 from harness.run.actors.session import RaySession
-from harness.run.session import Campaign
+from harness.run.session import Experiment
 from harness.run.transport_sweep.measure import SweepActors
 from harness.run.transport_sweep.plan import syncs_of, weights_of
 from harness.scenario import Scenario, TransportSweepSettings, Variant
@@ -21,7 +21,7 @@ from harness.transports.catalogue import transport_kind
 
 
 def run_transport_sweep(
-    variant: Variant, campaign: Campaign, session: RaySession, console: Console, quiet: bool
+    variant: Variant, experiment: Experiment, session: RaySession, console: Console, quiet: bool
 ) -> None:
     """Time every sync of the sweep into a run folder of its own.
 
@@ -35,7 +35,7 @@ def run_transport_sweep(
     for name in settings.transports:
         transport_kind(name).check_here()
     start_s = time.perf_counter()
-    folder = campaign.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
+    folder = experiment.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
     rows = 0
     try:
         for row in _sync_rows(variant.scenario, session, folder.log, console, quiet):

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from harness.core.errors import RunStopped
 from harness.core.trace import Span, Stage
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.results.syncs import SyncRow
 from harness.run.actors.environment import process_environment
 from harness.run.actors.logs import ProcessLogs
@@ -104,12 +104,12 @@ class SweepActors:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _loading(kind: TransportKind, ticket: WeightTicket, learner: Any, version: int) -> Callable[[Any], Any]:
-    """Return what has a Generator load the ticket."""
+def _loading(kind: TransportKind, weight_handle: WeightHandle, learner: Any, version: int) -> Callable[[Any], Any]:
+    """Return what has a Generator load the weight_handle."""
     if not kind.two_sided:
-        return lambda generator: generator.load.remote(kind.name, ticket)
+        return lambda generator: generator.load.remote(kind.name, weight_handle)
     sent = learner.outgoing.options(tensor_transport=kind.tensor_transport).remote(kind.name, version)
-    return lambda generator: generator.load_arrived.remote(kind.name, ticket, time.perf_counter_ns(), sent)
+    return lambda generator: generator.load_arrived.remote(kind.name, weight_handle, time.perf_counter_ns(), sent)
 
 
 def _row(wanted: Sync, weights: Weights, published: Reply, loaded: Sequence[Reply], copy_s: float) -> SyncRow:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from harness.core.trace import Tracer
-from harness.core.types import WeightTicket
+from harness.core.types import WeightHandle
 from harness.engines.paced import PacedEngine
 from harness.learner.paced import made_up_weights, stamp
 from harness.run.actors.processes import PartProcess, Reply
@@ -69,16 +69,18 @@ class SweepGeneratorProcess(PartProcess):
 
     _worker: SweepGenerator
 
-    def load(self, transport: str, ticket: WeightTicket) -> Reply:
+    def load(self, transport: str, weight_handle: WeightHandle) -> Reply:
         """Fetch and load."""
-        self._worker.loaders[transport].load(ticket)
+        self._worker.loaders[transport].load(weight_handle)
         return self._reply(None)
 
-    def load_arrived(self, transport: str, ticket: WeightTicket, called_ns: int, arrived: list[torch.Tensor]) -> Reply:
+    def load_arrived(
+        self, transport: str, weight_handle: WeightHandle, called_ns: int, arrived: list[torch.Tensor]
+    ) -> Reply:
         """Load what was sent along with this call, which the driver made at ``called_ns``."""
         loader = self._worker.loaders[transport]
-        self._record_arrival(loader.lane, ticket.version, called_ns)
-        loader.load(ticket, arrived)
+        self._record_arrival(loader.lane, weight_handle.version, called_ns)
+        loader.load(weight_handle, arrived)
         return self._reply(None)
 
     def plain_copy_s(self, num_bytes: int) -> float:

@@ -26,7 +26,7 @@ SWEEP = (
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 
 RunScenario = Callable[[Scenario, Path, bool], Path]
-"""Runs a scenario into a results folder, quietly or not, and returns the campaign's folder."""
+"""Runs a scenario into a results folder, quietly or not, and returns the experiment's folder."""
 
 
 def calibrate(options: argparse.Namespace, run: RunScenario | None = None) -> int:

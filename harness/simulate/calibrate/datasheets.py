@@ -2,8 +2,8 @@
 
 ``python -m harness.simulate.calibrate.datasheets`` writes them into ``profiles/machines``; a test compares them with
 what stands there. Decoding reads weights and keys and values at a share of the memory's bandwidth, prompts and updates
-compute at a share of the peak, weights travel at a share of the link (Williams et al. 2009, Comm. ACM 52:65). Bounds are
-added up instead of taking the larger one, which is pessimistic by a factor of 2 at most. One GPU holds each part.
+compute at a share of the peak, weights travel at a share of the link (Williams et al. 2009, Comm. ACM 52:65). Bounds
+are added up instead of taking the larger one, which is pessimistic by a factor of 2 at most. One GPU holds each part.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from harness.compare.campaigns import variant_labels
+from harness.compare.experiments import variant_labels
 from harness.core.errors import UserError
 from harness.core.intervals import Interval, merge
 from harness.core.trace import Span, Stage
@@ -81,12 +81,12 @@ class Observation:
 
 
 def run_label(run: Run) -> str:
-    """Return what a profile calls a run: scenario, campaign, and its arm, point, seed and block where it has them."""
+    """Return what a profile calls a run: scenario, experiment, and its arm, point, seed and block where it has them."""
     manifest = run.manifest
     variant = variant_labels([(manifest.arm, manifest.point)], "")[0]
     seed = f"seed={manifest.point['seed']}" if "seed" in manifest.point else ""
     block = "" if manifest.block is None else f"block{manifest.block}"
-    return "/".join(part for part in (manifest.scenario, manifest.campaign, variant, seed, block) if part)
+    return "/".join(part for part in (manifest.scenario, manifest.experiment, variant, seed, block) if part)
 
 
 def observe(run: Run) -> list[Observation]:

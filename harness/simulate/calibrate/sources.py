@@ -16,7 +16,7 @@ _AGAIN = "measure again: python -m harness calibrate --name NAME"
 
 
 def find_sources(paths: Sequence[Path]) -> list[Run]:
-    """Read every run at or below the paths, each once: a folder may be named twice, and a campaign may have a copy.
+    """Read every run at or below the paths, each once: a folder may be named twice, and an experiment may have a copy.
 
     Raises:
         UserError: there is no run there, or one is damaged.

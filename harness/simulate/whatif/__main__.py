@@ -107,7 +107,7 @@ def _print(answer: Answer, written: Sequence[str]) -> None:
 
     console = Output()
     manifest = answer.run.manifest
-    title = f"What if: {manifest.scenario} / {manifest.campaign} / {answer.run.folder.name} (simulated)"
+    title = f"What if: {manifest.scenario} / {manifest.experiment} / {answer.run.folder.name} (simulated)"
     console.print(Text(plain(title), style="bold underline"))
     for table in tables(answer):
         print_table(console, table)

@@ -46,6 +46,6 @@ def _is_called(folder: Path, path: Path, name: str) -> bool:
 
 
 def _shown(folders: Sequence[Path], path: Path) -> list[str]:
-    """Return the names of runs; their way from ``path`` where runs of several campaigns share names."""
+    """Return the names of runs; their way from ``path`` where runs of several experiments share names."""
     names = [folder.name if folder != path else str(folder) for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder.relative_to(path)) for folder in folders]

@@ -26,7 +26,7 @@ from harness.simulate.whatif.works import ChangedWork, Priced, WithoutStages
 ERROR_BOUND = 0.03
 """How far the replay of a run as it was may be from the run, for a prediction to be made of it."""
 FASTER = 0.9
-"""Pace of what is made faster, to see what that gives."""
+"""Throttle of what is made faster, to see what that gives."""
 
 
 @dataclass(frozen=True, slots=True)

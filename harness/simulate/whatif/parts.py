@@ -19,7 +19,7 @@ from harness.core.types import (
     RolloutGroup,
     ScoredBatch,
     UpdateResult,
-    WeightTicket,
+    WeightHandle,
     WorkItem,
 )
 from harness.simulate.contention import OwnDevice, Piece, Place
@@ -107,11 +107,11 @@ class ReplayedGenerator:
     lane: str = "generator"
     version: int = -1
 
-    async def load_weights(self, ticket: WeightTicket) -> Metrics:
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """Take the time of a transfer and a load."""
-        call = self.stand.timing.sync(self.lane, Work.LOAD, ticket.version)
-        await self.stand.carry_out(call, self.lane, ticket.version, ticket.version)
-        self.version = ticket.version
+        call = self.stand.timing.sync(self.lane, Work.LOAD, weight_handle.version)
+        await self.stand.carry_out(call, self.lane, weight_handle.version, weight_handle.version)
+        self.version = weight_handle.version
         return {}
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
@@ -169,11 +169,11 @@ class ReplayedLearner:
         await self.stand.carry_out(self.stand.timing.update(self.lane, step, groups), self.lane, step, step, hold)
         return UpdateResult(step + 1, self.optimizer_steps, {})
 
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightTicket:
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Take the time of a publish."""
         call = self.stand.timing.sync(self.lane, Work.PUBLISH, version)
         await self.stand.carry_out(call, self.lane, version, version)
-        return WeightTicket(version, 0, 1)
+        return WeightHandle(version, 0, 1)
 
     async def checkpoint(self, version: int) -> None:
         """Take the time of saving the policy; where nothing was saved it takes none."""

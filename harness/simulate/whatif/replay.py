@@ -10,7 +10,7 @@ from typing import Protocol
 
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import RolloutGroup, WorkItem
-from harness.loop import Ledger, LoopPlan, SilentObserver, StepFacts, run_loop
+from harness.loop import LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.results import StepRow, VersionChange, lane_kind, lane_seconds
 from harness.results.rows import LaneSeconds
 from harness.results.step_metrics import trained_lags
@@ -140,7 +140,7 @@ class Replayed:
     rows: tuple[StepRow, ...]
     spans: tuple[Span, ...]
     loop_s: float
-    ledger: Ledger
+    ledger: RolloutCounts
     borrowed: Mapping[Work, int]
     changes: tuple[VersionChange, ...] = ()
     tail: LaneSeconds = field(default_factory=dict)
@@ -223,14 +223,14 @@ class _Books(SilentObserver):
         self.spans: list[Span] = []
         self.changes: list[VersionChange] = []
         self._held: dict[str, int] = {}
-        self._ledger = Ledger()
+        self._ledger = RolloutCounts()
 
     def on_version(self, lane: str, version: int) -> None:
         """See ``Observer``."""
         self._held[lane] = version
         self.changes.append(VersionChange(self._now_s(), lane, version))
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
         now_s = self._now_s()
         spans = self._drain()
@@ -258,7 +258,7 @@ class _Books(SilentObserver):
         self._last_s = now_s
         self._keep_books(facts.step, now_s)
 
-    def on_finished(self, ledger: Ledger) -> None:
+    def on_finished(self, ledger: RolloutCounts) -> None:
         """See ``Observer``."""
         self._ledger = ledger
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.trace import Span, Stage
-from harness.results import Manifest, RunFolder, campaign_name, step_row, tail_row
+from harness.results import Manifest, RunFolder, experiment_name, step_row, tail_row
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.rows import LaneSeconds
 from harness.results.writer import timestamp, utc_now
@@ -21,21 +21,21 @@ BEFORE, AFTER = "as_it_was", "changed"
 
 
 def write_runs(answer: Answer, root: Path) -> Path:
-    """Write the replay of the run as it was and that of the changed run as two arms of a campaign.
+    """Write the replay of the run as it was and that of the changed run as two arms of an experiment.
 
     Returns:
-        the campaign's folder.
+        the experiment's folder.
 
     Raises:
         UserError: it cannot be written.
     """
     name = f"whatif_{answer.run.manifest.scenario}"
     now = utc_now()
-    campaign = campaign_name(root, name, now)
+    experiment = experiment_name(root, name, now)
     arms = [(BEFORE, answer.change.before, answer.before.replayed), (AFTER, answer.change.after, answer.after.replayed)]
     for position, (arm, scenario, replayed) in enumerate(arms):
-        with RunFolder.create(root, name, campaign, arm) as folder:
-            _write(folder, _manifest(answer, name, campaign, arm, position, now), scenario, replayed)
+        with RunFolder.create(root, name, experiment, arm) as folder:
+            _write(folder, _manifest(answer, name, experiment, arm, position, now), scenario, replayed)
             where = folder.folder.parent
     return where
 
@@ -81,11 +81,11 @@ def _rows(replayed: Replayed) -> Iterator[dict[str, Any]]:
     yield tail_row(wall_s=replayed.loop_s - end_s, elapsed_s=replayed.loop_s, lanes=rest, version_changes=changes)
 
 
-def _manifest(answer: Answer, name: str, campaign: str, arm: str, position: int, now: datetime) -> Manifest:
+def _manifest(answer: Answer, name: str, experiment: str, arm: str, position: int, now: datetime) -> Manifest:
     run = answer.run.manifest
     return Manifest(
         scenario=name,
-        campaign=campaign,
+        experiment=experiment,
         started_at=timestamp(now),
         arm=arm,
         seed=run.seed,
@@ -95,5 +95,5 @@ def _manifest(answer: Answer, name: str, campaign: str, arm: str, position: int,
         machine=run.machine,
         threads=run.threads,
         parameters=run.parameters,
-        simulated=answer.machine or f"a replay of {run.scenario}/{run.campaign}",
+        simulated=answer.machine or f"a replay of {run.scenario}/{run.experiment}",
     )

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.child_process import START_S, SideProcess
+from harness.core.child_process import START_S, ChildProcess
 from harness.core.errors import UserError
 from harness.tasks.maths.answers import DEGREE, normalise_both, separate_parts
 
@@ -88,7 +88,7 @@ class SymbolicComparer:
         self.timeout_s, self.counts = timeout_s, Counts()
         self._lock = threading.Lock()
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
-        self._running: list[SideProcess] = []
+        self._running: list[ChildProcess] = []
         weakref.finalize(self, _kill_all, self._running)
 
     def __call__(self, answer: str, ground_truth: str) -> bool:
@@ -131,11 +131,11 @@ class SymbolicComparer:
             _kill_all(self._running)
         return trusted and reply.get("equal") is True
 
-    def _started(self) -> SideProcess:
+    def _started(self) -> ChildProcess:
         """Return the process, started and ready."""
         if self._running:
             return self._running[0]
-        process = SideProcess("harness.tasks.maths.symbolic_process:serve_comparisons", _environment())
+        process = ChildProcess("harness.tasks.maths.symbolic_process:serve_comparisons", _environment())
         self._running.append(process)
         self.counts.started += 1
         try:
@@ -197,7 +197,7 @@ def _environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _kill_all(running: list[SideProcess]) -> None:
+def _kill_all(running: list[ChildProcess]) -> None:
     while running:
         running.pop().kill()
 

@@ -20,17 +20,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from harness.core.child_process import START_S, SideProcess, line_of
+from harness.core.child_process import START_S, ChildProcess, line_of
 from harness.tasks.scoring.group import Reward, RewardFailed, reward_one
 
 
-def start_reward_process(reward: bytes) -> SideProcess:
+def start_reward_process(reward: bytes) -> ChildProcess:
     """Start the process of a reward function, which answers first whether it is ready.
 
     Args:
         reward: the function, pickled.
     """
-    process = SideProcess("harness.tasks.scoring.process:serve_rewards")
+    process = ChildProcess("harness.tasks.scoring.process:serve_rewards")
     with suppress(ConnectionError, TimeoutError):  # it has died, which the first receive will tell
         process.send({"reward": base64.b64encode(reward).decode()}, START_S)
     return process

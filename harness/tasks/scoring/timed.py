@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from harness.core.child_process import START_S, SideProcess
+from harness.core.child_process import START_S, ChildProcess
 from harness.tasks.scoring.group import Reward, RewardFailed, arguments, checked, numbered, short
 from harness.tasks.scoring.process import start_reward_process
 
@@ -30,7 +30,7 @@ class TimedRewards:
         self._timeout_s, self._should_stop = timeout_s, should_stop
         self._pickled = pickle.dumps(reward)
         self._groups = 0
-        self._process: SideProcess | None = start_reward_process(self._pickled)
+        self._process: ChildProcess | None = start_reward_process(self._pickled)
 
     def __call__(self, responses: Sequence[str], ground_truth: str) -> list[dict[str, float]]:
         """See ``GroupRewards``."""
@@ -44,7 +44,7 @@ class TimedRewards:
                 self._process = None
                 process.kill()
 
-    def _wait_for_start(self, process: SideProcess) -> None:
+    def _wait_for_start(self, process: ChildProcess) -> None:
         try:
             answer = process.receive(time.monotonic() + START_S, self._should_stop)
         except TimeoutError:
@@ -55,7 +55,7 @@ class TimedRewards:
             raise RewardFailed(f"the reward function cannot be had in a process of its own: {_cut(answer['failed'])}")
         process.idle = True
 
-    def _ask(self, process: SideProcess, responses: Sequence[str], ground_truth: str) -> list[dict[str, float]]:
+    def _ask(self, process: ChildProcess, responses: Sequence[str], ground_truth: str) -> list[dict[str, float]]:
         self._groups += 1
         deadline = time.monotonic() + self._timeout_s
         process.idle = False
@@ -71,7 +71,7 @@ class TimedRewards:
         process.idle = True
         return rewards
 
-    def _receive(self, process: SideProcess, deadline: float, asked: str) -> dict[str, Any]:
+    def _receive(self, process: ChildProcess, deadline: float, asked: str) -> dict[str, Any]:
         try:
             return process.receive(deadline, self._should_stop)
         except TimeoutError:
@@ -87,7 +87,7 @@ class TimedRewards:
             self._process = None
 
 
-def _read(process: SideProcess, answer: dict[str, Any], at: list[int]) -> dict[str, float]:
+def _read(process: ChildProcess, answer: dict[str, Any], at: list[int]) -> dict[str, float]:
     """Return the rewards in an answer; ``at`` is the group and the index of the response it must be for.
 
     Raises:

@@ -1,6 +1,6 @@
 """The folder of a sweep: found again by what the scenario says, and held by one process at a time.
 
-A sweep's campaign folder has one file that other campaigns have not, ``sweep.resolved.yaml``: the scenario with its
+A sweep's experiment folder has one file that other experiments have not, ``sweep.resolved.yaml``: the scenario with its
 arms and axes and every default. It is written once and never changed. What has been run is told by the run folders.
 """
 
@@ -18,7 +18,7 @@ import yaml
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.results import Scrubber, campaign_name
+from harness.results import Scrubber, experiment_name
 from harness.results.anonymous import safe_name
 from harness.results.writer import ATTEMPTS, utc_now
 from harness.run.session import sync_one, sync_to_disk
@@ -28,8 +28,8 @@ IDENTITY = "sweep.resolved.yaml"
 _NOT_IDENTITY = ("name", "description")
 
 
-def find_campaign(out: Path, scenario: Scenario) -> Path | None:
-    """Return the newest campaign of a sweep that ran the very same scenario; None where there is none."""
+def find_experiment(out: Path, scenario: Scenario) -> Path | None:
+    """Return the newest experiment of a sweep that ran the very same scenario; None where there is none."""
     wanted = _settings(_text(scenario))
     return next((folder for folder, found in _newest_first(out, scenario) if found == wanted), None)
 
@@ -48,7 +48,7 @@ def changes_since_newest(out: Path, scenario: Scenario) -> tuple[Path, list[str]
     return None
 
 
-def begin_campaign(out: Path, scenario: Scenario) -> Path:
+def begin_experiment(out: Path, scenario: Scenario) -> Path:
     """Make the folder of a new sweep and write into it what it is about.
 
     Raises:
@@ -56,7 +56,7 @@ def begin_campaign(out: Path, scenario: Scenario) -> Path:
     """
     home = out / safe_name(scenario.name)
     for _ in range(ATTEMPTS):  # another command may take the name first
-        folder = home / campaign_name(out, scenario.name, utc_now())
+        folder = home / experiment_name(out, scenario.name, utc_now())
         try:
             home.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
@@ -74,7 +74,7 @@ def begin_campaign(out: Path, scenario: Scenario) -> Path:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep other sweeps out of a campaign; the hold ends with the process, however that ends.
+    """Keep other sweeps out of an experiment; the hold ends with the process, however that ends.
 
     Raises:
         UserError: another sweep is at work there.
@@ -83,8 +83,8 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            what = "another `sweep` of the same scenario is at work in this campaign"
-            fix = "wait until it has ended, or stop it; --fresh begins a campaign of its own"
+            what = "another `sweep` of the same scenario is at work in this experiment"
+            fix = "wait until it has ended, or stop it; --fresh begins an experiment of its own"
             raise UserError(what, str(folder), fix) from None
         except OSError:  # a file system without locks
             pass
@@ -99,7 +99,7 @@ def _newest_first(out: Path, scenario: Scenario) -> Iterator[tuple[Path, dict[st
 
 
 def _order(name: str) -> list[int]:
-    """Campaign names are times, with -2 and so on for those of the same second."""
+    """Experiment names are times, with -2 and so on for those of the same second."""
     return [int(part) for part in re.findall(r"\d+", name)]
 
 

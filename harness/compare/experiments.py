@@ -1,4 +1,4 @@
-"""Group runs: a campaign is one command's runs, a variant the runs of it that differ in nothing but the seed."""
+"""Group runs: an experiment is one command's runs, a variant the runs of it that differ in nothing but the seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.core.errors import UserError
 from harness.results import DamagedRun, Manifest, find_run_folders, read_manifest
 
 MOST_WITH_SPANS = 200
-"""Runs of a campaign whose spans are read where not all are asked for: they take a third of the time of a reading."""
+"""Runs of an experiment whose spans are read where not all are asked for: a third of the time of a reading."""
 SIMULATED = " (simulated)"
 """What the name of a variant ends in whose runs never took place, wherever it is shown."""
 
@@ -48,11 +48,11 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Campaign:
+class Experiment:
     """The runs of one command.
 
     Attributes:
-        folder: the campaign's folder.
+        folder: the experiment's folder.
         variants: in the order in which they were started.
     """
 
@@ -79,8 +79,8 @@ class Campaign:
         return self.scenario + (SIMULATED if self.simulated else "")
 
 
-def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tuple[list[Campaign], list[DamagedRun]]:
-    """Read the runs at or below the paths into campaigns, oldest first; the runs that cannot be read come second.
+def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tuple[list[Experiment], list[DamagedRun]]:
+    """Read the runs at or below the paths into experiments, oldest first; the runs that cannot be read come second.
 
     Args:
         brief: compute what an overview needs only; see ``run_figures``.
@@ -91,38 +91,38 @@ def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tu
     """
     folders = _run_folders(paths)
     detail = Detail.OVERVIEW if brief else Detail.FULL
-    return _campaigns(folders, read_figures(folders, [detail] * len(folders), processes))
+    return _experiments(folders, read_figures(folders, [detail] * len(folders), processes))
 
 
-def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Campaign], Campaign, list[DamagedRun]]:
-    """Read all runs for an overview, and those of the newest campaign in full; each once.
+def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment], Experiment, list[DamagedRun]]:
+    """Read all runs for an overview, and those of the newest experiment in full; each once.
 
-    Of a campaign of more than ``MOST_WITH_SPANS`` runs, the spans of evenly spaced ones are read: as many at most.
+    Of an experiment of more than ``MOST_WITH_SPANS`` runs, the spans of evenly spaced ones are read: as many at most.
 
     Returns:
-        the campaigns, oldest first; the newest one of which a run can be read in full; the runs that cannot be read.
+        the experiments, oldest first; the newest one of which a run can be read in full; the runs that cannot be read.
 
     Raises:
         UserError: a path does not exist or holds no run, or none can be read in full.
     """
     folders = _run_folders(paths)
-    newest, members = _newest_campaign(folders)
+    newest, members = _newest_experiment(folders)
     with_spans = set(members[:: math.ceil(len(members) / MOST_WITH_SPANS) or 1])
     details = [Detail.FULL if folder in with_spans else Detail.WITHOUT_SPANS for folder in members]
     wanted = dict(zip(members, details, strict=True))
     read = read_figures(folders, [wanted.get(folder, Detail.OVERVIEW) for folder in folders], processes)
-    campaigns, damaged = _campaigns(folders, read)
-    full = next((campaign for campaign in campaigns if campaign.folder == newest), None)
-    return campaigns, full or _newest_in_full(campaigns, damaged), damaged
+    experiments, damaged = _experiments(folders, read)
+    full = next((experiment for experiment in experiments if experiment.folder == newest), None)
+    return experiments, full or _newest_in_full(experiments, damaged), damaged
 
 
-def _newest_in_full(campaigns: Sequence[Campaign], damaged: list[DamagedRun]) -> Campaign:
-    """Read the newest campaign again in full; runs that turn out to be damaged join the others."""
-    for campaign in reversed(campaigns):
+def _newest_in_full(experiments: Sequence[Experiment], damaged: list[DamagedRun]) -> Experiment:
+    """Read the newest experiment again in full; runs that turn out to be damaged join the others."""
+    for experiment in reversed(experiments):
         try:
-            (full,), bad = gather([campaign.folder])
+            (full,), bad = gather([experiment.folder])
         except UserError as error:
-            damaged.append(DamagedRun(campaign.folder, error))
+            damaged.append(DamagedRun(experiment.folder, error))
         else:
             damaged += bad
             return full
@@ -134,33 +134,33 @@ def _run_folders(paths: Iterable[Path]) -> list[Path]:
     return list({folder.resolve(): folder for path in paths for folder in find_run_folders(path)}.values())
 
 
-def _newest_campaign(folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
-    """Return the folder of the campaign that started last and its run folders, by their manifests alone."""
+def _newest_experiment(folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
+    """Return the folder of the experiment that started last and its run folders, by their manifests alone."""
     found: dict[Path, list[tuple[str, Path]]] = {}
     for folder in folders:
         with suppress(UserError):  # reading the run in full will say so
             manifest = read_manifest(folder)
-            found.setdefault(_campaign_folder(folder, manifest), []).append((manifest.started_at, folder))
+            found.setdefault(_experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
     if not found:
         return None, []
     newest = max(found, key=lambda home: (min(found[home])[0], str(home)))
     return newest, [folder for _, folder in found[newest]]
 
 
-def _campaigns(
+def _experiments(
     folders: Iterable[Path], read: Iterable[RunFigures | DamagedRun]
-) -> tuple[list[Campaign], list[DamagedRun]]:
+) -> tuple[list[Experiment], list[DamagedRun]]:
     found: dict[Path, list[RunFigures]] = {}
     damaged: list[DamagedRun] = []
     for folder, item in zip(folders, read, strict=True):
         if isinstance(item, DamagedRun):
             damaged.append(item)
         else:
-            found.setdefault(_campaign_folder(folder, item.manifest), []).append(item)
+            found.setdefault(_experiment_folder(folder, item.manifest), []).append(item)
     if not found:
         raise _all_damaged(damaged)
-    campaigns = [campaign_of(folder, runs) for folder, runs in found.items()]
-    return sorted(campaigns, key=lambda item: (item.started_at, str(item.folder))), damaged
+    experiments = [experiment_of(folder, runs) for folder, runs in found.items()]
+    return sorted(experiments, key=lambda item: (item.started_at, str(item.folder))), damaged
 
 
 def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
@@ -225,16 +225,16 @@ def variant_labels(points: Sequence[tuple[str | None, dict[str, Any]]], otherwis
     return labels
 
 
-def _campaign_folder(folder: Path, manifest: Manifest) -> Path:
+def _experiment_folder(folder: Path, manifest: Manifest) -> Path:
     is_variant = manifest.arm is not None or manifest.block is not None or bool(manifest.point)
     return folder.parent if is_variant else folder
 
 
-def campaign_of(folder: Path, runs: Sequence[RunFigures]) -> Campaign:
-    """Arrange the runs of one campaign, at least one, by variant.
+def experiment_of(folder: Path, runs: Sequence[RunFigures]) -> Experiment:
+    """Arrange the runs of one experiment, at least one, by variant.
 
     Args:
-        folder: the campaign's.
+        folder: the experiment's.
     """
     manifests = [run.manifest for run in runs]
     grouped: dict[str, list[RunFigures]] = {}
@@ -242,7 +242,7 @@ def campaign_of(folder: Path, runs: Sequence[RunFigures]) -> Campaign:
         grouped.setdefault(label, []).append(runs[index])
     variants = tuple(Variant(label, tuple(members)) for label, members in grouped.items())
     started_at = min(manifest.started_at for manifest in manifests)
-    return Campaign(folder, manifests[0].scenario, manifests[0].campaign, started_at, variants)
+    return Experiment(folder, manifests[0].scenario, manifests[0].experiment, started_at, variants)
 
 
 def _natural(label: str) -> list[tuple[int, str]]:

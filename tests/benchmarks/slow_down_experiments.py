@@ -1,8 +1,8 @@
-"""Campaigns with an injected slow-down, run for real: is the delayed stage named, and is any other one?
+"""Experiments with an injected slow-down, run for real: is the delayed stage named, and is any other one?
 
-``python tests/benchmarks/slow_down_campaigns.py --campaigns 30 --json slow_down.json`` runs that many campaigns of the
-scenario ``slow_stage`` one after the other (about 20 s each on two quiet cores), each with seeds of its own. The delay
-goes into ``update`` and ``generate`` in turns. What comes out is reported, whatever it says.
+``python tests/benchmarks/slow_down_experiments.py --experiments 30 --json slow_down.json`` runs that many experiments
+of the scenario ``slow_stage`` one after the other (about 20 s each on two quiet cores), each with seeds of its own. The
+delay goes into ``update`` and ``generate`` in turns. What comes out is reported, whatever it says.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEEDS_APART = 1000
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one campaign found.
+    """What one experiment found.
 
     Attributes:
         stage: that was delayed, by ``delay_s``.
@@ -69,43 +69,43 @@ class Outcome:
 
 
 def scenario_with(seed: int, stage: str, delay_s: float, blocks: int) -> Scenario:
-    """Return the campaign's scenario."""
+    """Return the experiment's scenario."""
     data = load_scenario("slow_stage", [f"seed={seed}", f"blocks={blocks}"]).model_dump(mode="json")
     data["arms"] = {"plain": {}, "delayed": {"faults.delays": {stage: delay_s}}}
-    return check_data(data, "slow_down_campaigns.py")
+    return check_data(data, "slow_down_experiments.py")
 
 
-def run_campaign(seed: int, stage: str, delay_s: float, blocks: int) -> Outcome:
-    """Run one campaign in a folder that is thrown away, and judge it."""
+def run_experiment(seed: int, stage: str, delay_s: float, blocks: int) -> Outcome:
+    """Run one experiment in a folder that is thrown away, and judge it."""
     with tempfile.TemporaryDirectory(prefix="slow-down-") as folder:
         run_command(scenario_with(seed, stage, delay_s, blocks), Path(folder), quiet=True, show=lambda path: None)
-        (campaign,), _ = gather([Path(folder)])
-        (found,) = judgements(campaign)
-        plain_s = [median(block.before) for block in paired_blocks(*campaign.variants, alternated=True)[stage]]
+        (experiment,), _ = gather([Path(folder)])
+        (found,) = judgements(experiment)
+        plain_s = [median(block.before) for block in paired_blocks(*experiment.variants, alternated=True)[stage]]
     return outcome_of(found, seed, stage, delay_s, median(plain_s))
 
 
 def outcome_of(found: Judgement, seed: int, stage: str, delay_s: float, plain_s: float) -> Outcome:
-    """Set a campaign's effects beside what was injected."""
+    """Set an experiment's effects beside what was injected."""
     return Outcome(seed, stage, delay_s, 1 + delay_s / plain_s, found.step, found.stages)
 
 
 def main() -> None:
-    """Run the campaigns, and report after each of them."""
+    """Run the experiments, and report after each of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--campaigns", type=int, default=30)
+    parser.add_argument("--experiments", type=int, default=30)
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--delay", type=float, default=DELAY_S, help="seconds added to each span of the stage")
-    parser.add_argument("--json", type=Path, help="write every campaign's effects there")
+    parser.add_argument("--json", type=Path, help="write every experiment's effects there")
     options = parser.parse_args()
     console, outcomes = Console(), list[Outcome]()
-    for number in range(options.campaigns):
-        outcome = run_campaign(number * SEEDS_APART, STAGES[number % 2], options.delay, options.blocks)
+    for number in range(options.experiments):
+        outcome = run_experiment(number * SEEDS_APART, STAGES[number % 2], options.delay, options.blocks)
         outcomes.append(outcome)
         others = f", false calls: {', '.join(outcome.false_calls)}" if outcome.false_calls else ""
         own = outcome.own
         console.print(
-            f"{number + 1} of {options.campaigns}: {outcome.stage} {own.verdict.value} "
+            f"{number + 1} of {options.experiments}: {outcome.stage} {own.verdict.value} "
             f"({own.ratio:.3f}, truth {outcome.truth:.3f}){others}",
             highlight=False,
         )
@@ -125,7 +125,7 @@ def summary(outcomes: list[Outcome]) -> Table:
             sum(outcome.step.verdict is Verdict.DIFFERENT for outcome in outcomes),
             len(outcomes),
         ),
-        "campaigns with a false call": (sum(bool(outcome.false_calls) for outcome in outcomes), len(outcomes)),
+        "experiments with a false call": (sum(bool(outcome.false_calls) for outcome in outcomes), len(outcomes)),
         "other stages called different": (sum(len(outcome.false_calls) for outcome in outcomes), others),
     }
     for what, (hits, of) in counts.items():
