@@ -40,7 +40,7 @@ def save_baseline(results: Path, name: str, experiment: Experiment, arm: str | N
     before = entries.get(name)
     entries[name] = {"campaign": place, "arm": variant.name}
     _write(results / FILE, entries)
-    return None if before is None else f"{before['experiment']}, {before['arm']}"
+    return None if before is None else f"{before['campaign']}, {before['arm']}"
 
 
 def load_baseline(results: Path, name: str) -> Baseline:

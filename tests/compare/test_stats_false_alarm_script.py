@@ -39,7 +39,7 @@ def test_disjoint_experiments_of_two_like_arms(make_run: Make, tmp_path: Path) -
     low, high = wilson_interval(1, 2)
     half = {"hits": 1, "trials": 2, "low": low, "high": high}
     assert disjoint == {
-        "source": "sync_k: live arms", "campaigns": "6 blocks, disjoint", "excludes": half, "different": half,
+        "source": "sync_k: live arms", "experiments": "6 blocks, disjoint", "excludes": half, "different": half,
     }  # fmt: skip
     assert overlapping["excludes"]["trials"] == 7  # 12 - 6 + 1
     assert found["log_ratios"]["sync_k: live arms"] == pytest.approx([math.log1p(change) for change in changes])
@@ -52,7 +52,7 @@ def test_one_long_run_is_cut_into_blocks(make_run: Make, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "rates.json").read_text())
     # 120 kept steps: 12 blocks of 5 + 5, two disjoint experiments; one naive window of 100; all steps take 1.0 s
-    assert [(line["campaigns"], line["excludes"]["hits"], line["excludes"]["trials"]) for line in found["rates"]] == [
+    assert [(line["experiments"], line["excludes"]["hits"], line["excludes"]["trials"]) for line in found["rates"]] == [
         ("6 blocks, disjoint", 0, 2),
         ("6 blocks, all windows", 0, 7),
         ("naive, 50 + 50 steps, disjoint", 0, 1),
