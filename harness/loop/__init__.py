@@ -4,11 +4,10 @@ Plain asyncio over the protocols: no threads, no wall clock, no Ray, no torch, s
 objects, Ray actors or simulated stages on a virtual clock. Batches and weights pass through as handles.
 """
 
-from harness.loop.bell import Condition
-from harness.loop.lanes import first_error, run_loop
-from harness.loop.ledger import Count, RolloutCounts
+from harness.loop.condition import Condition
+from harness.loop.loop import first_error, run_loop
+from harness.loop.observer import Count, NoThrottle, Observer, RolloutCounts, SilentObserver, StepReport, Throttle
 from harness.loop.plan import LagControl, LoopPlan
-from harness.loop.watching import NoThrottle, Observer, SilentObserver, StepReport, Throttle
 
 __all__ = [
     "Condition",

@@ -1,8 +1,9 @@
-"""What the loop is asked to do."""
+"""What the loop is asked to do, and which prompts a training step uses."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -73,3 +74,30 @@ class LoopPlan:
         """Return the order for the validation prompts: every version gets the same seed, so that versions compare."""
         seed = derive_seed(self.seed, "evaluate")
         return WorkItem(Purpose.EVALUATE, version, 0, self.validation_prompts, 1, seed)
+
+
+def prompt_schedule(num_prompts: int, prompts_per_batch: int, seed: int) -> Callable[[int], tuple[int, ...]]:
+    """Return the function from a training step to its prompt ids.
+
+    Prompts are drawn without replacement, in an order shuffled anew for each pass over the set. The same seed gives the
+    same prompts to every arm.
+
+    Args:
+        num_prompts: size of the training set.
+        prompts_per_batch: prompts of one training step.
+        seed: root seed.
+    """
+    orders: dict[int, list[int]] = {}
+
+    def order(epoch: int) -> list[int]:
+        if epoch not in orders:
+            rng = random.Random(derive_seed(seed, "prompts", epoch))
+            orders.clear()  # steps move forward: only the newest pass is worth keeping
+            orders[epoch] = rng.sample(range(num_prompts), num_prompts)
+        return orders[epoch]
+
+    def batch_prompts(step: int) -> tuple[int, ...]:
+        positions = range(step * prompts_per_batch, (step + 1) * prompts_per_batch)
+        return tuple(order(position // num_prompts)[position % num_prompts] for position in positions)
+
+    return batch_prompts

@@ -11,7 +11,7 @@ from harness.core.intervals import Interval, without
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_metrics
 from harness.loop import RolloutCounts, StepReport
-from harness.loop.ledger import count
+from harness.loop.observer import count
 from harness.loop.replay import ReplayStats
 from harness.models.utilisation import Utilisation
 from harness.results import (

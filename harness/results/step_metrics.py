@@ -10,7 +10,7 @@ from harness.core.intervals import Interval, clip, total
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, WeightHandle, combine_metrics
 from harness.loop import StepReport
-from harness.loop.ledger import count
+from harness.loop.observer import count
 from harness.results import lane_kind
 
 WARMUP_FLOOR = 2  # steps that are warm-up in any run; what else is shows only at the end, and is told in the outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.loop import LoopPlan
-from harness.loop.prompt_schedule import prompt_schedule
+from harness.loop.plan import prompt_schedule
 from harness.loop.replay import ReplayOptions
 from harness.scenario import PartSettings, Scenario
 

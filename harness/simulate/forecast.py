@@ -24,7 +24,7 @@ from harness.compare.stats.intervals import t_quantile
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span
 from harness.loop import SilentObserver, StepReport
-from harness.loop.ledger import count
+from harness.loop.observer import count
 from harness.results import StepRow, lane_seconds
 from harness.results.step_metrics import WARMUP_FLOOR, trained_lags
 from harness.scenario import Scenario

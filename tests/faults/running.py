@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.core.trace import RecordingTracer
 from harness.loop import Condition, LoopPlan, run_loop
-from harness.loop.intake import BatchAssembler
+from harness.loop.batching import BatchAssembler
 from harness.run.watchdog import watch
 from harness.simulate.clock import run_virtual
 from tests.faults.books import Books, Event
@@ -31,13 +31,13 @@ class Wiring:
 
     Attributes:
         plan: what the loop gets for the schedule's plan.
-        new_bell: makes what wakes those who wait.
-        intake: makes what turns scored shards into batches; None takes the loop's own.
+        new_condition: makes what wakes those who wait.
+        assembler: makes what turns scored shards into batches; None takes the loop's own.
     """
 
     plan: Callable[[LoopPlan], LoopPlan] = lambda plan: plan
-    new_bell: Callable[[], Condition] = Condition
-    intake: Callable[[Schedule], BatchAssembler | None] = lambda schedule: None
+    new_condition: Callable[[], Condition] = Condition
+    assembler: Callable[[Schedule], BatchAssembler | None] = lambda schedule: None
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ async def _run(books: Books, wiring: Wiring, tracer: RecordingTracer) -> None:
         wiring.plan(schedule.plan),
         watched,
         Listener(books),
-        intake=wiring.intake(schedule),
-        new_bell=wiring.new_bell,
+        assembler=wiring.assembler(schedule),
+        new_condition=wiring.new_condition,
     )
     if any(fault.kind is FaultKind.HUNG for fault in schedule.faults):
         await _watched(loop, tracer)

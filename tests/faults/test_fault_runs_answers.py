@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.errors import RunStopped
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
-from harness.loop.answers import check_generated, check_published, check_scored
+from harness.loop.response_checks import check_generated, check_published, check_scored
 
 ITEM = WorkItem(Purpose.TRAIN, 3, 1, (4, 5), 2, seed=0)
 GROUPS = tuple(RolloutGroup(prompt, 3, 2, 2, (7, 8)) for prompt in (4, 5))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.loop import Condition
-from harness.loop.intake import InOrder
+from harness.loop.batching import InOrder
 from harness.probes.provenance import usable_cores
 from tests.faults import Wiring, draw, run_schedule, search, smallest_run
 from tests.faults.draws import FATAL, SURVIVED
@@ -114,14 +114,14 @@ class DozesOff(Condition):
             id="an off-by-one in the lag bound",
         ),
         pytest.param(
-            Wiring(intake=lambda schedule: None if schedule.lag_control == "drop" else DeliversTwice(schedule)),
+            Wiring(assembler=lambda schedule: None if schedule.lag_control == "drop" else DeliversTwice(schedule)),
             "uses",
             50,
             "  uses: step 2 trains on one rollout twice: [(2, 2), (2, 2)]",
             id="a double delivery",
         ),
         pytest.param(
-            Wiring(new_bell=DozesOff),
+            Wiring(new_condition=DozesOff),
             "no deadlock",
             50,
             "    every lane waits: a deadlock",

@@ -8,9 +8,9 @@ import pytest
 
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import Condition, Count, LoopPlan, RolloutCounts, first_error
-from harness.loop.holders import HeldVersions
-from harness.loop.intake import FirstComeDropStale, InOrder
-from harness.loop.ledger import count
+from harness.loop.batching import FirstComeDropStale, InOrder
+from harness.loop.observer import count
+from harness.loop.versions import HeldVersions
 
 
 def shard(batch: int, index: int = 0, version: int = 0, groups: int = 1, failed: int = 0) -> ScoredBatch:
@@ -243,11 +243,11 @@ def test_a_bell_for_one_wakes_the_first_whose_condition_holds():
         waiters.tasks[1].cancel()
         waiters.allowed = "bcd"
         for expected in ("c", "cd", "cd"):
-            waiters.bell.ring_for_one()
+            waiters.bell.notify_one()
             await settle()
             assert waiters.woken == expected
         waiters.allowed = "a"
-        waiters.bell.ring_for_one()
+        waiters.bell.notify_one()
         await settle()
         assert waiters.woken == "cda"
 
@@ -259,7 +259,7 @@ def test_a_bell_for_one_looks_no_further_than_that_one():
         waiters = Waiters("abcdefgh")
         await settle()
         waiters.looks, waiters.allowed = 0, "abcdefgh"
-        waiters.bell.ring_for_one()
+        waiters.bell.notify_one()
         await settle()
         assert (waiters.woken, waiters.looks) == ("a", 2)  # when the bell rang, and once more when it woke
         waiters.bell.notify()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from harness.loop.prompt_schedule import prompt_schedule
+from harness.loop.plan import prompt_schedule
 
 
 def test_each_pass_uses_every_prompt_once() -> None:

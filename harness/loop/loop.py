@@ -13,8 +13,8 @@
                 publish version ``step + 1``                                     scored; at lag 0 also the last
                                                                                  Generator loading its weights
 
-Each wait has a bell of its own, which is rung by whoever is named on the right, and at the end by the Learner: so an
-order costs the same among many Generators as among few.
+Each wait has a condition of its own, which is notified by whoever is named on the right, and at the end by the Learner:
+so an order costs the same among many Generators as among few.
 
 Under ``wait`` and ``in_flight``, batch ``step`` is consumed at policy version ``step``, so a Generator that holds
 version v may start it exactly when ``step - v <= max_lag``. That admission rule implies both lag invariants of the
@@ -36,15 +36,22 @@ from harness.core.errors import PartReplaced, RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import Stage, Tracer
 from harness.core.types import Metrics, Purpose, RolloutGroup, WeightHandle, WorkItem
-from harness.loop.answers import check_generated, check_published, check_scored
-from harness.loop.bell import Condition
-from harness.loop.evaluations import Evaluations
-from harness.loop.holders import HeldVersions
-from harness.loop.intake import Batch, BatchAssembler, FirstComeDropStale, InOrder
-from harness.loop.ledger import Count, RolloutCounts, count
+from harness.loop.batching import Batch, BatchAssembler, FirstComeDropStale, InOrder
+from harness.loop.condition import Condition
+from harness.loop.observer import (
+    Count,
+    NoThrottle,
+    Observer,
+    RolloutCounts,
+    SilentObserver,
+    StepReport,
+    Throttle,
+    count,
+)
 from harness.loop.plan import LoopPlan
 from harness.loop.replay import ReplayBuffer, Taken
-from harness.loop.watching import NoThrottle, Observer, SilentObserver, StepReport, Throttle
+from harness.loop.response_checks import check_generated, check_published, check_scored
+from harness.loop.versions import Evaluations, HeldVersions, Pin
 
 
 async def run_loop(
@@ -54,10 +61,10 @@ async def run_loop(
     plan: LoopPlan,
     tracer: Tracer,
     observer: Observer | None = None,
-    pace: Throttle | None = None,
+    throttle: Throttle | None = None,
     *,
-    intake: BatchAssembler | None = None,
-    new_bell: Callable[[], Condition] = Condition,
+    assembler: BatchAssembler | None = None,
+    new_condition: Callable[[], Condition] = Condition,
 ) -> None:
     """Run ``plan.steps`` training steps.
 
@@ -66,9 +73,9 @@ async def run_loop(
         plan: what to do.
         tracer: records the lanes' waits.
         observer: hears of events.
-        pace: may hold batches back.
-        intake: makes batches of scored shards; None takes the one of ``plan.lag_control``.
-        new_bell: makes what wakes those who wait: one for each kind of wait.
+        throttle: may hold batches back.
+        assembler: makes batches of scored shards; None takes the one of ``plan.lag_control``.
+        new_condition: makes what wakes those who wait: one for each kind of wait.
 
     Raises:
         RunStopped: a lag bound was broken, no group of a batch could be scored, or a part answered something else than
@@ -76,9 +83,9 @@ async def run_loop(
         ValueError: there are more Generators than prompts in a batch.
         Exception: whatever a part raised; the other lanes are cancelled first.
     """
-    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), pace or NoThrottle())
-    lanes.intake = intake or lanes.intake
-    lanes.bells = {wait: new_bell() for wait in lanes.bells}
+    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), throttle or NoThrottle())
+    lanes.assembler = assembler or lanes.assembler
+    lanes.conditions = {wait: new_condition() for wait in lanes.conditions}
     try:
         async with asyncio.TaskGroup() as tasks:
             for coroutine in lanes.coroutines():
@@ -86,7 +93,7 @@ async def run_loop(
     except BaseExceptionGroup as group:
         error = first_error(group)
         raise error from error.__cause__
-    lanes.observer.on_finished(lanes.ledger)
+    lanes.observer.on_finished(lanes.counts)
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -109,20 +116,20 @@ class _Lanes:
         plan: LoopPlan,
         tracer: Tracer,
         observer: Observer,
-        pace: Throttle,
+        throttle: Throttle,
     ) -> None:
         self.generators, self.scorers, self.learner = generators, scorers, learner
-        self.plan, self.tracer, self.observer, self.pace = plan, tracer, observer, pace
-        self.bells = {wait: Condition() for wait in _WAITS}
+        self.plan, self.tracer, self.observer, self.throttle = plan, tracer, observer, throttle
+        self.conditions = {wait: Condition() for wait in _WAITS}
         self.orders = plan.train_orders(len(generators))
         self.version = 0  # of the Learner
         self.newest: WeightHandle | None = None  # published last
         self.evaluations = Evaluations()
         self.pins: dict[int, int] = {}  # version -> how many load or evaluate it right now
-        self.holds = HeldVersions(generator.lane for generator in generators)
+        self.held = HeldVersions(generator.lane for generator in generators)
         self.incarnations: dict[str, set[int]] = {}  # lane -> parts known to have stood there after the first
         self.unscored: deque[tuple[WorkItem, tuple[RolloutGroup, ...]]] = deque()
-        self.intake: BatchAssembler = (
+        self.assembler: BatchAssembler = (
             FirstComeDropStale(len(generators), plan.max_lag)
             if plan.lag_control == "drop"
             else InOrder(len(generators))
@@ -132,7 +139,7 @@ class _Lanes:
         self.under_way = 0  # groups ordered, and neither taken, dropped nor failed
         self.in_flight = 0  # rollouts whose generation has begun, and not scored
         self.dropped = Count()  # since the previous step
-        self.ledger = RolloutCounts()
+        self.counts = RolloutCounts()
         self.learner_done = False
 
     def coroutines(self) -> Iterator[asyncio._CoroutineLike[None]]:
@@ -149,10 +156,10 @@ class _Lanes:
         for item in self.orders:
             await self._wait(generator.lane, Stage.WAIT_FOR_ROOM, self._has_room, item.step)
             if self.version == self.plan.steps:
-                self._let_in()
+                self._admit_one()
                 break
             self.under_way += len(item.prompt_ids)
-            self._let_in()
+            self._admit_one()
             self._hand_to_scorer(item, await self._sample(generator, item, evaluates))
         if evaluates and self.plan.is_evaluated(self.plan.steps):
             await self._freshen(generator, self.plan.steps, self.plan.steps, evaluates)
@@ -168,11 +175,11 @@ class _Lanes:
         """Generate one order, again on a new part where the first one dies."""
         needed = 0 if self.plan.lag_control == "drop" else max(0, item.step - self.plan.max_lag)
         await self._freshen(generator, item.step, needed, evaluates)
-        await self.pace.acquire(item.step)
+        await self.throttle.acquire(item.step)
         self.in_flight += len(item.prompt_ids) * item.group_size
         while True:
             self._check_start(generator, item)
-            held = self.holds[generator.lane]
+            held = self.held[generator.lane]
             try:
                 groups = await self._generate(generator, item)
             except PartReplaced as error:
@@ -186,11 +193,11 @@ class _Lanes:
         """Generate one order; under ``in_flight``, take each newer version while it is being generated."""
         if self.plan.lag_control != "in_flight":
             return await generator.generate(item)
-        work, published = asyncio.ensure_future(generator.generate(item)), self.bells[Stage.WAIT_FOR_WEIGHTS]
+        work, published = asyncio.ensure_future(generator.generate(item)), self.conditions[Stage.WAIT_FOR_WEIGHTS]
         try:
             while not work.done():
                 await published.until(
-                    lambda: work.done() or self._newest().version > self.holds[generator.lane], or_done=work
+                    lambda: work.done() or self._newest().version > self.held[generator.lane], or_done=work
                 )
                 if not work.done():
                     await self._load(generator, self._newest())
@@ -205,7 +212,7 @@ class _Lanes:
         """
         await self._wait_for_version(generator, needed, step)
         while evaluates and (weight_handle := self.evaluations.begin()) is not None:
-            with _Pin(self.pins, weight_handle.version):
+            with Pin(self.pins, weight_handle.version):
                 await self._evaluate(generator, weight_handle)
         await self._load(generator, self._newest())
         while self._lag(generator) > self.plan.max_lag:
@@ -225,21 +232,21 @@ class _Lanes:
         return self.newest
 
     async def _load(self, generator: Generator, weight_handle: WeightHandle) -> None:
-        if self.holds[generator.lane] == weight_handle.version:
+        if self.held[generator.lane] == weight_handle.version:
             return
         measured: Metrics = {}
-        with _Pin(self.pins, weight_handle.version):
-            while self.holds[generator.lane] != weight_handle.version:
+        with Pin(self.pins, weight_handle.version):
+            while self.held[generator.lane] != weight_handle.version:
                 try:
                     measured = await generator.load_weights(weight_handle)
                 except PartReplaced as error:
                     self._replaced(generator.lane, error)
                 else:
-                    self.holds.set(generator.lane, weight_handle.version)
+                    self.held.set(generator.lane, weight_handle.version)
         self.observer.on_version(generator.lane, weight_handle.version)
         if measured:
             self.observer.on_sync(generator.lane, weight_handle.version, measured)
-        self._ring(Stage.WAIT_FOR_BATCH)
+        self._notify(Stage.WAIT_FOR_BATCH)
 
     async def _evaluate(self, generator: Generator, weight_handle: WeightHandle) -> None:
         """Sample the validation prompts with exactly these weights.
@@ -257,16 +264,18 @@ class _Lanes:
         check_generated(generator.lane, item, groups, version)
         self._hand_to_scorer(item, groups)
         if self.plan.max_lag == 0:
-            await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_told(version), version)
+            await self._wait(
+                generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_reported(version), version
+            )
 
     def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         if item.purpose is Purpose.TRAIN:
-            self.ledger.generated += count(groups)
+            self.counts.generated += count(groups)
         self.unscored.append((item, groups))
-        self.bells[Stage.WAIT_FOR_ROLLOUTS].ring_for_one()
+        self.conditions[Stage.WAIT_FOR_ROLLOUTS].notify_one()
 
     def _lag(self, generator: Generator) -> int:
-        return self.version - self.holds[generator.lane]
+        return self.version - self.held[generator.lane]
 
     def _check_start(self, generator: Generator, item: WorkItem) -> None:
         lag, bound = self._lag(generator), self.plan.max_lag
@@ -283,8 +292,8 @@ class _Lanes:
         known = self.incarnations.setdefault(lane, set())
         if error.incarnation in known:
             return
-        if lane in self.holds and error.incarnation > max(known, default=0):
-            self.holds.set(lane, -1)
+        if lane in self.held and error.incarnation > max(known, default=0):
+            self.held.set(lane, -1)
         known.add(error.incarnation)
         self.observer.on_replaced(lane, error.reason)
 
@@ -298,7 +307,7 @@ class _Lanes:
             if self.learner_done:
                 return
             await self._score(scorer, *self.unscored.popleft())
-            self._ring(Stage.WAIT_FOR_BATCH)
+            self._notify(Stage.WAIT_FOR_BATCH)
 
     async def _score(self, scorer: Scorer, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         while True:
@@ -311,26 +320,28 @@ class _Lanes:
         if item.purpose is Purpose.EVALUATE:
             for version, evaluation in self.evaluations.scored(scored):
                 self.observer.on_evaluation(version, evaluation)
-            self._ring(Stage.WAIT_FOR_WEIGHTS)
+            self._notify(Stage.WAIT_FOR_WEIGHTS)
             return
         self.in_flight -= len(item.prompt_ids) * item.group_size
         if scored.failed_groups:
             self.under_way -= scored.failed_groups
-            self.ledger.failed += count(groups) - count(scored.groups)
-        self._drop(self.intake.add(scored, self.version))
-        self._let_in()
+            self.counts.failed += count(groups) - count(scored.groups)
+        self._drop(self.assembler.add(scored, self.version))
+        self._admit_one()
 
     # ---- Learner
 
     async def _learner_lane(self) -> None:
         await self._publish()
         for step in range(self.plan.steps):
-            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, partial(self.intake.ready, step), step)
+            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, partial(self.assembler.ready, step), step)
             await self._train_step(step)
-        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_told, self.plan.steps)
+        await self._wait(
+            self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_reported, self.plan.steps
+        )
         await self.learner.checkpoint(self.version)
         self.learner_done = True
-        self._ring(*_WAITS)
+        self._notify(*_WAITS)
 
     async def _train_step(self, step: int) -> None:
         """Train on the batch that is ready. Its handles end with this call, so that while the Learner waits for the
@@ -338,30 +349,30 @@ class _Lanes:
         """
         batch = self._take_batch(step)
         taken = self._choose(step, batch)
-        queued, in_flight = self.intake.waiting, self.in_flight
+        queued, in_flight = self.assembler.waiting, self.in_flight
         result = await self.learner.update(step, tuple(item.group for item in taken))
         self._count_uses(taken)
         self.version = step + 1
-        self._drop(self.intake.expire(self.version))
-        self._let_in()
+        self._drop(self.assembler.expire(self.version))
+        self._admit_one()
         weight_handle = await self._publish()
         if self.plan.max_lag == 0:
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
         replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
-        facts = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)
+        report = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)
         self.dropped = Count()
-        self.observer.on_step(facts)
+        self.observer.on_step(report)
 
     def _take_batch(self, step: int) -> Batch:
         """Take the batch and check its lag."""
-        batch = self.intake.take(step)
+        batch = self.assembler.take(step)
         groups = [group for part in batch for group in part.groups]
         if not groups:
             failure = batch[0].failure
             raise RunStopped(f"no group of a rollout batch could be scored; the first failure: {failure}")
         self._check_consumption(step, groups)
         self.under_way -= len(groups)
-        self._let_in()
+        self._admit_one()
         return batch
 
     def _choose(self, step: int, batch: Batch) -> tuple[Taken, ...]:
@@ -382,8 +393,8 @@ class _Lanes:
         return taken
 
     def _count_uses(self, taken: Sequence[Taken]) -> None:
-        self.ledger.trained += count(item.group for item in taken if item.uses == 1)
-        self.ledger.trained_again += count(item.group for item in taken if item.uses > 1)
+        self.counts.trained += count(item.group for item in taken if item.uses == 1)
+        self.counts.trained_again += count(item.group for item in taken if item.uses > 1)
 
     async def _publish(self) -> WeightHandle:
         needed = self.evaluations.due_versions() | set(self.pins)
@@ -395,13 +406,13 @@ class _Lanes:
         if self.plan.is_evaluated(weight_handle.version):
             self.evaluations.add(weight_handle)
         self.observer.on_version(self.learner.lane, weight_handle.version)
-        self._ring(Stage.WAIT_FOR_WEIGHTS)
+        self._notify(Stage.WAIT_FOR_WEIGHTS)
         return weight_handle
 
     def _weights_in_use(self) -> bool:
         """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
         last = self.version == self.plan.steps
-        return (last or self.holds.oldest >= self.version) and self.evaluations.all_told
+        return (last or self.held.oldest >= self.version) and self.evaluations.all_reported
 
     def _check_consumption(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         oldest = min(group.min_version for group in groups)
@@ -419,41 +430,19 @@ class _Lanes:
             dropped = count(groups)
             self.under_way -= len(groups)
             self.dropped += dropped
-            self.ledger.dropped += dropped
+            self.counts.dropped += dropped
 
-    def _let_in(self) -> None:
+    def _admit_one(self) -> None:
         """Have one Generator order a batch if there is room for it; it lets in the next."""
         if self._has_room():
-            self.bells[Stage.WAIT_FOR_ROOM].ring_for_one()
+            self.conditions[Stage.WAIT_FOR_ROOM].notify_one()
 
-    def _ring(self, *waits: Stage) -> None:
+    def _notify(self, *waits: Stage) -> None:
         for wait in waits:
-            self.bells[wait].notify()
+            self.conditions[wait].notify()
 
     async def _wait(self, lane: str, stage: Stage, condition: Callable[[], bool], step: int) -> None:
         """Wait for ``condition`` under a wait span; no span where it holds already."""
         if not condition():
             with self.tracer.span(lane, stage, step, self.version):
-                await self.bells[stage].until(condition)
-
-
-class _Pin:
-    """Keeps a published version readable.
-
-    Args:
-        pins: version -> how many need it; a version that nobody needs is not in it.
-        version: needed until the block ends.
-    """
-
-    __slots__ = ("_pins", "_version")
-
-    def __init__(self, pins: dict[int, int], version: int) -> None:
-        self._pins, self._version = pins, version
-
-    def __enter__(self) -> None:
-        self._pins[self._version] = self._pins.get(self._version, 0) + 1
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        left = self._pins.pop(self._version) - 1
-        if left:
-            self._pins[self._version] = left
+                await self.conditions[stage].until(condition)

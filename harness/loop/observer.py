@@ -1,13 +1,69 @@
-"""What the loop tells its observer, and who may hold it back."""
+"""What the loop tells its observer, who may hold it back, and what became of the rollouts.
+
+Of those nothing is lost and nothing is counted twice.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle
-from harness.loop.ledger import Count, RolloutCounts
 from harness.loop.replay import ReplayStats, Taken
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Rollouts and their response tokens."""
+
+    rollouts: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.rollouts + other.rollouts, self.tokens + other.tokens)
+
+    def __sub__(self, other: Count) -> Count:
+        return Count(self.rollouts - other.rollouts, self.tokens - other.tokens)
+
+    @property
+    def mean_length(self) -> float | None:
+        """Tokens of a rollout on average; None without rollouts."""
+        return self.tokens / self.rollouts if self.rollouts else None
+
+
+def count(groups: Iterable[RolloutGroup]) -> Count:
+    """Return how many rollouts and tokens these groups hold."""
+    rollouts = tokens = 0
+    for group in groups:
+        rollouts += len(group.lengths)
+        tokens += sum(group.lengths)
+    return Count(rollouts, tokens)
+
+
+@dataclass(slots=True)
+class RolloutCounts:
+    """Running totals of one run. ``generated == failed + dropped + trained + unused`` once the run is over.
+
+    Attributes:
+        generated: sampled for training.
+        failed: their reward function failed or ran out of time.
+        dropped: too old when they could be trained on (``lag_control: drop``).
+        trained: trained on at least once.
+        trained_again: later uses of a replayed rollout, one count for each use.
+        unused: none of these: left over at the end, or evicted from the replay buffer without ever being taken.
+    """
+
+    generated: Count = field(default_factory=Count)
+    failed: Count = field(default_factory=Count)
+    dropped: Count = field(default_factory=Count)
+    trained: Count = field(default_factory=Count)
+    trained_again: Count = field(default_factory=Count)
+
+    @property
+    def unused(self) -> Count:
+        """What was generated and is in no other column."""
+        return self.generated - self.failed - self.dropped - self.trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +111,7 @@ class Observer(Protocol):
     def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
         """A lane has loaded this policy version, and something was measured of it; comes right after its version."""
 
-    def on_step(self, facts: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """A training step is complete: at lag 0 its weights are loaded and evaluated, otherwise published."""
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
@@ -64,7 +120,7 @@ class Observer(Protocol):
     def on_replaced(self, lane: str, reason: str) -> None:
         """A part died and a new one, without weights, stands in its place."""
 
-    def on_finished(self, ledger: RolloutCounts) -> None:
+    def on_finished(self, counts: RolloutCounts) -> None:
         """All steps are made."""
 
 
@@ -75,13 +131,13 @@ class SilentObserver:
 
     def on_sync(self, lane: str, version: int, measured: Metrics) -> None: ...
 
-    def on_step(self, facts: StepReport) -> None: ...
+    def on_step(self, report: StepReport) -> None: ...
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None: ...
 
     def on_replaced(self, lane: str, reason: str) -> None: ...
 
-    def on_finished(self, ledger: RolloutCounts) -> None: ...
+    def on_finished(self, counts: RolloutCounts) -> None: ...
 
 
 class Throttle(Protocol):
@@ -92,7 +148,7 @@ class Throttle(Protocol):
 
 
 class NoThrottle:
-    """The pace of a run that has the machine to itself."""
+    """Holds nothing back: for a run that has the machine to itself."""
 
     async def acquire(self, step: int) -> None:
         return None

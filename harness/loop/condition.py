@@ -12,7 +12,7 @@ from typing import Any
 class Condition:
     """Wakes those who wait for a condition, in the order in which they came.
 
-    Whoever changes what a condition looks at rings afterwards. Who is woken looks at its condition once more, since
+    Whoever changes what a condition looks at notifies afterwards. Who is woken looks at its condition once more, since
     somebody else may have been faster; then it waits anew, behind the others.
     """
 
@@ -25,7 +25,7 @@ class Condition:
             waiters, self._waiters = self._waiters, deque()
             self._waiters.extend(entry for entry in waiters if not _wake(*entry))
 
-    def ring_for_one(self) -> None:
+    def notify_one(self) -> None:
         """Wake the first whose condition holds: where there is something for one of them only."""
         passed_over = []
         while self._waiters:
@@ -38,7 +38,7 @@ class Condition:
         self._waiters.extendleft(reversed(passed_over))
 
     async def until(self, condition: Callable[[], bool], or_done: asyncio.Future[Any] | None = None) -> None:
-        """Return once ``condition`` holds; it is looked at now, at each ring, and when ``or_done`` is done."""
+        """Return once ``condition`` holds; it is looked at now, at each notification, and when ``or_done`` is done."""
         while not condition():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((waiter, condition))
@@ -48,7 +48,7 @@ class Condition:
 
 
 def _wake(waiter: asyncio.Future[None], condition: Callable[[], bool]) -> bool:
-    """Wake a waiter whose condition holds; return whether it need not be thought of any more."""
+    """Wake a waiter whose condition holds; return True if it can be dropped."""
     if waiter.done():  # gave up, or was woken by something else
         return True
     if condition():
