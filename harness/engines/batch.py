@@ -2,7 +2,8 @@
 
 A *row* is one response being sampled: (prompt index, sample index). The model side, a ``DecodeBackend``, keeps its rows
 in slots 0, 1, ..., and knows nothing of sampling. When rows finish, rows from the last slots move into the freed ones,
-so a finished row costs nothing from the next step on.
+so a finished row costs nothing from the next step on. Given tokens are scored by decoding them one by one in the same
+way.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from torch import Tensor
 from harness.core.errors import Diverged, Interrupted
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
-from harness.engines.requests import check_request
+from harness.engines.requests import StopStrings, check_request, check_scored, decode_text
+from harness.engines.rng import pinned_lengths, row_uniforms
 from harness.engines.sampling import draw
-from harness.engines.stops import StopStrings, decode_text
-from harness.engines.streams import pinned_lengths, row_uniforms
 
 Row = tuple[int, int]
 """(prompt index, sample index)."""
@@ -300,3 +300,41 @@ class _Rows:
             decode_text(self._tokenizer, token_ids.tolist()),
             "stop" if self._stopped_at_R[row] and self._pinned_R is None else "length",
         )
+
+
+def forced_log_probs(
+    backend: DecodeBackend, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+) -> list[npt.NDArray[np.float32]]:
+    """Return the log-probabilities (T,) of each response's tokens; see ``protocols.ScoringEngine``.
+
+    Args:
+        backend: decodes; what it was decoding is lost.
+        prompts: token ids, a prompt for each response.
+        responses: token ids.
+
+    Raises:
+        UserError: a prompt or response is empty, unknown to the model, or too long together.
+    """
+    check_scored(prompts, responses, backend.vocab_size, backend.context_length)
+    if not responses:
+        return []
+    rows_S = np.arange(len(responses))  # which row sits in each slot
+    found: list[list[float]] = [[] for _ in responses]
+    with torch.inference_mode():
+        logits_SV = backend.prefill(prompts, range(len(prompts)), max(map(len, responses)))
+        for place in range(max(map(len, responses))):
+            rows = rows_S.tolist()
+            tokens_S = torch.tensor([responses[row][place] for row in rows], device=logits_SV.device)
+            log_probs_S = logits_SV.log_softmax(-1).gather(1, tokens_S[:, None])[:, 0]
+            for row, log_prob in zip(rows, log_probs_S.tolist(), strict=True):
+                found[row].append(log_prob)
+            finished_S = np.array([len(responses[row]) == place + 1 for row in rows])
+            if finished_S.all():
+                break
+            if finished_S.any():
+                sources, targets, left = fill_holes(finished_S)
+                backend.compact(sources, targets, left)
+                rows_S[targets], tokens_S[targets] = rows_S[sources], tokens_S[sources]
+                rows_S, tokens_S = rows_S[:left], tokens_S[:left]
+            logits_SV = backend.step(tokens_S)
+    return [np.array(log_probs, dtype=np.float32) for log_probs in found]

@@ -11,7 +11,7 @@ from harness.core.errors import Interrupted
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.requests import check_request
-from harness.engines.streams import pinned_lengths
+from harness.engines.rng import pinned_lengths
 
 if TYPE_CHECKING:
     import torch

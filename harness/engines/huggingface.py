@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from harness.core.errors import UserError
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
-from harness.engines.batch import BatchSampler, DecodeStats
-from harness.engines.forced import forced_log_probs
+from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
 from harness.engines.weights import check_names_and_shapes
 
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
-from harness.engines.batch import BatchSampler, DecodeStats
+from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
 from harness.engines.decode import LlamaDecoder
-from harness.engines.forced import forced_log_probs
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.sorting import SortingEngine
 from harness.engines.weights import build_weights

@@ -1,7 +1,7 @@
 """Drawing tokens from logits: temperature, top-p and a ban on the end of sequence.
 
 A token is drawn by inverting the cumulative distribution at a uniform number that was drawn beforehand from the row's
-own stream (see ``streams``): one uniform a token instead of one noise value for each entry of the vocabulary, and the
+own stream (see ``rng``): one uniform a token instead of one noise value for each entry of the vocabulary, and the
 same token whatever batch the row is computed in.
 """
 

@@ -10,7 +10,7 @@ from harness.core.errors import Diverged
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion
 from harness.engines.batch import Row
-from harness.engines.stops import StopStrings, decode_text
+from harness.engines.requests import StopStrings, decode_text
 
 
 class ServedRow:

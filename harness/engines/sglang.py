@@ -30,10 +30,9 @@ from harness.core.protocols import Tokenizer
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
-from harness.engines.requests import check_request, check_scored
+from harness.engines.requests import StopStrings, check_request, check_scored
+from harness.engines.rng import pinned_lengths
 from harness.engines.served import ServedRow, to_completions
-from harness.engines.stops import StopStrings
-from harness.engines.streams import pinned_lengths
 from harness.engines.weights import check_names_and_shapes
 from harness.models.storage import save_policy
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
-from harness.engines.batch import BatchSampler, DecodeStats
-from harness.engines.forced import forced_log_probs
+from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
 from harness.engines.requests import check_sampling
 from harness.engines.weights import check_names_and_shapes
 from harness.models.sorting import SortingModel

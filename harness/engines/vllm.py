@@ -28,9 +28,8 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
-from harness.engines.requests import check_request, check_scored
+from harness.engines.requests import StopStrings, check_request, check_scored
 from harness.engines.served import ServedRow, to_completions
-from harness.engines.stops import StopStrings
 from harness.engines.vllm_machine import (
     as_it_was,
     check_vllm_installed,

@@ -18,8 +18,8 @@ from harness.core.errors import RunStopped
 from harness.core.seeds import derive_seed
 from harness.core.types import SamplingParams
 from harness.engines.batch import Row
+from harness.engines.rng import pinned_lengths
 from harness.engines.served import ServedRow
-from harness.engines.streams import pinned_lengths
 
 Sink = Callable[[Any, int], None]
 """Takes what vLLM says of one request after a step, and the version of the weights that made the step."""

@@ -155,7 +155,7 @@ def _first_keys(data: Path) -> set[str]:
 
 def _maths(data: Path, template: str) -> Questions:
     from harness.tasks.maths import PROMPT_TEMPLATES, MathsReward
-    from harness.tasks.maths.grader import SYMBOLIC_TIMEOUT_S
+    from harness.tasks.maths.symbolic import SYMBOLIC_TIMEOUT_S
     from harness.tasks.maths.task import check_installed, read_maths_prompts
 
     check_installed()

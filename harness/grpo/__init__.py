@@ -7,13 +7,15 @@ Learner calls.
 
 from harness.core.keyword_reward import keyword_inclusion_reward_fn
 from harness.grpo.advantages import (
+    Delta,
     RewardFn,
     compute_group_normalized_rewards,
+    deltas_per_group,
     group_advantages,
+    group_deltas,
 )
 from harness.grpo.aggregate import Aggregation, Denominator, loss_denominator, weighted_sum
 from harness.grpo.batch import RolloutBatch, collate
-from harness.grpo.deltas import Delta, deltas_per_group, group_deltas
 from harness.grpo.importance import ImportanceLevel, ImportanceMode, ImportanceOptions, importance_weights
 from harness.grpo.kl import KlEstimator, kl_estimate, kl_tallies
 from harness.grpo.log_probs import compute_entropy, get_response_log_probs, log_probs_and_entropy, log_probs_from_logits
@@ -25,10 +27,10 @@ from harness.grpo.policy_gradient import (
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
     compute_unclipped_loss,
+    grpo_microbatch_train_step,
 )
 from harness.grpo.tally import Tally, max_tally, mean_tally, to_metrics
 from harness.grpo.tokenization import tokenize_prompt_and_output
-from harness.grpo.train_step import grpo_microbatch_train_step
 
 __all__ = [
     "Aggregation",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.core.errors import UserError
 from harness.core.types import Completion, GroupData
-from harness.grpo.checks import shape_of
+from harness.grpo.masking import shape_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import UserError
-from harness.grpo.checks import at_least_float32, require_matrix, require_same_shape
 from harness.grpo.kl import kl_estimate
-from harness.grpo.masking import zero_masked
-from harness.grpo.policy_gradient import LARGEST_LOG_RATIO, unknown_choice
+from harness.grpo.masking import at_least_float32, require_matrix, require_same_shape, unknown_choice, zero_masked
+from harness.grpo.policy_gradient import LARGEST_LOG_RATIO
 from harness.grpo.tally import Tally, max_tally, mean_tally
 
 ImportanceMode = Literal["off", "tis", "icepop", "seq-mask-tis"]

@@ -9,9 +9,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from harness.grpo.checks import at_least_float32, require_matrix, require_same_shape
-from harness.grpo.masking import zero_masked
-from harness.grpo.policy_gradient import unknown_choice
+from harness.grpo.masking import at_least_float32, require_matrix, require_same_shape, unknown_choice, zero_masked
 from harness.grpo.tally import Tally, mean_tally
 
 KlEstimator = Literal["k1", "k2", "k3"]

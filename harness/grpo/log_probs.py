@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import UserError
-from harness.grpo.checks import at_least_float32, shape_of
+from harness.grpo.masking import at_least_float32, shape_of
 
 
 class ModelOutput(Protocol):

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from harness.core.errors import UserError
 from harness.grpo.aggregate import weighted_sum
-from harness.grpo.checks import require_same_shape
 from harness.grpo.importance import ImportanceOptions, importance_weights
 from harness.grpo.kl import KlEstimator, kl_estimate
-from harness.grpo.masking import zero_masked
-from harness.grpo.policy_gradient import LossType, check_clip_options, compute_policy_gradient_loss, unknown_choice
+from harness.grpo.masking import require_same_shape, unknown_choice, zero_masked
+from harness.grpo.policy_gradient import LossType, check_clip_options, compute_policy_gradient_loss
 from harness.grpo.tally import Tally, max_tally, mean_tally
 
 

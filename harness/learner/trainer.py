@@ -27,7 +27,7 @@ from harness.grpo import (
     surrogate_loss,
     to_metrics,
 )
-from harness.grpo.policy_gradient import unknown_choice
+from harness.grpo.masking import unknown_choice
 from harness.models.policy import policy_log_probs
 from harness.scenario import passes
 

@@ -1,22 +1,24 @@
 """The harness' own decoder-only language model; its parameters carry the names of Hugging Face's Llama.
 
 Every layer takes the hidden states of any leading shape and an attention function, so that padded batches, a KV cache
-and packed sequences with shared prompts run through the same layers.
+and packed sequences with shared prompts run through the same layers. With gradient checkpointing a layer keeps its
+input and computes the rest again on the way back (Chen et al. 2016, arXiv:1604.06174): one more forward pass, and
+activations of one layer at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from harness.models.attention import attention, bias_from
+from harness.core.errors import UserError
 from harness.models.config import ModelConfig
-from harness.models.norm import rms_norm
-from harness.models.precision import widen
+from harness.models.layers import attention, bias_from, rms_norm, widen
 
 INIT_STD = 0.02
 
@@ -249,3 +251,52 @@ def _padded_attention(bias: Tensor | None, cache: KVCache | None) -> Attention:
         return attention(q, k, v, bias)
 
     return attend
+
+
+class CheckpointedLayer(DecoderLayer):
+    """A layer of the harness' own model that forgets its activations."""
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attention, layer: int) -> Tensor:
+        out: Tensor = checkpoint(super().forward, x, rotation, attend, layer, use_reentrant=False)
+        return out
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """Have a policy that is about to be trained checkpoint each of its layers; its results stay the same.
+
+    transformers checkpoints only layers in training mode, which would turn dropout on too, and with it the ratio would
+    compare two networks. So the mode is set on the layers themselves and on nothing inside of them. Call it after the
+    model was put into evaluation mode.
+
+    Raises:
+        UserError: the architecture cannot, or its layers drop activations by themselves.
+    """
+    if isinstance(model, DecoderLM):
+        for layer in model.model.layers:
+            layer.__class__ = CheckpointedLayer
+        return
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not getattr(model, "supports_gradient_checkpointing", False) or not layers:
+        raise _cannot(f"{type(model).__name__} has no layers that can be checkpointed")
+    dropping = [layer for layer in layers if _dropout(layer) > 0]
+    if dropping:
+        raise _cannot(f"{type(dropping[0]).__name__} drops {_dropout(dropping[0]):g} of its activations in training")
+    trained: Any = model
+    trained.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+
+
+def _dropout(layer: nn.Module) -> float:
+    value = getattr(layer, "dropout", 0.0)
+    return value if isinstance(value, float) else 0.0
+
+
+def _cannot(what: str) -> UserError:
+    return UserError(
+        what,
+        "model.gradient_checkpointing",
+        "set it to false, and raise gradient_accumulation_steps where memory is short",
+    )

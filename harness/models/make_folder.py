@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import UserError
-from harness.models.public_shapes import PUBLIC_SHAPES, shape_config
+from harness.models.config import PUBLIC_SHAPES, shape_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

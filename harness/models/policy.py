@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.models.decoder import DecoderLM
-from harness.models.logits import has_plain_head, score_hidden
-from harness.models.scoring import check_batch, scatter_scores, score_tokens
+from harness.models.scoring import check_batch, has_plain_head, scatter_scores, score_hidden, score_tokens
 from harness.models.shared_prompt import response_log_probs
 from harness.models.sorting import SortingModel, sorting_log_probs
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.models.config import PRESETS
-from harness.models.public_shapes import PUBLISHED
+from harness.models.config import PRESETS, PUBLISHED
 from harness.models.shape import Shape, read_shape, shape_of, shape_of_own
 from harness.scenario import Scenario
 

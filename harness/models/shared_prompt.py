@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.models.attention import attention, bias_from, causal_bias
 from harness.models.decoder import Attention, DecoderLM
-from harness.models.logits import score_hidden
-from harness.models.scoring import check_batch, scatter_scores
+from harness.models.layers import attention, bias_from, causal_bias
+from harness.models.scoring import check_batch, scatter_scores, score_hidden
 
 
 @dataclass(frozen=True, slots=True)

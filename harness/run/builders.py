@@ -128,7 +128,7 @@ def _folder_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal)
     trainer = _policy_trainer(scenario, policy, should_stop)
     settings: Any = scenario.model
     if settings.gradient_checkpointing:
-        from harness.models.checkpointing import checkpoint_layers
+        from harness.models.decoder import checkpoint_layers
 
         assert policy.model is not None
         checkpoint_layers(policy.model)  # after the trainer put the model into evaluation mode

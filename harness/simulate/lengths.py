@@ -15,7 +15,7 @@ import numpy.typing as npt
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.types import Purpose, WorkItem
-from harness.engines.streams import pinned_lengths
+from harness.engines.rng import pinned_lengths
 from harness.scenario import Scenario
 from harness.simulate.machine import Lengths, MachineProfile
 from harness.simulate.terms import Group

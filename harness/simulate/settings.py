@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import UserError
-from harness.models.config import PRESETS
-from harness.models.public_shapes import PUBLISHED
+from harness.models.config import PRESETS, PUBLISHED
 from harness.scenario import Scenario, Variant, expand, load_scenario
 from harness.simulate.machine import MachineProfile
 

@@ -11,8 +11,8 @@ import torch
 from harness.core.types import SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import native_engine
+from harness.engines.rng import row_uniforms
 from harness.engines.sampling import draw
-from harness.engines.streams import row_uniforms
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer

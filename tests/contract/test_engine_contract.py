@@ -22,7 +22,7 @@ from harness.engines.fake import FakeEngine
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
 from harness.engines.paced import PacedEngine, PacedTokenizer
-from harness.engines.streams import pinned_lengths
+from harness.engines.rng import pinned_lengths
 from harness.engines.vllm import VllmEngine, vllm_engine
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, KVCache

@@ -17,7 +17,7 @@ import torch
 
 from harness.core.errors import Interrupted, UserError
 from harness.core.types import SamplingParams
-from harness.engines.streams import pinned_lengths
+from harness.engines.rng import pinned_lengths
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer

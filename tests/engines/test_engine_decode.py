@@ -11,9 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from harness.core.errors import RunStopped
 from harness.core.types import SamplingParams
 from harness.engines.decode import LlamaDecoder, rotation_table
-from harness.engines.linear import PlainLinear, make_linear
 from harness.engines.native import NativeEngine, native_engine
-from harness.engines.weights import build_weights
+from harness.engines.weights import PlainLinear, build_weights, make_linear
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, rotation_at
 from harness.models.tokenizer import train_tokenizer

@@ -7,7 +7,7 @@ import platform
 import pytest
 import torch
 
-from harness.engines.linear import PackedLinear, PlainLinear, make_linear, packing_works
+from harness.engines.weights import PackedLinear, PlainLinear, make_linear, packing_works
 
 needs_packing = pytest.mark.skipif(
     not packing_works(torch.float32), reason="this torch has no packed oneDNN projections"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.types import SamplingParams
+from harness.engines.rng import philox, pinned_lengths, row_uniforms
 from harness.engines.sampling import draw, invert, keep_nucleus
-from harness.engines.streams import philox, pinned_lengths, row_uniforms
 
 LARGEST_UNIFORM = 1 - 2.0**-24
 

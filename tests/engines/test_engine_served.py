@@ -7,9 +7,9 @@ import pytest
 
 from harness.core.errors import Diverged, RunStopped, UserError
 from harness.core.types import SamplingParams
+from harness.engines.requests import StopStrings
+from harness.engines.rng import pinned_lengths
 from harness.engines.served import ServedRow, to_completions
-from harness.engines.stops import StopStrings
-from harness.engines.streams import pinned_lengths
 from harness.engines.vllm_machine import (
     check_vllm_installed,
     context_of,

@@ -19,6 +19,7 @@ import torch
 
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.types import SamplingParams
+from harness.engines.requests import StopStrings
 from harness.engines.served import ServedRow
 from harness.engines.sglang import (
     SglangEngine,
@@ -29,7 +30,6 @@ from harness.engines.sglang import (
     scored_tokens,
     take_answer,
 )
-from harness.engines.stops import StopStrings
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer

@@ -14,9 +14,8 @@ from harness.core.types import SamplingParams
 from harness.engines.vllm import VllmEngine
 from harness.engines.vllm_machine import environment, vllm_options
 from harness.engines.vllm_memory import ALONE, MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours, gpu_share
-from harness.models.config import PRESETS
+from harness.models.config import PRESETS, PUBLIC_SHAPES
 from harness.models.decoder import DecoderLM
-from harness.models.public_shapes import PUBLIC_SHAPES
 from harness.models.shape import shape_of, shape_of_own
 from harness.run.actor_parts import environment_of
 from harness.run.memory.plan import CUDA_BYTES, beside_vllm, generator_amounts, make_plan

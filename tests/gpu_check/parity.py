@@ -21,12 +21,10 @@ from harness.engines.native import Precision, native_engine
 from harness.engines.sampling import draw
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.models.attention import attention, bias_from
-from harness.models.config import PRESETS
+from harness.models.config import PRESETS, TINY_QWEN2
 from harness.models.decoder import DecoderLM
-from harness.models.logits import score_hidden
-from harness.models.norm import rms_norm
-from harness.models.public_shapes import TINY_QWEN2
+from harness.models.layers import attention, bias_from, rms_norm
+from harness.models.scoring import score_hidden
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
 from harness.run.options import EXACT_BOUND

@@ -17,11 +17,10 @@ from harness.engines.decode import LlamaDecoder
 from harness.engines.huggingface import TransformersBackend
 from harness.engines.sampling import draw
 from harness.engines.weights import build_weights
-from harness.models.config import PRESETS, ModelConfig
+from harness.models.config import PRESETS, QWEN2_5_MATH_1_5B, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.flops import mfu, peak_flops, training_flops, work_of
-from harness.models.logits import score_hidden
-from harness.models.public_shapes import QWEN2_5_MATH_1_5B
+from harness.models.scoring import score_hidden
 from harness.models.shape import shape_of_own
 from harness.models.shared_prompt import response_log_probs
 from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, NAME, seconds

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from harness.models import attention, logits
+from harness.models import layers, scoring
 from harness.models.activations import (
     LOGIT_COPIES,
     MAX_LOGITS,
@@ -21,11 +21,9 @@ from harness.models.activations import (
     layer_bytes,
     logit_bytes,
 )
-from harness.models.checkpointing import checkpoint_layers
-from harness.models.config import PRESETS
-from harness.models.decoder import DecoderLM
+from harness.models.config import PRESETS, PUBLIC_SHAPES
+from harness.models.decoder import DecoderLM, checkpoint_layers
 from harness.models.policy import policy_log_probs
-from harness.models.public_shapes import PUBLIC_SHAPES
 from harness.models.shape import Shape, shape_of, shape_of_own
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
@@ -138,7 +136,7 @@ def test_autocast_keeps_a_narrow_copy_of_the_weights() -> None:
 
 
 def test_bounds_are_those_of_the_code_that_runs() -> None:
-    assert (MAX_LOGITS, MAX_PLAIN_SCORES) == (logits.MAX_LOGITS, attention.MAX_SCORES)
+    assert (MAX_LOGITS, MAX_PLAIN_SCORES) == (scoring.MAX_LOGITS, layers.MAX_SCORES)
 
 
 def test_own_attention_beyond_its_bound_keeps_no_scores() -> None:

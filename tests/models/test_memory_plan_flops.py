@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.models.config import PUBLIC_SHAPES
 from harness.models.flops import Work, mfu, peak_flops, training_flops, work_of
-from harness.models.public_shapes import PUBLIC_SHAPES
 from harness.models.shape import shape_of
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.learner.warm_start.presets import preset_config
-from harness.models.config import PRESETS
-from harness.models.public_shapes import PUBLIC_SHAPES, shape_config
+from harness.models.config import PRESETS, PUBLIC_SHAPES, shape_config
 from harness.models.scenario_shape import shape_for
 from harness.models.shape import read_shape, shape_of, shape_of_own
 from harness.scenario import Scenario

@@ -9,10 +9,9 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness.models.attention import attention, bias_from
 from harness.models.config import PRESETS, ModelConfig
 from harness.models.decoder import DecoderLM, KVCache, rotate, rotation_at
-from harness.models.norm import rms_norm
+from harness.models.layers import attention, bias_from, rms_norm
 
 SHAPE = ModelConfig(
     vocab_size=97,

@@ -21,12 +21,10 @@ from transformers import (
 )
 
 from harness.core.errors import UserError
-from harness.models.checkpointing import CheckpointedLayer, checkpoint_layers
 from harness.models.config import PRESETS
-from harness.models.decoder import DecoderLM
-from harness.models.logits import has_plain_head, score_hidden
+from harness.models.decoder import CheckpointedLayer, DecoderLM, checkpoint_layers
 from harness.models.policy import policy_log_probs
-from harness.models.scoring import score_tokens
+from harness.models.scoring import has_plain_head, score_hidden, score_tokens
 
 SIZES = {
     "vocab_size": 300,

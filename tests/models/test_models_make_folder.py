@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
+from harness.models.config import shape_config
 from harness.models.make_folder import main, make_folder, require_space
-from harness.models.public_shapes import shape_config
 from harness.models.storage import load_policy
 
 SHAPE = "qwen2.5-math-1.5b"

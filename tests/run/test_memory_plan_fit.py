@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.models.public_shapes import PUBLIC_SHAPES
+from harness.models.config import PUBLIC_SHAPES
 from harness.models.shape import Shape, shape_of
 from harness.run.memory.check import check_memory, memory_table
 from harness.run.memory.fit import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.models.public_shapes import PUBLIC_SHAPES
+from harness.models.config import PUBLIC_SHAPES
 from harness.run.memory.fit import Room
 from harness.run.preflight import check_before_start, machine_room
 from harness.scenario import expand, load_scenario, scenario_files

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.tasks.maths import AnswerGrader
-from harness.tasks.maths.answers import agree_exactly, normalise, split_parts
-from harness.tasks.maths.numbers import MAX_DIGITS, MAX_EXPONENT, read_number
+from harness.tasks.maths.answers import MAX_DIGITS, MAX_EXPONENT, agree_exactly, normalise, read_number, split_parts
 
 NEVER_S = 600.0  # a limit that no test reaches
 

@@ -16,10 +16,9 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from harness.learner.warm_start.cache import default_cache_folder, read_entry, write_entry
-from harness.learner.warm_start.curriculum import Curriculum
+from harness.learner.warm_start.curriculum import RECIPES, Curriculum, Recipe, training_precision
 from harness.learner.warm_start.presets import content_key, preset_config, preset_curriculum
 from harness.learner.warm_start.progress import WarmStartProgress
-from harness.learner.warm_start.recipe import RECIPES, Recipe, training_precision
 from harness.learner.warm_start.training import WarmStartTraining, initialize_as_copier
 from harness.models.decoder import DecoderLM
 

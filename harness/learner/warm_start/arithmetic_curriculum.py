@@ -10,8 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from harness.learner.warm_start import maths_text
-from harness.learner.warm_start.curriculum import Lesson, stream_seed
-from harness.learner.warm_start.recipe import Recipe
+from harness.learner.warm_start.curriculum import Lesson, Recipe, stream_seed
 from harness.models.tokenizer import train_tokenizer
 from harness.tasks import arithmetic, words
 from harness.tasks.arithmetic import ArithmeticTask, worked_examples

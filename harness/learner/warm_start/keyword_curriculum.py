@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.learner.warm_start.curriculum import Lesson, stream_seed
-from harness.learner.warm_start.recipe import Recipe
+from harness.learner.warm_start.curriculum import Lesson, Recipe, stream_seed
 from harness.models.tokenizer import train_tokenizer
 from harness.tasks import grammar, keywords, words
 from harness.tasks.grammar import demonstrations

@@ -11,9 +11,8 @@ import torch
 
 from harness.learner.warm_start import training
 from harness.learner.warm_start.arithmetic_curriculum import ArithmeticCurriculum
-from harness.learner.warm_start.curriculum import Curriculum
+from harness.learner.warm_start.curriculum import Curriculum, Recipe, check_preset, training_precision
 from harness.learner.warm_start.keyword_curriculum import KeywordCurriculum
-from harness.learner.warm_start.recipe import Recipe, check_preset, training_precision
 from harness.models.config import PRESETS, ModelConfig
 
 VERSION = 1

@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from harness.core.errors import Interrupted, RunStopped
 from harness.core.types import SamplingParams
 from harness.engines.native import NativeEngine
-from harness.learner.warm_start.curriculum import Curriculum, Example, Lesson, stream_seed
-from harness.learner.warm_start.recipe import Recipe, training_precision
+from harness.learner.warm_start.curriculum import Curriculum, Example, Lesson, Recipe, stream_seed, training_precision
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLayer, DecoderLM
 from harness.models.shared_prompt import response_log_probs

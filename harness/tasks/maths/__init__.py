@@ -4,8 +4,6 @@ Whether two answers mean the same is told by rules of our own first (``answers``
 process of its own with a time limit (``symbolic``).
 """
 
-from harness.tasks.maths.grader import AnswerGrader
-from harness.tasks.maths.loaders import MathsProblem, read_problems
 from harness.tasks.maths.prompts import PROMPT_TEMPLATES, PromptTemplate
 from harness.tasks.maths.reward import (
     REWARD_FUNCTIONS,
@@ -13,7 +11,8 @@ from harness.tasks.maths.reward import (
     question_only_reward_fn,
     r1_zero_reward_fn,
 )
-from harness.tasks.maths.task import MathsTask
+from harness.tasks.maths.symbolic import AnswerGrader
+from harness.tasks.maths.task import MathsProblem, MathsTask, read_problems
 
 __all__ = [
     "PROMPT_TEMPLATES",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from harness.tasks.maths.extraction import boxed_answer, stated_answer, tagged_answer
-from harness.tasks.maths.grader import AnswerGrader, shared_grader
+from harness.tasks.maths.prompts import boxed_answer, stated_answer, tagged_answer
+from harness.tasks.maths.symbolic import AnswerGrader, shared_grader
 
 
 class AnswersAgree(Protocol):

@@ -1,4 +1,4 @@
-"""The symbolic comparison of two answers, by math-verify in a process of its own.
+"""Whether two answers mean the same: by exact rules first, after that by math-verify in a process of its own.
 
 Model output can keep a computer algebra system busy for ever, or eat all memory. So the comparison runs in one process
 beside this one, which is killed and replaced at its time limit or when it has died, and which ends with this one.
@@ -13,11 +13,12 @@ import time
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from harness.core.child_process import START_S, ChildProcess
 from harness.core.errors import UserError
-from harness.tasks.maths.answers import DEGREE, normalise_both, separate_parts
+from harness.tasks.maths.answers import DEGREE, agree_exactly, normalise_both, separate_parts
 
 MAX_SYMBOLIC_CHARS = 300
 """A longer text is wrong without asking."""
@@ -204,3 +205,35 @@ def _kill_all(running: list[ChildProcess]) -> None:
 
 def _never() -> bool:
     return False
+
+
+SYMBOLIC_TIMEOUT_S = 2.0
+
+
+class AnswerGrader:
+    """Compares answers; any thread may call it.
+
+    Args:
+        symbolic_timeout_s: seconds that the symbolic comparison of one answer may take; then the answer is wrong.
+
+    Attributes:
+        symbolic: compares what exact rules cannot decide, and counts what became of it.
+    """
+
+    def __init__(self, symbolic_timeout_s: float = SYMBOLIC_TIMEOUT_S) -> None:
+        self.symbolic = SymbolicComparer(symbolic_timeout_s)
+
+    def __call__(self, answer: str, ground_truth: str) -> bool:
+        """Return whether the answer means the same as the ground truth; False where nobody can tell."""
+        verdict = agree_exactly(answer, ground_truth)
+        return self.symbolic(answer, ground_truth) if verdict is None else verdict
+
+    def close(self) -> None:
+        """End the process of the symbolic comparison; the next one starts another."""
+        self.symbolic.close()
+
+
+@cache
+def shared_grader() -> AnswerGrader:
+    """Return this process's grader, for reward functions that are called without one."""
+    return AnswerGrader()
