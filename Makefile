@@ -23,7 +23,7 @@ SCENARIO_FILE = $(if $(filter %.yaml %.yml,$(SCENARIO)),$(SCENARIO),scenarios/$(
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml harness/setup/constraints.txt
+$(STAMP): pyproject.toml harness/constraints.txt
 	@$(SETUP) install --venv $(VENV)
 
 bench: $(STAMP)  ## run a scenario and show where the time went (SCENARIO=quickstart)

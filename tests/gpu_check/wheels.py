@@ -40,7 +40,7 @@ def wheel_lines(freeze: Path) -> list[str]:
         there = {name for name in _closure(requirements()) if _is_installed(name)}
     else:
         there = {_canonical(line) for line in freeze.read_text(encoding="utf-8").splitlines() if _NAME.match(line)}
-    pinned = (ROOT / "harness" / "setup" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = (ROOT / "harness" / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {_canonical(line): line for line in pinned if "==" in line and not line.startswith("#")}
     base = _closure(name for name in requirements() if name not in OPTIONAL)
     lines = [pins.get(name, name) for name in sorted(base - there)]

@@ -8,16 +8,16 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.setup.__main__ import SUPPORTED
+from harness.setup import SUPPORTED
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 DIRECT = [*PROJECT["dependencies"], *(requirement for extra in EXTRAS.values() for requirement in extra)]
 
 
 def pins() -> dict[str, str]:
-    lines = (ROOT / "harness/setup/constraints.txt").read_text().splitlines()
+    lines = (ROOT / "harness/constraints.txt").read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(name): version for name, version in pairs}
 
@@ -35,7 +35,7 @@ def test_no_pin_ties_to_one_build_of_torch() -> None:
 
 
 def test_a_package_is_pinned_once() -> None:
-    lines = (ROOT / "harness/setup/constraints.txt").read_text().splitlines()
+    lines = (ROOT / "harness/constraints.txt").read_text().splitlines()
     assert len(pins()) == len([line for line in lines if line and not line.startswith("#")])
 
 

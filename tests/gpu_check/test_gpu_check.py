@@ -115,7 +115,7 @@ def test_wheels_are_pinned_and_leave_out_what_is_there(tmp_path: Path) -> None:
     named = {line.partition("==")[0].lower(): line for line in lines if not line.startswith("#")}
     assert {"pydantic", "rich", "ray", "annotated-types"} <= named.keys()
     assert {"torch", "numpy", "pydantic_core", "pydantic-core"} & named.keys() == set()
-    assert named["pydantic"] in (ROOT / "harness/setup/constraints.txt").read_text().splitlines()
+    assert named["pydantic"] in (ROOT / "harness/constraints.txt").read_text().splitlines()
     assert lines.index(named["pydantic"]) < lines.index("# ray") < lines.index(named["ray"])
 
 

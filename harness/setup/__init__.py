@@ -1,1 +1,0 @@
-"""Set-up: makes the environment the rest of the package needs. Standard library only; see ``__main__``."""

