@@ -9,9 +9,18 @@ import pytest
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import Prompt
-from harness.evaluate.dataset.command import chat_encoder
-from harness.evaluate.dataset.keywords import Row, check_split_sizes, draw_prompts, fault, fill, split_sizes, tidy
-from harness.evaluate.dataset.writing import check_target, write_dataset
+from harness.evaluate.keyword_dataset import (
+    Row,
+    chat_encoder,
+    check_split_sizes,
+    check_target,
+    draw_prompts,
+    fault,
+    fill,
+    split_sizes,
+    tidy,
+    write_dataset,
+)
 from harness.models.tokenizer import train_tokenizer
 from harness.tasks.keyword_files import KeywordFileTask
 

@@ -3,8 +3,8 @@
 import pytest
 
 from harness.core.types import Prompt
-from harness.evaluate.categories import Category, category, metrics, results, shares
 from harness.evaluate.record import BatchRow, PromptRow, Response
+from harness.evaluate.results import Category, category, metrics, results, shares
 
 
 def graded(format_reward: float, answer_reward: float, tokens: int = 4, finish: str = "stop") -> Response:

@@ -7,8 +7,17 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.evaluate.record import BATCHES, EVALUATION, RESPONSES, BatchRow, PromptRow, Record, Response
-from harness.evaluate.settings import Settings, differing
+from harness.evaluate.record import (
+    BATCHES,
+    EVALUATION,
+    RESPONSES,
+    BatchRow,
+    PromptRow,
+    Record,
+    Response,
+    Settings,
+    differing,
+)
 
 SETTINGS = Settings(
     model="m",

@@ -1,50 +1,41 @@
-"""The command ``python -m harness dataset``. Exit codes: 0 fine; 1 stopped; 2 bad input; 130 interrupted."""
+"""``python -m harness dataset``: its arguments."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from harness.core.arguments import from_1
 
-EXAMPLE = "example:\n  python -m harness dataset keywords --engine vllm --model DIR -n 1000 -o data/keywords"
+DESCRIPTION = "Have a model write a data set."
+EXAMPLES = "example:\n  python -m harness dataset keywords --engine vllm --model DIR -n 1000 -o data/keywords"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Have a model write a data set; return the exit code. ``harness.cli`` tells what is raised."""
-    options = _parser().parse_args(arguments)
-    from harness.evaluate.dataset.command import make_keyword_dataset
-
-    make_keyword_dataset(options, Console(stderr=True))
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m harness dataset",
-        description="Have a model write a data set.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     keywords = kinds.add_parser(
         "keywords",
         help="sentences that include given words",
         description="Ask a model for sentences with given words; keep those that have them, 80% for training.",
-        epilog=EXAMPLE,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _arguments(keywords)
-    return parser
+    _keywords_arguments(keywords)
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
+def run(options: argparse.Namespace) -> int:
+    """Have a model write a data set; return the exit code."""
+    from rich.console import Console
+
+    from harness.evaluate.keyword_dataset import make_keyword_dataset
+
+    make_keyword_dataset(options, Console(stderr=True))
+    return 0
+
+
+def _keywords_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="MODEL", help="preset:NAME, a model folder, or a hub name")
     parser.add_argument("-n", "--rows", type=from_1, required=True, metavar="N", help="rows of both files together")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="new folder for the two files")
@@ -67,7 +58,3 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--batch", type=from_1, default=64, metavar="N", help="prompts asked together (default: 64)")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
-
-
-if __name__ == "__main__":
-    sys.exit("type: python -m harness dataset keywords")

@@ -1,0 +1,332 @@
+"""One evaluation from its arguments to its files and its tables: batch by batch, sampled, graded and recorded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from harness.core.errors import Interrupted, UserError
+from harness.core.plain_text import plain
+from harness.core.protocols import Engine
+from harness.core.seeds import derive_seed
+from harness.core.types import Completion, Prompt, SamplingParams
+from harness.engines.requests import check_sampling
+from harness.evaluate.questions import Questions, read_questions
+from harness.evaluate.record import EVALUATION, BatchRow, PromptRow, Record, Response, Settings, read_evaluation
+from harness.evaluate.results import results
+from harness.probes.provenance import code_state, machine_facts, package_versions
+from harness.results.anonymous import Scrubber, safe_name
+from harness.run.arguments import settings_as_arguments
+from harness.run.interrupts import signals_as_interrupts
+from harness.run.standalone_sampler import Sampler, make_sampler, model_name
+from harness.tasks.scoring import GroupRewards, RewardFailed
+
+LINES = 10
+"""Lines in all, where there is no terminal."""
+
+
+class EvaluationProgress:
+    """Shows prompts done, tokens per second and the time left.
+
+    Args:
+        console: where to draw; something that is no terminal gets about ten lines instead.
+        prompts: of the whole evaluation.
+        done: prompts that were done before.
+        quiet: show nothing.
+    """
+
+    def __init__(self, console: Console, prompts: int, done: int, quiet: bool) -> None:
+        self._console, self._prompts, self._done = console, prompts, done
+        self._says_lines = not (console.is_terminal or quiet)
+        self._tokens, self._seconds = 0, 0.0
+        self._bar = Progress(
+            TextColumn("prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=prompts, completed=done, speed="")
+
+    def show(self, batch: BatchRow) -> None:
+        """Count a batch."""
+        before, self._done = self._done, self._done + batch.prompts
+        self._tokens += batch.tokens
+        self._seconds += batch.generate_s
+        speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
+        self._bar.update(self._task, completed=self._done, speed=speed)
+        if self._says_lines and self._done * LINES // self._prompts > before * LINES // self._prompts:
+            self._console.print(f"{self._done:,} of {self._prompts:,} prompts, {speed}", highlight=False, markup=False)
+
+    def __enter__(self) -> EvaluationProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+Listener = Callable[[BatchRow], None]
+
+
+def sample_and_grade(
+    engine: Engine,
+    token_ids: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
+    rewards: GroupRewards,
+    record: Record,
+    listen: Listener,
+) -> None:
+    """Do the batches that the record lacks.
+
+    Batches begin at fixed prompts and each has its own seed, so an evaluation that was killed and taken up again makes
+    the very calls that an uninterrupted one makes.
+
+    Args:
+        engine: samples.
+        token_ids: of every prompt.
+        prompts: every prompt.
+        rewards: grade the responses to one prompt.
+        record: what is done, and where the rest goes.
+        listen: called after each batch.
+
+    Raises:
+        UserError: the engine refuses a prompt, or a file cannot be written.
+        RunStopped: the model's logits are not numbers.
+    """
+    settings, scrubber = record.settings, Scrubber.of_this_process()
+    for number, prompt_ids in list(enumerate(settings.batches))[len(record.batches) :]:
+        began = time.perf_counter()
+        wanted = [token_ids[prompt_id] for prompt_id in prompt_ids]
+        seed = derive_seed("evaluate", settings.seed, number)
+        sampled = engine.generate(wanted, settings.samples, settings.sampling, seed)
+        sampled_at = time.perf_counter()
+        rows = [
+            PromptRow(prompt_id, len(ids), _graded(completions, prompts[prompt_id], rewards, scrubber))
+            for prompt_id, ids, completions in zip(prompt_ids, wanted, sampled, strict=True)
+        ]
+        tokens = sum(response.tokens for row in rows for response in row.responses)
+        ended = time.perf_counter()
+        batch = BatchRow(number, len(rows), tokens, round(sampled_at - began, 6), round(ended - sampled_at, 6))
+        record.append(rows, batch)
+        listen(batch)
+
+
+def _graded(
+    completions: Sequence[Completion], prompt: Prompt, rewards: GroupRewards, scrubber: Scrubber
+) -> tuple[Response, ...]:
+    """Grade the responses to one prompt, each on its own: one that cannot be graded costs no other."""
+    return tuple(
+        _response(completion, *_grade(completion.text, prompt, rewards, scrubber)) for completion in completions
+    )
+
+
+def _grade(
+    text: str, prompt: Prompt, rewards: GroupRewards, scrubber: Scrubber
+) -> tuple[dict[str, float] | None, str | None]:
+    """Return the rewards, or why there are none."""
+    try:
+        return rewards([text], prompt.ground_truth)[0], None
+    except RewardFailed as error:
+        return None, scrubber.text(str(error))
+
+
+def _response(completion: Completion, rewards: dict[str, float] | None, failure: str | None) -> Response:
+    return Response(
+        text=completion.text,
+        tokens=len(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        log_prob=float(np.sum(completion.log_probs, dtype=np.float64)),
+        rewards=rewards,
+        failure=failure,
+    )
+
+
+DEFAULT_FOLDER = Path("results") / "evaluations"
+LONGEST_RESPONSE = 1024
+"""Most response tokens where nothing is said and the context holds them."""
+
+
+def run_evaluation(options: argparse.Namespace, errors: Console) -> None:
+    """Carry out the command.
+
+    Raises:
+        UserError: an argument, file or model cannot be used, or the folder holds something else.
+        RunStopped: the model's logits are not numbers, or its warm start failed.
+        Interrupted: Ctrl-C or SIGTERM; the message says how to go on.
+    """
+    with signals_as_interrupts(), settings_as_arguments():
+        try:
+            evaluation, folder = _evaluate(options, errors)
+        except KeyboardInterrupt:
+            raise Interrupted("nothing was being sampled; the same command starts again, or goes on") from None
+    if options.format == "json":
+        print(json.dumps(evaluation, indent=2, allow_nan=False))
+        return
+    from harness.evaluate.results import print_evaluation
+    from harness.report.console import Output
+
+    print_evaluation(Output(), evaluation, options.examples)
+    print(f"\nresults: {plain(str(folder))}")
+
+
+def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, Any], Path]:
+    """Do what is still to do; return the content of ``evaluation.json`` and where it is."""
+    _check_options(options)
+    questions = read_questions(options.data, options.task, options.prompt, options.reward).first(options.limit)
+    sampler = make_sampler(
+        options.model,
+        options.engine,
+        precision=options.precision,
+        device=options.device,
+        max_batch=options.batch * options.samples,
+    )
+    with closing(sampler):
+        token_ids = [sampler.policy.tokenizer.encode(prompt.text) for prompt in questions.prompts]
+        max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)
+        settings = _settings(options, questions, sampler, max_tokens)
+        folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
+        with closing(Record(folder, settings, _facts())) as record:
+            _say_what_is_there(record, errors, options.quiet)
+            if not (options.quiet or options.max_tokens or record.is_complete) and max_tokens < LONGEST_RESPONSE:
+                said = (
+                    f"a response may have {max_tokens} tokens: more do not fit the context of {sampler.policy.context}"
+                )
+                errors.print(Text(said), soft_wrap=True)
+            try:
+                _do_the_rest(record, sampler, token_ids, questions, errors, options.quiet)
+            except (KeyboardInterrupt, Interrupted):
+                raise Interrupted(_how_to_go_on(record)) from None
+            record.finish(results(record.rows, record.batches, questions.prompts, options.examples))
+    return read_evaluation(folder), folder
+
+
+def _do_the_rest(
+    record: Record,
+    sampler: Sampler,
+    token_ids: Sequence[Sequence[int]],
+    questions: Questions,
+    errors: Console,
+    quiet: bool,
+) -> None:
+    if record.is_complete:
+        return
+    with (
+        closing(questions.rewards(lambda: False)) as rewards,
+        EvaluationProgress(errors, record.settings.prompts, len(record.rows), quiet) as progress,
+    ):
+        sample_and_grade(sampler.engine, token_ids, questions.prompts, rewards, record, progress.show)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse numbers outside of their bounds before anything is loaded.
+
+    Raises:
+        UserError: with the value, the bound and the argument.
+    """
+    max_tokens = options.max_tokens or max(LONGEST_RESPONSE, options.min_tokens)
+    if not math.isfinite(options.temperature) or not math.isfinite(options.top_p):
+        raise UserError("temperature and top-p must be numbers", "--temperature, --top-p", "--temperature 1 --top-p 1")
+    sampling = SamplingParams(options.temperature, options.top_p, options.min_tokens, max_tokens)
+    check_sampling(sampling, options.samples)
+    if options.examples < 0:
+        raise UserError(f"--examples is {options.examples}, must be at least 0", "--examples", "--examples 3")
+
+
+def _max_tokens(asked: int | None, token_ids: Sequence[Sequence[int]], context: int | None) -> int:
+    """Return the longest response: as asked for, or as long as the context allows.
+
+    Raises:
+        UserError: the longest prompt does not leave so much room.
+    """
+    if context is None:
+        return asked or LONGEST_RESPONSE
+    longest, prompt_id = max((len(ids), -number) for number, ids in enumerate(token_ids))
+    room = context - longest
+    wanted = asked or min(LONGEST_RESPONSE, room)
+    if wanted <= room and room > 0:
+        return wanted
+    fix = f"set --max-tokens to at most {room}" if room > 0 else "choose a model with a longer context"
+    raise UserError(
+        f"prompt {-prompt_id} (counted from 0) has {longest} tokens; with {max(wanted, 1)} response tokens that is "
+        f"{longest + max(wanted, 1)}, more than the model's context of {context}",
+        "--max-tokens" if room > 0 else "--model",
+        f"{fix}, or leave long prompts out of the file",
+    )
+
+
+def _settings(options: argparse.Namespace, questions: Questions, sampler: Sampler, max_tokens: int) -> Settings:
+    return Settings(
+        model=model_name(options.model),
+        **sampler.checksums,
+        data=questions.name,
+        data_sha256=questions.sha256,
+        prompts=len(questions.prompts),
+        task=questions.task,
+        reward=options.reward,
+        prompt=questions.template,
+        engine=options.engine,
+        precision=options.precision,
+        device=sampler.device,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        min_tokens=options.min_tokens,
+        max_tokens=max_tokens,
+        stop=questions.stop,
+        samples=options.samples,
+        seed=options.seed,
+        batch=options.batch,
+    )
+
+
+def _facts() -> dict[str, Any]:
+    code = code_state()
+    return {
+        "versions": package_versions(),
+        "machine": machine_facts(),
+        "code": {"commit": code.commit, "dirty": code.dirty},
+    }
+
+
+def _folder_name(settings: Settings) -> str:
+    data = Path(settings.data).stem
+    return f"{safe_name(data)}-{safe_name(settings.model)}-{settings.digest[:8]}"
+
+
+def _say_what_is_there(record: Record, errors: Console, quiet: bool) -> None:
+    if quiet or not (record.rows or record.dropped):
+        return
+    done, all_of_them = len(record.rows), record.settings.prompts
+    if record.is_complete:
+        said = f"all {all_of_them:,} prompts are in {record.folder} already"
+    else:
+        said = f"going on after {done:,} of {all_of_them:,} prompts in {record.folder}"
+    if record.dropped:
+        said += f"; {record.dropped} lines of an unfinished batch were dropped"
+    if record.changed_facts and not record.is_complete:
+        said += f"; it was begun with other {', '.join(record.changed_facts)}"
+    errors.print(Text(plain(said)), soft_wrap=True)
+
+
+def _how_to_go_on(record: Record) -> str:
+    done, all_of_them = len(record.rows), record.settings.prompts
+    return (
+        f"{done:,} of {all_of_them:,} prompts are done and kept in {record.folder}; "
+        f"the same command goes on from there ({EVALUATION} gets its results at the end)"
+    )

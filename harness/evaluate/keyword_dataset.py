@@ -1,0 +1,426 @@
+"""A data set for keyword inclusion: a model writes sentences, and those with every keyword in them are kept.
+
+The harness draws the keywords and asks; the model answers, several times for each prompt; the first answer that passes
+every check becomes the row's. Training prompts take each word from a different block of the word list, and validation
+prompts take theirs from one block (``harness.tasks.keywords``): no two words that stand together in validation stand
+together in training. The folder of the data set appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from harness.compare.tables import Table
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.keyword_reward import keyword_inclusion_reward_fn
+from harness.core.plain_text import plain
+from harness.core.seeds import derive_seed
+from harness.core.types import Prompt, SamplingParams
+from harness.engines.requests import check_sampling
+from harness.probes.provenance import package_versions
+from harness.report.console import Output
+from harness.report.text import print_table
+from harness.run.arguments import settings_as_arguments
+from harness.run.interrupts import signals_as_interrupts
+from harness.run.standalone_sampler import Sampler, make_sampler, model_name
+from harness.tasks.keywords import (
+    BLOCK_SIZE,
+    check_keyword_count,
+    draw_held_out_keywords,
+    draw_training_keywords,
+    keyword_blocks,
+    keyword_prompt,
+)
+
+VALIDATION_SHARE = 0.2
+MOST_ASKED = 50
+"""Giving up: prompts asked for each row that is wanted."""
+
+Split = Literal["train", "validation"]
+Ask = Callable[[Sequence[Prompt], int], Sequence[Sequence[str]]]
+"""Has the model answer prompts, several answers to each; the number is that of the request, from 0."""
+REASONS = ("empty", "control characters", "keyword missing", "no sentence", "unfinished", "said before")
+"""Why an answer is not kept: the first of these that holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prompt, and a sentence with all of its keywords."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass
+class Yield:
+    """What came of asking for one split.
+
+    Attributes:
+        rows: kept.
+        asked: prompts.
+        answers: looked at; those behind a prompt's first good one are not.
+        rejected: answers by reason.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    asked: int = 0
+    answers: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+def split_sizes(rows: int) -> dict[Split, int]:
+    """Return how many of so many rows are for training and for validation, 80 to 20.
+
+    Raises:
+        UserError: there are too few for both.
+    """
+    validation = round(VALIDATION_SHARE * rows)
+    if rows < 1 or validation < 1:
+        raise UserError(f"-n is {rows}; it must be at least 3, so that 20% of it is a row", "-n", "-n 1000")
+    return {"train": rows - validation, "validation": validation}
+
+
+def check_split_sizes(sizes: dict[Split, int], keywords: int) -> None:
+    """Refuse more rows than there are sets of words.
+
+    Raises:
+        UserError: with the numbers.
+    """
+    available = most_prompts(keywords)
+    for split, wanted in sizes.items():
+        if wanted > available[split]:
+            raise UserError(
+                f"{wanted} {split} rows are asked for; there are {available[split]} different sets of {keywords} words "
+                f"for {split}",
+                "-n",
+                "lower -n, or ask for more words with --keywords",
+            )
+
+
+def fill(
+    split: Split,
+    wanted: int,
+    keywords: int,
+    seed: int,
+    batch: int,
+    ask: Ask,
+    said: set[str],
+    listen: Callable[[Yield], None] = lambda found: None,
+) -> Yield:
+    """Ask until ``wanted`` rows are there.
+
+    Args:
+        keywords: of each prompt.
+        seed: of the prompts.
+        batch: prompts of one request.
+        ask: has the model answer.
+        said: every sentence kept so far, folded; grows.
+        listen: called after each request.
+
+    Raises:
+        RunStopped: the model writes too few good sentences, with the counts.
+    """
+    found, prompts = Yield(), draw_prompts(split, keywords, seed)
+    request = 0
+    while len(found.rows) < wanted:
+        asked = list(itertools.islice(prompts, batch))
+        if not asked or found.asked >= MOST_ASKED * wanted:
+            raise RunStopped(_gave_up(split, wanted, found, bool(asked)))
+        for prompt, answers in zip(asked, ask(asked, request), strict=True):
+            if len(found.rows) < wanted:
+                _keep_first(prompt, answers, found, said)
+        request += 1
+        listen(found)
+    return found
+
+
+def draw_prompts(split: Split, keywords: int, seed: int) -> Iterator[Prompt]:
+    """Yield prompts with different sets of words, until there are no more."""
+    rng = random.Random(derive_seed("keyword data set", split, keywords, seed))
+    draw = draw_training_keywords if split == "train" else draw_held_out_keywords
+    drawn: set[frozenset[str]] = set()
+    while len(drawn) < most_prompts(keywords)[split]:
+        words = draw(rng, keywords)
+        if frozenset(words) not in drawn:
+            drawn.add(frozenset(words))
+            yield keyword_prompt(words)
+
+
+def most_prompts(keywords: int) -> dict[Split, int]:
+    """Return how many different sets of so many words there are for each split."""
+    blocks = len(keyword_blocks())
+    return {
+        "train": math.comb(blocks, keywords) * BLOCK_SIZE**keywords,
+        "validation": blocks * math.comb(BLOCK_SIZE, keywords),
+    }
+
+
+def tidy(answer: str) -> str:
+    """Return the first line of the answer that has something on it, without blanks around it."""
+    return answer.strip().partition("\n")[0].strip()
+
+
+def fault(sentence: str, keywords: str, said: set[str]) -> str | None:
+    """Return the first of ``REASONS`` for which a tidy answer is not kept, or None.
+
+    Args:
+        keywords: comma-separated.
+        said: the folded sentences that are taken.
+    """
+    if not sentence:
+        return "empty"
+    if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in sentence):
+        return "control characters"
+    if not keyword_inclusion_reward_fn(sentence, keywords):
+        return "keyword missing"
+    if len(sentence.split()) <= len(keywords.split(",")):
+        return "no sentence"
+    if sentence[-1] not in ".!?":
+        return "unfinished"
+    return "said before" if sentence.casefold() in said else None
+
+
+def _keep_first(prompt: Prompt, answers: Sequence[str], found: Yield, said: set[str]) -> None:
+    """Keep the first answer without fault."""
+    found.asked += 1
+    for answer in map(tidy, answers):
+        found.answers += 1
+        reason = fault(answer, prompt.ground_truth, said)
+        if reason is None:
+            found.rows.append(Row(prompt.text, answer))
+            said.add(answer.casefold())
+            return
+        found.rejected[reason] += 1
+
+
+def _gave_up(split: Split, wanted: int, found: Yield, prompts_are_left: bool) -> str:
+    counts = ", ".join(f"{reason} {found.rejected[reason]:,}" for reason in REASONS if found.rejected[reason])
+    why = f"more than {MOST_ASKED} prompts a row" if prompts_are_left else "all the prompts there are"
+    return (
+        f"{len(found.rows)} of {wanted} {split} rows were found after {found.asked:,} prompts, which is {why}; "
+        f"answers that were rejected: {counts or 'none'}\n"
+        "  fix:   take a model that follows the prompt, more --samples, or a smaller -n; nothing was written"
+    )
+
+
+FACTS = "dataset.json"
+
+
+def check_target(folder: Path) -> None:
+    """Refuse a folder that holds something, or cannot be made. Nothing is left behind.
+
+    Raises:
+        UserError: why.
+    """
+    if folder.resolve() == Path.cwd():
+        raise UserError("the data set's folder is the current one; it must be new", str(folder), "-o FOLDER")
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError("the folder is not empty, and a data set is never overwritten", str(folder), "-o FOLDER")
+        existing = next(each for each in (folder, *folder.resolve().parents) if each.exists())
+        with tempfile.TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def write_dataset(folder: Path, splits: Mapping[str, Sequence[Row]], facts: Mapping[str, Any]) -> None:
+    """Write a JSONL file for each split and what is known about them; the folder appears when all is written.
+
+    Raises:
+        UserError: it cannot be written, or holds something by now.
+    """
+    folder = folder.resolve()
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.draft")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
+        contents = {f"{split}.jsonl": _lines(rows) for split, rows in splits.items()}
+        files = {name: {"rows": content.count(b"\n"), "sha256": _digest(content)} for name, content in contents.items()}
+        described = json.dumps({**facts, "files": files}, indent=2, allow_nan=False).encode() + b"\n"
+        for name, content in {**contents, FACTS: described}.items():
+            (draft / name).write_bytes(content)
+        os.replace(draft, folder)  # takes the place of an empty folder, never of a full one
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _lines(rows: Sequence[Row]) -> bytes:
+    return b"".join(json.dumps(asdict(row), ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write the data set: {error.strerror or error}", str(folder), "give another folder: -o FOLDER"
+    )
+
+
+MIN_TOKENS = 4
+"""Before that no line break ends an answer: models like to begin with one."""
+
+
+def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
+    """Carry out ``dataset keywords``.
+
+    Raises:
+        UserError: an argument, a model or the folder cannot be used.
+        RunStopped: the model writes too few good sentences.
+        Interrupted: Ctrl-C or SIGTERM; nothing was written.
+    """
+    with settings_as_arguments():
+        check_keyword_count(options.keywords)
+        sizes = split_sizes(options.rows)
+        check_split_sizes(sizes, options.keywords)
+        sampling = _sampling(options)
+    check_target(options.out)
+    with signals_as_interrupts(), settings_as_arguments():
+        try:
+            sampler = make_sampler(
+                options.model,
+                options.engine,
+                precision=options.precision,
+                device=options.device,
+                max_batch=options.batch * options.samples,
+            )
+            with closing(sampler):
+                found = _ask_model(options, sampler, sizes, sampling, errors)
+        except KeyboardInterrupt:
+            raise Interrupted("nothing was written") from None
+        write_dataset(options.out, {split: each.rows for split, each in found.items()}, _facts(options, sampler, found))
+    output = Output()
+    print_table(output, yield_table(found))
+    for split, each in found.items():
+        output.print(f"{plain(str(options.out / split))}.jsonl: {len(each.rows):,} rows", highlight=False, markup=False)
+
+
+def _sampling(options: argparse.Namespace) -> SamplingParams:
+    """Return how answers are sampled.
+
+    Raises:
+        UserError: a number is out of its bounds.
+    """
+    if options.max_tokens < MIN_TOKENS:
+        what = f"--max-tokens is {options.max_tokens}, must be at least {MIN_TOKENS}"
+        raise UserError(what, "--max-tokens", "--max-tokens 48")
+    sampling = SamplingParams(options.temperature, options.top_p, MIN_TOKENS, options.max_tokens, ("\n",))
+    check_sampling(sampling, options.samples)
+    return sampling
+
+
+def yield_table(found: dict[Split, Yield]) -> Table:
+    """Return what came of asking, split by split."""
+    rows = [
+        ("prompts asked", *(f"{each.asked:,}" for each in found.values())),
+        ("answers looked at", *(f"{each.answers:,}" for each in found.values())),
+        ("kept", *(f"{len(each.rows):,}" for each in found.values())),
+    ]
+    for reason in REASONS:
+        counts = [each.rejected[reason] for each in found.values()]
+        if any(counts):
+            rows.append((f"rejected: {reason}", *(f"{count:,}" for count in counts)))
+    return Table("Keyword data set, written by a model", ("", *found), tuple(rows))
+
+
+def _ask_model(
+    options: argparse.Namespace,
+    sampler: Sampler,
+    sizes: dict[Split, int],
+    sampling: SamplingParams,
+    errors: Console,
+) -> dict[Split, Yield]:
+    found: dict[Split, Yield] = {}
+    said: set[str] = set()
+    for split, wanted in sizes.items():
+        ask = _asking(sampler, sampling, options, split)
+        with _bar(errors, options.quiet) as bar:
+            task = bar.add_task(split, total=wanted)
+            found[split] = fill(
+                split,
+                wanted,
+                options.keywords,
+                options.seed,
+                options.batch,
+                ask,
+                said,
+                lambda each, bar=bar, task=task: bar.update(task, completed=len(each.rows)),  # type: ignore[misc]
+            )
+    return found
+
+
+def _asking(sampler: Sampler, sampling: SamplingParams, options: argparse.Namespace, split: Split) -> Ask:
+    encode = chat_encoder(sampler.policy.tokenizer) if options.chat else sampler.policy.tokenizer.encode
+
+    def ask(prompts: Sequence[Prompt], request: int) -> list[list[str]]:
+        token_ids = [encode(prompt.text) for prompt in prompts]
+        seed = derive_seed("keyword data set", options.seed, split, request)
+        groups = sampler.engine.generate(token_ids, options.samples, sampling, seed)
+        return [[completion.text for completion in group] for group in groups]
+
+    return ask
+
+
+def chat_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Return what encodes a prompt as a user's turn of a chat, up to where the model answers.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError("the model's tokenizer has no chat template", "--chat", "leave --chat out")
+
+    def encode(text: str) -> list[int]:
+        turns = [{"role": "user", "content": text}]
+        encoded = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+        return list(encoded["input_ids"])
+
+    return encode
+
+
+def _bar(errors: Console, quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        disable=quiet or not errors.is_terminal,
+    )
+
+
+def _facts(options: argparse.Namespace, sampler: Sampler, found: dict[Split, Yield]) -> dict[str, Any]:
+    settings = {key: value for key, value in vars(options).items() if key not in ("out", "quiet", "kind")}
+    return {
+        "schema": "harness.dataset",
+        "schema_version": 1,
+        "kind": "keywords",
+        "settings": settings | {"model": model_name(options.model), "device": sampler.device, **sampler.checksums},
+        "versions": package_versions(),
+        "splits": {
+            split: {"asked": each.asked, "answers": each.answers, "rejected": dict(each.rejected)}
+            for split, each in found.items()
+        },
+    }

@@ -1,0 +1,49 @@
+"""Arguments that several of these commands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.scenario import Scenario
+
+RunCommand = Callable[["Scenario", Path, bool], int]
+"""Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
+
+
+def scenario_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the scenario and its changes."""
+    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
+    set_argument(parser)
+
+
+def output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add where results go and how much is shown."""
+    parser.add_argument(
+        "--out", type=Path, default=Path("results"), metavar="DIR", help="results folder (default: results)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+
+
+def set_argument(parser: argparse.ArgumentParser) -> None:
+    """Add changes to settings."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting: dotted key, YAML value; may be repeated",
+    )
+
+
+def run_command_of(options: argparse.Namespace) -> RunCommand:
+    """Return what runs the scenario: what ``cli.main`` was given, else the real one."""
+    if options.run_command is not None:
+        given: RunCommand = options.run_command
+        return given
+    from harness.run.command import run_command
+
+    return run_command

@@ -1,0 +1,33 @@
+"""``python -m harness bench``: run scenarios as arms in blocks, and come to a verdict."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.core.atomic_files import check_writable
+from harness.run.commands.arguments import output_arguments, run_command_of, set_argument
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+", help="the baseline, then what is set against it")
+    parser.add_argument("--blocks", type=int, metavar="N", help="blocks, at most (default: the scenario's, or 10)")
+    parser.add_argument("--again", action="store_true", help="run the baseline twice in each block: the noise floor")
+    parser.add_argument(
+        "--stop-at-half-width", metavar="SHARE", help="stop once all intervals of step time are within it, such as 1%%"
+    )
+    set_argument(parser)
+    output_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the scenarios side by side; return the exit code."""
+    from harness.compare.gates import read_limit
+    from harness.scenario import load_side_by_side
+
+    settings: dict[str, float] = {} if options.blocks is None else {"blocks": options.blocks}
+    if options.stop_at_half_width is not None:
+        settings["stop_at_half_width"] = read_limit(options.stop_at_half_width, "--stop-at-half-width")
+    scenario = load_side_by_side(options.scenarios, options.set, settings, options.again)
+    check_writable(options.out)
+    return run_command_of(options)(scenario, options.out, options.quiet)

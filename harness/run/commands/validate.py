@@ -1,0 +1,54 @@
+"""``python -m harness validate``: check a scenario without running it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness.run.commands.arguments import scenario_arguments
+
+if TYPE_CHECKING:
+    from harness.scenario import Variant
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    scenario_arguments(parser)
+    parser.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
+    parser.add_argument("--memory", action="store_true", help="print what each process would hold in memory")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check the scenario and print what it would run; return the exit code."""
+    from harness.scenario import expand, load_scenario, resolved_yaml
+
+    scenario = load_scenario(options.scenario, options.set)
+    if options.resolved:
+        print(resolved_yaml(scenario), end="")
+        return 0
+    variants = expand(scenario)
+    if options.memory:
+        return _memory(variants)
+    if scenario.transport_sweep is not None:
+        sweep = scenario.transport_sweep
+        kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
+        print(f"{scenario.name} is valid: a transport sweep, {kinds:,} kinds of weight sync, {sweep.repeats} of each")
+        return 0
+    rollouts = sum(variant.scenario.num_rollouts for variant in variants)
+    runs = "1 run" if len(variants) == 1 else f"{len(variants)} runs"
+    print(f"{scenario.name} is valid: {runs}, {rollouts:,} rollouts with validation")
+    for variant in variants if len(variants) > 1 else ():
+        print(f"  {variant.name}")
+    return 0
+
+
+def _memory(variants: Sequence[Variant]) -> int:
+    from harness.probes.nvml import list_gpus
+    from harness.run.memory import memory_table
+
+    has_gpu = bool(list_gpus()[0])
+    for variant in variants:
+        if not variant.block:
+            print("\n".join([f"{variant.label}:", *memory_table(variant.scenario, has_gpu)]))
+    return 0
