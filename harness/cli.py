@@ -67,7 +67,6 @@ COMMANDS = {
         "replay a recorded run with one thing changed",
         "whatif results/reference/async_lag1 --scale update=0.5",
     ),
-    "faults": ("tests.faults.__main__", "run the loop through seeded faults", "faults --schedules 10000"),
     "holdout": ("tests.holdout.__main__", "examine the simulator on runs it has not seen", "holdout"),
     "import": (
         "harness.results.importers.__main__",

@@ -106,6 +106,7 @@ def test_make_alone_lists_every_target() -> None:
             "test",
             "test-all",
             "check",
+            "faults",
             "gpu-check",
             "install",
             "install-vllm",

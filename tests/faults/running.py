@@ -13,13 +13,11 @@ from harness.loop import Condition, LoopPlan, run_loop
 from harness.loop.batching import BatchAssembler
 from harness.run.watchdog import watch
 from harness.simulate.clock import run_virtual
-from tests.faults.books import Books, Event
-from tests.faults.endings import ending
+from tests.faults.checker import Books, Broken, Event
+from tests.faults.expected_outcome import ending
 from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer
-from tests.faults.invariants import Broken
-from tests.faults.listening import Listener
+from tests.faults.recording import Listener, WatchedGenerator, WatchedLearner, WatchedScorer, WatchedTracer
 from tests.faults.schedule import LEARNER, FaultKind, Schedule
-from tests.faults.witness import WatchedGenerator, WatchedLearner, WatchedScorer, WatchedTracer
 
 STALL_AFTER_S = 1e6
 """Virtual seconds after which the watchdog takes a call for hung; slow and stuck ones take less."""

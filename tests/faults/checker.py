@@ -1,8 +1,4 @@
-"""What is known of a run from outside, and the invariants that are checked after each event.
-
-The books know only what passes between the loop and its parts, what the observer is told, and the spans; never what the
-loop writes down for itself. So a fault in the loop's own books cannot hide.
-"""
+"""What was written down of a run, checked after each event: what must always hold, by name."""
 
 from __future__ import annotations
 
@@ -11,12 +7,52 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
+from harness.core.errors import HarnessError
 from harness.core.trace import Stage
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import RolloutCounts
-from tests.faults.idling import check_idle
-from tests.faults.invariants import MOST_EVENTS, Broken
 from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule
+
+MOST_EVENTS = 20_000
+"""A run of at most 10 steps that has more never ends; the longest of the first 10,000 schedules has a tenth of it."""
+
+INVARIANTS = {
+    "lag at start": "a Generator starts a batch at most max_lag versions behind the Learner",
+    "lag at first use": "a rollout is at most max_lag versions old when it is first consumed; replayed, max_age",
+    "uses": "a rollout is trained on once, under replay at most max_uses times, and never twice in one step",
+    "one answer": "each order is generated once and scored once, and what is trained on is what was scored",
+    "none lost": "every generated rollout is failed, dropped, trained on or unused, counted by us as by the ledger",
+    "steps in order": "each step is made once, in order, of the right shards",
+    "versions": "the Learner's version and that of each Generator's batches only grow, and are what was published",
+    "capacity": "the replay buffer holds at most its capacity, and what entered is there or was evicted",
+    "weights there": "versions that are newest, being loaded or being evaluated can be read",
+    "weights held": "a Generator holds the weights that it says it holds, unless a fault made it lie",
+    "in flight": "rollouts in flight and in the queue are what the loop says, and none is left at the end",
+    "evaluations": "each version that is due is evaluated with exactly its weights and told once, in order",
+    "time": "each lane accounts for all of its time: a span begins where the one before ended",
+    "replaced": "each death is told once",
+    "no idling": "when the clock goes on, nobody waits for rollouts, a batch, weights or room that is there",
+    "no deadlock": "while anyone waits, something can still happen",
+    "it ends": f"a run has at most {MOST_EVENTS} events",
+    "right end": "a run ends early exactly where a fault must end it, and says so",
+}
+
+
+class Broken(HarnessError):
+    """An invariant does not hold.
+
+    Args:
+        invariant: a key of ``INVARIANTS``.
+        message: with the numbers.
+    """
+
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(invariant, message)
+        self.invariant, self.message = invariant, message
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.message}"
+
 
 Name = tuple[int, int]
 """A training group: (batch, prompt). No prompt is ordered twice."""
@@ -363,3 +399,76 @@ def names_of(item: WorkItem) -> list[Name]:
 
 def _shown(names: list[Name]) -> str:
     return " ".join(f"{step}/{prompt}" for step, prompt in names)
+
+
+def check_idle(books: Books) -> None:
+    """Check every lane that waits.
+
+    Raises:
+        Broken: it waits for something that is there.
+    """
+    for lane, (stage, step) in books.waits.items():
+        if _is_there(books, stage, step):
+            books.break_off("no idling", f"{lane} is in {stage} for step {step} at {books.last_s:g} s for nothing")
+
+
+def _is_there(books: Books, stage: Stage, step: int) -> bool:
+    match stage:
+        case Stage.WAIT_FOR_ROLLOUTS:
+            return _rollouts_are_there(books)
+        case Stage.WAIT_FOR_BATCH:
+            return _batch_is_there(books, step)
+        case Stage.WAIT_FOR_WEIGHTS:
+            return _weights_are_there(books, step)
+        case Stage.WAIT_FOR_ROOM:
+            return _room_is_there(books)
+    return False
+
+
+def _rollouts_are_there(books: Books) -> bool:
+    """Under ``in_flight``, what was generated is handed on when the load beside it is over."""
+    return books.unscored > 0 and books.schedule.lag_control != "in_flight"
+
+
+def _batch_is_there(books: Books, step: int) -> bool:
+    """Whether the Learner waits for a batch of which all is scored; or, after it, for what has been loaded and told."""
+    schedule = books.schedule
+    if step < books.version or step == schedule.steps:
+        return _weights_are_used(books)
+    if schedule.lag_control == "drop":
+        return False
+    return all(
+        name in books.scored or name in books.failed
+        for name in ((step, prompt) for prompt in schedule.plan.batch_prompts(step))
+    )
+
+
+def _weights_are_used(books: Books) -> bool:
+    """Whether the evaluations that are due are told and, before the last step, all Generators hold the newest weights.
+
+    That is what the Learner waits for at lag 0 after each step, and the evaluations at every lag at the end.
+    """
+    due = sum(version <= books.version for version in books.schedule.evaluated)
+    held = [books.claims.get(lane, -1) for lane in books.schedule.generator_lanes]
+    return len(books.evaluated) == due and (books.version == books.schedule.steps or min(held) == books.version)
+
+
+def _weights_are_there(books: Books, step: int) -> bool:
+    """Whether weights are there that a Generator may start a batch with; at lag 0 it may wait for an evaluation."""
+    schedule = books.schedule
+    if schedule.lag_control == "drop" or schedule.max_lag == 0 or step == schedule.steps:
+        return False
+    return bool(books.published) and books.published[-1] >= step - schedule.max_lag
+
+
+def _room_is_there(books: Books) -> bool:
+    """Whether another batch could be ordered, even if every Generator that loads weights has an order already."""
+    schedule = books.schedule
+    loading = sum(
+        lane not in books.generating and books.waits.get(lane, (None, 0))[0] is not Stage.WAIT_FOR_ROOM
+        for lane in schedule.generator_lanes
+    )
+    shard = -(-schedule.prompts // schedule.generators)  # groups of the largest one
+    gone = len(books.consumed) + len(books.failed)
+    gone += sum(name not in books.consumed and books.is_dropped(group) for name, group in books.scored.items())
+    return books.begun - gone + loading * shard < schedule.plan.room * schedule.prompts

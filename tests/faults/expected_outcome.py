@@ -8,9 +8,8 @@ from harness.core.errors import RunStopped
 from harness.core.types import Purpose
 from harness.loop import Count
 from harness.simulate.clock import Deadlock
-from tests.faults.books import Books, Name
+from tests.faults.checker import Books, Broken, Name
 from tests.faults.faulty import TOO_MANY, Injected
-from tests.faults.invariants import Broken
 from tests.faults.schedule import LEARNER, FaultKind
 
 FINISHED = "finished"

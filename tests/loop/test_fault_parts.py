@@ -3,8 +3,8 @@
 import pytest
 
 from harness.core.types import Purpose
-from tests.faults import Fault, FaultKind, Outcome, Schedule, Unrewarded, run_schedule
-from tests.faults.schedule import LEARNER, Timing
+from tests.faults.running import Outcome, run_schedule
+from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule, Timing, Unrewarded
 
 SECONDS = (
     Timing("generator0", "load", (2.0,)),
