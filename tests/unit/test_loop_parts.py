@@ -254,6 +254,21 @@ def test_a_bell_for_one_wakes_the_first_whose_condition_holds():
     asyncio.run(main())
 
 
+def test_those_whom_a_bell_for_one_passes_over_keep_their_order():
+    async def main() -> None:
+        waiters = Waiters("abcd")
+        await settle()
+        for waiters.allowed, expected in (("d", "d"), ("abc", "da"), ("bc", "dab")):
+            waiters.bell.ring_for_one()
+            await settle()
+            assert waiters.woken == expected
+        waiters.allowed = "c"
+        waiters.bell.ring()
+        await settle()
+
+    asyncio.run(main())
+
+
 def test_a_bell_for_one_looks_no_further_than_that_one():
     async def main() -> None:
         waiters = Waiters("abcdefgh")
