@@ -1,6 +1,7 @@
 """The gate: which verdicts end a CI job with which code."""
 
 from dataclasses import replace
+from math import nextafter
 
 import pytest
 
@@ -45,6 +46,19 @@ def test_one_arm_decides_by_its_interval(step: Effect, code: int, words: str) ->
     assert result.sentences[0].startswith(f"gate: b against a: {words}")
 
 
+def test_an_estimate_at_the_limit_is_worse_and_an_interval_that_reaches_it_does_not_pass() -> None:
+    # 1 + 25% is exact in binary; the number just below it is 1.25 - 2^-52
+    def code(ratio: float, low: float, high: float, verdict: Verdict) -> int:
+        return gate([judged(effect(ratio, low, high, verdict))], 0.25).code
+
+    below = nextafter(1.25, 0)
+    assert code(1.25, 1.2, 1.3, Verdict.DIFFERENT) == WORSE
+    assert code(below, 1.2, 1.3, Verdict.DIFFERENT) == INCONCLUSIVE
+    assert code(1.1, 1.0, 1.25, Verdict.INCONCLUSIVE) == INCONCLUSIVE
+    assert code(1.1, 1.0, below, Verdict.INCONCLUSIVE) == FINE
+    assert code(1.3, 0.9, 1.7, Verdict.INCONCLUSIVE) == INCONCLUSIVE  # much slower, and it may be chance
+
+
 def test_the_gravest_arm_decides() -> None:
     arms = {"s": SLOWER, "u": UNLIKE, "w": WIDE, "f": FASTER}
 
@@ -67,6 +81,7 @@ def test_the_noise_floor_is_no_arm_that_could_be_worse() -> None:
     floor = SLOWER  # the baseline against itself: 8% apart
     result = gate([judged(SLIGHTLY, floor), again], 0.05)
     assert result.code == NOT_COMPARABLE
+    assert gate([judged(FASTER), again], 0.05).code == NOT_COMPARABLE  # the noise floor says so by itself
     quiet = replace(judged(SLIGHTLY, name="again"), is_noise_floor=True)
     assert gate([judged(FASTER, SLIGHTLY), quiet], 0.05).code == FINE
     assert gate([quiet], 0.05).code == INCONCLUSIVE  # there was nothing else

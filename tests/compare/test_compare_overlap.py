@@ -28,6 +28,11 @@ def test_overlap_counts_each_lane_once_and_no_waits() -> None:
     assert found.saved_s == 8.0
 
 
+def test_a_part_that_starts_anew_does_no_work_meanwhile() -> None:
+    spans = [_span("learner", Stage.UPDATE, 0, 10), _span("generator", Stage.STARTUP, 2, 6)]
+    assert overlap(spans, (0, 10 * S)) == Overlap(loop_s=10.0, worked_s=10.0, busy_s=10.0, together_s=0.0)
+
+
 def test_lanes_in_turn_save_nothing() -> None:
     spans = [_span("generator", Stage.GENERATE, 0, 4), _span("learner", Stage.UPDATE, 4, 6)]
     found = overlap(spans, (0, 6 * S))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 
 from harness.compare import gather
 from harness.compare.baselines import load_baseline, save_baseline
-from harness.compare.experiments import Experiment
-from harness.compare.gates import NOT_COMPARABLE, gate
+from harness.compare.experiments import Experiment, Variant
+from harness.compare.gates import NOT_COMPARABLE, WORSE, gate
+from harness.compare.judging import Judge
 from harness.compare.stats import Verdict
 from harness.compare.verdict_tables import verdict_sentences, verdict_tables
-from harness.compare.verdicts import experiment_drift, judge_against, judgements, paired_blocks
+from harness.compare.verdicts import experiment_drift, is_same, judge_against, judgements, paired_blocks
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Metric
@@ -48,6 +50,18 @@ def ten_blocks(make_run: Make, factors: Sequence[float], **fields: Any) -> None:
         weather = 1 + block / len(factors)
         run(make_run, "a", block, 0.5 * weather, 0.5 * weather, **fields)
         run(make_run, "b", block, 0.5 * weather * factor, 0.5 * weather, **fields)
+
+
+def with_seconds(variant: Variant, stage: Stage | None, seconds: tuple[float, ...]) -> Variant:
+    """The variant with these seconds of a stage, or of the whole step, in the steps of its only run."""
+    (run,) = variant.runs
+    assert run.series is not None
+    series = (
+        replace(run.series, wall_s=seconds)
+        if stage is None
+        else replace(run.series, stages_s=run.series.stages_s | {stage: seconds})
+    )
+    return replace(variant, runs=(replace(run, series=series),))
 
 
 SLOWER = [1.2, 1.22, 1.18, 1.21, 1.19, 1.2, 1.23, 1.17, 1.2, 1.2]
@@ -102,6 +116,41 @@ def test_runs_are_paired_by_block_and_a_block_that_one_arm_lacks_is_left_out(mak
     assert list(blocks) == ["step", "generate", "update"]
 
 
+def test_runs_of_one_block_are_paired_by_their_seed(make_run: Make, tmp_path: Path) -> None:
+    for seed in (5, 6):
+        run(make_run, "a", 0, 0.5, seed=seed, point={"seed": seed})
+        run(make_run, "b", 0, 0.5 * seed, seed=seed, point={"seed": seed})
+    blocks = paired_blocks(*experiment_of(tmp_path).variants, alternated=True)["update"]
+    assert [block.after[0] / block.before[0] for block in blocks] == pytest.approx([5.0, 6.0])
+
+
+def test_a_stage_is_compared_where_both_arms_ran_it_in_more_than_half_of_the_steps(
+    make_run: Make, tmp_path: Path
+) -> None:
+    for arm in ("a", "b"):
+        run(make_run, arm, 0, 0.5)
+    base, other = experiment_of(tmp_path).variants
+
+    def compared(mine: tuple[float, ...], theirs: tuple[float, ...]) -> list[str]:
+        variants = with_seconds(base, Stage.UPDATE, mine), with_seconds(other, Stage.UPDATE, theirs)
+        return list(paired_blocks(*variants, alternated=True))
+
+    # the first two of six steps are warm-up: the stage ran in two and in three of the other four
+    half, most = (0.5, 0.5, 0.5, 0.5, 0.0, 0.0), (0.5, 0.5, 0.5, 0.5, 0.5, 0.0)
+    assert compared(most, most) == ["step", "generate", "update"]
+    assert compared(half, half) == compared(most, half) == compared(half, most) == ["step", "generate"]
+
+
+@pytest.mark.parametrize(("threshold", "of_stages"), [(0.03, 0.05), (0.2, 0.2)])
+def test_a_stage_has_the_steps_threshold_and_five_percent_at_least(
+    make_run: Make, tmp_path: Path, threshold: float, of_stages: float
+) -> None:
+    ten_blocks(make_run, SLOWER)
+    (found,) = judgements(experiment_of(tmp_path), threshold=threshold)
+    assert found.step.threshold == threshold
+    assert [effect.threshold for effect in found.stages] == [of_stages, of_stages]
+
+
 def test_one_block_has_no_verdict_and_no_table(make_run: Make, tmp_path: Path) -> None:
     run(make_run, "a", 0, 0.5)
     run(make_run, "b", 0, 1.5)
@@ -139,6 +188,24 @@ def test_an_arm_of_the_same_settings_is_the_noise_floor(make_run: Make, tmp_path
     assert against_itself.noise_floor is None  # it is the noise floor
 
 
+def test_arms_whose_settings_are_unknown_are_no_noise_floor(make_run: Make, tmp_path: Path) -> None:
+    run(make_run, "a", 0, 0.5)
+    run(make_run, "again", 0, 0.5)
+    known = experiment_of(tmp_path).variants
+    unknown = [Variant(variant.name, (replace(variant.runs[0], settings={}),)) for variant in known]
+    assert is_same(*known)
+    assert not is_same(*unknown)
+
+
+def test_two_commits_are_comparable(make_run: Make, tmp_path: Path) -> None:
+    ten_blocks(make_run, SLOWER)
+    experiment = experiment_of(tmp_path)
+    base, other = experiment.variants
+    runs = tuple(replace(run, manifest=replace(run.manifest, commit="1234567890abcdef")) for run in other.runs)
+    (found,) = judgements(replace(experiment, variants=(base, replace(other, runs=runs))))
+    assert found.step.verdict is Verdict.DIFFERENT
+
+
 def test_runs_on_unlike_machines_are_not_comparable_unless_that_is_allowed(make_run: Make, tmp_path: Path) -> None:
     for block, factor in enumerate(SLOWER):
         run(make_run, "a", block, 0.5)
@@ -165,6 +232,17 @@ def test_no_gate_rests_on_a_machine_whose_speed_went_astray(make_run: Make, tmp_
     assert "python" in (drift.sentence or "")
     result = gate([found], 0.05)
     assert result.code == NOT_COMPARABLE
+
+
+def test_a_gate_rests_on_a_machine_that_was_a_little_unstable(make_run: Make, tmp_path: Path) -> None:
+    for block, factor in enumerate(SLOWER):
+        for arm, times in (("a", 1.0), ("b", factor)):
+            run(make_run, arm, block, 0.5 * times, machine_speed={"python": 0.005 * (1 + 0.02 * block)})
+    (found,) = judgements(experiment_of(tmp_path))
+    # 18% from the first block to the last over the mean of 1.09: a drift of 16.5%, above 5% and below 25%
+    assert len(found.cautions) == 1
+    assert found.too_unstable is None
+    assert gate([found], 0.05).code == WORSE
 
 
 def test_steps_that_are_warm_up_or_profiled_do_not_count(make_run: Make, tmp_path: Path) -> None:
@@ -222,6 +300,17 @@ def test_points_of_a_sweep_that_ran_one_after_the_other_are_no_pairs(make_run: M
     assert "measured apart" in (found.step.reason or "")
 
 
+def test_a_step_of_unknown_time_is_left_out_of_arms_measured_apart(make_run: Make, tmp_path: Path) -> None:
+    for k, seconds in ((1, 1.0), (2, 2.0)):
+        stages = ((*GENERATE, seconds / 2), (*UPDATE, seconds / 2))
+        make_run(point={"epochs_per_batch": k}, steps=6, stages=stages, settings=f"epochs_per_batch: {k}\n")
+    experiment = experiment_of(tmp_path)
+    base, other = experiment.variants
+    other = with_seconds(other, None, (2.0, 2.0, 2.0, 0.0, 2.0, 2.0))
+    (found,) = judgements(replace(experiment, variants=(base, other)))
+    assert found.step.ratio == pytest.approx(2.0)
+
+
 def test_runs_that_did_not_finish_count_step_against_step_and_never_as_a_whole(make_run: Make, tmp_path: Path) -> None:
     for interleaving, blocks in (("step", 10), ("run", 9)):
         for block, factor in enumerate(SLOWER):
@@ -233,6 +322,30 @@ def test_runs_that_did_not_finish_count_step_against_step_and_never_as_a_whole(m
         (found,) = judgements(experiment)
         assert (found.step.blocks, found.unfinished) == (blocks, 1)
         assert "1 runs of a and b did not finish." in verdict_sentences([found])
+
+
+def test_a_judge_sets_a_experiment_against_the_named_baseline_once_with_its_threshold(
+    make_run: Make, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    for name in ("20261119-000000", "20261120-000000"):
+        for block in range(6):
+            run(make_run, "a", block, 0.5, experiment=name)
+    old, new = sorted(gather([results])[0], key=lambda experiment: experiment.name)
+    save_baseline(results, "main", old)
+    judge = Judge(results, "main", threshold=0.2)
+    (found,) = judge(new)
+    assert (found.base, found.other, found.step.threshold) == ("a of sync_k/20261119-000000", "a", 0.2)
+    assert judge(new) is judge(new)
+
+
+def test_a_experiment_without_the_arm_that_is_the_baseline_takes_its_first_one(make_run: Make, tmp_path: Path) -> None:
+    for arm in ("a", "b"):
+        run(make_run, arm, 0, 0.5)
+    (found,) = Judge(tmp_path / "results", "c", arms=("a", "b", "c"))(
+        experiment_of(tmp_path)
+    )  # c is another experiment's
+    assert (found.base, found.other) == ("a", "b")
 
 
 def test_a_baseline_of_another_scenario_is_not_comparable(make_run: Make, tmp_path: Path) -> None:

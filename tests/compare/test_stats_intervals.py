@@ -90,6 +90,13 @@ def test_the_smallest_change_does_show_in_four_of_five_experiments() -> None:
     assert stats.binomtest(shown, 4000, exact).pvalue > 1e-6
 
 
+def test_welchs_degrees_of_freedom_keep_to_their_range() -> None:
+    # like groups of 3 have 2 (3 - 1) = 4 degrees; at variances of 1e-160 the squares are rounded to 4.02
+    assert welch_error([0.0, 1e-80, 2e-80], [0.0, 1e-80, 2e-80])[1] == 4.0
+    # without any spread the formula is 0 / 0, and the smaller group's 2 - 1 is the careful answer
+    assert welch_error([1.0, 1.0], [1.0, 1.0, 1.0]) == (0.0, 1.0)
+
+
 def test_hodges_and_lehmanns_estimate() -> None:
     # means of pairs of 1, 2, 10, each with itself too: 1, 1.5, 2, 5.5, 6, 10; their median is (2 + 5.5) / 2
     assert hodges_lehmann([1.0, 10.0, 2.0]) == pytest.approx(3.75)

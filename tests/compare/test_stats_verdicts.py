@@ -55,6 +55,13 @@ def test_being_faster_is_judged_like_being_slower() -> None:
     assert judge_step(around(1 / 1.0299 - 1, 0.02)).verdict is Verdict.INCONCLUSIVE
 
 
+def test_an_estimate_that_just_reaches_the_threshold_counts() -> None:
+    # 100% is log 2, which eight blocks that each take twice as long meet exactly, without any spread
+    effect = judge_step([PairedBlock((1.0,), (2.0,), alternated=True)] * 8, threshold=1.0)
+    assert effect.ratio == pytest.approx(2.0)
+    assert effect.verdict is Verdict.DIFFERENT
+
+
 def test_an_interval_inside_the_threshold_is_equivalent() -> None:
     effect = judge_step(around(0.0, 0.02))  # half-width 1.4%
     assert effect.verdict is Verdict.EQUIVALENT
@@ -161,6 +168,14 @@ def test_stages_are_judged_after_holms_correction_in_the_order_given() -> None:
     assert {effect.verdict for effect in others} == {Verdict.EQUIVALENT}
     (update, *_) = judge_stages({"update": nearly} | {f"stage {i}": alike for i in range(11)})
     assert update.p_adjusted == pytest.approx(12 * 4 / 1024)  # 0.047
+    assert update.verdict is Verdict.DIFFERENT
+
+
+def test_a_probability_of_five_percent_after_the_correction_is_enough() -> None:
+    # 30 blocks that agree: 1 of the 10,000 drawn patterns, and the smallest of 500 probabilities counts 500 times
+    others = {f"stage {i}": around(0.0, 0.01, count=2) for i in range(499)}
+    update, *_ = judge_stages({"update": around(0.2, 0.02, count=10) * 3} | others)
+    assert update.p_adjusted == 0.05
     assert update.verdict is Verdict.DIFFERENT
 
 

@@ -14,6 +14,7 @@ def test_merge_joins_what_touches_and_drops_what_is_empty() -> None:
 
 def test_clip_keeps_what_lies_inside() -> None:
     assert clip([(0, 4), (5, 9), (10, 12)], (3, 6)) == [(3, 4), (5, 6)]
+    assert clip([(0, 3), (6, 9)], (3, 6)) == []  # touching is not inside
 
 
 @given(INTERVALS, st.integers(0, 40), st.integers(0, 40))

@@ -17,6 +17,10 @@ def test_mean_and_maximum_over_the_mask():
     assert to_metrics(tallies) == {"mean": Metric(3.0, "mean", 3), "max": Metric(5.0, "max", 3)}
 
 
+def test_a_maximum_may_lie_below_zero():
+    assert to_metrics({"x": max_tally(torch.tensor([-3.0, -2.0, 7.0]), torch.tensor([1, 1, 0]))})["x"].value == -2.0
+
+
 def test_a_mean_of_booleans_is_a_fraction():
     assert to_metrics({"x": mean_tally(torch.tensor([True, False]), torch.ones(2))}) == {"x": Metric(0.5, "mean", 2)}
 

@@ -516,6 +516,20 @@ def test_advantages_follow_the_options(eps: float, delta: Delta, divisor: float)
     torch.testing.assert_close(batch.rollouts.advantages_B1, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_without_a_baseline_the_loss_is_weighed_by_the_rewards_themselves() -> None:
+    """So groups of one rollout, which have no deviation, can be trained on."""
+    options = replace(OPTIONS, group_size=1, loss=LossOptions("no_baseline"), delta="normalized_rewards")
+    made = groups(group_size=1)
+    batch = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options).prepare(made)
+    assert batch.rollouts.advantages_B1.tolist() == [list(group.rewards or ()) for group in made]
+
+
+def test_dropout_is_off_so_that_the_ratio_compares_one_policy_with_itself() -> None:
+    model = DecoderLM(CONFIG, seed=1).train()
+    PolicyTrainer(model, 0, OPTIONS)
+    assert not any(module.training for module in model.modules())
+
+
 def test_learning_rate_rises_with_every_optimizer_step_of_the_warm_up() -> None:
     """With both of Adam's decays at 0 a step moves a weight by the learning rate, whatever its gradient."""
     options = replace(OPTIONS, warmup_steps=4, betas=(0.0, 0.0))
@@ -528,6 +542,25 @@ def test_learning_rate_rises_with_every_optimizer_step_of_the_warm_up() -> None:
         moves.append(max(float((after[name] - before[name]).abs().max()) for name in before))
     # 1e-2 times 1/4, 2/4, 3/4, then all of it
     assert moves == pytest.approx([2.5e-3, 5e-3, 7.5e-3, 1e-2, 1e-2, 1e-2], rel=0.01)
+
+
+def test_adams_decays_are_those_of_the_options() -> None:
+    """With both at 0 every weight moves by the learning rate in each step; with memory of the step before, few do."""
+
+    def shares(betas: tuple[float, float]) -> list[float]:
+        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, betas=betas))
+        found = []
+        for step in range(2):
+            before = torch.cat([tensor.detach().flatten().clone() for tensor in trainer.weights().values()])
+            trainer.train(step, trainer.prepare(groups(seed=step)))
+            after = torch.cat([tensor.detach().flatten() for tensor in trainer.weights().values()])
+            moves = (after - before).abs()
+            found.append(float((moves[moves > 0] / 1e-2 - 1).abs().lt(0.01).float().mean()))
+        return found
+
+    forgetful, remembering = shares((0.0, 0.0)), shares((0.9, 0.95))
+    assert min(forgetful) > 0.9
+    assert remembering[0] > 0.9 > 0.5 > remembering[1]
 
 
 def test_learning_rate_warm_up_starts_small() -> None:
@@ -554,6 +587,7 @@ def test_a_loss_that_is_not_finite_stops_with_every_figure_and_keeps_the_weights
     with pytest.raises(RunStopped, match=expected):
         trainer.train(1, poisoned)
     assert all(torch.equal(before[name], weight) for name, weight in trainer.weights().items())
+    assert all(weight.grad is None for weight in trainer.weights().values())  # nothing left for a later step
 
 
 def test_a_stop_signal_is_heard_between_microbatches() -> None:

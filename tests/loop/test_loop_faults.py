@@ -209,6 +209,12 @@ def test_one_failing_group_costs_that_group_only(simulate, lag_control, generato
     assert seen.ledger.trained == Count(22, 176)  # 24 rollouts less 2
 
 
+def test_failed_groups_take_no_room_under_drop(simulate):
+    # Room is for 2 * (1 + 1) batches of 4 groups: 16 groups. One of each of the 20 batches fails.
+    seen = simulate(steps=20, lag_control="drop", fails=lambda item, prompt_id: prompt_id == 0)
+    assert seen.ledger.trained == Count(20 * 3 * 2, 20 * 3 * 2 * 8)
+
+
 @pytest.mark.parametrize("lag_control", ["wait", "drop", "in_flight"])
 @pytest.mark.parametrize("generators", [1, 2])
 def test_a_batch_without_any_group_stops_the_run_and_says_why(simulate, story, lag_control, generators):

@@ -3,8 +3,15 @@
 ``simulate`` and its usual durations are in ``conftest.py``.
 """
 
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from harness.core.errors import RunStopped
 from harness.core.types import Purpose, WorkItem
-from harness.loop import Count
+from harness.loop import Count, NoThrottle
+from harness.loop.batching import InOrder
 
 
 def tokens_by_batch(item: WorkItem, prompt_id: int) -> tuple[int, ...]:
@@ -276,3 +283,41 @@ def test_two_scorers_do_not_change_the_order_of_evaluations(simulate):
     assert [event[1] for event in seen.story.events if event[0] == "evaluation"] == [0, 1, 2, 3]
     scored = [row for row in seen.work if row[1] == "evaluate" and row[0] != "generator"]
     assert sorted(row[4] for row in scored) == [0, 1, 2, 3]
+
+
+# ---- the bounds are checked where they cannot be broken, too
+
+
+@pytest.mark.parametrize(("behind", "stops"), [(1, False), (2, True)])
+def test_a_rollout_older_than_the_bound_is_never_trained_on(simulate, monkeypatch, behind, stops):
+    take = InOrder.take
+
+    def take_older(intake: InOrder, step: int):
+        """The batch, with a first group whose oldest token is so many versions behind; version ``step`` trains."""
+        first, *others = take(intake, step)
+        aged = replace(first.groups[0], min_version=max(0, step - behind))
+        return replace(first, groups=(aged, *first.groups[1:])), *others
+
+    monkeypatch.setattr(InOrder, "take", take_older)
+    if not stops:
+        assert len(simulate(max_lag=1).story.facts) == 3
+        return
+    with pytest.raises(RunStopped, match=r"training step 2 .* lag 2 is above max_lag 1"):
+        simulate(max_lag=1)
+
+
+@pytest.mark.parametrize(("held_back_s", "stops"), [(1.0, False), (2.0, True)])
+def test_a_batch_held_back_beyond_the_bound_is_never_begun(simulate, monkeypatch, held_back_s, stops):
+    async def acquire(pace: NoThrottle, step: int) -> None:
+        if step == 2:
+            await asyncio.sleep(held_back_s)
+
+    monkeypatch.setattr(NoThrottle, "acquire", acquire)
+    # Batches 0 and 1 are generated until 1 and 2; their updates end at 2.5 and 3.5. Batch 2 is to begin at 2 with
+    # version 0: at 3 the Learner is at version 1, at 4 at version 2.
+    settings = {"lag_control": "drop", "generate": [1], "score": [0.5], "update": 1, "publish": 0}
+    if not stops:
+        assert len(simulate(**settings).story.facts) == 3
+        return
+    with pytest.raises(RunStopped, match=r"starts the batch of step 2 .* lag 2 is above max_lag 1"):
+        simulate(**settings)

@@ -60,6 +60,15 @@ def test_in_order_waits_for_its_own_batch_and_drops_nothing():
     assert intake.waiting == 6
 
 
+def test_in_order_counts_a_shard_that_comes_twice_once():
+    intake = InOrder(shards=1)
+    intake.add(shard(0, groups=1), version=0)
+    intake.add(shard(0, groups=2), version=0)
+    assert intake.waiting == 4  # 2 groups of 2 rollouts
+    intake.take(0)
+    assert intake.waiting == 0
+
+
 # ---- first come, drop stale
 
 
@@ -250,6 +259,21 @@ def test_a_bell_for_one_wakes_the_first_whose_condition_holds():
         waiters.bell.notify_one()
         await settle()
         assert waiters.woken == "cda"
+
+    asyncio.run(main())
+
+
+def test_those_whom_a_bell_for_one_passes_over_keep_their_order():
+    async def main() -> None:
+        waiters = Waiters("abcd")
+        await settle()
+        for waiters.allowed, expected in (("d", "d"), ("abc", "da"), ("bc", "dab")):
+            waiters.bell.notify_one()
+            await settle()
+            assert waiters.woken == expected
+        waiters.allowed = "c"
+        waiters.bell.notify()
+        await settle()
 
     asyncio.run(main())
 

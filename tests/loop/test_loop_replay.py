@@ -1,7 +1,12 @@
 """Replay on simulated stages: what each step trains on. Batch b has the two prompts 2b and 2b + 1."""
 
+from dataclasses import replace
+
+import pytest
+
+from harness.core.errors import RunStopped
 from harness.loop import Count
-from harness.loop.replay import ReplayOptions, ReplayStats
+from harness.loop.replay import ReplayBuffer, ReplayOptions, ReplayStats
 
 
 def two_prompts(step: int) -> tuple[int, ...]:
@@ -87,3 +92,19 @@ def test_a_failed_group_never_enters_the_buffer(simulate):
         [(4, 1, 0), (5, 1, 0)],
     ]
     assert seen.ledger.failed == Count(2, 16)
+
+
+@pytest.mark.parametrize(("age", "stops"), [(2, False), (3, True)])
+def test_a_draw_above_the_age_stops_the_run(simulate, monkeypatch, age, stops):
+    sample = ReplayBuffer.sample
+    monkeypatch.setattr(
+        ReplayBuffer,
+        "sample",
+        lambda buffer, version: tuple(replace(item, age=age) for item in sample(buffer, version)),
+    )
+    replay = ReplayOptions(capacity=4, max_age=2, sample_groups=2)
+    if not stops:
+        assert len(simulate(max_lag=0, replay=replay).story.facts) == 3
+        return
+    with pytest.raises(RunStopped, match=r"age 3 is above replay\.max_age 2"):
+        simulate(max_lag=0, replay=replay)

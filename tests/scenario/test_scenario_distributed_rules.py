@@ -261,6 +261,13 @@ def test_what_lies_just_inside_a_rule_is_accepted(settings):
     assert broken(**settings) == []
 
 
+def test_a_learner_on_a_gpu_reserves_it_too():
+    placement = {"device": "cuda", "generator": {"gpus": 1}, "learner": {"gpus": 0}}
+    (problem,) = broken(placement=placement, **NIXL)
+    assert "cuda_actors_reserve_gpus" in problem.what
+    assert problem.paths == (("placement", "learner", "gpus"), ("placement", "device"))
+
+
 @pytest.mark.parametrize(
     ("settings", "older"),
     [({}, False), ({"max_lag": 1}, True), ({"replay": {"capacity": 8}}, True), ({"epochs_per_batch": 4}, False)],

@@ -184,6 +184,7 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, k
     "settings",
     [
         {},
+        {"group_size": 2},
         {"group_size": 64},
         {"group_size": 1, "loss": {"type": "no_baseline"}},
         {"minibatches_per_epoch": 8},
@@ -192,6 +193,8 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, k
         {"epochs_per_batch": 8, "loss": {"type": "no_baseline"}, "allow_uncorrected": True},
         {"max_lag": 2, "placement": {"colocated": False}},
         {"sampling": {"min_tokens": 32}},
+        {"sampling": {"pinned_lengths": [1, 31]}},
+        {"sampling": {"pinned_lengths": [32, 32]}},
         {"sampling": {"top_p": 0.5}},
         {
             "sampling": {"top_p": 1.0},
