@@ -184,16 +184,16 @@ def _memory(variants: Sequence[Variant]) -> int:
 def _list() -> int:
     from rich.console import Console
 
-    from harness.scenario import load_scenario, scenario_files, scenario_folders
+    from harness.scenario import SCENARIOS, load_scenario
 
     table, broken = _table(), []
-    for path in scenario_files():
+    for path in SCENARIOS.files():
         try:
             table.add_row(path.stem, *_row(load_scenario(path)))
         except UserError as error:
             broken.append(f"error: {path} does not load\n{error}")
     if not table.row_count and not broken:
-        folders = " and ".join(str(folder) for folder in scenario_folders())
+        folders = " and ".join(str(folder) for folder in SCENARIOS.folders())
         raise UserError("there are no scenarios", folders, "write one: scenarios/NAME.yaml")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return _say("\n".join(broken), 2) if broken else 0

@@ -1,65 +1,71 @@
-"""The scenario: its sections and what follows from them.
+"""The scenario: its sections, what follows from them, and the rules that bind them.
 
 A value that follows from others is a property, never a setting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from harness.scenario.engine_sections import (
-    FakeEngineSettings,
-    NativeEngineSettings,
-    PacedEngineSettings,
-    SglangEngineSettings,
-    VllmEngineSettings,
-)
-from harness.scenario.model_sections import (
-    FolderModelSettings,
-    PacedModelSettings,
-    PresetModelSettings,
-    SortingModelSettings,
-)
-from harness.scenario.sections import (
-    AdvantageSettings,
-    AtLeast0,
-    AtLeast1,
-    EmptyIfNull,
-    EvaluationSettings,
-    FaultSettings,
-    FolderName,
-    FromList,
-    LossSettings,
-    NonEmptyText,
-    OptimizerSettings,
-    PartSettings,
-    PlacementSettings,
-    ReplaySettings,
-    SamplingSettings,
-    Section,
-    Seed,
-    typed,
-)
-from harness.scenario.task_sections import (
-    ArithmeticTaskSettings,
-    JsonlTaskSettings,
-    KeywordsTaskSettings,
-    MathsTaskSettings,
-    SortingTaskSettings,
-)
-from harness.scenario.transport_sections import (
+from harness.scenario.distributed import (
+    DISTRIBUTED_RULES,
     CudaIpcTransportSettings,
     DiskTransportSettings,
+    FaultSettings,
     GlooTransportSettings,
     InProcessTransportSettings,
     NcclTransportSettings,
     NixlTransportSettings,
     ObjectStoreNumpyTransportSettings,
     ObjectStoreTransportSettings,
+    PartSettings,
+    PlacementSettings,
+    ReplaySettings,
     SharedMemoryTransportSettings,
     TransportSweepSettings,
+)
+from harness.scenario.loss import (
+    LOSS_RULES,
+    AdvantageSettings,
+    LossSettings,
+    OptimizerSettings,
+    needs_old_log_probs,
+    needs_reference,
+)
+from harness.scenario.problems import Problem, broken
+from harness.scenario.sections import (
+    AtLeast0,
+    AtLeast1,
+    EmptyIfNull,
+    FolderName,
+    FromList,
+    NonEmptyText,
+    Section,
+    Seed,
+    typed,
+)
+from harness.scenario.task_and_model import (
+    TASK_AND_MODEL_RULES,
+    ArithmeticTaskSettings,
+    EvaluationSettings,
+    FakeEngineSettings,
+    FolderModelSettings,
+    JsonlTaskSettings,
+    KeywordsTaskSettings,
+    MathsTaskSettings,
+    NativeEngineSettings,
+    PacedEngineSettings,
+    PacedModelSettings,
+    PresetModelSettings,
+    SamplingSettings,
+    SglangEngineSettings,
+    SortingModelSettings,
+    SortingTaskSettings,
+    VllmEngineSettings,
 )
 
 AxisValues = Annotated[list[Any], Field(min_length=1)]
@@ -85,6 +91,8 @@ TransportSettings = (
 
 class Scenario(Section):
     """One experiment: everything that decides what a run does."""
+
+    __slots__ = ("_variants",)  # those that `expand` made: no part of its value, so not compared, copied or sent along
 
     name: FolderName = "unnamed"
     """Name of the results folder; the file's name if left out."""
@@ -187,6 +195,11 @@ class Scenario(Section):
         return self.epochs_per_batch * self.minibatches_per_epoch
 
     @property
+    def is_synchronous(self) -> bool:
+        """Whether every rollout is sampled by the policy that its training step starts with, but for replay."""
+        return self.max_lag == 0
+
+    @property
     def on_policy(self) -> bool:
         """Whether every gradient is taken at the policy that sampled the data."""
         return self.optimizer_steps_per_batch == 1 and not self.behaviour_is_older
@@ -194,7 +207,7 @@ class Scenario(Section):
     @property
     def behaviour_is_older(self) -> bool:
         """Whether rollouts may come from an older policy than the one a training step starts with."""
-        return self.max_lag > 0 or self.replay.capacity > 0
+        return not self.is_synchronous or self.replay.capacity > 0
 
     @property
     def uses_ray(self) -> bool:
@@ -233,6 +246,17 @@ class Scenario(Section):
         return self.max_lag + -(-self.replay.capacity // max(1, self.prompts_per_batch))
 
     @property
+    def needs_old_log_probs(self) -> bool:
+        """Whether the Learner computes the old log-probs in a stage of their own."""
+        loss, steps = self.loss, self.optimizer_steps_per_batch
+        return needs_old_log_probs(self.behaviour_is_older, loss.proximal, steps, loss.kl.monitor)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference policy is kept."""
+        return needs_reference(self.loss.kl.monitor, self.loss.kl.coefficient)
+
+    @property
     def loss_constant(self) -> int:
         """Divisor of ``aggregation: constant``, in tokens."""
         return self.loss.constant or self.sampling.max_tokens
@@ -254,3 +278,68 @@ def json_schema() -> dict[str, Any]:
     extends = {"type": "string", "description": "Scenario that this one starts from: a name, or a path from this file."}
     properties = {"extends": extends, **schema.pop("properties")}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "properties": properties}
+
+
+def whole_groups(scenario: Scenario) -> Problem | None:
+    """A rollout batch consists of whole groups."""
+    return _must_divide("group_size", scenario.group_size, "rollout_batch_size", scenario.rollout_batch_size)
+
+
+def whole_minibatches(scenario: Scenario) -> Problem | None:
+    """A pass over the rollout batch splits into equal minibatches."""
+    parts = scenario.minibatches_per_epoch
+    return _must_divide("minibatches_per_epoch", parts, "rollout_batch_size", scenario.rollout_batch_size)
+
+
+def whole_microbatches(scenario: Scenario) -> Problem | None:
+    """A train batch splits into equal microbatches."""
+    parts = scenario.gradient_accumulation_steps
+    return _must_divide("gradient_accumulation_steps", parts, "train batch", scenario.train_batch_size)
+
+
+def train_batch_holds_a_group(scenario: Scenario) -> Problem | None:
+    """An optimizer step trains on a group at least."""
+    train_batch, group = scenario.train_batch_size, scenario.group_size
+    if train_batch >= group or scenario.rollout_batch_size < group:
+        return None
+    what = (
+        f"the train batch has {train_batch} rollouts (rollout_batch_size {scenario.rollout_batch_size} / "
+        f"minibatches_per_epoch {scenario.minibatches_per_epoch}), must be at least group_size {group}"
+    )
+    fix = f"set minibatches_per_epoch to at most {max(1, scenario.rollout_batch_size // group)}"
+    return broken(what, fix, "minibatches_per_epoch", "group_size", "rollout_batch_size")
+
+
+def _must_divide(key: str, size: int, whole: str, total: int) -> Problem | None:
+    remainder = total % size
+    if remainder == 0:
+        return None
+    what = f"{key} {size} does not divide {whole} {total} (remainder {remainder})"
+    divisors = [number for number in range(1, min(total, 4096) + 1) if total % number == 0]
+    near = sorted(sorted(divisors, key=lambda number: abs(number - size))[:4])
+    wholes = [number for number in (total - remainder, total - remainder + size) if number > 0]
+    fix = f"set {key} to {_any_of(near)}, or make {whole} {_any_of(wholes)}"
+    return broken(what, fix, key, "rollout_batch_size")
+
+
+def _any_of(numbers: list[int]) -> str:
+    *rest, last = map(str, numbers)
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+Rule = Callable[[Scenario], Problem | None]
+RULES: tuple[Rule, ...] = (
+    whole_groups,
+    whole_minibatches,
+    whole_microbatches,
+    train_batch_holds_a_group,
+    *LOSS_RULES,
+    *DISTRIBUTED_RULES,
+    *TASK_AND_MODEL_RULES,
+)
+
+
+def broken_rules(scenario: Scenario) -> list[Problem]:
+    """Return a problem for each rule that the scenario breaks, with the rule's name, the values and what to write."""
+    found = [(rule.__name__, rule(scenario)) for rule in RULES]
+    return [replace(problem, what=f"{problem.what} [rule: {name}]") for name, problem in found if problem is not None]

@@ -18,10 +18,9 @@ from harness.core.trace import Stage
 from harness.results import Run
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
-from harness.scenario.check import check_variant
-from harness.scenario.parse import parse_yaml
+from harness.scenario.axes import check_variant
 from harness.scenario.problems import as_user_error
-from harness.scenario.tree import Tree, paths_in, tree_of_key
+from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
 from harness.simulate.whatif.recorded import Recording
 from harness.simulate.whatif.replay import CALL, RECORD, Factors
 from harness.simulate.workload import Workload
