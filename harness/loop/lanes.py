@@ -256,7 +256,7 @@ class _Lanes:
                 self._replaced(generator.lane, error)
         check_generated(generator.lane, item, groups, version)
         self._hand_to_scorer(item, groups)
-        if self.plan.max_lag == 0:
+        if self.plan.is_synchronous:
             await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_told(version), version)
 
     def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
@@ -345,7 +345,7 @@ class _Lanes:
         self._drop(self.intake.expire(self.version))
         self._let_in()
         weight_handle = await self._publish()
-        if self.plan.max_lag == 0:
+        if self.plan.is_synchronous:
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
         replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
         facts = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)

@@ -222,7 +222,7 @@ def no_gpu_error(where: str = "placement.device: cuda") -> UserError:
 
 def colocated_parts_take_turns(scenario: Scenario) -> Problem | None:
     """Colocated parts never work at the same time, so they cannot lag."""
-    if not scenario.placement.colocated or scenario.max_lag == 0:
+    if not scenario.placement.colocated or scenario.is_synchronous:
         return None
     what = f"max_lag is {scenario.max_lag}, must be 0 with placement.colocated true"
     fix = "set max_lag to 0, or placement.colocated to false"
@@ -231,7 +231,7 @@ def colocated_parts_take_turns(scenario: Scenario) -> Problem | None:
 
 def arms_that_take_steps(scenario: Scenario) -> Problem | None:
     """Arms take turns by step only where nothing of them goes on in the background."""
-    if scenario.interleaving != "step" or scenario.max_lag == 0:
+    if scenario.interleaving != "step" or scenario.is_synchronous:
         return None
     what = f"interleaving is step with max_lag {scenario.max_lag}: lagged parts work on while another arm has its turn"
     fix = "set interleaving to run, or max_lag to 0"
@@ -240,7 +240,7 @@ def arms_that_take_steps(scenario: Scenario) -> Problem | None:
 
 def lag_control_has_lag(scenario: Scenario) -> Problem | None:
     """Without lag there is nothing to drop and no weights to swap."""
-    if scenario.lag_control == "wait" or scenario.max_lag > 0:
+    if scenario.lag_control == "wait" or not scenario.is_synchronous:
         return None
     what = f"lag_control is {scenario.lag_control} with max_lag 0, and without lag its bound never bites that way"
     return broken(what, "set max_lag to 1 or more, or lag_control to wait", "lag_control", "max_lag")

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from harness.scenario.distributed import (
     DISTRIBUTED_RULES,
+    ActorTransportSettings,
     CudaIpcTransportSettings,
     DiskTransportSettings,
     FaultSettings,
@@ -213,6 +214,11 @@ class Scenario(Section):
     def uses_ray(self) -> bool:
         """Whether the parts run as Ray actors."""
         return self.transport.type != "in_process"
+
+    @property
+    def verifies_weights(self) -> bool:
+        """Whether both ends of a weight sync take a checksum."""
+        return isinstance(self.transport, ActorTransportSettings) and self.transport.verify
 
     def device_of(self, part: PartSettings, has_gpu: bool) -> Literal["cpu", "cuda"]:
         """Return where a part computes: the one rule of real runs, the memory plan and the simulator.

@@ -67,7 +67,7 @@ class Workload:
     @cached_property
     def verifies(self) -> bool:
         """Whether both ends of a weight sync take a checksum."""
-        return bool(getattr(self.scenario.transport, "verify", False))
+        return self.scenario.verifies_weights
 
     @cached_property
     def proves(self) -> bool:
