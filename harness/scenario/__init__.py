@@ -15,15 +15,7 @@ from harness.scenario.distributed import (
 )
 from harness.scenario.load import SCENARIOS, load_scenario, load_side_by_side, resolved_yaml, scenario_hash
 from harness.scenario.loss import AdvantageSettings, LossSettings
-from harness.scenario.schema import (
-    EngineSettings,
-    ModelSettings,
-    Scenario,
-    TaskSettings,
-    TransportSettings,
-    broken_rules,
-    json_schema,
-)
+from harness.scenario.schema import Scenario, broken_rules, json_schema
 from harness.scenario.task_and_model import (
     FakeEngineSettings,
     FolderModelSettings,
@@ -36,20 +28,16 @@ from harness.scenario.task_and_model import (
 __all__ = [
     "SCENARIOS",
     "AdvantageSettings",
-    "EngineSettings",
     "FakeEngineSettings",
     "FolderModelSettings",
     "JsonlTaskSettings",
     "LossSettings",
-    "ModelSettings",
     "NativeEngineSettings",
     "PartSettings",
     "PlacementSettings",
     "PresetModelSettings",
     "Scenario",
-    "TaskSettings",
     "TransportName",
-    "TransportSettings",
     "TransportSweepSettings",
     "Variant",
     "VllmEngineSettings",

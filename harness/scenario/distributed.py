@@ -17,6 +17,7 @@ from harness.scenario.sections import (
     NotNegative,
     Positive,
     Section,
+    by_type,
 )
 
 if TYPE_CHECKING:
@@ -186,6 +187,20 @@ class SharedMemoryTransportSettings(ActorTransportSettings):
 
     type: Literal["shared_memory"] = "shared_memory"
     """One copy in shared memory, from which every Generator on the host loads."""
+
+
+TransportSettings = Annotated[
+    InProcessTransportSettings
+    | ObjectStoreTransportSettings
+    | ObjectStoreNumpyTransportSettings
+    | NixlTransportSettings
+    | GlooTransportSettings
+    | NcclTransportSettings
+    | CudaIpcTransportSettings
+    | DiskTransportSettings
+    | SharedMemoryTransportSettings,
+    *by_type("in_process"),
+]
 
 
 class TransportSweepSettings(Section):

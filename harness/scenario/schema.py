@@ -9,24 +9,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from harness.scenario.distributed import (
     DISTRIBUTED_RULES,
     ActorTransportSettings,
-    CudaIpcTransportSettings,
-    DiskTransportSettings,
     FaultSettings,
-    GlooTransportSettings,
     InProcessTransportSettings,
-    NcclTransportSettings,
-    NixlTransportSettings,
-    ObjectStoreNumpyTransportSettings,
-    ObjectStoreTransportSettings,
     PartSettings,
     PlacementSettings,
     ReplaySettings,
-    SharedMemoryTransportSettings,
+    TransportSettings,
     TransportSweepSettings,
 )
 from harness.scenario.loss import (
@@ -38,56 +31,20 @@ from harness.scenario.loss import (
     needs_reference,
 )
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import (
-    AtLeast0,
-    AtLeast1,
-    EmptyIfNull,
-    FolderName,
-    FromList,
-    NonEmptyText,
-    Section,
-    Seed,
-    typed,
-)
+from harness.scenario.sections import AtLeast0, AtLeast1, EmptyIfNull, FolderName, FromList, NonEmptyText, Section, Seed
 from harness.scenario.task_and_model import (
     TASK_AND_MODEL_RULES,
-    ArithmeticTaskSettings,
+    EngineSettings,
     EvaluationSettings,
-    FakeEngineSettings,
-    FolderModelSettings,
-    JsonlTaskSettings,
     KeywordsTaskSettings,
-    MathsTaskSettings,
+    ModelSettings,
     NativeEngineSettings,
-    PacedEngineSettings,
-    PacedModelSettings,
     PresetModelSettings,
     SamplingSettings,
-    SglangEngineSettings,
-    SortingModelSettings,
-    SortingTaskSettings,
-    VllmEngineSettings,
+    TaskSettings,
 )
 
 AxisValues = Annotated[list[Any], Field(min_length=1)]
-TaskSettings = (
-    KeywordsTaskSettings | JsonlTaskSettings | MathsTaskSettings | ArithmeticTaskSettings | SortingTaskSettings
-)
-ModelSettings = PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings
-EngineSettings = (
-    NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings
-)
-TransportSettings = (
-    InProcessTransportSettings
-    | ObjectStoreTransportSettings
-    | ObjectStoreNumpyTransportSettings
-    | NixlTransportSettings
-    | GlooTransportSettings
-    | NcclTransportSettings
-    | CudaIpcTransportSettings
-    | DiskTransportSettings
-    | SharedMemoryTransportSettings
-)
 
 
 class Scenario(Section):
@@ -101,17 +58,11 @@ class Scenario(Section):
     """What is compared and why; the first line is shown in lists."""
     seed: Seed = 0
     """Seed of prompt order and sampling."""
-    task: Annotated[TaskSettings, Field(discriminator="type"), BeforeValidator(typed("keywords"))] = (
-        KeywordsTaskSettings()
-    )
+    task: TaskSettings = KeywordsTaskSettings()
     """Prompts and their reward."""
-    model: Annotated[ModelSettings, Field(discriminator="type"), BeforeValidator(typed("preset"))] = (
-        PresetModelSettings()
-    )
+    model: ModelSettings = PresetModelSettings()
     """The policy that is trained."""
-    engine: Annotated[EngineSettings, Field(discriminator="type"), BeforeValidator(typed("native"))] = (
-        NativeEngineSettings()
-    )
+    engine: EngineSettings = NativeEngineSettings()
     """What samples the rollouts."""
     sampling: Annotated[SamplingSettings, EmptyIfNull] = SamplingSettings()
     """How responses are sampled."""
@@ -145,9 +96,7 @@ class Scenario(Section):
     """Training on rollouts more than once."""
     placement: Annotated[PlacementSettings, EmptyIfNull] = PlacementSettings()
     """Where the parts run."""
-    transport: Annotated[TransportSettings, Field(discriminator="type"), BeforeValidator(typed("in_process"))] = (
-        InProcessTransportSettings()
-    )
+    transport: TransportSettings = InProcessTransportSettings()
     """How weights move from the Learner to the Generators; any type but `in_process` runs the parts as Ray actors."""
     faults: Annotated[FaultSettings, EmptyIfNull] = FaultSettings()
     """What to do when a part dies or nothing moves."""

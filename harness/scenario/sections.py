@@ -5,8 +5,7 @@ Bounds of one value are in its ``Field``. Rules that tie several values together
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -27,15 +26,15 @@ Precision = Literal["float32", "bfloat16"]
 NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
-def typed(default_type: str) -> Callable[[object], object]:
-    """Fill in the section's usual ``type`` where the file leaves it, or the whole section, out."""
+def by_type(usual: str) -> tuple[Any, Any]:
+    """Return what makes a union one section with a ``type``: the usual one where the file leaves it out."""
 
     def fill(value: object) -> object:
         if value is None:
-            return {"type": default_type}
-        return {"type": default_type, **value} if isinstance(value, dict) else value
+            return {"type": usual}
+        return {"type": usual, **value} if isinstance(value, dict) else value
 
-    return fill
+    return Field(discriminator="type"), BeforeValidator(fill)
 
 
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)

@@ -20,6 +20,7 @@ from harness.scenario.sections import (
     Precision,
     Section,
     Seed,
+    by_type,
 )
 
 if TYPE_CHECKING:
@@ -107,6 +108,12 @@ class SortingTaskSettings(Section):
     """`positions`: numbers at their sorted place; `inclusion_ordering`: numbers that occur, and ordered neighbours."""
 
 
+TaskSettings = Annotated[
+    KeywordsTaskSettings | JsonlTaskSettings | MathsTaskSettings | ArithmeticTaskSettings | SortingTaskSettings,
+    *by_type("keywords"),
+]
+
+
 class PolicySettings(Section):
     """What every kind of policy has."""
 
@@ -162,6 +169,11 @@ class SortingModelSettings(PolicySettings):
     """The model of `task.type: sorting`."""
     seed: Seed | None = None
     """Seed of the initial weights; null takes the scenario's."""
+
+
+ModelSettings = Annotated[
+    PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings, *by_type("preset")
+]
 
 
 class NativeEngineSettings(Section):
@@ -224,6 +236,12 @@ class SglangEngineSettings(ServingEngineSettings):
     """SGLang; it has to be installed by hand."""
     memory_fraction: Fraction = 0.4
     """Share of the GPU's memory that SGLang takes for weights, keys and values."""
+
+
+EngineSettings = Annotated[
+    NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings,
+    *by_type("native"),
+]
 
 
 class SamplingSettings(Section):
