@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import ValidationError
-
-from harness.scenario.check import problems_of
+from harness.scenario.check import check_variant
 from harness.scenario.problems import Path, Problem, as_user_error, broken, dotted
-from harness.scenario.schema import Scenario, broken_rules
+from harness.scenario.schema import Scenario
 from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
 
 MAX_VARIANTS = 10_000
@@ -90,28 +88,6 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     variants = _with_folder_names(_in_blocks(variants, scenario.blocks))
     object.__setattr__(scenario, "_variants", tuple(variants))
     return variants
-
-
-def parse_scenario(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
-    """Check the keys, types and bounds of a scenario.
-
-    Returns:
-        the scenario (None where there are problems) and every problem, with the place where it was written.
-    """
-    problems, scenario = list(tree.problems), None
-    try:
-        scenario = Scenario.model_validate(tree.data)
-    except ValidationError as error:
-        problems += problems_of(error, Scenario)
-    return (None if problems else scenario), [problem.located(tree.origins) for problem in problems]
-
-
-def check_variant(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
-    """Check a scenario without arms and sweep: keys, types and bounds, then the rules."""
-    scenario, problems = parse_scenario(tree)
-    if scenario is not None:
-        problems = [problem.located(tree.origins) for problem in broken_rules(scenario)]
-    return (None if problems else scenario), problems
 
 
 def _changed(base: Tree, tree: Tree, path: Path, changes: Mapping[str, Any]) -> Tree:

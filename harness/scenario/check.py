@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from harness.scenario.problems import Path, Problem, dotted, nearest, shown
+from harness.scenario.schema import Scenario, broken_rules
 from harness.scenario.sections import FORMS
+
+if TYPE_CHECKING:
+    from harness.scenario.yaml_files import Tree
 
 SectionClass = type[BaseModel]
 _EXPECTED = {
@@ -34,6 +38,28 @@ _BOUNDS = {
     "less_than": ("lt", "below"),
     "less_than_equal": ("le", "at most"),
 }
+
+
+def parse_scenario(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
+    """Check the keys, types and bounds of a scenario.
+
+    Returns:
+        the scenario (None where there are problems) and every problem, with the place where it was written.
+    """
+    problems, scenario = list(tree.problems), None
+    try:
+        scenario = Scenario.model_validate(tree.data)
+    except ValidationError as error:
+        problems += problems_of(error, Scenario)
+    return (None if problems else scenario), [problem.located(tree.origins) for problem in problems]
+
+
+def check_variant(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
+    """Check a scenario without arms and sweep: keys, types and bounds, then the rules."""
+    scenario, problems = parse_scenario(tree)
+    if scenario is not None:
+        problems = [problem.located(tree.origins) for problem in broken_rules(scenario)]
+    return (None if problems else scenario), problems
 
 
 def problems_of(error: ValidationError, root: SectionClass) -> list[Problem]:

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from harness.core.errors import UserError
-from harness.scenario.axes import expand, parse_scenario
+from harness.scenario.axes import expand
+from harness.scenario.check import parse_scenario
 from harness.scenario.problems import as_user_error
 from harness.scenario.schema import Scenario
 from harness.scenario.yaml_files import (

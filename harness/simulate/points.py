@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.scenario import Scenario
-from harness.scenario.axes import check_variant
+from harness.scenario.check import check_variant
 from harness.scenario.problems import as_user_error
 from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
 from harness.simulate.axes import Point, shown

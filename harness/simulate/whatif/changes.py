@@ -18,7 +18,7 @@ from harness.core.trace import Stage
 from harness.results import Run
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
-from harness.scenario.axes import check_variant
+from harness.scenario.check import check_variant
 from harness.scenario.problems import as_user_error
 from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
 from harness.simulate.whatif.recorded import Recording
