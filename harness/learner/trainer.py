@@ -29,7 +29,7 @@ from harness.grpo import (
 )
 from harness.grpo.masking import unknown_choice
 from harness.models.policy import policy_log_probs
-from harness.scenario import passes
+from harness.scenario import loss as passes
 
 Proximal = Literal["engine", "recompute"]
 
@@ -108,7 +108,7 @@ class TrainerOptions:
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether the Learner computes the old log-probs; see ``harness.scenario.passes``."""
+        """Whether the Learner computes the old log-probs; see ``harness.scenario.loss``."""
         return passes.needs_old_log_probs(
             self.behaviour_is_engine, self.proximal, self.optimizer_steps_per_batch, self.monitor_kl
         )

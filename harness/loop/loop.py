@@ -263,7 +263,7 @@ class _Lanes:
                 self._replaced(generator.lane, error)
         check_generated(generator.lane, item, groups, version)
         self._hand_to_scorer(item, groups)
-        if self.plan.max_lag == 0:
+        if self.plan.is_synchronous:
             await self._wait(
                 generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_reported(version), version
             )
@@ -356,7 +356,7 @@ class _Lanes:
         self._drop(self.assembler.expire(self.version))
         self._admit_one()
         weight_handle = await self._publish()
-        if self.plan.max_lag == 0:
+        if self.plan.is_synchronous:
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
         replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
         report = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)

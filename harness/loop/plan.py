@@ -45,6 +45,11 @@ class LoopPlan:
     replay: ReplayOptions | None = None
 
     @property
+    def is_synchronous(self) -> bool:
+        """Whether no rollout may be behind the Learner."""
+        return self.max_lag == 0
+
+    @property
     def room(self) -> int:
         """Rollout batches that may be under way (ordered, and neither trained on nor dropped) under ``drop``."""
         return 2 * (self.max_lag + 1)

@@ -1,11 +1,9 @@
-"""The shape of the harness' own language model, its translation from and to a Llama ``config.json``, and the shapes of
-public models, for folders with random weights. No torch.
-"""
+"""The shape of the harness' own language model, as a Llama ``config.json`` says it, and shapes of public models. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.core.errors import UserError
@@ -219,7 +217,14 @@ PRESETS: dict[str, ModelConfig] = {
         max_position_embeddings=2048,
     ),
 }
-"""The shipped shapes; replace ``vocab_size`` by the tokenizer's (``dataclasses.replace``)."""
+"""The shipped shapes; ``preset_shape`` gives one the vocabulary of its tokenizer."""
+VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
+"""Tokens of each preset's tokenizer, which its warm start trains."""
+
+
+def preset_shape(preset: str) -> ModelConfig:
+    """Return the shape of a preset as it is trained."""
+    return replace(PRESETS[preset], vocab_size=VOCABULARY[preset])
 
 
 QWEN2_5_MATH_1_5B: dict[str, Any] = {

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.models.config import PRESETS, PUBLISHED
+from harness.models.config import PUBLISHED, preset_shape
 from harness.models.shape import Shape, read_shape, shape_of, shape_of_own
 from harness.scenario import Scenario
-
-VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
-"""Tokens of a preset's tokenizer, as ``harness.learner.warm_start.presets`` has them; importing that needs torch."""
 
 
 def shape_for(scenario: Scenario) -> tuple[Shape | None, str]:
@@ -20,7 +16,7 @@ def shape_for(scenario: Scenario) -> tuple[Shape | None, str]:
     if scenario.transport_sweep is not None:
         return None, "a transport sweep trains no model"
     if settings.type == "preset":
-        return shape_of_own(replace(PRESETS[settings.preset], vocab_size=VOCABULARY[settings.preset])), ""
+        return shape_of_own(preset_shape(settings.preset)), ""
     if settings.type != "folder":
         return None, f"model.type {settings.type} has next to no weights"
     folder = _folder(settings.path)

@@ -354,7 +354,7 @@ def interleaving_of(variants: Sequence[Variant]) -> str | None:
     asked = variants[0].scenario.interleaving
     if asked != "auto":
         return asked
-    return "step" if all(variant.scenario.max_lag == 0 for variant in variants) else "run"
+    return "step" if all(variant.scenario.is_synchronous for variant in variants) else "run"
 
 
 def side_by_side(variants: Sequence[Variant]) -> list[list[Scenario]]:

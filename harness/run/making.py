@@ -105,8 +105,7 @@ def make_learner(
     save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
     proven = mismatch_bound(scenario) is not None
     probe = first_probe_rows(task or make_task(scenario), policy.tokenizer) if proven else None
-    verify = getattr(scenario.transport, "verify", False)
-    return LearnerWorker(trainer, sender, tracer, verify, save, first_probe=probe)
+    return LearnerWorker(trainer, sender, tracer, scenario.verifies_weights, save, first_probe=probe)
 
 
 def _save_policy(policy: Policy, folder: Path) -> None:

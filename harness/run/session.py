@@ -142,7 +142,7 @@ class Experiment:
         folder = self.open_folder(variant, startup_s, interleaving, parts.threads, parts.num_parameters)
         gpus = self._machine["gpus"] or ()
         utilisation = utilisation_of(variant.scenario, gpus if parts.learner_on_gpu else ())
-        recorder = RunRecorder(folder, tracer, parts.plan.max_lag == 0, on_row, profiled, utilisation=utilisation)
+        recorder = RunRecorder(folder, tracer, parts.plan.is_synchronous, on_row, profiled, utilisation=utilisation)
         books = Books(folder, recorder, self._durable)
         books.log_lines(memory_table(variant.scenario, self.has_gpu))
         return books

@@ -13,14 +13,16 @@ from harness.core.protocols import Engine
 from harness.run.builders import BUILDERS, Policy
 from harness.run.making import never
 from harness.run.options import check_gpu_is_found, resolve_device
-from harness.scenario import Scenario
-from harness.scenario.engine_sections import (
+from harness.scenario import (
     FakeEngineSettings,
+    FolderModelSettings,
     NativeEngineSettings,
+    PlacementSettings,
+    PresetModelSettings,
+    Scenario,
     VllmEngineSettings,
 )
-from harness.scenario.model_sections import FolderModelSettings, PresetModelSettings
-from harness.scenario.sections import PlacementSettings, Precision
+from harness.scenario.sections import Precision
 
 PRESET = "preset:"
 

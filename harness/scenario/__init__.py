@@ -1,67 +1,52 @@
-"""Scenarios: the YAML a person writes, checked and expanded into the runs it asks for. Imports no torch."""
+"""Scenarios: the YAML a person writes, checked and expanded into the runs it asks for. Imports no torch.
+
+Start with ``schema``: the scenario, and the rules that bind it. Its sections stand with their rules in
+``task_and_model``, ``loss`` and ``distributed``. ``load`` reads a file, ``axes`` makes its runs, ``loop_plan``
+what the loop is told. ``yaml_files`` and ``check`` are for every YAML that people write.
+"""
 
 from harness.scenario.axes import Variant, expand
-from harness.scenario.dump import resolved_yaml, scenario_hash
-from harness.scenario.engine_sections import FakeEngineSettings, NativeEngineSettings, PacedEngineSettings
-from harness.scenario.load import find_scenario, load_scenario, scenario_files, scenario_folders
-from harness.scenario.model_sections import FolderModelSettings, PacedModelSettings, PresetModelSettings
-from harness.scenario.rules import broken_rules, no_gpu_error
-from harness.scenario.schema import (
-    EngineSettings,
-    ModelSettings,
-    Scenario,
-    TaskSettings,
-    TransportSettings,
-    json_schema,
-)
-from harness.scenario.sections import (
-    AdvantageSettings,
-    EvaluationSettings,
-    KlSettings,
-    LossSettings,
-    OptimizerSettings,
+from harness.scenario.distributed import (
     PartSettings,
     PlacementSettings,
-    SamplingSettings,
+    TransportName,
+    TransportSweepSettings,
+    no_gpu_error,
 )
-from harness.scenario.side_by_side import load_side_by_side
-from harness.scenario.task_sections import JsonlTaskSettings, KeywordsTaskSettings
-from harness.scenario.transport_sections import InProcessTransportSettings, TransportSweepSettings
+from harness.scenario.load import SCENARIOS, load_scenario, load_side_by_side, resolved_yaml, scenario_hash
+from harness.scenario.loss import AdvantageSettings, LossSettings
+from harness.scenario.schema import Scenario, broken_rules, json_schema
+from harness.scenario.task_and_model import (
+    FakeEngineSettings,
+    FolderModelSettings,
+    JsonlTaskSettings,
+    NativeEngineSettings,
+    PresetModelSettings,
+    VllmEngineSettings,
+)
 
 __all__ = [
+    "SCENARIOS",
     "AdvantageSettings",
-    "EngineSettings",
-    "EvaluationSettings",
     "FakeEngineSettings",
     "FolderModelSettings",
-    "InProcessTransportSettings",
     "JsonlTaskSettings",
-    "KeywordsTaskSettings",
-    "KlSettings",
     "LossSettings",
-    "ModelSettings",
     "NativeEngineSettings",
-    "OptimizerSettings",
-    "PacedEngineSettings",
-    "PacedModelSettings",
     "PartSettings",
     "PlacementSettings",
     "PresetModelSettings",
-    "SamplingSettings",
     "Scenario",
-    "TaskSettings",
-    "TransportSettings",
+    "TransportName",
     "TransportSweepSettings",
     "Variant",
+    "VllmEngineSettings",
     "broken_rules",
     "expand",
-    "find_scenario",
     "json_schema",
     "load_scenario",
     "load_side_by_side",
     "no_gpu_error",
     "resolved_yaml",
-    "scenario_files",
-    "scenario_folders",
     "scenario_hash",
 ]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.scenario.check import check_variant
-from harness.scenario.problems import Path, Problem, as_user_error, dotted
+from harness.scenario.problems import Path, Problem, as_user_error, broken, dotted
 from harness.scenario.schema import Scenario
-from harness.scenario.tree import Tree, paths_in, tree_of_key
+from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
 
 MAX_VARIANTS = 10_000
 FEWEST_BLOCKS = 10
@@ -22,8 +22,6 @@ FEWEST_BLOCKS = 10
 _FIXED_KEYS = ("name", "arms", "sweep", "extends", "blocks", "interleaving", "stop_at_half_width")
 _RESERVED_ARMS = ("pictures",)
 _MAX_NAME = 100
-Arms = Mapping[str, Mapping[str, Any]]
-Sweep = Mapping[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,44 +46,55 @@ class Variant:
         return _label(self.arm, self.point) or self.scenario.name
 
 
-def expand(scenario: Scenario) -> list[Variant]:
+def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subject: str = "") -> list[Variant]:
     """Return the runs of a scenario, block by block: every arm at every point, the arms of one point side by side.
+
+    They are made and checked once: a scenario that was loaded has them already. Changes are laid over the base with
+    its defaults written out, so an arm that switches a section's ``type`` keeps the settings that both types have.
+
+    Args:
+        scenario: what is run.
+        origins: where its values were written; None where it was not read from a file.
+        subject: what to call it in messages.
 
     Raises:
         UserError: a variant breaks a rule or sets something unknown; the message names the arm and the point.
     """
-    subject = f"scenario {scenario.name}"
-    variants, problems = try_expand(scenario, dict.fromkeys(paths_in(scenario.model_dump(mode="json")), subject))
+    kept: tuple[Variant, ...] | None = getattr(scenario, "_variants", None)
+    if kept is not None:
+        return list(kept)
+    subject = subject or f"scenario {scenario.name}"
+    data = scenario.model_dump(mode="json")
+    tree = Tree(data, dict(origins) if origins is not None else dict.fromkeys(paths_in(data), subject))
+    problems = [problem.located(tree.origins) for problem in (*_axis_problems(scenario), *_block_problems(scenario))]
     if problems:
         raise as_user_error(problems, subject)
-    return variants
-
-
-def try_expand(scenario: Scenario, origins: dict[Path, str]) -> tuple[list[Variant], list[Problem]]:
-    """Return the variants of a scenario, and all that is wrong with them; ``origins`` says where values were written.
-
-    Changes are laid over the base with its defaults written out. So an arm that switches a section's ``type`` keeps
-    the settings that both types have.
-    """
-    tree, arms, sweep = Tree(scenario.model_dump(mode="json"), origins), scenario.arms, scenario.sweep
-    problems = [problem.located(origins) for problem in (*_axis_problems(arms, sweep), *_block_problems(scenario))]
-    if problems:
-        return [], problems
     base = tree.without("arms", "sweep")
     variants: list[Variant] = []
     found: dict[Problem, list[str]] = {}
-    names: list[str | None] = [*arms] or [None]
-    for point, arm in itertools.product(_points(sweep), names):
-        changed = _at_point(_in_arm(base, tree, arm), tree, point)
-        resolved, broken = check_variant(changed)
+    arms: list[str | None] = [*scenario.arms] or [None]
+    for point, arm in itertools.product(_points(scenario.sweep), arms):
+        changed = _changed(base, tree, ("arms", arm), scenario.arms[arm]) if arm is not None else base
+        changed = _changed(changed, tree, ("sweep",), point)
+        resolved, wrong = check_variant(changed)
         label = _label(arm, point)
-        for problem in broken:
+        for problem in wrong:
             found.setdefault(problem, []).append(label)
         if resolved is not None:
             variants.append(Variant(arm, point, label, resolved, len(variants)))
-    count = _count(arms, sweep)
-    problems = [_in_variants(problem, labels, count) for problem, labels in found.items()]
-    return _with_folder_names(_in_blocks(variants, scenario.blocks)), problems
+    if found:
+        count = _count(scenario)
+        raise as_user_error([_in_variants(problem, labels, count) for problem, labels in found.items()], subject)
+    variants = _with_folder_names(_in_blocks(variants, scenario.blocks))
+    object.__setattr__(scenario, "_variants", tuple(variants))
+    return variants
+
+
+def _changed(base: Tree, tree: Tree, path: Path, changes: Mapping[str, Any]) -> Tree:
+    """Lay dotted keys over the base; ``path`` leads to them in the tree, which knows where they were written."""
+    for key, value in changes.items():
+        base = base.overlaid(tree_of_key(key, value, tree.origins.get((*path, key), dotted(path))))
+    return base
 
 
 def _in_blocks(variants: list[Variant], blocks: int) -> list[Variant]:
@@ -102,8 +111,8 @@ def _in_blocks(variants: list[Variant], blocks: int) -> list[Variant]:
     return repeated
 
 
-def _count(arms: Arms, sweep: Sweep) -> int:
-    return math.prod(map(len, sweep.values())) * max(1, len(arms))
+def _count(scenario: Scenario) -> int:
+    return math.prod(map(len, scenario.sweep.values())) * max(1, len(scenario.arms))
 
 
 def _block_problems(scenario: Scenario) -> Iterator[Problem]:
@@ -111,7 +120,7 @@ def _block_problems(scenario: Scenario) -> Iterator[Problem]:
     blocks, width = scenario.blocks, scenario.stop_at_half_width
     if blocks > 1 and scenario.transport_sweep is not None:
         what = f"blocks is {blocks} with a transport_sweep, whose transports take turns in each of its own repeats"
-        yield Problem(what, "leave blocks out, and set transport_sweep.repeats", (("blocks",),))
+        yield broken(what, "leave blocks out, and set transport_sweep.repeats", "blocks")
     if blocks > 1:
         setters: list[Path] = [("sweep", "seed")] if "seed" in scenario.sweep else []
         setters += [("arms", arm, "seed") for arm, changes in scenario.arms.items() if "seed" in changes]
@@ -120,35 +129,25 @@ def _block_problems(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(what, "leave the seed out there, or set blocks to 1", (path,))
         if scenario.seed + blocks > 2**32:
             what = f"seed {scenario.seed} and {blocks} blocks go beyond the largest seed, {2**32 - 1}"
-            yield Problem(what, "take a smaller seed", (("seed",),))
-    runs = blocks * _count(scenario.arms, scenario.sweep)
-    if runs > MAX_VARIANTS >= _count(scenario.arms, scenario.sweep):
-        what = f"blocks, arms and sweep make {runs} runs, must be at most {MAX_VARIANTS}"
-        yield Problem(what, f"set blocks to at most {MAX_VARIANTS * blocks // runs}", (("blocks",),))
-    if width is not None and (blocks < FEWEST_BLOCKS or _count(scenario.arms, scenario.sweep) < 2):
-        what = f"stop_at_half_width is {width:g} with blocks {blocks} and {_count(scenario.arms, scenario.sweep)} runs"
+            yield broken(what, "take a smaller seed", "seed")
+    runs = _count(scenario)
+    if blocks * runs > MAX_VARIANTS >= runs:
+        what = f"blocks, arms and sweep make {blocks * runs} runs, must be at most {MAX_VARIANTS}"
+        yield broken(what, f"set blocks to at most {MAX_VARIANTS // runs}", "blocks")
+    if width is not None and (blocks < FEWEST_BLOCKS or runs < 2):
+        what = f"stop_at_half_width is {width:g} with blocks {blocks} and {runs} runs"
         fix = f"set blocks to {FEWEST_BLOCKS} or more (the most that may be made), and name two arms to compare"
-        yield Problem(what, fix, (("stop_at_half_width",),))
+        yield broken(what, fix, "stop_at_half_width")
 
 
-def _points(sweep: Sweep) -> Iterator[dict[str, Any]]:
+def _points(sweep: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
     for values in itertools.product(*sweep.values()):
         yield dict(zip(sweep, values, strict=True))
 
 
-def _in_arm(base: Tree, tree: Tree, arm: str | None) -> Tree:
-    for key, value in tree.data["arms"][arm].items() if arm is not None else ():
-        base = base.overlaid(tree_of_key(key, value, tree.origins.get(("arms", str(arm), key), f"arm {arm}")))
-    return base
-
-
-def _at_point(base: Tree, tree: Tree, point: Mapping[str, Any]) -> Tree:
-    for key, value in point.items():
-        base = base.overlaid(tree_of_key(key, value, tree.origins.get(("sweep", key), "sweep")))
-    return base
-
-
-def _axis_problems(arms: Arms, sweep: Sweep) -> Iterator[Problem]:
+def _axis_problems(scenario: Scenario) -> Iterator[Problem]:
+    """Arms and axes have names that can be folders, set what may differ, and no two of them set the same thing."""
+    arms, sweep = scenario.arms, scenario.sweep
     for arm, changes in arms.items():
         if arm.lower() in _RESERVED_ARMS:
             what = f"an arm cannot be called `{arm}`: that folder holds the pictures"
@@ -159,13 +158,6 @@ def _axis_problems(arms: Arms, sweep: Sweep) -> Iterator[Problem]:
         yield from _fixed_key(axis, ("sweep", axis))
         if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
             yield Problem(f"sweep axis `{axis}` names a value twice: {values}", "name each once", (("sweep", axis),))
-    yield from _conflicts(arms, sweep)
-    if _count(arms, sweep) > MAX_VARIANTS:
-        what = f"arms and sweep make {_count(arms, sweep)} runs, must be at most {MAX_VARIANTS}"
-        yield Problem(what, "sweep fewer values", (("sweep",),))
-
-
-def _conflicts(arms: Arms, sweep: Sweep) -> Iterator[Problem]:
     for arm, changes in arms.items():
         for key, axis in itertools.product(_leaves(changes), sweep):
             if _overlap(key, axis):
@@ -174,6 +166,9 @@ def _conflicts(arms: Arms, sweep: Sweep) -> Iterator[Problem]:
     for one, other in itertools.combinations(sweep, 2):
         if _overlap(one, other):
             yield Problem(f"sweep axes `{one}` and `{other}` set the same thing", "keep one", (("sweep", other),))
+    if _count(scenario) > MAX_VARIANTS:
+        what = f"arms and sweep make {_count(scenario)} runs, must be at most {MAX_VARIANTS}"
+        yield broken(what, "sweep fewer values", "sweep")
 
 
 def _fixed_key(key: str, path: Path) -> Iterator[Problem]:

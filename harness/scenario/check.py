@@ -1,21 +1,25 @@
-"""Plain data to a checked Scenario; pydantic's errors in this project's words."""
+"""Plain data to checked settings: pydantic's errors in this project's words, with the nearest key that there is."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from harness.scenario.keys import SectionClass, data_path, dotted_keys, field_at, section_classes
 from harness.scenario.problems import Path, Problem, dotted, nearest, shown
-from harness.scenario.rules import broken_rules
-from harness.scenario.schema import Scenario
+from harness.scenario.schema import Scenario, broken_rules
 from harness.scenario.sections import FORMS
-from harness.scenario.tree import Tree
 
-EXPECTED = {
+if TYPE_CHECKING:
+    from harness.scenario.yaml_files import Tree
+
+SectionClass = type[BaseModel]
+_EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -28,7 +32,7 @@ EXPECTED = {
     "model_type": "a mapping of `key: value` lines",
     "model_attributes_type": "a mapping of `key: value` lines",
 }
-BOUNDS = {
+_BOUNDS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
     "less_than": ("lt", "below"),
@@ -42,14 +46,12 @@ def parse_scenario(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
     Returns:
         the scenario (None where there are problems) and every problem, with the place where it was written.
     """
-    problems = list(tree.problems)
-    scenario = None
+    problems, scenario = list(tree.problems), None
     try:
         scenario = Scenario.model_validate(tree.data)
     except ValidationError as error:
-        problems += [_as_problem(details) for details in error.errors(include_url=False)]
-    problems = [problem.located(tree.origins) for problem in problems]
-    return (None if problems else scenario), problems
+        problems += problems_of(error, Scenario)
+    return (None if problems else scenario), [problem.located(tree.origins) for problem in problems]
 
 
 def check_variant(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
@@ -60,77 +62,100 @@ def check_variant(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
     return (None if problems else scenario), problems
 
 
-def _as_problem(details: ErrorDetails) -> Problem:
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    path, owners = data_path(details["loc"])
-    key = dotted(path)
-    if kind == "extra_forbidden":
-        return _unknown_key(path, owners, value)
-    if kind == "missing" and isinstance(path[-1], int):
-        what = f"`{dotted(path[:-1])}` has {path[-1]} items, must have more"
-        return Problem(what, _meaning(owners, path), (path[:-1],))
-    if kind == "missing":
-        return Problem(f"`{key}` is missing: {_purpose(owners, path)}", f"add `{key}`", ((*path[:-1], "type"),))
-    if kind == "union_tag_invalid":
-        choices = [choice.strip(" '") for choice in str(context["expected_tags"]).split(",")]
-        return _not_a_choice((*path, "type"), context["tag"], choices)
-    if kind == "literal_error":
-        return _not_a_choice(path, value, [str(choice) for choice in _choices(owners, path)])
-    if kind in BOUNDS:
-        name, words = BOUNDS[kind]
-        return Problem(f"`{key}` is {shown(value)}, must be {words} {context[name]}", _meaning(owners, path), (path,))
-    if kind in EXPECTED:
-        return _wrong_type(path, owners, value, EXPECTED[kind])
-    return Problem(
-        f"`{key}` is {shown(value)}: {_other(kind, details['msg'], context)}", _meaning(owners, path), (path,)
-    )
+def problems_of(error: ValidationError, root: SectionClass) -> list[Problem]:
+    """Return what pydantic found wrong with the settings of a ``root``; where they were written is not known yet."""
+    return [_Translation(details, root).problem() for details in error.errors(include_url=False)]
 
 
-def _unknown_key(path: Path, owners: tuple[SectionClass, ...], value: object) -> Problem:
-    key, word = dotted(path), str(path[-1])
-    known = [name for owner in owners for name in owner.model_fields]
-    here = dotted(path[:-1]) + "." if len(path) > 1 else ""
-    fix = "did you mean " + " or ".join(f"`{here}{name}`" for name in nearest(word, known, 2)) + "?"
-    if "." in word or not nearest(word, known):
-        fix = _elsewhere(path, word) or f"valid here: {', '.join(known)}"
-    return Problem(f"unknown key `{key}`", fix, (path,))
+class _Translation:
+    """One of pydantic's errors: ``path`` in the data, and the classes that the section around its last key may have."""
 
+    def __init__(self, details: ErrorDetails, root: SectionClass) -> None:
+        self.details, self.root, self.value = details, root, details["input"]
+        self.path, self.owners = _data_path(details["loc"], root)
+        self.key, self.name = dotted(self.path), self.path[-1] if self.path else ""
+        self.field = _field_at(self.owners, next((part for part in reversed(self.path) if isinstance(part, str)), ""))
 
-def _elsewhere(path: Path, word: str) -> str | None:
-    for other in section_classes(path[:-1]):
-        if word in other.model_fields and "type" in other.model_fields:
-            section = dotted(path[:-1])
-            return (
-                f"it belongs to `{section}.type: {other.model_fields['type'].default}`: set that type, or leave it out"
-            )
-    if "." in word and word in set(dotted_keys()):
-        return f"dotted keys are for --set, arms and sweep; here write `{word.split('.')[0]}:` and the rest below it"
-    by_leaf: dict[str, str] = {}
-    for key in dotted_keys():
-        by_leaf.setdefault(key.rsplit(".", 1)[-1], key)
-    found = nearest(word.rsplit(".", 1)[-1], by_leaf)
-    return f"did you mean `{by_leaf[found[0]]}`?" if found else None
+    def problem(self) -> Problem:
+        kind, context = self.details["type"], self.details.get("ctx", {})
+        if kind == "extra_forbidden":
+            return self._problem(f"unknown key `{self.key}`", self._known_keys())
+        if kind == "missing":
+            return self._missing()
+        if kind in ("union_tag_invalid", "literal_error"):
+            return self._not_a_choice(context)
+        if kind in _BOUNDS:
+            name, words = _BOUNDS[kind]
+            return self._problem(f"`{self.key}` is {shown(self.value)}, must be {words} {context[name]}")
+        if kind in _EXPECTED:
+            what = f"`{self.key}` is {shown(self.value)}, expected {_EXPECTED[kind]}"
+            return self._problem(what, self._rewritten(_EXPECTED[kind]))
+        return self._problem(f"`{self.key}` is {shown(self.value)}: {_in_words(self.details)}")
 
+    def _problem(self, what: str, fix: str | None = None, path: Path | None = None) -> Problem:
+        path = self.path if path is None else path
+        return Problem(what, fix or self._meaning(), (path,) if path else ())
 
-def _not_a_choice(path: Path, value: object, choices: list[str]) -> Problem:
-    found = nearest(value, choices) if isinstance(value, str) else []
-    guess = f"did you mean `{found[0]}`? " if found else ""
-    what = f"`{dotted(path)}` is {shown(value)}, which is none of its values"
-    return Problem(what, f"{guess}valid: {', '.join(choices)}", (path,))
+    def _meaning(self) -> str | None:
+        """Say what the setting is, with its default: the fix where no better one is known."""
+        field = self.field
+        if field is None or not field.description:
+            return None
+        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        plain = isinstance(default, int | float | str) and default != ""
+        name = next(part for part in reversed(self.path) if isinstance(part, str))
+        return f"{name}: {field.description}" + (f" (default: {default})" if plain else "")
 
+    def _known_keys(self) -> str:
+        word, section = str(self.name), dotted(self.path[:-1])
+        known = [name for owner in self.owners for name in owner.model_fields]
+        close = nearest(word, known, 2)
+        if close and "." not in word:
+            here = section + "." if section else ""
+            return "did you mean " + " or ".join(f"`{here}{name}`" for name in close) + "?"
+        for other in classes_at(self.path[:-1], self.root):
+            if word in other.model_fields and "type" in other.model_fields:
+                kind = other.model_fields["type"].default
+                return f"it belongs to `{section}.type: {kind}`: set that type, or leave it out"
+        keys = list(dotted_keys(self.root))
+        if "." in word and word in keys:
+            top = word.split(".")[0]
+            return f"dotted keys are for --set, arms and sweep; here write `{top}:` and the rest below it"
+        by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
+        found = nearest(word.rsplit(".", 1)[-1], by_leaf)
+        return f"did you mean `{by_leaf[found[0]]}`?" if found else f"valid here: {', '.join(known)}"
 
-def _wrong_type(path: Path, owners: tuple[SectionClass, ...], value: object, expected: str) -> Problem:
-    key = dotted(path)
-    fix = _meaning(owners, path)
-    if expected == "true or false" and isinstance(value, str):
-        fix = "write true or false, without quotes (yes, no, on and off are text)"
-    elif expected.endswith("number") and isinstance(value, str) and _is_number(value):
-        fix = f"leave the quotes out: {path[-1]}: {value}"
-    elif expected == "a list" and not isinstance(value, dict) and value is not None:
-        fix = f"put it in brackets: {path[-1]}: [{value}]"
-    elif expected == "text" and not isinstance(value, list | dict) and value is not None:
-        fix = f"put it in quotes: {path[-1]}: '{shown(value)}'"
-    return Problem(f"`{key}` is {shown(value)}, expected {expected}", fix, (path,))
+    def _missing(self) -> Problem:
+        above = self.path[:-1]
+        if isinstance(self.name, int):
+            return self._problem(f"`{dotted(above)}` has {self.name} items, must have more", path=above)
+        purpose = (self.field.description if self.field else None) or "it has no default"
+        typed = any("type" in owner.model_fields for owner in self.owners)
+        what, fix = f"`{self.key}` is missing: {purpose}", f"add `{self.key}`"
+        return self._problem(what, fix, (*above, "type") if typed else above)
+
+    def _not_a_choice(self, context: dict[str, Any]) -> Problem:
+        path, value, expected = self.path, self.value, context.get("expected")
+        if expected is None:  # the tag of a section
+            path, value, expected = (*self.path, "type"), context["tag"], context["expected_tags"]
+        choices = re.findall(r"'([^']*)'", expected)
+        found = nearest(value, choices) if isinstance(value, str) else []
+        guess = f"did you mean `{found[0]}`? " if found else ""
+        what = f"`{dotted(path)}` is {shown(value)}, which is none of its values"
+        return self._problem(what, f"{guess}valid: {', '.join(choices)}", path)
+
+    def _rewritten(self, expected: str) -> str | None:
+        """Return how to write the value that was probably meant."""
+        value = self.value
+        if expected == "true or false" and isinstance(value, str):
+            return "write true or false, without quotes (yes, no, on and off are text)"
+        if expected.endswith("number") and isinstance(value, str) and _is_number(value):
+            return f"leave the quotes out: {self.name}: {value}"
+        if expected == "a list" and not isinstance(value, dict) and value is not None:
+            return f"put it in brackets: {self.name}: [{value}]"
+        if expected == "text" and not isinstance(value, list | dict) and value is not None:
+            return f"put it in quotes: {self.name}: '{shown(value)}'"
+        return None
 
 
 def _is_number(text: str) -> bool:
@@ -140,41 +165,83 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _other(kind: str, message: str, context: dict[str, Any]) -> str:
-    match kind:
-        case "too_short" | "too_long":
-            bound = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
-            return f"has {context['actual_length']} items, must have {bound}"
+def _in_words(details: ErrorDetails) -> str:
+    context = details.get("ctx", {})
+    match details["type"]:
+        case "too_short":
+            return f"has {context['actual_length']} items, must have at least {context['min_length']}"
+        case "too_long":
+            return f"has {context['actual_length']} items, must have at most {context['max_length']}"
         case "string_too_short":
             return "must not be empty"
         case "string_too_long":
             return f"must have at most {context['max_length']} characters"
         case "string_pattern_mismatch":
             return f"must be {FORMS.get(context['pattern'], context['pattern'])}"
-    return message
+    return details["msg"]
 
 
-def _purpose(owners: tuple[SectionClass, ...], path: Path) -> str:
-    field = field_at(owners, path[-1])
-    return (field.description if field else None) or "it has no default"
+# ---- which keys there are
 
 
-def _meaning(owners: tuple[SectionClass, ...], path: Path) -> str | None:
-    """Say what a setting is, with its default: the fix where no better one is known."""
-    while path and isinstance(path[-1], int):
-        path = path[:-1]
-    field = field_at(owners, path[-1]) if path else None
-    if field is None or not field.description:
-        return None
-    plain = isinstance(field.default, int | float | str) and field.default != ""
-    default = f" (default: {_yaml_scalar(field.default)})" if plain else ""
-    return f"{path[-1]}: {field.description}{default}"
+def classes_at(path: Path, root: SectionClass) -> tuple[SectionClass, ...]:
+    """Return the classes a section may have: one for each ``type``, none where ``path`` leads to a plain value."""
+    classes: tuple[SectionClass, ...] = (root,)
+    for part in path:
+        classes = _below(classes, part)
+    return classes
 
 
-def _yaml_scalar(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def foreign_keys(path: Path, section_type: object, root: SectionClass) -> frozenset[str]:
+    """Return the keys that the section at a path has with another ``type`` only."""
+    classes = classes_at(path, root)
+    if len(classes) < 2:
+        return frozenset()
+    own = _of_type(classes, section_type)
+    known = {key for model in own for key in model.model_fields}
+    return frozenset(key for model in classes for key in model.model_fields if own and key not in known)
 
 
-def _choices(owners: tuple[SectionClass, ...], path: Path) -> tuple[object, ...]:
-    field = field_at(owners, path[-1])
-    return get_args(field.annotation) if field else ()
+def dotted_keys(*classes: SectionClass, prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key below sections of these classes, sections among them."""
+    for name in {name: None for model in classes for name in model.model_fields}:
+        yield prefix + name
+        yield from dotted_keys(*_below(classes, name), prefix=f"{prefix}{name}.")
+
+
+def _data_path(location: tuple[str | int, ...], root: SectionClass) -> tuple[Path, tuple[SectionClass, ...]]:
+    """Translate the place of a pydantic error, which also names the chosen ``type`` of sections that have several."""
+    path: Path = ()
+    owners: tuple[SectionClass, ...] = ()
+    classes: tuple[SectionClass, ...] = (root,)
+    parts = [part for part in location if part != "[key]"]
+    while parts:
+        part = parts.pop(0)
+        path, owners = (*path, part), owners if isinstance(part, int) else classes
+        classes = _below(classes, part)
+        if len(classes) > 1 and parts:
+            classes = _of_type(classes, parts.pop(0))
+    return path, owners
+
+
+def _below(classes: tuple[SectionClass, ...], part: str | int) -> tuple[SectionClass, ...]:
+    """Return the classes one step down the path; an item of a list or mapping of sections has those of all items."""
+    fields = [model.model_fields[part] for model in classes if isinstance(part, str) and part in model.model_fields]
+    if not fields and len(classes) == 1:
+        return classes
+    return tuple(found for field in fields for found in _classes_in(field.annotation))
+
+
+def _of_type(classes: tuple[SectionClass, ...], section_type: object) -> tuple[SectionClass, ...]:
+    """Return the class with this ``type``, as a tuple that is empty if there is none."""
+    return tuple(model for model in classes if section_type in get_args(model.model_fields["type"].annotation))
+
+
+def _field_at(classes: Iterable[SectionClass], key: str) -> FieldInfo | None:
+    return next((model.model_fields[key] for model in classes if key in model.model_fields), None)
+
+
+def _classes_in(annotation: Any) -> tuple[SectionClass, ...]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return (annotation,)
+    return tuple(model for inner in get_args(annotation) for model in _classes_in(inner))

@@ -1,23 +1,40 @@
-"""Scenario files: found by name or path, laid over what they extend, overridden, checked."""
+"""Scenarios: found by name or path, laid over what they extend, overridden, put side by side, and written out."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from harness.core.errors import UserError
-from harness.scenario.axes import try_expand
+from harness.scenario.axes import expand
 from harness.scenario.check import parse_scenario
-from harness.scenario.named_files import SUFFIXES, NamedFiles, display, read_text
-from harness.scenario.parse import parse_document, parse_yaml
 from harness.scenario.problems import as_user_error
 from harness.scenario.schema import Scenario
-from harness.scenario.tree import Tree, paths_in, tree_of_key
+from harness.scenario.yaml_files import (
+    NUMBER_PATTERNS,
+    SUFFIXES,
+    NamedFiles,
+    Tree,
+    display,
+    parse_yaml,
+    paths_in,
+    tree_of_key,
+)
 
-SCENARIOS = NamedFiles("scenario", "scenarios", "(`python -m harness list` shows them all)")
+SCENARIOS = NamedFiles("scenario", "scenarios", "steps: 60", "(`python -m harness list` shows them all)")
 _OWN_KEYS = ("name", "description")
+AGAIN = "again"
+USUAL_BLOCKS = 10
+"""Enough for a verdict on a stage, too."""
+_OF_THE_EXPERIMENT = (
+    "name", "description", "seed", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width",
+)  # fmt: skip
 
 
 def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -30,7 +47,7 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
     Raises:
         UserError: the file is missing or not YAML, or says something wrong; one error names every problem.
     """
-    path = find_scenario(path_or_name)
+    path = SCENARIOS.find(path_or_name)
     tree = _file_tree(path, ())
     tree = Tree({"name": _name_of(path), **tree.data}, tree.origins, tree.problems)
     for override in overrides:
@@ -51,37 +68,17 @@ def check_data(data: Mapping[str, Any], subject: str) -> Scenario:
     return _checked(Tree(dict(data), dict.fromkeys(paths_in(data), subject)), subject)
 
 
-def scenario_folders() -> tuple[Path, ...]:
-    """Return the folders in which scenarios are looked up by name."""
-    return SCENARIOS.folders()
-
-
-def scenario_files() -> list[Path]:
-    """Return every scenario file by name."""
-    return SCENARIOS.files()
-
-
-def find_scenario(path_or_name: str | Path) -> Path:
-    """Return the file for a path or a name.
-
-    Raises:
-        UserError: there is none; the message lists the nearest names.
-    """
-    return SCENARIOS.find(path_or_name)
-
-
 def _checked(tree: Tree, subject: str) -> Scenario:
     scenario, problems = parse_scenario(tree)
-    if scenario is not None:
-        _, problems = try_expand(scenario, tree.origins)
-    if problems or scenario is None:
+    if scenario is None:
         raise as_user_error(problems, subject)
+    expand(scenario, tree.origins, subject)
     return scenario
 
 
 def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
     """Return the data of a file laid over what it extends. A name and a description are not inherited."""
-    tree = parse_document(read_text(path), display(path))
+    tree = SCENARIOS.read(path)
     base_name = tree.data.get("extends")
     if base_name is None:
         return tree.without("extends")
@@ -103,7 +100,7 @@ def _base_path(name: str, path: Path, where: str) -> Path:
         if candidate.is_file():
             return candidate
     try:
-        return find_scenario(name)
+        return SCENARIOS.find(name)
     except UserError as error:
         raise UserError(f"`extends`: {error.what}", where, error.fix) from None
 
@@ -122,3 +119,110 @@ def _override_tree(override: str) -> Tree:
 
 def _name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.+=,-]+", "-", path.stem).lstrip("-.+=,")[:100] or "unnamed"
+
+
+# ---- side by side: ``python -m harness bench A B``
+
+
+def load_side_by_side(
+    names: Sequence[str], overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None, again: bool = False
+) -> Scenario:
+    """Load scenarios as the arms of one experiment; the first is the baseline. One alone keeps arms of its own.
+
+    Args:
+        names: names or files; the same one twice compares it with itself.
+        overrides: ``key=value``, laid over each of them.
+        settings: of the experiment, such as ``blocks``; a first scenario without blocks makes ``USUAL_BLOCKS``.
+        again: add the first one once more as the arm ``again``: what it differs by is the noise floor.
+
+    Raises:
+        UserError: one cannot be loaded, or has arms or a sweep of its own beside others.
+    """
+    scenarios = [load_scenario(name, overrides) for name in names]
+    base = scenarios[0]
+    data = base.model_dump(mode="json") | dict(settings or {})
+    if data["blocks"] == 1 and "blocks" not in (settings or {}):
+        data["blocks"] = USUAL_BLOCKS
+    if len(scenarios) > 1:
+        _refuse_variants(scenarios)
+        arms = _arm_names([scenario.name for scenario in scenarios])
+        data["name"] = "-vs-".join(dict.fromkeys(scenario.name for scenario in scenarios))[:100]
+        data["description"] = f"{' against '.join(arms)}."
+        data["arms"] = {arm: _changes(base, scenario) for arm, scenario in zip(arms, scenarios, strict=True)}
+    if again and AGAIN in data["arms"]:
+        what = f"{data['name']} has an arm called {AGAIN!r} already"
+        raise UserError(what, f"scenario {data['name']}", "leave --again out")
+    if again:
+        first = next(iter(data["arms"]), base.name)
+        data["arms"] = (data["arms"] or {first: {}}) | {AGAIN: data["arms"].get(first, {})}
+    return check_data(data, " ".join(("bench", *names)))
+
+
+def _refuse_variants(scenarios: Sequence[Scenario]) -> None:
+    for scenario in scenarios:
+        kind = "arms" if scenario.arms else "sweep" if scenario.sweep else None
+        if kind is not None:
+            raise UserError(
+                f"{scenario.name} has {kind} of its own, and cannot be one arm among others",
+                f"scenario {scenario.name}",
+                f"bench it alone (its arms are compared), or name scenarios without {kind}",
+            )
+
+
+def _arm_names(names: Sequence[str]) -> list[str]:
+    """Number the names that occur more than once: ``quickstart``, ``quickstart-2``."""
+    return [
+        name if names[:index].count(name) == 0 else f"{name}-{names[:index].count(name) + 1}"
+        for index, name in enumerate(names)
+    ]
+
+
+def _changes(base: Scenario, other: Scenario) -> dict[str, Any]:
+    """Return what an arm must set so that it is ``other``, laid over ``base``."""
+    before, after = base.model_dump(mode="json"), other.model_dump(mode="json")
+    changed = {key: value for key, value in after.items() if key not in _OF_THE_EXPERIMENT and value != before[key]}
+    if "faults" in changed:  # its delays are laid over the base's one by one
+        changed["faults"]["delays"] = dict.fromkeys(base.faults.delays, 0.0) | other.faults.delays
+    return changed
+
+
+# ---- written out
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either version of YAML would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write every value out."""
+        return True
+
+
+def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Escape what YAML readers would fold into a plain line break, such as U+0085."""
+    plain = all(character.isprintable() or character == "\n" for character in text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _text_node)
+for _tag, _pattern in NUMBER_PATTERNS.items():
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list("-+.0123456789"))
+
+
+def resolved_yaml(scenario: Scenario) -> str:
+    """Return the scenario as YAML with every setting written out; loading it gives an equal scenario."""
+    return yaml.dump(_plain(scenario), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """Return 12 hex digits that depend on what is run, not on its name or description."""
+    data = {key: value for key, value in _plain(scenario).items() if key not in ("name", "description")}
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _plain(scenario: Scenario) -> dict[str, Any]:
+    data = scenario.model_dump(mode="json")
+    return {key: _type_first(value) for key, value in data.items() if key not in ("arms", "sweep") or value}
+
+
+def _type_first(value: Any) -> Any:
+    return {"type": value["type"], **value} if isinstance(value, dict) and "type" in value else value

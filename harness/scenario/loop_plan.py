@@ -5,7 +5,8 @@ from __future__ import annotations
 from harness.loop import LoopPlan
 from harness.loop.plan import prompt_schedule
 from harness.loop.replay import ReplayOptions
-from harness.scenario import PartSettings, Scenario
+from harness.scenario.distributed import PartSettings
+from harness.scenario.schema import Scenario
 
 
 def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPlan:
@@ -17,15 +18,15 @@ def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPl
         num_validation: validation prompts of the task; at most ``evaluation.prompts`` of them are used.
     """
     return LoopPlan(
-        scenario.steps,
-        scenario.group_size,
-        scenario.max_lag,
-        scenario.evaluation.every,
-        prompt_schedule(num_train, scenario.prompts_per_batch, scenario.seed),
-        tuple(range(min(num_validation, scenario.evaluation.prompts))),
-        scenario.seed,
-        scenario.lag_control,
-        replay_options(scenario),
+        steps=scenario.steps,
+        group_size=scenario.group_size,
+        max_lag=scenario.max_lag,
+        evaluate_every=scenario.evaluation.every,
+        batch_prompts=prompt_schedule(num_train, scenario.prompts_per_batch, scenario.seed),
+        validation_prompts=tuple(range(min(num_validation, scenario.evaluation.prompts))),
+        seed=scenario.seed,
+        lag_control=scenario.lag_control,
+        replay=replay_options(scenario),
     )
 
 
@@ -41,8 +42,7 @@ def replay_options(scenario: Scenario) -> ReplayOptions | None:
 
 def lanes_of(kind: str, scenario: Scenario) -> list[str]:
     """Return the lane names of the Generators or Scorers: ``generator``, or ``generator0``, ``generator1`` ..."""
-    count = {"generator": scenario.placement.generator.count, "scorer": scenario.placement.scorer.count}[kind]
-    return numbered_lanes(kind, count)
+    return numbered_lanes(kind, getattr(scenario.placement, kind).count)
 
 
 def all_lanes(scenario: Scenario) -> tuple[str, ...]:

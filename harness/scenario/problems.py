@@ -1,4 +1,4 @@
-"""What is wrong with a scenario, in words a person can act on."""
+"""What is wrong with settings, in words a person can act on."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ class Problem:
         """Return the problem with ``where`` filled in from where each value was written."""
         if self.where or not self.paths or not origins:
             return self
-        found = {dotted(path): origin_of(path, origins) for path in self.paths}
+        found = {dotted(path): origins.get(path, "default value") for path in self.paths}
         if len(found) == 1:
             return replace(self, where=next(iter(found.values())))
         return replace(self, where="; ".join(f"{key}: {place}" for key, place in found.items()))
+
+
+def broken(what: str, fix: str, *keys: str) -> Problem:
+    """Return the problem of a broken rule; ``keys`` are the dotted keys of the settings that it ties together."""
+    return Problem(what, fix, tuple(tuple(key.split(".")) for key in keys))
 
 
 def dotted(path: Path) -> str:
@@ -40,11 +45,6 @@ def dotted(path: Path) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
-
-
-def origin_of(path: Path, origins: Mapping[Path, str]) -> str:
-    """Return where a value was written; one written nowhere is a default."""
-    return origins.get(path, "default value")
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
@@ -76,8 +76,3 @@ def as_user_error(problems: Sequence[Problem], subject: str) -> UserError:
         lines += [f"     where: {problem.where}"] if problem.where else []
         lines += [f"     fix:   {problem.fix}"] if problem.fix else []
     return UserError("\n".join(lines))
-
-
-def dotted_paths(*keys: str) -> tuple[Path, ...]:
-    """Return the paths of dotted keys without indices."""
-    return tuple(tuple(key.split(".")) for key in keys)

@@ -1,90 +1,56 @@
-"""The scenario: its sections and what follows from them.
+"""The scenario: its sections, what follows from them, and the rules that bind them.
 
 A value that follows from others is a property, never a setting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from harness.scenario.engine_sections import (
-    FakeEngineSettings,
-    NativeEngineSettings,
-    PacedEngineSettings,
-    SglangEngineSettings,
-    VllmEngineSettings,
-)
-from harness.scenario.model_sections import (
-    FolderModelSettings,
-    PacedModelSettings,
-    PresetModelSettings,
-    SortingModelSettings,
-)
-from harness.scenario.sections import (
-    AdvantageSettings,
-    AtLeast0,
-    AtLeast1,
-    EmptyIfNull,
-    EvaluationSettings,
+from harness.scenario.distributed import (
+    DISTRIBUTED_RULES,
+    ActorTransportSettings,
     FaultSettings,
-    FolderName,
-    FromList,
-    LossSettings,
-    NonEmptyText,
-    OptimizerSettings,
+    InProcessTransportSettings,
     PartSettings,
     PlacementSettings,
     ReplaySettings,
-    SamplingSettings,
-    Section,
-    Seed,
-    typed,
-)
-from harness.scenario.task_sections import (
-    ArithmeticTaskSettings,
-    JsonlTaskSettings,
-    KeywordsTaskSettings,
-    MathsTaskSettings,
-    SortingTaskSettings,
-)
-from harness.scenario.transport_sections import (
-    CudaIpcTransportSettings,
-    DiskTransportSettings,
-    GlooTransportSettings,
-    InProcessTransportSettings,
-    NcclTransportSettings,
-    NixlTransportSettings,
-    ObjectStoreNumpyTransportSettings,
-    ObjectStoreTransportSettings,
-    SharedMemoryTransportSettings,
+    TransportSettings,
     TransportSweepSettings,
+)
+from harness.scenario.loss import (
+    LOSS_RULES,
+    AdvantageSettings,
+    LossSettings,
+    OptimizerSettings,
+    needs_old_log_probs,
+    needs_reference,
+)
+from harness.scenario.problems import Problem, broken
+from harness.scenario.sections import AtLeast0, AtLeast1, EmptyIfNull, FolderName, FromList, NonEmptyText, Section, Seed
+from harness.scenario.task_and_model import (
+    TASK_AND_MODEL_RULES,
+    EngineSettings,
+    EvaluationSettings,
+    KeywordsTaskSettings,
+    ModelSettings,
+    NativeEngineSettings,
+    PresetModelSettings,
+    SamplingSettings,
+    TaskSettings,
 )
 
 AxisValues = Annotated[list[Any], Field(min_length=1)]
-TaskSettings = (
-    KeywordsTaskSettings | JsonlTaskSettings | MathsTaskSettings | ArithmeticTaskSettings | SortingTaskSettings
-)
-ModelSettings = PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings
-EngineSettings = (
-    NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings
-)
-TransportSettings = (
-    InProcessTransportSettings
-    | ObjectStoreTransportSettings
-    | ObjectStoreNumpyTransportSettings
-    | NixlTransportSettings
-    | GlooTransportSettings
-    | NcclTransportSettings
-    | CudaIpcTransportSettings
-    | DiskTransportSettings
-    | SharedMemoryTransportSettings
-)
 
 
 class Scenario(Section):
     """One experiment: everything that decides what a run does."""
+
+    __slots__ = ("_variants",)  # those that `expand` made: no part of its value, so not compared, copied or sent along
 
     name: FolderName = "unnamed"
     """Name of the results folder; the file's name if left out."""
@@ -92,17 +58,11 @@ class Scenario(Section):
     """What is compared and why; the first line is shown in lists."""
     seed: Seed = 0
     """Seed of prompt order and sampling."""
-    task: Annotated[TaskSettings, Field(discriminator="type"), BeforeValidator(typed("keywords"))] = (
-        KeywordsTaskSettings()
-    )
+    task: TaskSettings = KeywordsTaskSettings()
     """Prompts and their reward."""
-    model: Annotated[ModelSettings, Field(discriminator="type"), BeforeValidator(typed("preset"))] = (
-        PresetModelSettings()
-    )
+    model: ModelSettings = PresetModelSettings()
     """The policy that is trained."""
-    engine: Annotated[EngineSettings, Field(discriminator="type"), BeforeValidator(typed("native"))] = (
-        NativeEngineSettings()
-    )
+    engine: EngineSettings = NativeEngineSettings()
     """What samples the rollouts."""
     sampling: Annotated[SamplingSettings, EmptyIfNull] = SamplingSettings()
     """How responses are sampled."""
@@ -136,9 +96,7 @@ class Scenario(Section):
     """Training on rollouts more than once."""
     placement: Annotated[PlacementSettings, EmptyIfNull] = PlacementSettings()
     """Where the parts run."""
-    transport: Annotated[TransportSettings, Field(discriminator="type"), BeforeValidator(typed("in_process"))] = (
-        InProcessTransportSettings()
-    )
+    transport: TransportSettings = InProcessTransportSettings()
     """How weights move from the Learner to the Generators; any type but `in_process` runs the parts as Ray actors."""
     faults: Annotated[FaultSettings, EmptyIfNull] = FaultSettings()
     """What to do when a part dies or nothing moves."""
@@ -187,6 +145,11 @@ class Scenario(Section):
         return self.epochs_per_batch * self.minibatches_per_epoch
 
     @property
+    def is_synchronous(self) -> bool:
+        """Whether every rollout is sampled by the policy that its training step starts with, but for replay."""
+        return self.max_lag == 0
+
+    @property
     def on_policy(self) -> bool:
         """Whether every gradient is taken at the policy that sampled the data."""
         return self.optimizer_steps_per_batch == 1 and not self.behaviour_is_older
@@ -194,12 +157,17 @@ class Scenario(Section):
     @property
     def behaviour_is_older(self) -> bool:
         """Whether rollouts may come from an older policy than the one a training step starts with."""
-        return self.max_lag > 0 or self.replay.capacity > 0
+        return not self.is_synchronous or self.replay.capacity > 0
 
     @property
     def uses_ray(self) -> bool:
         """Whether the parts run as Ray actors."""
         return self.transport.type != "in_process"
+
+    @property
+    def verifies_weights(self) -> bool:
+        """Whether both ends of a weight sync take a checksum."""
+        return isinstance(self.transport, ActorTransportSettings) and self.transport.verify
 
     def device_of(self, part: PartSettings, has_gpu: bool) -> Literal["cpu", "cuda"]:
         """Return where a part computes: the one rule of real runs, the memory plan and the simulator.
@@ -233,6 +201,17 @@ class Scenario(Section):
         return self.max_lag + -(-self.replay.capacity // max(1, self.prompts_per_batch))
 
     @property
+    def needs_old_log_probs(self) -> bool:
+        """Whether the Learner computes the old log-probs in a stage of their own."""
+        loss, steps = self.loss, self.optimizer_steps_per_batch
+        return needs_old_log_probs(self.behaviour_is_older, loss.proximal, steps, loss.kl.monitor)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference policy is kept."""
+        return needs_reference(self.loss.kl.monitor, self.loss.kl.coefficient)
+
+    @property
     def loss_constant(self) -> int:
         """Divisor of ``aggregation: constant``, in tokens."""
         return self.loss.constant or self.sampling.max_tokens
@@ -254,3 +233,68 @@ def json_schema() -> dict[str, Any]:
     extends = {"type": "string", "description": "Scenario that this one starts from: a name, or a path from this file."}
     properties = {"extends": extends, **schema.pop("properties")}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "properties": properties}
+
+
+def whole_groups(scenario: Scenario) -> Problem | None:
+    """A rollout batch consists of whole groups."""
+    return _must_divide("group_size", scenario.group_size, "rollout_batch_size", scenario.rollout_batch_size)
+
+
+def whole_minibatches(scenario: Scenario) -> Problem | None:
+    """A pass over the rollout batch splits into equal minibatches."""
+    parts = scenario.minibatches_per_epoch
+    return _must_divide("minibatches_per_epoch", parts, "rollout_batch_size", scenario.rollout_batch_size)
+
+
+def whole_microbatches(scenario: Scenario) -> Problem | None:
+    """A train batch splits into equal microbatches."""
+    parts = scenario.gradient_accumulation_steps
+    return _must_divide("gradient_accumulation_steps", parts, "train batch", scenario.train_batch_size)
+
+
+def train_batch_holds_a_group(scenario: Scenario) -> Problem | None:
+    """An optimizer step trains on a group at least."""
+    train_batch, group = scenario.train_batch_size, scenario.group_size
+    if train_batch >= group or scenario.rollout_batch_size < group:
+        return None
+    what = (
+        f"the train batch has {train_batch} rollouts (rollout_batch_size {scenario.rollout_batch_size} / "
+        f"minibatches_per_epoch {scenario.minibatches_per_epoch}), must be at least group_size {group}"
+    )
+    fix = f"set minibatches_per_epoch to at most {max(1, scenario.rollout_batch_size // group)}"
+    return broken(what, fix, "minibatches_per_epoch", "group_size", "rollout_batch_size")
+
+
+def _must_divide(key: str, size: int, whole: str, total: int) -> Problem | None:
+    remainder = total % size
+    if remainder == 0:
+        return None
+    what = f"{key} {size} does not divide {whole} {total} (remainder {remainder})"
+    divisors = [number for number in range(1, min(total, 4096) + 1) if total % number == 0]
+    near = sorted(sorted(divisors, key=lambda number: abs(number - size))[:4])
+    wholes = [number for number in (total - remainder, total - remainder + size) if number > 0]
+    fix = f"set {key} to {_any_of(near)}, or make {whole} {_any_of(wholes)}"
+    return broken(what, fix, key, "rollout_batch_size")
+
+
+def _any_of(numbers: list[int]) -> str:
+    *rest, last = map(str, numbers)
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+Rule = Callable[[Scenario], Problem | None]
+RULES: tuple[Rule, ...] = (
+    whole_groups,
+    whole_minibatches,
+    whole_microbatches,
+    train_batch_holds_a_group,
+    *LOSS_RULES,
+    *DISTRIBUTED_RULES,
+    *TASK_AND_MODEL_RULES,
+)
+
+
+def broken_rules(scenario: Scenario) -> list[Problem]:
+    """Return a problem for each rule that the scenario breaks, with the rule's name, the values and what to write."""
+    found = [(rule.__name__, rule(scenario)) for rule in RULES]
+    return [replace(problem, what=f"{problem.what} [rule: {name}]") for name, problem in found if problem is not None]

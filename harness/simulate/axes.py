@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.core.errors import UserError
 from harness.scenario import Scenario
-from harness.scenario.parse import parse_yaml
+from harness.scenario.yaml_files import parse_yaml
 from harness.simulate.machine import MachineProfile
 from harness.simulate.settings import ALIASES
 

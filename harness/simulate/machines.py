@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.scenario.check import BOUNDS, EXPECTED
-from harness.scenario.named_files import NamedFiles, display, read_text
-from harness.scenario.parse import parse_document
 from harness.scenario.problems import Path as KeyPath
-from harness.scenario.problems import Problem, as_user_error, dotted, nearest, shown
-from harness.simulate.machine import Contention, Correction, Device, Lengths, MachineProfile, StageCost
+from harness.scenario.problems import Problem, broken, dotted
+from harness.scenario.yaml_files import NamedFiles, load_checked
+from harness.simulate.machine import MachineProfile
 
 FOLDER = "profiles/machines"
-MACHINES = NamedFiles("machine profile", FOLDER, "(`python -m harness calibrate --name NAME` makes one)")
+MACHINES = NamedFiles(
+    "machine profile", FOLDER, "name: my-machine", "(`python -m harness calibrate --name NAME` makes one)"
+)
 WIDTH = 120
 """Characters of a line in a written profile."""
 DIGITS = 6
 """Significant digits of its figures."""
-_SECTIONS: tuple[type[BaseModel], ...] = (MachineProfile, Device, Contention, StageCost, Correction, Lengths)
 
 
 def known_machines() -> list[str]:
@@ -44,19 +40,7 @@ def load_machine(name_or_path: str | Path) -> MachineProfile:
         UserError: there is none of that name (the nearest ones are named), it is not YAML, or it says something wrong;
             one error names every problem.
     """
-    path = MACHINES.find(name_or_path)
-    subject = display(path)
-    tree = parse_document(read_text(path), subject, "machine profile", "name: my-machine")
-    problems = list(tree.problems)
-    try:
-        profile = MachineProfile.model_validate_json(json.dumps({"name": path.stem, **tree.data}))
-    except ValidationError as error:
-        problems += [_as_problem(details) for details in error.errors(include_url=False)]
-    else:
-        problems += _broken_rules(profile)
-    if problems:
-        raise as_user_error([problem.located(tree.origins) for problem in problems], subject)
-    return profile
+    return load_checked(MACHINES, name_or_path, MachineProfile, _broken_rules)
 
 
 def save_machine(profile: MachineProfile, path: Path) -> None:
@@ -141,27 +125,5 @@ def _broken_rules(profile: MachineProfile) -> list[Problem]:
                 what = f"`lengths[{index}].{key}` has {len(values)} items, one for each of {len(lengths.groups)} groups"
                 problems.append(Problem(what, "leave none out", (("lengths", index, key),)))
     if not profile.sources:
-        problems.append(Problem("`sources` must not be empty", "name the runs or web addresses", (("sources",),)))
+        problems.append(broken("`sources` must not be empty", "name the runs or web addresses", "sources"))
     return problems
-
-
-def _as_problem(details: ErrorDetails) -> Problem:
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    path: KeyPath = tuple(details["loc"])
-    key = dotted(path)
-    if kind == "extra_forbidden":
-        names = {name for section in _SECTIONS for name in section.model_fields}
-        close = nearest(str(path[-1]), names, 2)
-        return Problem(f"unknown key `{key}`", f"did you mean {' or '.join(close)}?" if close else None, (path,))
-    if kind == "missing" and isinstance(path[-1], int):
-        return Problem(f"`{dotted(path[:-1])}` has {path[-1]} items, must have more", None, (path[:-1],))
-    if kind == "missing":
-        return Problem(f"`{key}` is missing", f"add `{path[-1]}`", (path[:-1],) if len(path) > 1 else ())
-    if kind == "literal_error":
-        return Problem(f"`{key}` is {shown(value)}, which is none of its values", context["expected"], (path,))
-    if kind in BOUNDS:
-        name, words = BOUNDS[kind]
-        return Problem(f"`{key}` is {shown(value)}, must be {words} {context[name]}", None, (path,))
-    if kind in EXPECTED:
-        return Problem(f"`{key}` is {shown(value)}, expected {EXPECTED[kind]}", None, (path,))
-    return Problem(f"`{key}` is {shown(value)}: {details['msg']}", None, (path,))

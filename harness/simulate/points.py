@@ -17,7 +17,7 @@ from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.scenario import Scenario
 from harness.scenario.check import check_variant
 from harness.scenario.problems import as_user_error
-from harness.scenario.tree import Tree, paths_in, tree_of_key
+from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
 from harness.simulate.axes import Point, shown
 from harness.simulate.forecast import Forecast, forecast
 from harness.simulate.learners import with_learners

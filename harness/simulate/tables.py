@@ -102,7 +102,7 @@ def bottleneck(item: Forecasted) -> str:
         return f"{label}: nothing takes any time."
     shares = {lane: sum(stages_of(item, lane).values()) / found.step_s.value for lane in KINDS}
     lane = max(shares, key=lambda kind: shares[kind])
-    if item.scenario.max_lag == 0 or shares[lane] < NEARLY_BUSY:
+    if item.scenario.is_synchronous or shares[lane] < NEARLY_BUSY:
         return _in_turns(item)
     stage, seconds = largest_stage(item, lane)
     other = "generator" if lane == "learner" else "learner"
@@ -120,7 +120,7 @@ def _in_turns(item: Forecasted) -> str:
     lane = max(sizes, key=lambda kind: sizes[kind][1])
     stage, seconds = sizes[lane]
     share = numbers.percent(seconds / found.step_s.value)
-    why = "at lag 0 the parts take turns" if item.scenario.max_lag == 0 else "the parts wait for each other"
+    why = "at lag 0 the parts take turns" if item.scenario.is_synchronous else "the parts wait for each other"
     return (
         f"{item.label}: {why}, and {stage} of the {NAMES[lane]} is the largest turn: {numbers.number(seconds)} of the "
         f"{numbers.number(found.step_s.value)} s of a step ({share})."

@@ -11,7 +11,6 @@ from harness.core.types import RolloutGroup
 from harness.models.scenario_shape import shape_for
 from harness.models.shape import Shape
 from harness.scenario import Scenario
-from harness.scenario.passes import needs_old_log_probs, needs_reference
 from harness.simulate.terms import (
     BFLOAT16_BYTES,
     FLOAT32_BYTES,
@@ -58,19 +57,17 @@ class Workload:
     @cached_property
     def has_old_log_probs(self) -> bool:
         """Whether the Learner has the stage ``old_logprobs``."""
-        scenario = self.scenario
-        steps, monitor = scenario.optimizer_steps_per_batch, scenario.loss.kl.monitor
-        return needs_old_log_probs(scenario.behaviour_is_older, scenario.loss.proximal, steps, monitor)
+        return self.scenario.needs_old_log_probs
 
     @cached_property
     def has_reference(self) -> bool:
         """Whether the Learner has the stage ``reference_logprobs``."""
-        return needs_reference(self.scenario.loss.kl.monitor, self.scenario.loss.kl.coefficient)
+        return self.scenario.needs_reference
 
     @cached_property
     def verifies(self) -> bool:
         """Whether both ends of a weight sync take a checksum."""
-        return bool(getattr(self.scenario.transport, "verify", False))
+        return self.scenario.verifies_weights
 
     @cached_property
     def proves(self) -> bool:

@@ -151,7 +151,7 @@ def build_world(
 
 def _crowded(scenario: Scenario, machine: MachineProfile) -> tuple[str, ...]:
     """Say where more than two parts compute at the same time: what they cost each other is measured between two."""
-    together = scenario.placement.generator.count + (scenario.max_lag > 0)
+    together = scenario.placement.generator.count + (not scenario.is_synchronous)
     if machine.contention is None or together <= 2:
         return ()
     cores = machine.contention.cores

@@ -28,7 +28,7 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, KVCache
 from harness.models.sorting import SortingModel
 from harness.models.tokenizer import train_tokenizer
-from harness.scenario.engine_sections import VllmEngineSettings
+from harness.scenario import VllmEngineSettings
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 CONTEXT = 64

@@ -20,8 +20,7 @@ from harness.models.shape import shape_of, shape_of_own
 from harness.run.actor_parts import environment_of
 from harness.run.memory.plan import CUDA_BYTES, beside_vllm, generator_amounts, make_plan
 from harness.run.memory.table import full_table
-from harness.scenario import load_scenario
-from harness.scenario.engine_sections import VllmEngineSettings
+from harness.scenario import VllmEngineSettings, load_scenario
 
 GIB = 2**30
 VLLMS_OWN_SHARE = 0.92  # config/cache.py of vLLM 0.32

@@ -11,7 +11,7 @@ from harness.core.errors import UserError
 from harness.core.plain_text import plain
 from harness.report.console import Output
 from harness.report.text import print_list, print_table
-from harness.scenario.named_files import read_text
+from harness.scenario.yaml_files import read_text
 from tests.holdout.document import Document, load_document, rounded, save_document, write_text
 from tests.holdout.examining import examine
 from tests.holdout.guard import became_worse

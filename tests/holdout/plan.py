@@ -8,12 +8,11 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from harness.core.errors import UserError
-from harness.scenario.named_files import NamedFiles, display, read_text
-from harness.scenario.parse import parse_yaml
 from harness.scenario.problems import Problem, as_user_error, dotted, shown
 from harness.scenario.sections import Fraction, FromList, NonEmptyText, Section
+from harness.scenario.yaml_files import NamedFiles, display, parse_yaml, read_text
 
-PLANS = NamedFiles("plan", "profiles")
+PLANS = NamedFiles("plan", "profiles", "fit: calibration")
 Names = Annotated[tuple[NonEmptyText, ...], FromList, Field(min_length=1)]
 
 

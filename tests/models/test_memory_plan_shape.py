@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.learner.warm_start.presets import preset_config
+from harness.learner.warm_start.presets import preset_config, preset_curriculum
 from harness.models.config import PRESETS, PUBLIC_SHAPES, shape_config
 from harness.models.scenario_shape import shape_for
 from harness.models.shape import read_shape, shape_of, shape_of_own
@@ -49,6 +49,7 @@ def test_own_models_are_counted_as_they_count_themselves(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_presets_vocabulary_is_that_of_its_tokenizer(name: str) -> None:
+    assert preset_config(name).vocab_size == preset_curriculum(name).vocabulary_size
     scenario = Scenario.model_validate({"model": {"type": "preset", "preset": name}})
     assert shape_for(scenario) == (shape_of_own(preset_config(name)), "")
 

@@ -72,7 +72,12 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         ("sampler_hz: .inf\n", "`sampler_hz` is inf, expected a finite number", "/mine.yaml, line 1", "Samples"),
         ("nvtx: yes\n", "`nvtx` is text 'yes', expected true or false", "/mine.yaml, line 1", "write true or false"),
         ("pyspy:\n  lanes: learner\n", "expected a list", "/mine.yaml, line 2", "put it in brackets: lanes: [learner]"),
-        ("pyspy:\n  lanes: ['']\n", "`pyspy.lanes[0]` must not be empty", "/mine.yaml, line 2", "Lanes by name"),
+        (
+            "pyspy:\n  lanes: ['']\n",
+            "`pyspy.lanes[0]` is text '': must not be empty",
+            "/mine.yaml, line 2",
+            "Lanes by name",
+        ),
         ("pyspy: {format: speedscop}\n", "`pyspy.format` is text 'speedscop'", "line 1", "did you mean `speedscope`?"),
         (
             "nsight: {}\ntorch_profiler: {}\n",

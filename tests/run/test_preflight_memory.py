@@ -12,11 +12,11 @@ from harness.core.errors import UserError
 from harness.models.config import PUBLIC_SHAPES
 from harness.run.memory.fit import Room
 from harness.run.preflight import check_before_start, machine_room
-from harness.scenario import expand, load_scenario, scenario_files
+from harness.scenario import SCENARIOS, expand, load_scenario
 from tests.stand_ins.fake_nvml import FakeDevice, FakeNvml, Memory
 
 GIB = 2**30
-SHIPPED = [path for path in scenario_files() if load_scenario(path).transport_sweep is None]
+SHIPPED = [path for path in SCENARIOS.files() if load_scenario(path).transport_sweep is None]
 
 
 @pytest.mark.parametrize("gpus", [(), (80 * GIB, 80 * GIB)], ids=["cpu", "gpus"])

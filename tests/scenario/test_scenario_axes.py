@@ -1,5 +1,7 @@
 """Arms and sweep: which runs a scenario becomes, in which order, under which names, and what is refused."""
 
+import pickle
+
 import pytest
 
 from harness.core.errors import UserError
@@ -178,3 +180,14 @@ def test_expanding_a_loaded_scenario_gives_what_loading_checked(tmp_path):
         ("a,seed=1", 1, "grpo_clip"),
         ("b,seed=1", 1, "no_baseline"),
     ]
+
+
+def test_the_runs_of_a_scenario_are_made_once_and_are_no_part_of_its_value(tmp_path):
+    (tmp_path / "s.yaml").write_text("arms: {a: {}, b: {group_size: 4}}\n")
+    scenario = load_scenario(tmp_path / "s.yaml")
+    again = load_scenario(tmp_path / "s.yaml")
+    assert [id(run.scenario) for run in expand(scenario)] == [id(run.scenario) for run in expand(scenario)]
+    assert scenario == again == Scenario.model_validate(scenario.model_dump())
+    changed = scenario.model_copy(update={"arms": {}, "steps": 3})
+    assert [(run.arm, run.scenario.steps) for run in expand(changed)] == [(None, 3)]
+    assert len(pickle.dumps(scenario)) == len(pickle.dumps(scenario.model_copy()))

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.scenario import Scenario, expand, json_schema, load_scenario, resolved_yaml, scenario_hash
-from harness.scenario.keys import dotted_keys
-from harness.scenario.parse import parse_yaml
+from harness.scenario.check import dotted_keys
+from harness.scenario.yaml_files import parse_yaml
 
 MANY = {
     "name": "many",
@@ -103,7 +103,7 @@ def test_the_json_schema_describes_every_setting():
 
 
 def test_dotted_keys_cover_both_kinds_of_a_block():
-    keys = list(dotted_keys())
+    keys = list(dotted_keys(Scenario))
     assert {"model.preset", "model.path", "loss.kl.reclone_every", "task.reward", "optimizer", "seed"} <= set(keys)
     assert len(keys) == len(set(keys))
 

@@ -96,6 +96,12 @@ def test_a_file_that_is_not_text_is_refused(folder):
     assert error.where == "scenarios/s.yaml"
 
 
+def test_a_file_that_is_far_too_large_is_refused_unread(folder):
+    with (folder / "s.yaml").open("wb") as stream:
+        stream.truncate(4 * 2**20 + 1)
+    assert refused("s").what == "the file has 4,194,305 bytes, must have at most 4,194,304"
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
     (folder / "s.yaml").write_bytes(b"\xef\xbb\xbfsteps: 3\n")
     assert load_scenario("s").steps == 3
@@ -228,6 +234,18 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ),
         ("arms: {'a b': {}}\n", "`arms.a b` is text 'a b': must be letters, digits", "line 1", ""),
         ("arms: {k1: 3}\n", "`arms.k1` is 3, expected a mapping", "line 1", ""),
+        (
+            "trackers: [jsonll]\n",
+            "`trackers[0]` is text 'jsonll', which is none of its values",
+            "line 1",
+            "did you mean `jsonl`? valid: jsonl, tensorboard, wandb, mlflow",
+        ),
+        (
+            "faults: {delays: {updat: 1}}\n",
+            "`faults.delays.updat` is text 'updat', which is none of its values",
+            "line 1",
+            "did you mean `update`? valid: generate, score",
+        ),
         ("sweep: {seed: 3}\n", "`sweep.seed` is 3, expected a list", "line 1", "put it in brackets: seed: [3]"),
         ("sweep: {seed: []}\n", "`sweep.seed` is the list []: has 0 items, must have at least 1", "line 1", ""),
         ("steps: 3\nsteps: 4\n", "`steps` is written twice (first: scenarios/s.yaml, line 1)", "line 2", "keep one"),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario.parse import parse_document, parse_yaml
+from harness.scenario.yaml_files import parse_document, parse_yaml
 
 
 @pytest.mark.parametrize(

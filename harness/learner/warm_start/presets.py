@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
@@ -13,7 +13,7 @@ from harness.learner.warm_start import training
 from harness.learner.warm_start.arithmetic_curriculum import ArithmeticCurriculum
 from harness.learner.warm_start.curriculum import Curriculum, Recipe, check_preset, training_precision
 from harness.learner.warm_start.keyword_curriculum import KeywordCurriculum
-from harness.models.config import PRESETS, ModelConfig
+from harness.models.config import ModelConfig, preset_shape
 
 VERSION = 1
 """Part of the cache key: raise it when a change outside the hashed sources changes the result."""
@@ -25,7 +25,7 @@ def preset_config(preset: str) -> ModelConfig:
     Raises:
         UserError: there is no such preset.
     """
-    return replace(PRESETS[check_preset(preset)], vocab_size=preset_curriculum(preset).vocabulary_size)
+    return preset_shape(check_preset(preset))
 
 
 def preset_curriculum(preset: str, keywords_per_prompt: int = 2) -> Curriculum:

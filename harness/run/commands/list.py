@@ -23,16 +23,16 @@ def run(options: argparse.Namespace) -> int:
     """Print a table of them; return 2 if one does not load."""
     from rich.console import Console
 
-    from harness.scenario import load_scenario, scenario_files, scenario_folders
+    from harness.scenario import SCENARIOS, load_scenario
 
     table, broken = _table(), []
-    for path in scenario_files():
+    for path in SCENARIOS.files():
         try:
             table.add_row(path.stem, *_row(load_scenario(path)))
         except UserError as error:
             broken.append(f"error: {path} does not load\n{error}")
     if not table.row_count and not broken:
-        folders = " and ".join(str(folder) for folder in scenario_folders())
+        folders = " and ".join(str(folder) for folder in SCENARIOS.folders())
         raise UserError("there are no scenarios", folders, "write one: scenarios/NAME.yaml")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     if broken:

@@ -10,8 +10,7 @@ from harness.core.errors import UserError
 from harness.models.shape import Shape
 from harness.run.memory.levers import LEVERS, Lever
 from harness.run.memory.plan import MemoryPlan, ProcessPlan, make_plan
-from harness.scenario import Scenario
-from harness.scenario.rules import broken_rules
+from harness.scenario import Scenario, broken_rules
 
 SHARED = {
     "run": ("Python and its libraries",),

@@ -11,6 +11,7 @@ from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache
 from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 from harness.models.shape import Shape
 from harness.scenario import Scenario
+from harness.scenario.loop_plan import on_one_thread
 
 Phase = Literal["held", "sampling", "loading", "update"]
 Device = Literal["cpu", "cuda"]
@@ -119,7 +120,7 @@ def make_plan(
     if not scenario.uses_ray:
         base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
         amounts = (_cuda() if on_gpu else base, *learner, *generator)
-        run = ProcessPlan("run", devices["learner"], amounts, overlapping=scenario.max_lag > 0)
+        run = ProcessPlan("run", devices["learner"], amounts, overlapping=not scenario.is_synchronous)
         hosts = (ProcessPlan("host of the GPU", "cpu", (base,)),) if on_gpu else ()
         return MemoryPlan((run, *hosts), shape, prompt)
     return MemoryPlan(_actors(scenario, {"learner": learner, "generator": generator}, devices), shape, prompt)
@@ -161,8 +162,7 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool)
     width = _WIDTH[getattr(model, "dtype", "float32")]
     autocast = model.precision == "bfloat16" and width == 4
     weights = shape.num_parameters * width
-    kl = scenario.loss.kl
-    copies = int(kl.monitor or kl.coefficient > 0) + int(kl.monitor)
+    copies = int(scenario.needs_reference) + int(scenario.loss.kl.monitor)
     rows = scenario.microbatch_size
     batch = Batch(rows, min(rows, math.ceil(rows / scenario.group_size)), prompt, scenario.sampling.max_tokens)
     checkpointing = getattr(model, "gradient_checkpointing", False)
@@ -281,9 +281,7 @@ def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
 
 def _published(scenario: Scenario) -> int:
     """Copies of the weights that wait to be loaded; colocated parts of one process share the weights themselves."""
-    if not scenario.uses_ray and scenario.placement.colocated:
-        return 0
-    return _PUBLISHED_COPIES
+    return 0 if on_one_thread(scenario) else _PUBLISHED_COPIES
 
 
 def _libraries(num_bytes: int) -> Amount:

@@ -19,12 +19,10 @@ from harness.results import Run
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
 from harness.scenario.check import check_variant
-from harness.scenario.parse import parse_yaml
 from harness.scenario.problems import as_user_error
-from harness.scenario.tree import Tree, paths_in, tree_of_key
+from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
 from harness.simulate.whatif.recorded import Recording
 from harness.simulate.whatif.replay import CALL, RECORD, Factors
-from harness.simulate.workload import Workload
 
 STRATEGY = ("steps", "max_lag", "lag_control", "replay", "evaluation.every", "loss.proximal", "allow_uncorrected")
 WORK = (
@@ -89,7 +87,7 @@ class Change:
 
 def old_log_probs(scenario: Scenario) -> bool:
     """Whether a training step has the stage ``old_logprobs``."""
-    return Workload(scenario).has_old_log_probs
+    return scenario.needs_old_log_probs
 
 
 def scenario_of(run: Run) -> Scenario:

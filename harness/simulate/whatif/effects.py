@@ -279,7 +279,7 @@ def _notes(
     notes = []
     if run.manifest.simulated is not None:
         notes.append(f"the run itself was simulated ({run.manifest.simulated}): its times were predicted, not measured")
-    overlaps = change.before.max_lag > 0 or change.after.max_lag > 0
+    overlaps = not (change.before.is_synchronous and change.after.is_synchronous)
     shares = not run.manifest.machine.get("gpus") and change.before.engine.type != "paced"
     if overlaps and shares and machine is None and not on_one_thread(change.before):
         notes.append(

@@ -1,0 +1,402 @@
+"""What is trained on what: task, policy, engine and sampling, with the rules that tie them together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from harness.core.types import SamplingParams
+from harness.scenario.problems import Problem, broken
+from harness.scenario.sections import (
+    FUNCTION,
+    AtLeast0,
+    AtLeast1,
+    Fraction,
+    FromList,
+    NonEmptyText,
+    NotNegative,
+    Positive,
+    Precision,
+    Section,
+    Seed,
+    by_type,
+)
+
+if TYPE_CHECKING:
+    from harness.scenario.schema import Scenario
+
+
+class KeywordsTaskSettings(Section):
+    """Write a sentence that includes the given words; reward 1 if every word occurs, else 0."""
+
+    type: Literal["keywords"] = "keywords"
+    """Keyword inclusion, with prompts made from the project's own word list, or from files."""
+    train: NonEmptyText | None = None
+    """JSONL file with training prompts and answers, as `dataset keywords` writes it; null: made from the word list."""
+    validation: NonEmptyText | None = None
+    """JSONL file with the held-out prompts; goes with `train`."""
+    keywords_per_prompt: Annotated[int, Field(ge=2, le=8)] = 2
+    """How many words a sentence must include; at least 2. With files, what the warm start is taught."""
+    train_prompts: AtLeast1 = 4096
+    """How many different training prompts there are."""
+    validation_prompts: AtLeast1 = 256
+    """How many held-out prompts there are; their word combinations never occur in training."""
+    seed: Seed = 0
+    """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
+
+
+class JsonlTaskSettings(Section):
+    """Your own task: prompts from JSONL files, reward from a Python function."""
+
+    type: Literal["jsonl"] = "jsonl"
+    """Prompts from JSONL files, one JSON object a line."""
+    train: NonEmptyText
+    """File with the training prompts."""
+    validation: NonEmptyText | None = None
+    """File with the validation prompts; null holds out a part of the training file."""
+    validation_fraction: Fraction = 0.1
+    """Share of the training file held out where there is no validation file."""
+    reward: Annotated[str, Field(pattern=FUNCTION)]
+    """Reward function as `package.module:function`, called with (response, ground_truth)."""
+    reward_timeout_s: Positive | None = 30.0
+    """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
+    prompt_field: NonEmptyText = "prompt"
+    """Key of the prompt in each row."""
+    answer_field: NonEmptyText = "answer"
+    """Key of the ground truth in each row."""
+
+
+class MathsTaskSettings(Section):
+    """Maths problems from MATH or GSM8K files; the reward is for a verified answer in the asked format."""
+
+    type: Literal["maths"] = "maths"
+    """Maths problems with verified answers."""
+    train: NonEmptyText
+    """JSONL file with the training problems, in the format of MATH or GSM8K."""
+    validation: NonEmptyText | None = None
+    """File with the validation problems; null holds out a part of the training file."""
+    validation_fraction: Fraction = 0.1
+    """Share of the training file held out where there is no validation file."""
+    format: Literal["auto", "gsm8k", "math"] = "auto"
+    """Which fields a row has; `auto` looks at the first row."""
+    prompt: Literal["r1_zero", "question_only"] = "r1_zero"
+    """`r1_zero` asks for thoughts and an answer in tags, `question_only` is the problem alone."""
+    symbolic_timeout_s: Positive = 2.0
+    """Seconds that the symbolic comparison of one answer may take; then the answer counts as wrong."""
+
+
+class ArithmeticTaskSettings(Section):
+    """Sums that the harness makes up, with verified answers: maths that a small model can learn on a CPU."""
+
+    type: Literal["arithmetic"] = "arithmetic"
+    """Made-up arithmetic problems."""
+    train_prompts: AtLeast1 = 4096
+    """How many different training problems there are."""
+    validation_prompts: AtLeast1 = 256
+    """How many held-out problems there are; none of them occurs in training."""
+    seed: Seed = 0
+    """Seed of the problems. It is apart from the scenario's seed, so that seeds share one set of problems."""
+
+
+class SortingTaskSettings(Section):
+    """Sort three numbers: the smallest task on which policy gradients can be watched."""
+
+    type: Literal["sorting"] = "sorting"
+    """Three prompts of three numbers each; goes with `model.type: sorting`."""
+    reward: Literal["positions", "inclusion_ordering"] = "inclusion_ordering"
+    """`positions`: numbers at their sorted place; `inclusion_ordering`: numbers that occur, and ordered neighbours."""
+
+
+TaskSettings = Annotated[
+    KeywordsTaskSettings | JsonlTaskSettings | MathsTaskSettings | ArithmeticTaskSettings | SortingTaskSettings,
+    *by_type("keywords"),
+]
+
+
+class PolicySettings(Section):
+    """What every kind of policy has."""
+
+    precision: Precision = "float32"
+    """Training arithmetic; bfloat16 means autocast over float32 weights."""
+    threads: AtLeast1 | None = None
+    """CPU threads of the training process; null takes all cores."""
+
+
+class PresetModelSettings(PolicySettings):
+    """The project's own language model, in a ready-made size."""
+
+    type: Literal["preset"] = "preset"
+    """One of the project's own models."""
+    preset: Literal["tiny", "small", "course", "maths"] = "small"
+    """`tiny` for tests, `small` 3 million parameters, `course` 4 layers of width 512, `maths` for maths tasks."""
+    warm_start: bool = True
+    """Train on example sentences first (cached): from random weights the reward is always 0."""
+    warm_start_seed: Seed = 0
+    """Seed of the initial weights and of the warm start."""
+
+
+class FolderModelSettings(PolicySettings):
+    """Any Hugging Face causal language model."""
+
+    type: Literal["folder"] = "folder"
+    """A Hugging Face model."""
+    path: NonEmptyText
+    """Model folder, or name on the Hugging Face hub."""
+    dtype: Precision = "float32"
+    """Type of the trained weights; bfloat16 halves weights, gradients and Adam's averages, and loses small updates."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer and compute the rest again: less memory, about a third more time."""
+
+
+class PacedModelSettings(PolicySettings):
+    """A Learner that sleeps instead of training, with made-up weights: to measure transports and the loop itself."""
+
+    type: Literal["paced"] = "paced"
+    """Sleeps instead of training; the weights it publishes are real bytes that change at each step."""
+    update_s: NotNegative = 0.4
+    """Seconds of one update."""
+    megabytes: Positive = 1.0
+    """Size of the weights, in units of 10^6 bytes."""
+    tensors: AtLeast1 = 1
+    """Number of tensors that the weights are split into."""
+
+
+class SortingModelSettings(PolicySettings):
+    """The sorting toy's model: it writes all positions at once, each from its own matrix."""
+
+    type: Literal["sorting"] = "sorting"
+    """The model of `task.type: sorting`."""
+    seed: Seed | None = None
+    """Seed of the initial weights; null takes the scenario's."""
+
+
+ModelSettings = Annotated[
+    PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings, *by_type("preset")
+]
+
+
+class NativeEngineSettings(Section):
+    """The project's own sampling engine."""
+
+    type: Literal["native"] = "native"
+    """The project's own engine."""
+    precision: Precision = "float32"
+    """Sampling arithmetic."""
+    max_batch: AtLeast1 = 256
+    """How many responses are decoded together at most."""
+    mismatch_bound: Positive | None = None
+    """Largest gap between engine and Learner log-probs after a weight sync, else the run stops; null: not measured."""
+
+
+class FakeEngineSettings(Section):
+    """An engine that makes up tokens at once, for tests."""
+
+    type: Literal["fake"] = "fake"
+    """The engine of the tests."""
+
+
+class PacedEngineSettings(Section):
+    """An engine that sleeps instead of sampling; goes with `model.type: paced`."""
+
+    type: Literal["paced"] = "paced"
+    """Sleeps instead of sampling; the weights it loads are copied into its own tensors."""
+    generate_s: NotNegative = 0.5
+    """Seconds of one batch; several Generators share it out."""
+    spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """How far the seconds of one batch may differ from that, as a fraction; drawn from the seed."""
+
+
+class ServingEngineSettings(Section):
+    """What engines of other makers have in common."""
+
+    precision: Precision = "float32"
+    """Sampling arithmetic."""
+    max_batch: AtLeast1 = 256
+    """How many responses are decoded together at most."""
+    mismatch_bound: Positive | None = None
+    """Largest gap between engine and Learner log-probs after a weight sync; null: 1e-4 in float32, 0.5 in bfloat16."""
+
+
+class VllmEngineSettings(ServingEngineSettings):
+    """vLLM, in the Generator's process."""
+
+    type: Literal["vllm"] = "vllm"
+    """vLLM; `make install-vllm` adds it."""
+    context: AtLeast1 | None = None
+    """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""
+    kv_cache_gib: Positive | None = None
+    """GiB for keys and values; null: what max_batch full responses need, at most 4, or half a GPU's room."""
+
+
+class SglangEngineSettings(ServingEngineSettings):
+    """SGLang, for machines with a GPU."""
+
+    type: Literal["sglang"] = "sglang"
+    """SGLang; it has to be installed by hand."""
+    memory_fraction: Fraction = 0.4
+    """Share of the GPU's memory that SGLang takes for weights, keys and values."""
+
+
+EngineSettings = Annotated[
+    NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings,
+    *by_type("native"),
+]
+
+
+class SamplingSettings(Section):
+    """How responses are sampled."""
+
+    temperature: Positive = 1.0
+    """Divides the logits; above 0, since equal responses in a group teach nothing."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the smallest set of tokens with at least this probability; 1 is all of them."""
+    min_tokens: AtLeast0 = 1
+    """A response cannot end before this many tokens. Lagged ratios and monitored KL leave the ban out: slightly off."""
+    max_tokens: AtLeast1 = 32
+    """A response is cut after this many tokens."""
+    stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()
+    """Strings that end a response; they stay part of it."""
+    pinned_lengths: Annotated[tuple[AtLeast1, AtLeast1] | None, FromList] = None
+    """[shortest, longest]: lengths are drawn from the seed and nothing ends a response early: arms do equal work."""
+
+    def to_params(self) -> SamplingParams:
+        """Return these settings in the form that engines take."""
+        return SamplingParams(
+            self.temperature, self.top_p, self.min_tokens, self.max_tokens, self.stop, self.pinned_lengths
+        )
+
+
+class EvaluationSettings(Section):
+    """Validation on held-out prompts: before the first step, every `every` steps, and after the last."""
+
+    every: AtLeast1 = 10
+    """Training steps between two validations."""
+    prompts: AtLeast1 = 256
+    """Validation prompts used, one response each."""
+    examples: AtLeast0 = 4
+    """Rollouts of each validation kept in the results, to be read."""
+
+
+def sorting_goes_together(scenario: Scenario) -> Problem | None:
+    """The sorting model reads and writes numbers only, and no other model knows them as tokens."""
+    task, model = scenario.task.type, scenario.model.type
+    if (task == "sorting") == (model == "sorting"):
+        return None
+    if model == "paced":  # it trains nothing, and its engine reads no prompt
+        return None
+    what = f"task.type is {task} and model.type is {model}: the sorting task and its model go together"
+    return broken(what, "set both to sorting, or neither", "task.type", "model.type")
+
+
+def sorting_engine(scenario: Scenario) -> Problem | None:
+    """Other engines serve language models."""
+    engine = scenario.engine.type
+    if scenario.model.type != "sorting" or engine in ("native", "fake", "paced"):
+        return None
+    what = f"engine.type is {engine}, must be native with model.type sorting, which is no language model"
+    return broken(what, "set engine.type to native", "engine.type", "model.type")
+
+
+def paced_goes_together(scenario: Scenario) -> Problem | None:
+    """A Learner that trains nothing needs an engine that samples nothing."""
+    model, engine = scenario.model.type, scenario.engine.type
+    if (model == "paced") == (engine == "paced"):
+        return None
+    what = f"model.type is {model} and engine.type is {engine}: paced parts go together"
+    return broken(what, "set both to paced, or neither", "model.type", "engine.type")
+
+
+def warm_start_suits_the_task(scenario: Scenario) -> Problem | None:
+    """A warm-started preset has learnt one kind of text; on the other kind every reward would be 0."""
+    model, task = scenario.model, scenario.task.type
+    if not isinstance(model, PresetModelSettings) or not model.warm_start or task in ("jsonl", "sorting"):
+        return None
+    knows, learnt = ("maths", "arithmetic") if model.preset == "maths" else ("keywords", "to use given words")
+    if (knows == "maths") == (task in ("maths", "arithmetic")):
+        return None
+    what = f"the warm start of model.preset {model.preset} teaches {learnt}, and task.type is {task}"
+    preset = "small" if knows == "maths" else "maths"
+    fix = f"set model.preset to {preset}, or model.warm_start to false"
+    return broken(what, fix, "model.preset", "task.type")
+
+
+def keyword_files_come_together(scenario: Scenario) -> Problem | None:
+    """The keyword task reads both of its files or none, and with files it draws no prompts."""
+    task = scenario.task
+    if not isinstance(task, KeywordsTaskSettings):
+        return None
+    if (task.train is None) != (task.validation is None):
+        given, missing = ("train", "validation") if task.validation is None else ("validation", "train")
+        what = f"task.{given} names a file and task.{missing} is null; the keyword task reads both or none"
+        return broken(what, f"set task.{missing} too", f"task.{given}", f"task.{missing}")
+    if task.train is None:
+        return None
+    for name in ("train_prompts", "validation_prompts", "seed"):
+        value, default = getattr(task, name), KeywordsTaskSettings.model_fields[name].default
+        if value != default:
+            what = f"task.{name} is {value}, and with task.train all prompts come from the files"
+            return broken(what, f"leave task.{name} out", f"task.{name}", "task.train")
+    return None
+
+
+def enough_validation_prompts(scenario: Scenario) -> Problem | None:
+    """Validation uses each held-out prompt once at most."""
+    task = scenario.task
+    if not isinstance(task, KeywordsTaskSettings | ArithmeticTaskSettings) or getattr(task, "validation", None):
+        return None
+    wanted, present = scenario.evaluation.prompts, task.validation_prompts
+    if wanted <= present:
+        return None
+    what = f"evaluation.prompts is {wanted}, must be at most task.validation_prompts {present}"
+    fix = f"set evaluation.prompts to at most {present}, or task.validation_prompts to at least {wanted}"
+    return broken(what, fix, "evaluation.prompts", "task.validation_prompts")
+
+
+def examples_are_evaluated(scenario: Scenario) -> Problem | None:
+    """Examples are taken from the validation rollouts."""
+    wanted, present = scenario.evaluation.examples, scenario.evaluation.prompts
+    if wanted <= present:
+        return None
+    what = f"evaluation.examples is {wanted}, must be at most evaluation.prompts {present}"
+    fix = f"set evaluation.examples to at most {present}"
+    return broken(what, fix, "evaluation.examples", "evaluation.prompts")
+
+
+def token_bounds(scenario: Scenario) -> Problem | None:
+    """A response can be long enough."""
+    low, high = scenario.sampling.min_tokens, scenario.sampling.max_tokens
+    if low <= high:
+        return None
+    what = f"sampling.min_tokens is {low}, must be at most sampling.max_tokens {high}"
+    fix = f"set sampling.min_tokens to at most {high}, or sampling.max_tokens to at least {low}"
+    return broken(what, fix, "sampling.min_tokens", "sampling.max_tokens")
+
+
+def pinned_lengths_fit(scenario: Scenario) -> Problem | None:
+    """Pinned lengths are a range of tokens that fits into a response, of an engine that samples."""
+    pinned, most = scenario.sampling.pinned_lengths, scenario.sampling.max_tokens
+    if pinned is None:
+        return None
+    shown = f"sampling.pinned_lengths is {list(pinned)}"
+    if scenario.engine.type == "paced":
+        what = f"{shown} with engine.type paced, whose responses all have one length"
+        return broken(what, "leave it out", "sampling.pinned_lengths", "engine.type")
+    if pinned[0] <= pinned[1] <= most:
+        return None
+    what = f"{shown}, must rise and end at most at sampling.max_tokens {most}"
+    fix = f"write for example pinned_lengths: [{min(4, most)}, {most}]"
+    return broken(what, fix, "sampling.pinned_lengths", "sampling.max_tokens")
+
+
+TASK_AND_MODEL_RULES = (
+    sorting_goes_together,
+    sorting_engine,
+    paced_goes_together,
+    warm_start_suits_the_task,
+    keyword_files_come_together,
+    enough_validation_prompts,
+    examples_are_evaluated,
+    token_bounds,
+    pinned_lengths_fit,
+)
