@@ -1,4 +1,4 @@
-"""The shape of the harness' own language model, as a Llama ``config.json`` says it, and shapes of public models. No torch."""
+"""The shape of the harness' own model, as a Llama ``config.json`` says it, and shapes of public models. No torch."""
 
 from __future__ import annotations
 
