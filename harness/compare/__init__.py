@@ -3,10 +3,11 @@
 ``python -m harness.compare results/`` is the command; see ``harness.compare.__main__``.
 """
 
-from harness.compare.evaluations import seconds_to_reward
-from harness.compare.experiments import Experiment, Spread, Variant, gather
+from harness.compare.attribution import LaneAccount, account_spans, lane_account
+from harness.compare.experiments import Experiment, Variant, gather
 from harness.compare.figures import RunFigures, run_figures, stage_totals
-from harness.compare.lanes import LaneAccount, account_spans, lane_account
+from harness.compare.learning import seconds_to_reward
+from harness.compare.numbers import Spread
 
 __all__ = [
     "Experiment",

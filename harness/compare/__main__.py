@@ -16,7 +16,6 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from harness.compare.baselines import save_baseline
 from harness.compare.benchmarks import (
     benchmark_cautions,
     benchmark_json,
@@ -24,11 +23,9 @@ from harness.compare.benchmarks import (
     is_benchmark_file,
     read_benchmark_files,
 )
-from harness.compare.experiments import Experiment, gather, gather_newest, is_called
-from harness.compare.gates import FINE, GateResult, gate, read_limit
-from harness.compare.groups import DIFFERENCES
-from harness.compare.judging import Judge
-from harness.compare.reading import usable_cores
+from harness.compare.caveats import DIFFERENCES
+from harness.compare.experiments import Experiment, gather, gather_newest, is_called, usable_cores
+from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, save_baseline
 from harness.compare.stats import STEP_THRESHOLD
 from harness.core.errors import UserError
 from harness.core.pipes import silence_output

@@ -1,35 +1,86 @@
-"""Group runs: an experiment is one command's runs, a variant the runs of it that differ in nothing but the seed."""
+"""Read runs and group them: an experiment is one command's runs, a variant its runs that differ in the seed alone."""
 
 from __future__ import annotations
 
+import gc
 import math
+import multiprocessing
+import os
 import re
+import signal
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from harness.compare.figures import RunFigures
-from harness.compare.reading import Detail, read_figures
+from harness.compare.figures import RunFigures, run_figures
+from harness.compare.numbers import Spread
+from harness.compare.stats import t_interval
 from harness.core.errors import UserError
-from harness.results import DamagedRun, Manifest, find_run_folders, read_manifest
+from harness.results import DamagedRun, Manifest, find_run_folders, load_run, read_manifest
+
+FEWEST_FOR_PROCESSES = 150
+"""Runs from which on more processes pay: starting one takes as long as reading about 40 runs of 200 steps."""
+_AT_A_TIME = 8
+
+
+class Detail(Enum):
+    """How much of a run is read: what an overview needs, all but the spans, or everything."""
+
+    OVERVIEW = auto()
+    WITHOUT_SPANS = auto()
+    FULL = auto()
+
+
+def read_figures(
+    folders: Sequence[Path], details: Sequence[Detail], processes: int = 1
+) -> list[RunFigures | DamagedRun]:
+    """Return the figures of each run, in order; a run that cannot be read comes with the reason.
+
+    Only figures are kept: the rows of a run go as soon as its figures are made.
+
+    Args:
+        details: for each run, how much of it is wanted.
+        processes: how many may read side by side, where there are enough runs for it to pay. The caller's main module
+            must be safe to import, as of any program that starts processes.
+    """
+    if processes < 2 or len(folders) < FEWEST_FOR_PROCESSES:
+        return list(map(_read, folders, details))
+    workers = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_prepare)
+    try:
+        return list(workers.map(_read, folders, details, chunksize=_AT_A_TIME))
+    except BrokenProcessPool:  # a worker was killed from outside, as where memory is short
+        return list(map(_read, folders, details))
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read(folder: Path, detail: Detail) -> RunFigures | DamagedRun:
+    try:
+        return run_figures(load_run(folder), detail is Detail.OVERVIEW, detail is Detail.FULL)
+    except UserError as error:
+        return DamagedRun(folder, error)
+
+
+def _prepare() -> None:
+    """In a worker: leave Ctrl-C to the parent, and look for no cycles, since rows have none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
+
 
 MOST_WITH_SPANS = 200
 """Runs of an experiment whose spans are read where not all are asked for: a third of the time of a reading."""
 SIMULATED = " (simulated)"
 """What the name of a variant ends in whose runs never took place, wherever it is shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over the runs of a variant: mean, lowest, highest, and how many of how many runs have it."""
-
-    mean: float
-    low: float
-    high: float
-    known: int
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -257,3 +308,34 @@ def _all_damaged(damaged: list[DamagedRun]) -> UserError:
         where=first.error.where,
         fix=first.error.fix,
     )
+
+
+FEWEST_SEEDS = 3
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A mean difference with the ends of its 95% interval, over ``seeds`` pairs of runs."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def paired_difference(base: Variant, other: Variant, read: Callable[[RunFigures], float | None]) -> Difference | None:
+    """Return ``other`` minus ``base`` over the seeds that both finished; None for fewer than ``FEWEST_SEEDS``.
+
+    The interval is Student's for paired samples; see ``harness.compare.stats.t_interval``.
+    """
+    before, after = (
+        {run.manifest.seed: read(run) for run in variant.runs if run.is_completed} for variant in (base, other)
+    )
+    pairs = [(before[seed], after[seed]) for seed in before if seed in after]
+    differences = [mine - theirs for theirs, mine in pairs if theirs is not None and mine is not None]
+    if len(differences) < FEWEST_SEEDS:
+        return None
+    found = t_interval(differences, CONFIDENCE)
+    assert found is not None
+    return Difference(found.point, found.low, found.high, len(differences))

@@ -9,13 +9,32 @@ from itertools import compress
 from statistics import fmean, median
 from typing import Any
 
-from harness.compare.evaluations import Evaluated, evaluations, seconds_to_reward
-from harness.compare.kl import KlFigures, kl_figures
-from harness.compare.lanes import LaneAccount, account_spans, loop_window
-from harness.compare.learning import LearningFigures, learning_figures
-from harness.compare.metric_columns import metric_columns, metric_value
-from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
-from harness.compare.series import StepSeries, is_measured, stage_columns, step_series
+from harness.compare.attribution import (
+    BlockedTime,
+    LaneAccount,
+    Overlap,
+    account_spans,
+    blocked_time,
+    loop_window,
+    overlap,
+)
+from harness.compare.learning import (
+    Evaluated,
+    KlFigures,
+    LearningFigures,
+    evaluations,
+    kl_figures,
+    learning_figures,
+    seconds_to_reward,
+)
+from harness.compare.step_columns import (
+    StepSeries,
+    is_measured,
+    metric_columns,
+    metric_value,
+    stage_columns,
+    step_series,
+)
 from harness.compare.sync import SyncFigures, sync_figures
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric
@@ -98,7 +117,7 @@ class RunFigures:
     kl: KlFigures | None
     ledger: LedgerFigures | None
     overlap: Overlap | None
-    held_back: HeldBack | None
+    blocked_time: BlockedTime | None
     sync: SyncFigures | None
     replaced: int = 0
     timed_syncs: tuple[SyncRow, ...] = ()
@@ -200,7 +219,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         replay_capacity=_as_int(run.setting("replay.capacity")),
         ledger=run.ledger,
         overlap=overlap(spans, window) if spans else None,
-        held_back=_held_back(run, spans),
+        blocked_time=_held_back(run, spans),
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
         timed_syncs=run.syncs,
@@ -277,9 +296,9 @@ def loop_seconds(run: Run) -> float:
     return run.steps[-1].elapsed_s if run.steps else 0.0
 
 
-def _held_back(run: Run, spans: Sequence[Span]) -> HeldBack | None:
+def _held_back(run: Run, spans: Sequence[Span]) -> BlockedTime | None:
     max_lag, waits = _as_int(run.setting("max_lag")), run.setting("lag_control") != "drop"
-    return held_back(spans, max_lag, len(run.steps)) if spans and max_lag and waits else None
+    return blocked_time(spans, max_lag, len(run.steps)) if spans and max_lag and waits else None
 
 
 def _peak(run: Run, name: str) -> tuple[float, int] | None:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-
-from harness.compare.experiments import Spread
+from dataclasses import dataclass
 
 Format = Callable[[float], str]
 NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the runs of a variant: mean, lowest, highest, and how many of how many runs have it."""
+
+    mean: float
+    low: float
+    high: float
+    known: int
+    runs: int
 
 
 def number(value: float) -> str:

@@ -6,13 +6,95 @@ the counters do not tell is None, never 0, and ``missing`` says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import median
 
 from harness.compare.numbers import number, percent
-from harness.compare.sampled import Sampled, sampled
-from harness.core.intervals import Interval
-from harness.results.counters import DRIVER, HOST, SAMPLER, CounterRow, reasons, sources, split_source
+from harness.core.intervals import Interval, clip
+from harness.core.trace import Span, Stage
+from harness.results.counters import (
+    DRIVER,
+    HOST,
+    SAMPLER,
+    CounterRow,
+    Sample,
+    reasons,
+    sources,
+    split_source,
+    stretches,
+)
+
+
+class InterpolatedCounter:
+    """The known stretches of one counter of one source, in time order. What lies between them is not counted.
+
+    Args:
+        known: as from ``harness.results.counters.stretches``.
+    """
+
+    def __init__(self, known: Sequence[Sequence[Sample]]) -> None:
+        pieces = [piece for stretch in known for piece in pairwise(stretch) if piece[1][0] > piece[0][0]]
+        self._samples = [sample for stretch in known for sample in stretch]
+        self._pieces = pieces
+        self._starts = [start for (start, _), _ in pieces]
+        self._growths = [0.0, *accumulate(last - first for (_, first), (_, last) in pieces)]
+        self._areas = [0.0, *accumulate((end - start) * (first + last) / 2 for (start, first), (end, last) in pieces)]
+        self._lengths = [0, *accumulate(end - start for (start, _), (end, _) in pieces)]
+
+    @property
+    def period_ns(self) -> float:
+        """Usual time between two samples of a stretch; 0 where no stretch has two."""
+        return median(end - start for (start, _), (end, _) in self._pieces) if self._pieces else 0.0
+
+    def covered_ns(self, window: Interval) -> float:
+        """Return how much of the window lies within stretches."""
+        return self._until(window[1])[2] - self._until(window[0])[2]
+
+    def growth(self, window: Interval) -> float | None:
+        """Return by how much a growing counter grew within the stretches of the window; None where it has none."""
+        if not self.covered_ns(window):
+            return None
+        return max(0.0, self._until(window[1])[0] - self._until(window[0])[0])
+
+    def area(self, window: Interval) -> float:
+        """Return the integral of the value over the window's stretches, in units times nanoseconds."""
+        return self._until(window[1])[1] - self._until(window[0])[1]
+
+    def mean(self, window: Interval) -> float | None:
+        """Return the mean over the window's stretches; a single sample in it is its own mean; None without any."""
+        covered_ns = self.covered_ns(window)
+        if covered_ns:
+            return self.area(window) / covered_ns
+        inside = self.inside(window)
+        return sum(inside) / len(inside) if inside else None
+
+    def peak(self, window: Interval) -> float | None:
+        """Return the largest sample in the window; None without any."""
+        return max(self.inside(window), default=None)
+
+    def inside(self, window: Interval) -> list[float]:
+        """Return the samples in the window, both ends included."""
+        return [value for at_ns, value in self._samples if window[0] <= at_ns <= window[1]]
+
+    def _until(self, at_ns: float) -> tuple[float, float, float]:
+        """Return (growth, area, covered nanoseconds) from the first sample to a moment."""
+        place = bisect_right(self._starts, at_ns) - 1
+        if place < 0:
+            return 0.0, 0.0, 0.0
+        (start, first), (end, last) = self._pieces[place]
+        part_ns = min(at_ns, end) - start
+        rise = (last - first) * part_ns / (end - start)
+        area = part_ns * (first + rise / 2)
+        return self._growths[place] + rise, self._areas[place] + area, self._lengths[place] + part_ns
+
+
+def interpolated(rows: Iterable[CounterRow], source: str, name: str) -> InterpolatedCounter:
+    """Return one counter of one source."""
+    return InterpolatedCounter(stretches(rows, source, name))
+
 
 NOT_SAMPLED = "not_sampled"
 _GIB = 2**30
@@ -50,7 +132,7 @@ def process_figures(rows: Sequence[CounterRow], window: Interval) -> list[Proces
 
 def sampling_cpu_s(rows: Sequence[CounterRow], window: Interval) -> float | None:
     """Return the CPU seconds of the sampler on the run's own machine; None where nothing was sampled."""
-    return sampled(rows, SAMPLER, "cpu_s").growth(window)
+    return interpolated(rows, SAMPLER, "cpu_s").growth(window)
 
 
 def _processes(rows: Iterable[CounterRow]) -> list[str]:
@@ -59,13 +141,13 @@ def _processes(rows: Iterable[CounterRow]) -> list[str]:
 
 
 def _process(rows: Sequence[CounterRow], source: str, window: Interval) -> ProcessFigures:
-    cpu = sampled(rows, source, "cpu_s")
+    cpu = interpolated(rows, source, "cpu_s")
     cpu_s = cpu.growth(window)
     figures = {
         "cpu_s": cpu_s,
         "cores": None if cpu_s is None else cpu_s * 1e9 / cpu.covered_ns(window),
-        "peak_rss_bytes": sampled(rows, source, "rss_bytes").peak(window),
-        "peak_threads": sampled(rows, source, "threads").peak(window),
+        "peak_rss_bytes": interpolated(rows, source, "rss_bytes").peak(window),
+        "peak_threads": interpolated(rows, source, "threads").peak(window),
     }
     counters = {"cpu_s": "cpu_s", "cores": "cpu_s", "peak_rss_bytes": "rss_bytes", "peak_threads": "threads"}
     return ProcessFigures(source, **figures, missing=_missing(rows, source, figures, counters))
@@ -127,19 +209,19 @@ def gpu_figures(rows: Sequence[CounterRow], window: Interval) -> tuple[list[GpuF
 
 
 def _gpu(rows: Sequence[CounterRow], source: str, window: Interval) -> GpuFigures:
-    power, energy = sampled(rows, source, "power_w"), sampled(rows, source, "energy_j")
+    power, energy = interpolated(rows, source, "power_w"), interpolated(rows, source, "energy_j")
     figures = {
-        "mean_utilisation": sampled(rows, source, "utilisation").mean(window),
-        "peak_memory_bytes": sampled(rows, source, "memory_used_bytes").peak(window),
+        "mean_utilisation": interpolated(rows, source, "utilisation").mean(window),
+        "peak_memory_bytes": interpolated(rows, source, "memory_used_bytes").peak(window),
         "mean_power_w": power.mean(window),
         "energy_j": energy.growth(window),
         "integrated_j": power.area(window) / 1e9 if power.covered_ns(window) else None,
-        "throttled_share": share_above_zero(sampled(rows, source, "throttled"), window),
+        "throttled_share": share_above_zero(interpolated(rows, source, "throttled"), window),
     }
     return GpuFigures(source, **figures, missing=_missing(rows, source, figures, _GPU_FIGURES))
 
 
-def share_above_zero(counter: Sampled, window: Interval) -> float | None:
+def share_above_zero(counter: InterpolatedCounter, window: Interval) -> float | None:
     """Return the share of the samples in the window that are above 0; None without any."""
     inside = counter.inside(window)
     return sum(value > 0 for value in inside) / len(inside) if inside else None
@@ -172,18 +254,18 @@ _PRESSURE = (
 
 def _pressure(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
     for name, worth_saying, words in _PRESSURE:
-        share = _share_of_time(sampled(rows, HOST, name), window)
+        share = _share_of_time(interpolated(rows, HOST, name), window)
         if share is not None and share >= worth_saying:
             yield f"For {percent(share)} of the time {words}."
 
 
-def _share_of_time(counter: Sampled, window: Interval) -> float | None:
+def _share_of_time(counter: InterpolatedCounter, window: Interval) -> float | None:
     growth = counter.growth(window)
     return None if growth is None else min(1.0, growth * 1e9 / counter.covered_ns(window))
 
 
 def _taken_cores(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
-    host = {name: sampled(rows, HOST, f"cpu_{name}_s") for name in ("busy", "idle", "steal")}
+    host = {name: interpolated(rows, HOST, f"cpu_{name}_s") for name in ("busy", "idle", "steal")}
     busy, idle, steal = (counter.growth(window) for counter in host.values())
     if busy is None or idle is None or steal is None:
         return
@@ -197,16 +279,16 @@ def _taken_cores(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
 
 
 def _throttling(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
-    seconds = sampled(rows, HOST, "throttled_s").growth(window)
+    seconds = interpolated(rows, HOST, "throttled_s").growth(window)
     if seconds:
         yield f"The CPU limit of the cgroup held it back for {number(seconds)} s, added over cores."
 
 
 def _on_gpus(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
     for gpu in gpu_figures(rows, window)[0]:
-        others = sampled(rows, gpu.source, "other_processes").peak(window)
+        others = interpolated(rows, gpu.source, "other_processes").peak(window)
         if others:
-            memory = sampled(rows, gpu.source, "other_memory_bytes").peak(window)
+            memory = interpolated(rows, gpu.source, "other_memory_bytes").peak(window)
             held = f", which held up to {number(memory / _GIB)} GiB" if memory is not None else ""
             yield f"{gpu.source} was shared with other processes, up to {others:.0f} at a time{held}."
         if gpu.throttled_share:
@@ -216,6 +298,132 @@ def _on_gpus(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
 
 def _slowed_by(rows: Sequence[CounterRow], source: str, window: Interval) -> list[str]:
     found = {name for row in rows if row.source == source for name in row.values if name.startswith("throttle/")}
-    active = {name: share_above_zero(sampled(rows, source, name), window) or 0.0 for name in found}
+    active = {name: share_above_zero(interpolated(rows, source, name), window) or 0.0 for name in found}
     order = sorted((name for name in found if active[name]), key=lambda name: (-active[name], name))
     return [f"{name.removeprefix('throttle/')} {percent(active[name])}" for name in order]
+
+
+TOLD_ALONE_S = 1.0
+_COVERED_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnergy:
+    """One stage's part.
+
+    Attributes:
+        joules: None where ``reason`` says why it cannot be told.
+        seconds: in which the stage was under way on at least one lane.
+        occurrences: spans of it.
+        over_steps: told as a sum over short occurrences, whose ends fall between samples.
+    """
+
+    joules: float | None
+    seconds: float
+    occurrences: int
+    over_steps: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyAccount:
+    """Where a GPU's energy went. ``total_j`` = the stages' joules + ``untold_j`` + ``rest_j``.
+
+    Attributes:
+        untold_j: of stages whose own part cannot be told.
+        rest_j: while no stage was under way.
+    """
+
+    source: str
+    total_j: float
+    stages: Mapping[Stage, StageEnergy]
+    untold_j: float
+    rest_j: float
+
+
+def energy_account(
+    rows: Sequence[CounterRow],
+    spans: Iterable[Span],
+    source: str,
+    window: Interval,
+    lanes: Collection[str] | None = None,
+) -> tuple[EnergyAccount | None, str | None]:
+    """Return the account of one GPU, or None and the reason.
+
+    Where several stages are under way at once, they share the energy of that time equally. Waits take no part.
+
+    Args:
+        source: such as ``gpu0``.
+        window: (start, end) in nanoseconds of the run's clock.
+        lanes: those that work on this GPU; all of them by default.
+    """
+    counter = interpolated(rows, source, "energy_j")
+    total_j = counter.growth(window)
+    if total_j is None:
+        known = {**reasons(rows, "gpu"), **reasons(rows, source)}
+        return None, known.get("energy_j") or known.get("gpu") or NOT_SAMPLED
+    work = [span for span in spans if _counts(span, lanes)]
+    parts = _Parts(counter, window)
+    for start_ns, end_ns, stages in _pieces(work, window):
+        parts.add((start_ns, end_ns), stages)
+    stages_told = {stage: _told(stage, work, parts, counter.period_ns / 1e9) for stage in parts.joules}
+    untold_j = sum(parts.joules[stage] for stage, part in stages_told.items() if part.joules is None)
+    told_j = sum(part.joules for part in stages_told.values() if part.joules is not None)
+    rest_j = max(0.0, total_j - told_j - untold_j)
+    return EnergyAccount(source, total_j, stages_told, untold_j, rest_j), None
+
+
+def _counts(span: Span, lanes: Collection[str] | None) -> bool:
+    return not span.stage.is_wait and span.stage is not Stage.STARTUP and (lanes is None or span.lane in lanes)
+
+
+class _Parts:
+    """What each stage has got so far."""
+
+    def __init__(self, counter: InterpolatedCounter, window: Interval) -> None:
+        self._counter, self.window = counter, window
+        self.joules: dict[Stage, float] = {}
+        self.nanoseconds: dict[Stage, float] = {}
+        self.covered_ns: dict[Stage, float] = {}
+
+    def add(self, piece: Interval, stages: Collection[Stage]) -> None:
+        """Share out a piece of time."""
+        joules, covered_ns = self._counter.growth(piece) or 0.0, self._counter.covered_ns(piece)
+        for stage in stages:
+            self.joules[stage] = self.joules.get(stage, 0.0) + joules / len(stages)
+            self.nanoseconds[stage] = self.nanoseconds.get(stage, 0.0) + piece[1] - piece[0]
+            self.covered_ns[stage] = self.covered_ns.get(stage, 0.0) + covered_ns
+
+
+def _pieces(spans: Sequence[Span], window: Interval) -> Iterator[tuple[int, int, tuple[Stage, ...]]]:
+    """Yield the pieces of the window in which the same stages are under way, with at least one of them."""
+    edges = []
+    for span in spans:
+        for start_ns, end_ns in clip([(span.start_ns, span.end_ns)], window):
+            edges += [(start_ns, 1, span.stage), (end_ns, -1, span.stage)]
+    edges.sort(key=lambda edge: edge[0])
+    under_way: dict[Stage, int] = {}
+    for (start_ns, change, stage), following in pairwise([*edges, (window[1], 0, Stage.UPDATE)]):
+        under_way[stage] = under_way.get(stage, 0) + change
+        stages = tuple(stage for stage, count in under_way.items() if count)
+        if stages and following[0] > start_ns:
+            yield start_ns, following[0], stages
+
+
+def _told(stage: Stage, work: Sequence[Span], parts: _Parts, period_s: float) -> StageEnergy:
+    own = [span for span in work if span.stage is stage]
+    lengths = [end - start for span in own for start, end in clip([(span.start_ns, span.end_ns)], parts.window)]
+    seconds, each_s = parts.nanoseconds[stage] / 1e9, sum(lengths) / len(lengths) / 1e9
+    reason = _why_untold(seconds, each_s, parts.covered_ns[stage] / 1e9, period_s)
+    joules = parts.joules[stage] if reason is None else None
+    return StageEnergy(joules, seconds, len(lengths), reason is None and each_s < TOLD_ALONE_S, reason)
+
+
+def _why_untold(seconds: float, each_s: float, covered_s: float, period_s: float) -> str | None:
+    if covered_s < _COVERED_SHARE * seconds:
+        return "the counters do not cover it"
+    if each_s < TOLD_ALONE_S and each_s < period_s:
+        return f"it lasts {each_s:.2g} s, less than a sampling period of {period_s:.2g} s"
+    if seconds < TOLD_ALONE_S:
+        return f"it lasts {seconds:.2g} s in all, less than {TOLD_ALONE_S:g} s"
+    return None

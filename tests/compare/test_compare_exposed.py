@@ -5,10 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.compare.exposed import PRECEDENCE, Exposure, exposed
-from harness.compare.lanes import account_spans
-from harness.compare.overlap import OverlapBound, overlap_bound
-from harness.compare.owned import owned_intervals
+from harness.compare.attribution import (
+    PRECEDENCE,
+    Exposure,
+    OverlapBound,
+    account_spans,
+    exposed,
+    overlap_bound,
+    stage_intervals,
+)
 from harness.core.intervals import Interval, both, clip, total, without
 from harness.core.trace import Span, Stage
 
@@ -125,7 +130,7 @@ def test_idle_shares_lie_between_0_and_1(spans: list[Span], start: int, length: 
 @given(SPANS, st.integers(0, 60), st.integers(0, 80))
 def test_owned_intervals_agree_with_the_account_and_never_overlap(spans: list[Span], start: int, length: int) -> None:
     window = start, start + length
-    owned, accounts = owned_intervals(spans, window), account_spans(spans, window)
+    owned, accounts = stage_intervals(spans, window), account_spans(spans, window)
     assert set(owned) == set(accounts)
     for lane, stages in owned.items():
         assert {stage: total(pieces) for stage, pieces in stages.items()} == accounts[lane].stages_ns

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.compare import account_spans, lane_account
-from harness.compare.lanes import in_pipeline_order, loop_window
+from harness.compare.attribution import in_pipeline_order, loop_window
 from harness.core.intervals import clip, total
 from harness.core.trace import Span, Stage
 from harness.results import RunFolder, load_run

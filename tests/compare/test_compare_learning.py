@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from harness.compare import Experiment, gather
+from harness.compare.findings import answers, findings, learning_details
 from harness.compare.learning import Divergence, LearningFigures
-from harness.compare.learning_findings import answers, learning_details
-from harness.compare.outcome import outcome_table
-from harness.compare.sentences import findings
+from harness.compare.tables import outcome_table
 from harness.core.types import Metric, Metrics
 from harness.report.curves import draw_learning
 from harness.report.pictures import load_curves

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.compare import Experiment, gather
-from harness.compare.cautions import cautions
-from harness.compare.off_policy import off_policy_findings, off_policy_table
-from harness.compare.outcome import outcome_table
-from harness.compare.sentences import findings
+from harness.compare.caveats import caveats
+from harness.compare.findings import findings, off_policy_findings
+from harness.compare.tables import off_policy_table, outcome_table
 from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.results import RunFolder
@@ -128,7 +127,7 @@ def test_the_last_rewards_of_paired_seeds_get_an_interval(make_lagged_run: Make,
         "last validation reward 0.52 [0.43, 0.61] against 0.50 [0.40, 0.60] "
         "(difference +0.020, 95% interval -0.005 to +0.045, t over n = 3 paired seeds);"
     ) in findings(experiment)[3]
-    assert cautions(experiment)[-1] == (
+    assert caveats(experiment)[-1] == (
         "Intervals of rewards are each for one pair of variants and assume normal differences."
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
+from harness.compare.attribution import BlockedTime, Overlap, blocked_time, overlap
 from harness.core.trace import Span, Stage
 
 S = 1_000_000_000
@@ -47,6 +47,6 @@ def test_only_waits_that_the_bound_causes_are_held_back() -> None:
         _span("learner", Stage.WAIT_FOR_BATCH, 0, 9, step=3),
     ]
     # batches 2, 3 and 4 need version 1 and later; generator0 waited 2 + 1 s for them, generator1 1 s
-    assert held_back(spans, max_lag=1, steps=5) == HeldBack(batches=2, bound_batches=3, seconds=2.0)
-    assert held_back(spans, max_lag=4, steps=5) == HeldBack(batches=0, bound_batches=0, seconds=0.0)
-    assert held_back([], max_lag=1, steps=5) == HeldBack(0, 3, 0.0)
+    assert blocked_time(spans, max_lag=1, steps=5) == BlockedTime(batches=2, bound_batches=3, seconds=2.0)
+    assert blocked_time(spans, max_lag=4, steps=5) == BlockedTime(batches=0, bound_batches=0, seconds=0.0)
+    assert blocked_time([], max_lag=1, steps=5) == BlockedTime(0, 3, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.compare import Experiment, gather
 from harness.compare.sync import percentile
-from harness.compare.transports import sync_findings, sync_table
+from harness.compare.sync_tables import sync_findings, sync_table
 from harness.results import RunFolder
 
 Make = Callable[..., RunFolder]

@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 
 from harness.compare import gather
-from harness.compare.baselines import load_baseline, save_baseline
 from harness.compare.experiments import Experiment
-from harness.compare.gates import NOT_COMPARABLE, gate
+from harness.compare.gates import NOT_COMPARABLE, gate, load_baseline, save_baseline
 from harness.compare.stats import Verdict
-from harness.compare.verdict_tables import verdict_sentences, verdict_tables
-from harness.compare.verdicts import experiment_drift, judge_against, judgements, paired_blocks
+from harness.compare.verdicts import (
+    experiment_drift,
+    judge_against,
+    judgements,
+    paired_blocks,
+    verdict_sentences,
+    verdict_tables,
+)
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Metric

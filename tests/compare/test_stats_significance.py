@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from harness.compare.stats import binomial_p, fewest_blocks, holm, sign_flip_p
-from harness.compare.stats.significance import EXACT_UP_TO, welch_p
+from harness.compare.stats.intervals import EXACT_UP_TO, welch_p
 
 # Heights of crossed less self-fertilised maize in eighths of an inch: Darwin's pairs, in Fisher, The Design of
 # Experiments (1935), section 21, who counted 863 patterns with at least this sum and as many with its opposite.

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import numbers
-from harness.compare.experiments import Variant
+from harness.compare.attribution import OverlapBound, overlap_bound
+from harness.compare.experiments import FEWEST_SEEDS, Variant, paired_difference
 from harness.compare.figures import RunFigures
-from harness.compare.learning_findings import answers
-from harness.compare.overlap import OverlapBound, overlap_bound
-from harness.compare.pairs import FEWEST_SEEDS, paired_difference
-from harness.compare.sentences import last_reward
-from harness.compare.sweep_tables import sweep_findings, sweep_points
+from harness.compare.findings import answers, last_reward
+from harness.compare.sync_tables import sweep_findings, sweep_points
 from harness.compare.verdicts import Judgement, settings_of
 from harness.core.trace import Stage
 from harness.report.html.material import Material

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.compare import numbers
 from harness.compare.experiments import Variant
-from harness.compare.off_policy import off_policy_findings, off_policy_table
-from harness.compare.tables import Table
+from harness.compare.findings import off_policy_findings
+from harness.compare.tables import Table, off_policy_table
 from harness.report.html.bars import Bar, Segment, draw_bars
 from harness.report.html.markup import Markup, element
 from harness.report.html.material import Material

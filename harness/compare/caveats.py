@@ -1,17 +1,192 @@
-"""What keeps the figures of an experiment from being compared plainly, and what they came from."""
+"""What runs came from, and what keeps their figures from being compared plainly."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
 
-from harness.compare.experiments import Experiment
+from harness.compare.experiments import FEWEST_SEEDS, Experiment
 from harness.compare.figures import RunFigures
-from harness.compare.pairs import FEWEST_SEEDS
+from harness.results import Manifest
 
-_UNKNOWN = "unknown"
+DIFFERENCES = ("machine", "versions", "threads", "commit", "simulation")
+UNKNOWN, NOT_INSTALLED = "unknown", "none"
 
 
-def cautions(experiment: Experiment) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a run's seconds depend on beside its scenario. Equal ones belong together; it can be a dict's key.
+
+    Attributes:
+        machine: fingerprint of the kind of machine.
+        versions: (package, version) in order of the names.
+        threads: None in runs of before it was written.
+        facts: processor, cores, memory, GPUs and their driver and limits in words; they follow from the machine.
+        simulated: name of the machine profile by which the runs were simulated; None where they took place.
+    """
+
+    machine: str
+    versions: tuple[tuple[str, str], ...]
+    threads: int | None
+    facts: str
+    simulated: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Everything in one line for people."""
+        versions = (" ".join(pair) for pair in self.versions)
+        return ", ".join([*_simulated_words(self), _machine_words(self), *_threads_words(self), *versions])
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The runs of one environment.
+
+    Attributes:
+        letter: its short name in tables: A, B and so on in the order of the experiments.
+        runs: how many runs belong to it.
+        differs: what sets it apart from the other groups, in words; empty for a single group.
+    """
+
+    letter: str
+    environment: Environment
+    runs: int
+    differs: str
+
+
+def environment(manifest: Manifest) -> Environment:
+    """Return the environment of a run."""
+    machine = manifest.machine
+    facts = [str(machine.get("cpu") or "unknown CPU")]
+    if machine.get("cores"):
+        facts.append(f"{machine['cores']} cores" if machine["cores"] != 1 else "1 core")
+    if machine.get("memory_gib"):
+        facts.append(f"{machine['memory_gib']} GiB")
+    return Environment(
+        machine=str(machine.get("fingerprint") or UNKNOWN),
+        versions=tuple(sorted((name, str(version)) for name, version in manifest.versions.items() if version)),
+        threads=manifest.threads,
+        facts=", ".join([*facts, *_gpu_words(machine.get("gpus"), recorded=manifest.simulated is None)]),
+        simulated=manifest.simulated,
+    )
+
+
+def differences(one: Manifest, other: Manifest) -> tuple[str, ...]:
+    """Return in which of ``DIFFERENCES`` two runs differ, in that order.
+
+    A package that only one of them has makes versions differ; a thread count or a commit that one of them does not
+    know differs from nothing.
+    """
+    a, b = environment(one), environment(other)
+    found = {
+        "machine": a.machine != b.machine,
+        "versions": dict(a.versions) != dict(b.versions),
+        "threads": None not in (a.threads, b.threads) and a.threads != b.threads,
+        "commit": None not in (one.commit, other.commit) and one.commit != other.commit,
+        "simulation": one.simulated != other.simulated,
+    }
+    return tuple(name for name in DIFFERENCES if found[name])
+
+
+def groups(experiments: Iterable[Experiment]) -> list[Group]:
+    """Return the groups of the experiments' runs, in the order in which the experiments show them."""
+    counts: dict[Environment, int] = {}
+    for experiment in experiments:
+        for run in experiment.runs:
+            found = environment(run.manifest)
+            counts[found] = counts.get(found, 0) + 1
+    every = list(counts)
+    return [
+        Group(group_letter(index), found, counts[found], _what_differs(found, every))
+        for index, found in enumerate(every)
+    ]
+
+
+def letters_of(experiment: Experiment, found: Sequence[Group]) -> str:
+    """Return the letters of the groups that an experiment's runs belong to, such as ``A`` or ``A+B``."""
+    present = {environment(run.manifest) for run in experiment.runs}
+    return "+".join(group.letter for group in found if group.environment in present)
+
+
+def legend(found: Sequence[Group]) -> tuple[str, ...]:
+    """Say what sets each group apart, one sentence for each; nothing where there is one group only."""
+    if len(found) < 2:
+        return ()
+    sentences = [f"In {group.letter} ({_runs(group.runs)}): {group.differs}." for group in found]
+    return (*sentences, "Seconds of one of these groups are no measure for those of another.")
+
+
+def group_letter(index: int) -> str:
+    """Return A to Z, then AA, AB and so on."""
+    letters = ""
+    index += 1
+    while index:
+        index, place = divmod(index - 1, len(ascii_uppercase))
+        letters = ascii_uppercase[place] + letters
+    return letters
+
+
+def _what_differs(found: Environment, every: Sequence[Environment]) -> str:
+    """Name the machine, threads and package versions of a group where not all groups share them."""
+    words = []
+    if len({item.simulated for item in every}) > 1:
+        words += _simulated_words(found) or ["not simulated"]
+    if len({item.machine for item in every}) > 1:
+        words.append(_machine_words(found))
+    if len({item.threads for item in every}) > 1:
+        words += _threads_words(found) or ["unknown thread count"]
+    mine, all_versions = dict(found.versions), [dict(item.versions) for item in every]
+    names = sorted({name for versions in all_versions for name in versions})
+    unlike = [name for name in names if len({versions.get(name, NOT_INSTALLED) for versions in all_versions}) > 1]
+    said = [f"no {name}" if mine.get(name) in (None, NOT_INSTALLED) else f"{name} {mine[name]}" for name in unlike]
+    return ", ".join([*words, *said])
+
+
+def _simulated_words(found: Environment) -> list[str]:
+    return [] if found.simulated is None else [f"simulated by the profile {found.simulated}"]
+
+
+def _machine_words(found: Environment) -> str:
+    return f"{found.facts} (machine {found.machine})"
+
+
+def _threads_words(found: Environment) -> list[str]:
+    if found.threads is None:
+        return []
+    return ["1 thread" if found.threads == 1 else f"{found.threads} threads"]
+
+
+_LIMITS = {
+    "driver": "driver {}",
+    "power_limit_w": "power limit {} W",
+    "max_sm_clock_mhz": "SM clock up to {} MHz",
+    "max_memory_clock_mhz": "memory clock up to {} MHz",
+}
+
+
+def _gpu_words(gpus: object, recorded: bool) -> list[str]:
+    """Name GPUs and, where those of a machine were ``recorded``, driver and limits; older runs know no driver."""
+    if not isinstance(gpus, list) or not gpus:
+        return []
+    known = [gpu if isinstance(gpu, dict) else {"name": gpu} for gpu in gpus]
+    names = {str(gpu.get("name")) for gpu in known}
+    words = [f"{len(known)} x {' and '.join(sorted(names))}"]
+    for key, form in _LIMITS.items() if recorded else ():
+        values = {str(gpu.get(key) or UNKNOWN) for gpu in known}
+        if values != {UNKNOWN} or key == "driver":
+            words.append(form.format(" and ".join(sorted(values))))
+    return words
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
+
+
+UNKNOWN = "unknown"
+
+
+def caveats(experiment: Experiment) -> list[str]:
     """Return sentences on unfinished runs, turns, unlike machines and versions, shared GPUs, and what is no verdict."""
     if any(run.timed_syncs for run in experiment.runs):
         return [*_unfinished(experiment), *unlike(experiment.runs), _SWEEP]
@@ -38,17 +213,17 @@ def unlike(runs: Sequence[RunFigures]) -> list[str]:
             f"{_count(simulated, 'run')} of {len(runs)} were simulated and the others took place: a difference between "
             "the two may be an error of the simulation."
         )
-    machines = _values(str(run.manifest.machine.get("fingerprint", _UNKNOWN)) for run in runs)
+    machines = _values(str(run.manifest.machine.get("fingerprint", UNKNOWN)) for run in runs)
     if len(machines) > 1:
         said.append(
             f"The runs come from {len(machines)} kinds of machine ({', '.join(machines)}): seconds do not compare."
         )
     systems = [_system(run.manifest.machine.get("os")) for run in runs if run.manifest.simulated is None]
-    known = _values(name for name in systems if name != _UNKNOWN)
+    known = _values(name for name in systems if name != UNKNOWN)
     if len(known) > 1:
         said.append(f"The operating systems differ: {', '.join(known)}.")
-    if known and _UNKNOWN in systems:
-        unknown = _count(systems.count(_UNKNOWN), "run")
+    if known and UNKNOWN in systems:
+        unknown = _count(systems.count(UNKNOWN), "run")
         said.append(f"The operating system of {unknown} is unknown; of the others it is {', '.join(known)}.")
     packages = _values(name for run in runs for name in run.manifest.versions)
     for name in packages:
@@ -67,7 +242,7 @@ def unlike(runs: Sequence[RunFigures]) -> list[str]:
 def _system(found: object) -> str:
     """Name an operating system; runs of before it was written have none."""
     if not isinstance(found, dict):
-        return _UNKNOWN
+        return UNKNOWN
     return f"{found.get('distribution') or found.get('system')} (kernel {found.get('kernel')})"
 
 
