@@ -52,7 +52,7 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str
         "started_at": experiment.started_at,
         "variants": [_variant(experiment.variants[0], variant) for variant in experiment.variants],
         "verdicts": [asdict(judgement) for judgement in judged],
-        "findings": findings(experiment),
+        "findings": [finding.text for finding in findings(experiment)],
         "cautions": caveats(experiment),
     }
 

@@ -19,6 +19,7 @@ from harness.compare.attribution import (
     overlap,
 )
 from harness.compare.learning import (
+    Divergence,
     Evaluated,
     KlFigures,
     LearningFigures,
@@ -160,6 +161,11 @@ class RunFigures:
     def behaviour_is_older(self) -> bool:
         """Whether rollouts may come from an older policy than the one that a training step starts with."""
         return bool(self.max_lag or self.replay_capacity)
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """How the run diverged; None where it did not, or its learning is not known."""
+        return self.learning.divergence if self.learning else None
 
     def idle_ratio(self, kind: str) -> float | None:
         """Return the share of the loop that lanes of a kind waited, as a mean over them; None without spans of any."""

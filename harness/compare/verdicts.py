@@ -344,7 +344,7 @@ def verdict_sentences(judgements: Sequence[Judgement]) -> list[str]:
     said = []
     for judgement in judgements:
         if judgement.step.blocks > 1:
-            said.append(_sentence(judgement))
+            said.append(verdict_sentence(judgement))
             if judgement.unfinished:
                 said.append(f"{judgement.unfinished} runs of {judgement.base} and {judgement.other} did not finish.")
             said += [caution if caution.endswith(".") else f"{caution}." for caution in judgement.cautions]
@@ -384,7 +384,8 @@ def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
     )
 
 
-def _sentence(judgement: Judgement) -> str:
+def verdict_sentence(judgement: Judgement) -> str:
+    """Return the step's verdict with its interval and reason, and the stages that are different."""
     step = judgement.step
     text = f"{judgement.other} against {judgement.base}, step time: {step.verdict.value}, {_interval_words(step)}"
     if step.reason:

@@ -50,7 +50,7 @@ def print_experiment(console: Console, experiment: Experiment, judge: Judging = 
     for table in marked([*_tables(experiment), *verdict_tables(judged)], experiment):
         print_table(console, table)
     print_list(console, "Verdicts", verdict_sentences(judged))
-    print_list(console, "What the figures say", findings(experiment))
+    print_list(console, "What the figures say", [finding.text for finding in findings(experiment)])
     print_list(console, "Mind", caveats(experiment))
 
 
@@ -87,7 +87,7 @@ def markdown(experiments: Sequence[Experiment], detailed: Sequence[Experiment], 
         judged = judge(experiment)
         tables = marked([*_tables(experiment), *verdict_tables(judged)], experiment)
         parts += [markdown_table(table) for table in tables]
-        sentences = [*verdict_sentences(judged), *findings(experiment), *caveats(experiment)]
+        sentences = [*verdict_sentences(judged), *(item.text for item in findings(experiment)), *caveats(experiment)]
         parts.append("\n".join(f"- {_cell(sentence)}" for sentence in sentences))
     return "\n\n".join(parts) + "\n"
 

@@ -190,7 +190,7 @@ def test_the_outcome_table(two_arms: Experiment) -> None:
 
 
 def test_the_sentences(two_arms: Experiment) -> None:
-    assert findings(two_arms) == [
+    assert [finding.text for finding in findings(two_arms)] == [
         "Final validation reward, highest first: k4 0.61; k1 0.55 (one seed each: figures, not a verdict).",
         "The largest stage is update in k1 (33% of the loop) and k4 (47% of the loop).",
         "k4 against k1: 1.62 times the seconds per step (1.62 s against 1.00 s); "
@@ -233,13 +233,13 @@ def test_a_target_nobody_reached_is_said(make_run: Make, tmp_path: Path) -> None
         make_run(arm=arm, evaluations={0: (0.2, 12.0), 4: (0.3, 12.0)}, **COMPARED)
     experiment = _only_experiment(tmp_path)
     assert ("seconds to reward 0.5", "not reached", "not reached") in outcome_table(experiment).rows
-    assert "neither reached reward 0.5" in findings(experiment)[1]
+    assert "neither reached reward 0.5" in findings(experiment)[1].text
 
 
 def test_a_target_only_one_reached_is_said(make_run: Make, tmp_path: Path) -> None:
     make_run(arm="k1", evaluations={4: (0.6, 12.0)}, **COMPARED)
     make_run(arm="k2", evaluations={4: (0.3, 12.0)}, **COMPARED)
-    assert "reward 0.5 never against 5.00 s." in findings(_only_experiment(tmp_path))[2]
+    assert "reward 0.5 never against 5.00 s." in findings(_only_experiment(tmp_path))[2].text
 
 
 def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_upsets_are_named(make_run: Make, tmp_path: Path) -> None:
         evaluations={0: (0.2, 12.0), 2: (0.6, 12.0), 4: (0.4, 12.0)},
         metrics=lambda step: {"grad_norm": Metric(norms[step]), "loss": Metric(float("nan") if step > 1 else 0.1)},
     )
-    said = findings(_only_experiment(tmp_path))
+    said = [finding.text for finding in findings(_only_experiment(tmp_path))]
     assert "sync_k: loss was not finite in 2 steps." in said
     assert "sync_k: the gradient norm peaked at 30.0, 30 times its median, at step 2." in said
     assert "sync_k: the reward fell from 0.60 at step 2 to 0.40 at step 4." in said
@@ -360,7 +360,7 @@ def test_growing_kl_is_described_with_its_policies(make_run: Make, tmp_path: Pat
         "sync_k: KL of the sampling policy to the initial policy (k3, per token) ends at 0.018 "
         "and grows about linearly (R2 1.00); correlation with validation reward +1.00 over 5 evaluations; "
         "biased, since the sampling policy is an older one."
-    ) in findings(_only_experiment(tmp_path))
+    ) in [finding.text for finding in findings(_only_experiment(tmp_path))]
 
 
 def test_experiments_are_told_apart_and_come_oldest_first(make_run: Make, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def _summary(material: Material, judged: Sequence[Judgement], anchor: str) -> Ma
     parts = [title, bullets(headlines(material, judged), "says-list")]
     if not sweep_points(experiment):
         parts.append(table(_glance(material), caption=False))
-        parts.append(details("Show every finding", bullets(findings(experiment), "plain-list")))
+        parts.append(details("Show every finding", bullets([item.text for item in findings(experiment)], "plain-list")))
     parts.append(_mind("Mind", caveats(experiment)))
     return element("section", parts, id=anchor, aria_labelledby=f"{anchor}-title")
 

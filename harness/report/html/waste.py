@@ -21,7 +21,7 @@ COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dro
 def waste_section(material: Material, anchor: str) -> Markup | None:
     """Return the section; None where no rollout lagged and no run got to its end."""
     found = off_policy_table(material.experiment)
-    said = bullets(off_policy_findings(material.experiment), "plain-list")
+    said = bullets([item.text for item in off_policy_findings(material.experiment)], "plain-list")
     data = details("Show the figures", *tables([found], material.experiment)) if found else None
     return section(anchor, "Lag and waste", _lag(material), _ledger(material), said, data)
 
