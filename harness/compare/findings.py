@@ -464,17 +464,25 @@ def _overlap(variant: Variant) -> str:
 def _lag(experiment: Experiment) -> str:
     """Give lag and last reward of each variant, and whether lag hurt where another differs in lag alone."""
     fresh = [item for item in experiment.variants if not any(run.behaviour_is_older for run in item.runs)]
-    parts = []
+    parts, too_few_seeds = list[str](), ""
     for variant in experiment.variants:
         lag, last = variant.spread(mean_of("off_policy/mean")), variant.spread(last_reward)
         base = next((item for item in fresh if variant not in fresh and _differs_in_lag_alone(item, variant)), None)
         if last is None or (lag is None and base is None):
             continue
         part = f"{variant.name} {f'{mean_range(lag, number)} and ' if lag else ''}{mean_range(last, reward)}"
-        if base is not None and base.spread(last_reward) is not None:
-            part += f" ({_lag_effect(base, variant)})"
+        difference = base and paired_difference(base, variant, last_reward)
+        if base and difference:
+            low, high = difference.low, difference.high
+            effect = "lag hurt" if high < 0 else "lag did not hurt" if low > 0 else "no difference shown"
+            interval = f"95% interval {low:+.3f} to {high:+.3f}, n = {difference.seeds}"
+            part += f" ({difference.mean:+.3f} against {base.name}, {interval}: {effect})"
+        elif base:
+            too_few_seeds = f" Fewer than {FEWEST_SEEDS} paired seeds cannot say whether lag hurt."
         parts.append(part)
-    return f"Mean lag in versions and last validation reward: {'; '.join(parts)}." if len(parts) > 1 else ""
+    if len(parts) < 2:
+        return ""
+    return f"Mean lag in versions and last validation reward: {'; '.join(parts)}.{too_few_seeds}"
 
 
 def _differs_in_lag_alone(base: Variant, other: Variant) -> bool:
@@ -484,15 +492,6 @@ def _differs_in_lag_alone(base: Variant, other: Variant) -> bool:
         for variant in (base, other)
     )
     return mine == theirs
-
-
-def _lag_effect(base: Variant, other: Variant) -> str:
-    difference = paired_difference(base, other, last_reward)
-    if difference is None:
-        return f"fewer than {FEWEST_SEEDS} seeds paired with {base.name} cannot say whether lag hurt"
-    effect = "lag hurt" if difference.high < 0 else "lag did not hurt" if difference.low > 0 else "no difference shown"
-    ends = f"{difference.low:+.3f} to {difference.high:+.3f}"
-    return f"{difference.mean:+.3f} against {base.name}, 95% interval {ends}, n = {difference.seeds}: {effect}"
 
 
 def _last_length(run: RunFigures) -> float | None:
