@@ -8,6 +8,7 @@ from string import ascii_uppercase
 
 from harness.compare.experiments import FEWEST_SEEDS, Experiment
 from harness.compare.figures import RunFigures
+from harness.compare.numbers import plural
 from harness.results import Manifest
 
 DIFFERENCES = ("machine", "versions", "threads", "commit", "simulation")
@@ -36,7 +37,22 @@ class Environment:
     def label(self) -> str:
         """Everything in one line for people."""
         versions = (" ".join(pair) for pair in self.versions)
-        return ", ".join([*_simulated_words(self), _machine_words(self), *_threads_words(self), *versions])
+        return ", ".join([*self.profile_in_words, self.machine_in_words, *self.threads_in_words, *versions])
+
+    @property
+    def profile_in_words(self) -> list[str]:
+        """The machine profile of simulated runs; nothing for others."""
+        return [] if self.simulated is None else [f"simulated by the profile {self.simulated}"]
+
+    @property
+    def machine_in_words(self) -> str:
+        """Facts and fingerprint of the machine."""
+        return f"{self.facts} (machine {self.machine})"
+
+    @property
+    def threads_in_words(self) -> list[str]:
+        """The thread count; nothing where it is not known."""
+        return [] if self.threads is None else [plural(self.threads, "thread")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ def environment(manifest: Manifest) -> Environment:
     machine = manifest.machine
     facts = [str(machine.get("cpu") or "unknown CPU")]
     if machine.get("cores"):
-        facts.append(f"{machine['cores']} cores" if machine["cores"] != 1 else "1 core")
+        facts.append(plural(machine["cores"], "core"))
     if machine.get("memory_gib"):
         facts.append(f"{machine['memory_gib']} GiB")
     return Environment(
@@ -79,14 +95,14 @@ def differences(one: Manifest, other: Manifest) -> tuple[str, ...]:
     know differs from nothing.
     """
     a, b = environment(one), environment(other)
-    found = {
+    unlike = {
         "machine": a.machine != b.machine,
         "versions": dict(a.versions) != dict(b.versions),
         "threads": None not in (a.threads, b.threads) and a.threads != b.threads,
         "commit": None not in (one.commit, other.commit) and one.commit != other.commit,
         "simulation": one.simulated != other.simulated,
     }
-    return tuple(name for name in DIFFERENCES if found[name])
+    return tuple(name for name in DIFFERENCES if unlike[name])
 
 
 def groups(experiments: Iterable[Experiment]) -> list[Group]:
@@ -94,26 +110,25 @@ def groups(experiments: Iterable[Experiment]) -> list[Group]:
     counts: dict[Environment, int] = {}
     for experiment in experiments:
         for run in experiment.runs:
-            found = environment(run.manifest)
-            counts[found] = counts.get(found, 0) + 1
+            key = environment(run.manifest)
+            counts[key] = counts.get(key, 0) + 1
     every = list(counts)
     return [
-        Group(group_letter(index), found, counts[found], _what_differs(found, every))
-        for index, found in enumerate(every)
+        Group(group_letter(index), item, counts[item], _what_differs(item, every)) for index, item in enumerate(every)
     ]
 
 
-def letters_of(experiment: Experiment, found: Sequence[Group]) -> str:
+def letters_of(experiment: Experiment, every: Sequence[Group]) -> str:
     """Return the letters of the groups that an experiment's runs belong to, such as ``A`` or ``A+B``."""
     present = {environment(run.manifest) for run in experiment.runs}
-    return "+".join(group.letter for group in found if group.environment in present)
+    return "+".join(group.letter for group in every if group.environment in present)
 
 
-def legend(found: Sequence[Group]) -> tuple[str, ...]:
+def legend(every: Sequence[Group]) -> tuple[str, ...]:
     """Say what sets each group apart, one sentence for each; nothing where there is one group only."""
-    if len(found) < 2:
+    if len(every) < 2:
         return ()
-    sentences = [f"In {group.letter} ({_runs(group.runs)}): {group.differs}." for group in found]
+    sentences = [f"In {group.letter} ({plural(group.runs, 'run')}): {group.differs}." for group in every]
     return (*sentences, "Seconds of one of these groups are no measure for those of another.")
 
 
@@ -127,34 +142,21 @@ def group_letter(index: int) -> str:
     return letters
 
 
-def _what_differs(found: Environment, every: Sequence[Environment]) -> str:
+def _what_differs(item: Environment, every: Sequence[Environment]) -> str:
     """Name the machine, threads and package versions of a group where not all groups share them."""
     words = []
-    if len({item.simulated for item in every}) > 1:
-        words += _simulated_words(found) or ["not simulated"]
-    if len({item.machine for item in every}) > 1:
-        words.append(_machine_words(found))
-    if len({item.threads for item in every}) > 1:
-        words += _threads_words(found) or ["unknown thread count"]
-    mine, all_versions = dict(found.versions), [dict(item.versions) for item in every]
-    names = sorted({name for versions in all_versions for name in versions})
-    unlike = [name for name in names if len({versions.get(name, NOT_INSTALLED) for versions in all_versions}) > 1]
-    said = [f"no {name}" if mine.get(name) in (None, NOT_INSTALLED) else f"{name} {mine[name]}" for name in unlike]
-    return ", ".join([*words, *said])
-
-
-def _simulated_words(found: Environment) -> list[str]:
-    return [] if found.simulated is None else [f"simulated by the profile {found.simulated}"]
-
-
-def _machine_words(found: Environment) -> str:
-    return f"{found.facts} (machine {found.machine})"
-
-
-def _threads_words(found: Environment) -> list[str]:
-    if found.threads is None:
-        return []
-    return ["1 thread" if found.threads == 1 else f"{found.threads} threads"]
+    if len({other.simulated for other in every}) > 1:
+        words += item.profile_in_words or ["not simulated"]
+    if len({other.machine for other in every}) > 1:
+        words.append(item.machine_in_words)
+    if len({other.threads for other in every}) > 1:
+        words += item.threads_in_words or ["unknown thread count"]
+    mine, versions = dict(item.versions), [dict(other.versions) for other in every]
+    for name in sorted({name for known in versions for name in known}):
+        if len({known.get(name, NOT_INSTALLED) for known in versions}) > 1:
+            installed = mine.get(name, NOT_INSTALLED) != NOT_INSTALLED
+            words.append(f"{name} {mine[name]}" if installed else f"no {name}")
+    return ", ".join(words)
 
 
 _LIMITS = {
@@ -167,11 +169,10 @@ _LIMITS = {
 
 def _gpu_words(gpus: object, recorded: bool) -> list[str]:
     """Name GPUs and, where those of a machine were ``recorded``, driver and limits; older runs know no driver."""
-    if not isinstance(gpus, list) or not gpus:
+    known = _gpus(gpus)
+    if not known:
         return []
-    known = [gpu if isinstance(gpu, dict) else {"name": gpu} for gpu in gpus]
-    names = {str(gpu.get("name")) for gpu in known}
-    words = [f"{len(known)} x {' and '.join(sorted(names))}"]
+    words = [f"{len(known)} x {' and '.join(sorted({str(gpu.get('name')) for gpu in known}))}"]
     for key, form in _LIMITS.items() if recorded else ():
         values = {str(gpu.get(key) or UNKNOWN) for gpu in known}
         if values != {UNKNOWN} or key == "driver":
@@ -179,17 +180,11 @@ def _gpu_words(gpus: object, recorded: bool) -> list[str]:
     return words
 
 
-def _runs(number: int) -> str:
-    return "1 run" if number == 1 else f"{number} runs"
-
-
-UNKNOWN = "unknown"
-
-
 def caveats(experiment: Experiment) -> list[str]:
     """Return sentences on unfinished runs, turns, unlike machines and versions, shared GPUs, and what is no verdict."""
     if any(run.timed_syncs for run in experiment.runs):
-        return [*_unfinished(experiment), *unlike(experiment.runs), _SWEEP]
+        sweep = "Transports took turns within each repeat, sizes came one after the other. Figures, not a verdict."
+        return [*_unfinished(experiment), *unlike(experiment.runs), sweep]
     return [
         *_simulated(experiment),
         *_unfinished(experiment),
@@ -201,49 +196,43 @@ def caveats(experiment: Experiment) -> list[str]:
     ]
 
 
-_SWEEP = "Transports took turns within each repeat, sizes came one after the other. Figures, not a verdict."
-
-
 def unlike(runs: Sequence[RunFigures]) -> list[str]:
     """Say where some runs were simulated and others took place, and where they differ in machine, versions or code."""
-    said = []
-    simulated = sum(run.manifest.simulated is not None for run in runs)
+    manifests = [run.manifest for run in runs]
+    sentences = []
+    simulated = sum(manifest.simulated is not None for manifest in manifests)
     if 0 < simulated < len(runs):
-        said.append(
-            f"{_count(simulated, 'run')} of {len(runs)} were simulated and the others took place: a difference between "
+        sentences.append(
+            f"{plural(simulated, 'run')} of {len(runs)} were simulated and the others took place: a difference between "
             "the two may be an error of the simulation."
         )
-    machines = _values(str(run.manifest.machine.get("fingerprint", UNKNOWN)) for run in runs)
+    machines = _distinct(str(manifest.machine.get("fingerprint", UNKNOWN)) for manifest in manifests)
     if len(machines) > 1:
-        said.append(
-            f"The runs come from {len(machines)} kinds of machine ({', '.join(machines)}): seconds do not compare."
-        )
-    systems = [_system(run.manifest.machine.get("os")) for run in runs if run.manifest.simulated is None]
-    known = _values(name for name in systems if name != UNKNOWN)
-    if len(known) > 1:
-        said.append(f"The operating systems differ: {', '.join(known)}.")
+        kinds = f"{len(machines)} kinds of machine ({', '.join(machines)})"
+        sentences.append(f"The runs come from {kinds}: seconds do not compare.")
+    systems = [_system(manifest.machine.get("os")) for manifest in manifests if manifest.simulated is None]
+    known = _distinct(name for name in systems if name != UNKNOWN)
+    sentences += _differ("operating systems", known)
     if known and UNKNOWN in systems:
-        unknown = _count(systems.count(UNKNOWN), "run")
-        said.append(f"The operating system of {unknown} is unknown; of the others it is {', '.join(known)}.")
-    packages = _values(name for run in runs for name in run.manifest.versions)
-    for name in packages:
-        versions = _values(str(run.manifest.versions.get(name) or "none") for run in runs)
-        if len(versions) > 1:
-            said.append(f"The versions of {name} differ: {', '.join(versions)}.")
-    threads = _values(str(run.manifest.threads) for run in runs if run.manifest.threads is not None)
-    if len(threads) > 1:
-        said.append(f"The thread counts differ: {', '.join(threads)}.")
-    commits = _values((run.manifest.commit or "none")[:7] for run in runs)
-    if len(commits) > 1:
-        said.append(f"The commits differ: {', '.join(commits)}.")
-    return said
+        unknown = plural(systems.count(UNKNOWN), "run")
+        sentences.append(f"The operating system of {unknown} is unknown; of the others it is {', '.join(known)}.")
+    for name in _distinct(name for manifest in manifests for name in manifest.versions):
+        versions = [str(manifest.versions.get(name) or NOT_INSTALLED) for manifest in manifests]
+        sentences += _differ(f"versions of {name}", versions)
+    sentences += _differ("thread counts", (str(item.threads) for item in manifests if item.threads is not None))
+    return sentences + _differ("commits", ((item.commit or "none")[:7] for item in manifests))
 
 
-def _system(found: object) -> str:
+def _differ(what: str, values: Iterable[str]) -> list[str]:
+    distinct = _distinct(values)
+    return [f"The {what} differ: {', '.join(distinct)}."] if len(distinct) > 1 else []
+
+
+def _system(os: object) -> str:
     """Name an operating system; runs of before it was written have none."""
-    if not isinstance(found, dict):
+    if not isinstance(os, dict):
         return UNKNOWN
-    return f"{found.get('distribution') or found.get('system')} (kernel {found.get('kernel')})"
+    return f"{os.get('distribution') or os.get('system')} (kernel {os.get('kernel')})"
 
 
 def origin(experiment: Experiment) -> str:
@@ -255,55 +244,50 @@ def origin(experiment: Experiment) -> str:
     parts = [f"SIMULATED by the machine profile {experiment.simulated}"] if experiment.simulated else []
     parts.append(str(machine.get("cpu") or "unknown CPU"))
     if machine.get("cores"):
-        parts.append(_count(int(machine["cores"]), "core"))
+        parts.append(plural(int(machine["cores"]), "core"))
     if manifest.threads:
-        parts.append(_count(manifest.threads, "thread"))
+        parts.append(plural(manifest.threads, "thread"))
     if machine.get("memory_gib"):
         parts.append(f"{machine['memory_gib']} GiB")
-    parts.append(_gpus(machine.get("gpus")))
+    gpus = _gpus(machine.get("gpus"))
+    names = _distinct(str(gpu.get("name")) for gpu in gpus)
+    parts.append(f"{len(gpus)} x {', '.join(names)}" if gpus else "no GPU seen")
     parts += [f"{name} {manifest.versions[name]}" for name in ("torch", "python") if manifest.versions.get(name)]
     if manifest.commit:
         parts.append(f"commit {manifest.commit[:7]}" + (" with uncommitted changes" if manifest.dirty else ""))
     return ", ".join(parts)
 
 
-def _gpus(gpus: object) -> str:
-    if not isinstance(gpus, list) or not gpus:
-        return "no GPU seen"
-    names = _values(str(gpu.get("name")) if isinstance(gpu, dict) else str(gpu) for gpu in gpus)
-    return f"{len(gpus)} x {', '.join(names)}"
+def _gpus(gpus: object) -> list[dict[str, object]]:
+    """Return what is known of each GPU; older runs know names only."""
+    return [gpu if isinstance(gpu, dict) else {"name": gpu} for gpu in gpus] if isinstance(gpus, list) else []
 
 
 def _simulated(experiment: Experiment) -> list[str]:
     """Say that the runs never took place, and what is not known of them for that."""
     if experiment.simulated is None:
         return []
-    said = [
+    sentences = [
         f"These runs never took place: their seconds are what the machine profile {experiment.simulated} predicts. "
         "Rewards, losses and gradients are not simulated."
     ]
-    by_hand = [run.manifest.machine.get("origin") for run in experiment.runs]
-    if "datasheet" in by_hand:
-        said.append(f"The machine profile {experiment.simulated} is taken from data sheets and was not measured.")
-    leaving = _values(
-        text for run in experiment.runs for text in _texts(run.manifest.outcome.get("extrapolating")) if text
-    )
-    return said + [f"EXTRAPOLATING: {text}" for text in leaving]
-
-
-def _texts(value: object) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list | tuple) else []
+    if any(run.manifest.machine.get("origin") == "datasheet" for run in experiment.runs):
+        profile = f"The machine profile {experiment.simulated}"
+        sentences.append(f"{profile} is taken from data sheets and was not measured.")
+    beyond = [run.manifest.outcome.get("extrapolating") for run in experiment.runs]
+    texts = _distinct(str(text) for each in beyond if isinstance(each, list | tuple) for text in each if text)
+    return sentences + [f"EXTRAPOLATING: {text}" for text in texts]
 
 
 def _unfinished(experiment: Experiment) -> list[str]:
-    said = []
+    sentences = []
     for variant in experiment.variants:
         for run in variant.runs:
-            if run.status != "completed":
+            if not run.is_completed:
                 seed = f", seed {run.manifest.seed}" if len(variant.runs) > 1 else ""
                 reason = f": {run.manifest.error}" if run.manifest.error else ""
-                said.append(f"{variant.name}{seed}: {run.status} after {_count(run.steps, 'step')}{reason}")
-    return said
+                sentences.append(f"{variant.name}{seed}: {run.status} after {plural(run.steps, 'step')}{reason}")
+    return sentences
 
 
 def _turns(experiment: Experiment) -> list[str]:
@@ -378,10 +362,6 @@ def _no_verdict(experiment: Experiment) -> list[str]:
     return []
 
 
-def _values(items: Iterable[str]) -> list[str]:
+def _distinct(items: Iterable[str]) -> list[str]:
     """Return the distinct values in the order of their first appearance."""
     return list(dict.fromkeys(items))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

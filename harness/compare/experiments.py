@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.compare.figures import RunFigures, run_figures
-from harness.compare.numbers import Spread
+from harness.compare.numbers import Spread, spread_of
 from harness.compare.stats import t_interval
 from harness.core.errors import UserError
 from harness.results import DamagedRun, Manifest, find_run_folders, load_run, read_manifest
@@ -92,10 +92,7 @@ class Variant:
 
     def spread(self, figure: Callable[[RunFigures], float | None]) -> Spread | None:
         """Return a figure's spread over the runs, or None if no run has it."""
-        values = [value for value in map(figure, self.runs) if value is not None]
-        if not values:
-            return None
-        return Spread(sum(values) / len(values), min(values), max(values), len(values), len(self.runs))
+        return spread_of([figure(run) for run in self.runs])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from harness.compare.figures import RunFigures
 from harness.compare.numbers import Format, count, listed, mean_range, number, percent, reward
 from harness.compare.stats import t_interval
 from harness.compare.sync_tables import sweep_findings, sweep_points, sync_findings
-from harness.compare.tables import Read, blocked_s, is_off_policy, mean_of, of_ledger, targets
+from harness.compare.tables import Read, blocked_s, is_off_policy, mean_length, mean_of, rollout_share, targets
 from harness.compare.verdicts import settings_of
 from harness.core.trace import Stage
 
@@ -429,14 +429,14 @@ def _blocked(variant: Variant) -> str:
 
 
 def _dropped(variant: Variant) -> str:
-    share = variant.spread(of_ledger(lambda ledger: ledger.share(ledger.dropped)))
+    share = variant.spread(rollout_share(lambda ledger: ledger.dropped))
     if variant.runs[0].lag_control != "drop" or share is None:
         return ""
     if share.high == 0:
         return f"{variant.name}: no rollout became too old and was dropped."
     text = f"{variant.name}: {mean_range(share, percent)} of the generated rollouts were dropped as too old"
-    dropped = variant.spread(of_ledger(lambda ledger: ledger.dropped.mean_length))
-    trained = variant.spread(of_ledger(lambda ledger: ledger.trained.mean_length))
+    dropped = variant.spread(mean_length(lambda ledger: ledger.dropped))
+    trained = variant.spread(mean_length(lambda ledger: ledger.trained))
     if dropped and trained:
         text += f", {mean_range(dropped, number)} tokens long on average against {mean_range(trained, number)} of those"
         text += " trained on"

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.compare import numbers
 from harness.compare.experiments import Experiment, gather, is_called
+from harness.compare.numbers import change
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Verdict
 from harness.compare.verdicts import Baseline, Judgement, judge_against, judgements, variant_named
 from harness.core.atomic_files import whole_file
@@ -43,7 +43,13 @@ def save_baseline(results: Path, name: str, experiment: Experiment, arm: str | N
     entries = _read(results / FILE)
     before = entries.get(name)
     entries[name] = {"campaign": place, "arm": variant.name}
-    _write(results / FILE, entries)
+    data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "baselines": dict(sorted(entries.items()))}
+    try:
+        with whole_file(results / FILE) as stream:
+            stream.write((json.dumps(data, indent=2) + "\n").encode())
+    except OSError as error:
+        problem = f"cannot write {str(results / FILE)!r}: {error.strerror or error}"
+        raise UserError(problem, str(results / FILE)) from error
     return None if before is None else f"{before['campaign']}, {before['arm']}"
 
 
@@ -72,22 +78,12 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
     except ValueError as error:
         raise UserError(f"cannot read {str(path)!r}: {error}", str(path), "mend or remove it") from error
     entries = data.get("baselines") if isinstance(data, dict) and data.get("schema_version") == SCHEMA_VERSION else None
-    if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
+    if not isinstance(entries, dict) or not all(
+        isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("campaign", "arm"))
+        for entry in entries.values()
+    ):
         raise UserError(f"{str(path)!r} is no list of baselines of version {SCHEMA_VERSION}", str(path), "remove it")
     return entries
-
-
-def _is_entry(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("campaign", "arm"))
-
-
-def _write(path: Path, entries: dict[str, dict[str, str]]) -> None:
-    data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "baselines": dict(sorted(entries.items()))}
-    try:
-        with whole_file(path) as stream:
-            stream.write((json.dumps(data, indent=2) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}", str(path)) from error
 
 
 class Judge:
@@ -111,7 +107,7 @@ class Judge:
     ) -> None:
         self._results, self._baseline, self._threshold, self._allowed = results, baseline, threshold, allowed
         self._arms = arms
-        self._found: dict[Path, list[Judgement]] = {}
+        self._judged: dict[Path, list[Judgement]] = {}
         self._stored: Baseline | None = None
 
     def __call__(self, experiment: Experiment) -> list[Judgement]:
@@ -120,9 +116,9 @@ class Judge:
         Raises:
             UserError: there is no such baseline, or its runs cannot be read.
         """
-        if experiment.folder not in self._found:
-            self._found[experiment.folder] = self._judge(experiment)
-        return self._found[experiment.folder]
+        if experiment.folder not in self._judged:
+            self._judged[experiment.folder] = self._judge(experiment)
+        return self._judged[experiment.folder]
 
     def _judge(self, experiment: Experiment) -> list[Judgement]:
         name = self._baseline
@@ -161,11 +157,11 @@ def gate(judgements: Sequence[Judgement], limit: float) -> GateResult:
         judgements: made with ``limit`` as their threshold.
         limit: relative, such as 0.05.
     """
-    found = [_judge(judgement, limit) for judgement in judgements]
-    if not found or all(judgement.is_noise_floor for judgement in judgements):
+    judged = [_judge(judgement, limit) for judgement in judgements]
+    if not judged or all(judgement.is_noise_floor for judgement in judgements):
         return GateResult(INCONCLUSIVE, ("gate: there is nothing to set against the baseline.",))
-    code = next(code for code in _GRAVEST_FIRST if code in {item[0] for item in found})
-    return GateResult(code, tuple(sentence for _, sentence in found))
+    code = min((code for code, _ in judged), key=_GRAVEST_FIRST.index)
+    return GateResult(code, tuple(sentence for _, sentence in judged))
 
 
 def read_limit(text: str, where: str = "--fail-on") -> float:
@@ -188,25 +184,21 @@ def _judge(judgement: Judgement, limit: float) -> tuple[int, str]:
     step, floor = judgement.step, judgement.noise_floor
     against = f"gate: {judgement.other} against {judgement.base}"
     if judgement.is_noise_floor:
-        differs = step.verdict is Verdict.DIFFERENT
-        said = f"{against}: the same settings, {numbers.change(step.ratio)}, {step.verdict.value}."
-        return (NOT_COMPARABLE if differs else FINE), said
-    if step.verdict is Verdict.NOT_COMPARABLE:
-        return NOT_COMPARABLE, f"{against}: not comparable: {step.reason}."
-    if judgement.too_unstable is not None:
-        return NOT_COMPARABLE, f"{against}: not comparable: {judgement.too_unstable}."
-    if floor is not None and floor.verdict is Verdict.DIFFERENT:
-        return (
-            NOT_COMPARABLE,
-            f"{against}: not comparable: the baseline is {numbers.change(floor.ratio)} from itself.",
-        )
+        text = f"{against}: the same settings, {change(step.ratio)}, {step.verdict.value}."
+        return (NOT_COMPARABLE if step.verdict is Verdict.DIFFERENT else FINE), text
+    reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else judgement.too_unstable
+    if reason is None and floor is not None and floor.verdict is Verdict.DIFFERENT:
+        reason = f"the baseline is {change(floor.ratio)} from itself"
+    if reason is not None:
+        return NOT_COMPARABLE, f"{against}: not comparable: {reason}."
     if step.low is None or step.high is None or step.blocks < FEWEST_BLOCKS:
         return INCONCLUSIVE, f"{against}: inconclusive: {step.reason}."
-    interval = f"{numbers.change(step.ratio)}, 95% interval {numbers.change(step.low)} to {numbers.change(step.high)}"
+    interval = f"{change(step.ratio)}, 95% interval {change(step.low)} to {change(step.high)}"
+    at_most = change(1 + limit)
     if step.verdict is Verdict.DIFFERENT and step.ratio is not None and step.ratio >= 1 + limit:
-        return WORSE, f"{against}: worse: {interval}; the limit is {numbers.change(1 + limit)}."
+        return WORSE, f"{against}: worse: {interval}; the limit is {at_most}."
     if judgement.unfinished:
         return INCONCLUSIVE, f"{against}: inconclusive: {judgement.unfinished} runs did not finish ({interval})."
     if step.high < 1 + limit:
-        return FINE, f"{against}: fine: {interval}; the limit is {numbers.change(1 + limit)}."
-    return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {numbers.change(1 + limit)}."
+        return FINE, f"{against}: fine: {interval}; the limit is {at_most}."
+    return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {at_most}."

@@ -21,6 +21,12 @@ class Spread:
     runs: int
 
 
+def spread_of(values: Sequence[float | None]) -> Spread | None:
+    """Return the spread of a figure, one value for each run, or None if no run has it."""
+    known = [value for value in values if value is not None]
+    return Spread(sum(known) / len(known), min(known), max(known), len(known), len(values)) if known else None
+
+
 def number(value: float) -> str:
     """Write a figure with about three significant digits: 0.310, 1.22, 31.2, 1,234; 4.1e-05 below 0.001."""
     size = abs(value)
@@ -59,6 +65,11 @@ def spread(value: Spread | None, form: Format, nothing: str = NOTHING) -> str:
     if value.known < value.runs:
         text += f" ({value.known} of {value.runs})"
     return text
+
+
+def plural(count: int, noun: str) -> str:
+    """Write ``1 step`` or ``3 steps``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def listed(names: Sequence[str]) -> str:
