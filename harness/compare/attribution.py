@@ -18,7 +18,7 @@ from harness.core.intervals import Interval, both, clip, merge, total, without
 from harness.core.trace import Span, Stage
 from harness.results import Run, lane_kind
 
-_LOWEST_RANK = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
+_LAST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)  # they get what no other span claims
 StageIntervals = dict[Stage, list[Interval]]
 """The instants of one lane by stage: disjoint intervals in nanoseconds."""
 
@@ -28,16 +28,16 @@ def stage_intervals(spans: Iterable[Span], window: Interval) -> dict[str, StageI
 
     Intervals of one lane never overlap, whatever their stages.
     """
-    found: dict[str, StageIntervals] = {}
-    for lane, own in by_lane(spans, window).items():
+    lanes: dict[str, StageIntervals] = {}
+    for lane, own in _by_lane(spans, window).items():
         pieces: StageIntervals = {}
-        for stage, start, end in stage_pieces(own, window):
+        for stage, start, end in _stage_pieces(own, window):
             pieces.setdefault(stage, []).append((start, end))
-        found[lane] = {stage: merge(intervals) for stage, intervals in pieces.items()}
-    return found
+        lanes[lane] = {stage: merge(intervals) for stage, intervals in pieces.items()}
+    return lanes
 
 
-def by_lane(spans: Iterable[Span], window: Interval) -> dict[str, list[Span]]:
+def _by_lane(spans: Iterable[Span], window: Interval) -> dict[str, list[Span]]:
     """Return the spans that reach into the window, by lane."""
     start_ns, end_ns = window
     lanes: dict[str, list[Span]] = {}
@@ -48,8 +48,8 @@ def by_lane(spans: Iterable[Span], window: Interval) -> dict[str, list[Span]]:
     return lanes
 
 
-def stage_pieces(spans: Iterable[Span], window: Interval) -> Iterator[tuple[Stage, int, int]]:
-    """Yield (stage, start, end) of what each of one lane's spans owns inside the window, in order of time."""
+def _stage_pieces(spans: Iterable[Span], window: Interval) -> Iterator[tuple[Stage, int, int]]:
+    """Yield (stage, start, end) of what each of one lane's spans gets inside the window, in order of time."""
     open_spans: list[tuple[int, int, Span]] = []  # newest start first, calls under way last
     now = window[0]
 
@@ -67,7 +67,7 @@ def stage_pieces(spans: Iterable[Span], window: Interval) -> Iterator[tuple[Stag
 
     for order, span in enumerate(sorted(spans, key=lambda item: (item.start_ns, -item.end_ns))):
         yield from until(max(span.start_ns, window[0]))
-        rank = 1 if span.stage in _LOWEST_RANK else -span.start_ns
+        rank = 1 if span.stage in _LAST else -span.start_ns
         heapq.heappush(open_spans, (rank, -order, span))
     yield from until(window[1])
 
@@ -126,12 +126,12 @@ def loop_window(spans: list[Span], loop_s: float | None) -> tuple[int, int]:
 
 def account_spans(spans: Iterable[Span], window: tuple[int, int]) -> dict[str, LaneAccount]:
     """Return the account of each lane with a span inside the window (start, end), in nanoseconds."""
-    lanes = by_lane(spans, window)
+    lanes = _by_lane(spans, window)
     wall_ns = window[1] - window[0]
     accounts = {}
     for lane in in_pipeline_order(lanes):
-        owned = _own_time(lanes[lane], window)
-        accounts[lane] = LaneAccount(lane, wall_ns, owned, wall_ns - sum(owned.values()))
+        stages_ns = _stage_lengths(lanes[lane], window)
+        accounts[lane] = LaneAccount(lane, wall_ns, stages_ns, wall_ns - sum(stages_ns.values()))
     return accounts
 
 
@@ -145,21 +145,19 @@ def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
     return sorted(lanes, key=place)
 
 
-def _own_time(spans: list[Span], window: Interval) -> dict[Stage, int]:
-    """Give each instant of the window to the span that began last among those open then."""
+def _stage_lengths(spans: list[Span], window: Interval) -> dict[Stage, int]:
+    """Return the nanoseconds of each stage of one lane inside the window."""
     _, stages, starts, ends, _, _ = zip(*spans, strict=True)
-    if all(map(le, ends, starts[1:])):  # one thing at a time: no instant is under two spans
-        return _lengths(zip(stages, starts, ends, strict=True), *window)
-    return _lengths(stage_pieces(spans, window), *window)
-
-
-def _lengths(spans: Iterable[tuple[Stage, int, int]], low_ns: int, high_ns: int) -> dict[Stage, int]:
-    owned: dict[Stage, int] = {}
-    for stage, start_ns, end_ns in spans:
+    pieces: Iterable[tuple[Stage, int, int]] = zip(stages, starts, ends, strict=True)
+    if not all(map(le, ends, starts[1:])):  # an instant may be under two spans
+        pieces = _stage_pieces(spans, window)
+    low_ns, high_ns = window
+    lengths: dict[Stage, int] = {}
+    for stage, start_ns, end_ns in pieces:
         inside = (end_ns if end_ns < high_ns else high_ns) - (start_ns if start_ns > low_ns else low_ns)
         if inside > 0:
-            owned[stage] = owned.get(stage, 0) + inside
-    return owned
+            lengths[stage] = lengths.get(stage, 0) + inside
+    return lengths
 
 
 _NEAREST_FIRST = (
@@ -193,20 +191,30 @@ class Exposure:
         """Return a part of the window as a fraction in [0, 1]; 0 for an empty window."""
         return part_ns / self.wall_ns if self.wall_ns else 0.0
 
-    @property
-    def largest(self) -> Stage | None:
-        """The stage with the most exposed time; None where no stage owns any."""
-        return max(self.stages_ns, key=lambda stage: self.stages_ns[stage], default=None)
-
 
 def exposed(spans: Iterable[Span], window: Interval) -> Exposure | None:
-    """Divide the window (start, end), in nanoseconds, as the top of this file says; None without a Learner's span."""
+    """Divide the window (start, end), in nanoseconds, among the stages; None without a Learner's span.
+
+    Time spent counts every second that a lane worked; lanes that work side by side make it add up to more than the
+    clock. Exposed time divides the clock: each instant of the loop goes to exactly one of these, in this order.
+
+    1. The stage that the Learner is in: the loop advances through the Learner's updates, so its work is always exposed.
+    2. While the Learner waits, the stage of the other lanes that it waits for. Where several run at once, the one
+       nearest to the Learner's next batch: ``score``, then the weight stages from ``weight_load`` back to
+       ``weight_publish`` (a Generator that loads cannot generate yet), then ``generate``, then ``evaluate``, then
+       anything else.
+    3. Nobody: the Learner waits and no lane works (calls between actors, and the event loop), or no span says what the
+       Learner does.
+
+    So exposed times and nobody's add up to the loop, to the nanosecond, and a stage that hides behind the Learner's
+    work is exposed for 0 seconds however long it takes.
+    """
     lanes = stage_intervals(spans, window)
-    learners = [owned for lane, owned in lanes.items() if lane_kind(lane) == "learner"]
-    others = [owned for lane, owned in lanes.items() if lane_kind(lane) != "learner"]
+    learners = [stages for lane, stages in lanes.items() if lane_kind(lane) == "learner"]
+    others = [stages for lane, stages in lanes.items() if lane_kind(lane) != "learner"]
     if not learners:
         return None
-    waits = merge(piece for owned in learners for stage in owned if stage.is_wait for piece in owned[stage])
+    waits = merge(piece for stages in learners for stage in stages if stage.is_wait for piece in stages[stage])
     taken = _claim([window], learners, tuple(stage for stage in Stage if not stage.is_wait))
     busy = [piece for pieces in taken.values() for piece in pieces]
     shared = _claim(without(waits, busy), others, PRECEDENCE)
@@ -220,7 +228,7 @@ def _claim(free: list[Interval], lanes: list[StageIntervals], order: Iterable[St
     """Give the free instants to the stages that the lanes are in then; an earlier stage of the order goes first."""
     claimed: StageIntervals = {}
     for stage in order:
-        wanted = [piece for owned in lanes for piece in owned.get(stage, ())]
+        wanted = [piece for stages in lanes for piece in stages.get(stage, ())]
         if wanted:
             claimed[stage] = both(free, wanted)
             free = without(free, claimed[stage])

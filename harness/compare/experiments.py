@@ -184,30 +184,32 @@ def _run_folders(paths: Iterable[Path]) -> list[Path]:
 
 def _newest_experiment(folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
     """Return the folder of the experiment that started last and its run folders, by their manifests alone."""
-    found: dict[Path, list[tuple[str, Path]]] = {}
+    members: dict[Path, list[tuple[str, Path]]] = {}
     for folder in folders:
         with suppress(UserError):  # reading the run in full will say so
             manifest = read_manifest(folder)
-            found.setdefault(_experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
-    if not found:
+            members.setdefault(_experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
+    if not members:
         return None, []
-    newest = max(found, key=lambda home: (min(found[home])[0], str(home)))
-    return newest, [folder for _, folder in found[newest]]
+    newest = max(members, key=lambda home: (min(members[home])[0], str(home)))
+    return newest, [folder for _, folder in members[newest]]
 
 
 def _experiments(
     folders: Iterable[Path], read: Iterable[RunFigures | DamagedRun]
 ) -> tuple[list[Experiment], list[DamagedRun]]:
-    found: dict[Path, list[RunFigures]] = {}
+    runs: dict[Path, list[RunFigures]] = {}
     damaged: list[DamagedRun] = []
     for folder, item in zip(folders, read, strict=True):
         if isinstance(item, DamagedRun):
             damaged.append(item)
         else:
-            found.setdefault(_experiment_folder(folder, item.manifest), []).append(item)
-    if not found:
-        raise _all_damaged(damaged)
-    experiments = [experiment_of(folder, runs) for folder, runs in found.items()]
+            runs.setdefault(_experiment_folder(folder, item.manifest), []).append(item)
+    if not runs:
+        first = damaged[0]
+        what = f"none of the {len(damaged)} runs can be read; the first, {str(first.folder)!r}: {first.error.what}"
+        raise UserError(what, where=first.error.where, fix=first.error.fix)
+    experiments = [experiment_of(folder, members) for folder, members in runs.items()]
     return sorted(experiments, key=lambda item: (item.started_at, str(item.folder))), damaged
 
 
@@ -224,13 +226,21 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
         label + (SIMULATED if manifest.simulated else "")
         for label, manifest in zip(variant_labels(points, manifests[0].scenario), manifests, strict=True)
     ]
-    positions, started = _earliest(labels, manifests, _position), _earliest(labels, manifests, _start)
-    names = {label: _natural(label) for label in positions}
+    positions, starts = dict[str, float](), dict[str, str]()
+    for label, manifest in zip(labels, manifests, strict=True):
+        position = math.inf if manifest.position is None else manifest.position
+        positions[label] = min(positions.get(label, position), position)
+        starts[label] = min(starts.get(label, manifest.started_at), manifest.started_at)
+    # names with numbers as numbers: k2 before k10
+    names = {
+        label: [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
+        for label in positions
+    }
 
     def place(index: int) -> tuple[Any, ...]:
         label, manifest = labels[index], manifests[index]
         block = -1 if manifest.block is None else manifest.block
-        return positions[label], started[label], names[label], manifest.seed, block
+        return positions[label], starts[label], names[label], manifest.seed, block
 
     return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
 
@@ -238,22 +248,6 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
 def is_called(name: str, asked: str) -> bool:
     """Whether a variant's name is the one that is asked for, whether or not that says ``SIMULATED``."""
     return name.removesuffix(SIMULATED) == asked.removesuffix(SIMULATED)
-
-
-def _earliest(labels: Sequence[str], manifests: Sequence[Manifest], read: Callable[[Manifest], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for label, manifest in zip(labels, manifests, strict=True):
-        value = read(manifest)
-        found[label] = min(found.get(label, value), value)
-    return found
-
-
-def _position(manifest: Manifest) -> float:
-    return math.inf if manifest.position is None else manifest.position
-
-
-def _start(manifest: Manifest) -> str:
-    return manifest.started_at
 
 
 def variant_labels(points: Sequence[tuple[str | None, dict[str, Any]]], otherwise: str) -> list[str]:
@@ -293,20 +287,6 @@ def experiment_of(folder: Path, runs: Sequence[RunFigures]) -> Experiment:
     return Experiment(folder, manifests[0].scenario, manifests[0].experiment, started_at, variants)
 
 
-def _natural(label: str) -> list[tuple[int, str]]:
-    """Order names with numbers as numbers: k2 before k10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
-
-
-def _all_damaged(damaged: list[DamagedRun]) -> UserError:
-    first = damaged[0]
-    return UserError(
-        f"none of the {len(damaged)} runs can be read; the first, {str(first.folder)!r}: {first.error.what}",
-        where=first.error.where,
-        fix=first.error.fix,
-    )
-
-
 FEWEST_SEEDS = 3
 CONFIDENCE = 0.95
 
@@ -324,7 +304,7 @@ class Difference:
 def paired_difference(base: Variant, other: Variant, read: Callable[[RunFigures], float | None]) -> Difference | None:
     """Return ``other`` minus ``base`` over the seeds that both finished; None for fewer than ``FEWEST_SEEDS``.
 
-    The interval is Student's for paired samples; see ``harness.compare.stats.t_interval``.
+    The interval is Student's for paired samples.
     """
     before, after = (
         {run.manifest.seed: read(run) for run in variant.runs if run.is_completed} for variant in (base, other)
@@ -333,6 +313,6 @@ def paired_difference(base: Variant, other: Variant, read: Callable[[RunFigures]
     differences = [mine - theirs for theirs, mine in pairs if theirs is not None and mine is not None]
     if len(differences) < FEWEST_SEEDS:
         return None
-    found = t_interval(differences, CONFIDENCE)
-    assert found is not None
-    return Difference(found.point, found.low, found.high, len(differences))
+    interval = t_interval(differences, CONFIDENCE)
+    assert interval is not None
+    return Difference(interval.point, interval.low, interval.high, len(differences))

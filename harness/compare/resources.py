@@ -1,6 +1,6 @@
 """What a run used, and what stood in its way: figures from its counters, and sentences on contention.
 
-A window is (start, end) in nanoseconds of the run's clock, such as ``harness.compare.lanes.loop_window`` returns. What
+A window is (start, end) in nanoseconds of the run's clock, such as ``loop_window`` returns. What
 the counters do not tell is None, never 0, and ``missing`` says why.
 """
 
@@ -127,17 +127,14 @@ class ProcessFigures:
 
 def process_figures(rows: Sequence[CounterRow], window: Interval) -> list[ProcessFigures]:
     """Return the figures of each process of the run, the sampler not among them."""
-    return [_process(rows, source, window) for source in _processes(rows)]
+    named = [(source, split_source(source)[1]) for source in sources(rows)]
+    processes = [source for source, name in named if name not in (HOST, SAMPLER) and not name.startswith("gpu")]
+    return [_process(rows, source, window) for source in processes]
 
 
 def sampling_cpu_s(rows: Sequence[CounterRow], window: Interval) -> float | None:
     """Return the CPU seconds of the sampler on the run's own machine; None where nothing was sampled."""
     return interpolated(rows, SAMPLER, "cpu_s").growth(window)
-
-
-def _processes(rows: Iterable[CounterRow]) -> list[str]:
-    named = [(source, split_source(source)[1]) for source in sources(rows)]
-    return [source for source, name in named if name not in (HOST, SAMPLER) and not name.startswith("gpu")]
 
 
 def _process(rows: Sequence[CounterRow], source: str, window: Interval) -> ProcessFigures:
@@ -202,9 +199,9 @@ _GPU_FIGURES = {
 def gpu_figures(rows: Sequence[CounterRow], window: Interval) -> tuple[list[GpuFigures], str | None]:
     """Return the figures of each GPU; none, and why, where there is no GPU to be read."""
     named = [(source, split_source(source)[1]) for source in sources(rows)]
-    found = [source for source, name in named if name.startswith("gpu") and name != "gpu"]
-    if found:
-        return [_gpu(rows, source, window) for source in found], None
+    gpus = [source for source, name in named if name.startswith("gpu") and name != "gpu"]
+    if gpus:
+        return [_gpu(rows, source, window) for source in gpus], None
     return [], reasons(rows, "gpu").get("gpu", NOT_SAMPLED)
 
 
@@ -216,12 +213,12 @@ def _gpu(rows: Sequence[CounterRow], source: str, window: Interval) -> GpuFigure
         "mean_power_w": power.mean(window),
         "energy_j": energy.growth(window),
         "integrated_j": power.area(window) / 1e9 if power.covered_ns(window) else None,
-        "throttled_share": share_above_zero(interpolated(rows, source, "throttled"), window),
+        "throttled_share": _share_above_zero(interpolated(rows, source, "throttled"), window),
     }
     return GpuFigures(source, **figures, missing=_missing(rows, source, figures, _GPU_FIGURES))
 
 
-def share_above_zero(counter: InterpolatedCounter, window: Interval) -> float | None:
+def _share_above_zero(counter: InterpolatedCounter, window: Interval) -> float | None:
     """Return the share of the samples in the window that are above 0; None without any."""
     inside = counter.inside(window)
     return sum(value > 0 for value in inside) / len(inside) if inside else None
@@ -229,19 +226,14 @@ def share_above_zero(counter: InterpolatedCounter, window: Interval) -> float | 
 
 def contention(rows: Sequence[CounterRow], window: Interval) -> list[str]:
     """Say in sentences what stood in the run's way, or may have; nothing where nothing did."""
-    machines = dict.fromkeys(split_source(source)[0] for source in sources(rows))
-    return [said for machine in machines for said in _on_machine(_rows_of(rows, machine), window, machine)]
-
-
-def _rows_of(rows: Iterable[CounterRow], machine: str) -> list[CounterRow]:
-    """Return the rows of one machine, with its name left out."""
-    split = ((row, *split_source(row.source)) for row in rows)
-    return [replace(row, source=name) if machine else row for row, prefix, name in split if prefix == machine]
-
-
-def _on_machine(rows: Sequence[CounterRow], window: Interval, machine: str) -> Iterable[str]:
-    said = (*_pressure(rows, window), *_taken_cores(rows, window), *_throttling(rows, window), *_on_gpus(rows, window))
-    return [f"{machine.removesuffix('/')}: {sentence}" if machine else sentence for sentence in said]
+    split = [(row, *split_source(row.source)) for row in rows]
+    sentences = []
+    for machine in dict.fromkeys(split_source(source)[0] for source in sources(rows)):
+        own = [replace(row, source=name) if machine else row for row, prefix, name in split if prefix == machine]
+        where = f"{machine.removesuffix('/')}: " if machine else ""
+        for each in (_pressure, _taken_cores, _throttling, _on_gpus):
+            sentences += [where + sentence for sentence in each(own, window)]
+    return sentences
 
 
 _PRESSURE = (
@@ -254,14 +246,11 @@ _PRESSURE = (
 
 def _pressure(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
     for name, worth_saying, words in _PRESSURE:
-        share = _share_of_time(interpolated(rows, HOST, name), window)
-        if share is not None and share >= worth_saying:
+        counter = interpolated(rows, HOST, name)
+        growth = counter.growth(window)
+        share = 0.0 if growth is None else min(1.0, growth * 1e9 / counter.covered_ns(window))
+        if share >= worth_saying:
             yield f"For {percent(share)} of the time {words}."
-
-
-def _share_of_time(counter: InterpolatedCounter, window: Interval) -> float | None:
-    growth = counter.growth(window)
-    return None if growth is None else min(1.0, growth * 1e9 / counter.covered_ns(window))
 
 
 def _taken_cores(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
@@ -292,15 +281,15 @@ def _on_gpus(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
             held = f", which held up to {number(memory / _GIB)} GiB" if memory is not None else ""
             yield f"{gpu.source} was shared with other processes, up to {others:.0f} at a time{held}."
         if gpu.throttled_share:
-            names = ", ".join(_slowed_by(rows, gpu.source, window))
+            names = ", ".join(_throttle_reasons(rows, gpu.source, window))
             yield f"The clock of {gpu.source} was held down in {percent(gpu.throttled_share)} of the samples: {names}."
 
 
-def _slowed_by(rows: Sequence[CounterRow], source: str, window: Interval) -> list[str]:
-    found = {name for row in rows if row.source == source for name in row.values if name.startswith("throttle/")}
-    active = {name: share_above_zero(interpolated(rows, source, name), window) or 0.0 for name in found}
-    order = sorted((name for name in found if active[name]), key=lambda name: (-active[name], name))
-    return [f"{name.removeprefix('throttle/')} {percent(active[name])}" for name in order]
+def _throttle_reasons(rows: Sequence[CounterRow], source: str, window: Interval) -> list[str]:
+    names = {name for row in rows if row.source == source for name in row.values if name.startswith("throttle/")}
+    shares = {name: _share_above_zero(interpolated(rows, source, name), window) or 0.0 for name in names}
+    order = sorted((name for name in names if shares[name]), key=lambda name: (-shares[name], name))
+    return [f"{name.removeprefix('throttle/')} {percent(shares[name])}" for name in order]
 
 
 TOLD_ALONE_S = 1.0
@@ -362,37 +351,31 @@ def energy_account(
     if total_j is None:
         known = {**reasons(rows, "gpu"), **reasons(rows, source)}
         return None, known.get("energy_j") or known.get("gpu") or NOT_SAMPLED
-    work = [span for span in spans if _counts(span, lanes)]
-    parts = _Parts(counter, window)
+    work = [
+        span
+        for span in spans
+        if not (span.stage.is_wait or span.stage is Stage.STARTUP) and (lanes is None or span.lane in lanes)
+    ]
+    shares = dict[Stage, float]()  # joules
+    lengths, covered = dict[Stage, float](), dict[Stage, float]()  # nanoseconds under way, and those that are sampled
     for start_ns, end_ns, stages in _pieces(work, window):
-        parts.add((start_ns, end_ns), stages)
-    stages_told = {stage: _told(stage, work, parts, counter.period_ns / 1e9) for stage in parts.joules}
-    untold_j = sum(parts.joules[stage] for stage, part in stages_told.items() if part.joules is None)
-    told_j = sum(part.joules for part in stages_told.values() if part.joules is not None)
-    rest_j = max(0.0, total_j - told_j - untold_j)
-    return EnergyAccount(source, total_j, stages_told, untold_j, rest_j), None
-
-
-def _counts(span: Span, lanes: Collection[str] | None) -> bool:
-    return not span.stage.is_wait and span.stage is not Stage.STARTUP and (lanes is None or span.lane in lanes)
-
-
-class _Parts:
-    """What each stage has got so far."""
-
-    def __init__(self, counter: InterpolatedCounter, window: Interval) -> None:
-        self._counter, self.window = counter, window
-        self.joules: dict[Stage, float] = {}
-        self.nanoseconds: dict[Stage, float] = {}
-        self.covered_ns: dict[Stage, float] = {}
-
-    def add(self, piece: Interval, stages: Collection[Stage]) -> None:
-        """Share out a piece of time."""
-        joules, covered_ns = self._counter.growth(piece) or 0.0, self._counter.covered_ns(piece)
+        piece = start_ns, end_ns
+        joules, covered_ns = counter.growth(piece) or 0.0, counter.covered_ns(piece)
         for stage in stages:
-            self.joules[stage] = self.joules.get(stage, 0.0) + joules / len(stages)
-            self.nanoseconds[stage] = self.nanoseconds.get(stage, 0.0) + piece[1] - piece[0]
-            self.covered_ns[stage] = self.covered_ns.get(stage, 0.0) + covered_ns
+            shares[stage] = shares.get(stage, 0.0) + joules / len(stages)
+            lengths[stage] = lengths.get(stage, 0.0) + end_ns - start_ns
+            covered[stage] = covered.get(stage, 0.0) + covered_ns
+    account = {}
+    for stage, joules in shares.items():
+        spans_ns = [clip([(span.start_ns, span.end_ns)], window) for span in work if span.stage is stage]
+        each = [end - start for pieces in spans_ns for start, end in pieces]
+        seconds, each_s = lengths[stage] / 1e9, sum(each) / len(each) / 1e9
+        reason = _why_untold(seconds, each_s, covered[stage] / 1e9, counter.period_ns / 1e9)
+        over_steps = reason is None and each_s < TOLD_ALONE_S
+        account[stage] = StageEnergy(None if reason else joules, seconds, len(each), over_steps, reason)
+    untold_j = sum(shares[stage] for stage, part in account.items() if part.joules is None)
+    told_j = sum(part.joules for part in account.values() if part.joules is not None)
+    return EnergyAccount(source, total_j, account, untold_j, max(0.0, total_j - told_j - untold_j)), None
 
 
 def _pieces(spans: Sequence[Span], window: Interval) -> Iterator[tuple[int, int, tuple[Stage, ...]]]:
@@ -408,15 +391,6 @@ def _pieces(spans: Sequence[Span], window: Interval) -> Iterator[tuple[int, int,
         stages = tuple(stage for stage, count in under_way.items() if count)
         if stages and following[0] > start_ns:
             yield start_ns, following[0], stages
-
-
-def _told(stage: Stage, work: Sequence[Span], parts: _Parts, period_s: float) -> StageEnergy:
-    own = [span for span in work if span.stage is stage]
-    lengths = [end - start for span in own for start, end in clip([(span.start_ns, span.end_ns)], parts.window)]
-    seconds, each_s = parts.nanoseconds[stage] / 1e9, sum(lengths) / len(lengths) / 1e9
-    reason = _why_untold(seconds, each_s, parts.covered_ns[stage] / 1e9, period_s)
-    joules = parts.joules[stage] if reason is None else None
-    return StageEnergy(joules, seconds, len(lengths), reason is None and each_s < TOLD_ALONE_S, reason)
 
 
 def _why_untold(seconds: float, each_s: float, covered_s: float, period_s: float) -> str | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.compare import numbers
 from harness.compare.step_columns import metric_value
 from harness.results import Run, StepRow
 from harness.results.syncs import SyncRow
@@ -46,22 +45,32 @@ class SyncFigures:
 
 def sync_figures(run: Run) -> SyncFigures | None:
     """Return the figures of a run's syncs; None where no step after the first one moved any bytes."""
-    rows = [row for row in run.steps[1:] if _value(row, "sync/bytes") is not None]
+
+    def value(row: StepRow, name: str) -> float | None:
+        return metric_value(row.metrics, f"sync/{name}")
+
+    rows = [row for row in run.steps[1:] if value(row, "bytes") is not None]
     if not rows:
         return None
-    seconds = {part: tuple(_values(rows, f"sync/{part}_s")) for part in PARTS}
+    columns = {part: [value(row, f"{part}_s") for row in rows] for part in PARTS}
+    wholes = zip(*(columns[part] for part in MOVING), strict=True)
+    pause_us = run.setting("transport.progress_thread_delay_us")
     return SyncFigures(
         transport=str(run.setting("transport.type") or NO_TRANSPORT),
-        num_bytes=_value(rows[-1], "sync/bytes") or 0.0,
-        num_tensors=_value(rows[-1], "sync/tensors") or 0.0,
-        seconds={part: values for part, values in seconds.items() if values},
-        whole_s=tuple(whole for row in rows if (whole := _whole_s(row)) is not None),
-        polling_pause_us=_whole_number(run.setting("transport.progress_thread_delay_us")),
+        num_bytes=value(rows[-1], "bytes") or 0.0,
+        num_tensors=value(rows[-1], "tensors") or 0.0,
+        seconds={
+            part: tuple(seconds for seconds in column if seconds is not None)
+            for part, column in columns.items()
+            if any(seconds is not None for seconds in column)
+        },
+        whole_s=tuple(
+            publish + (transfer or 0.0) + load
+            for publish, transfer, load in wholes
+            if publish is not None and load is not None  # a step in which none was both published and loaded has none
+        ),
+        polling_pause_us=pause_us if isinstance(pause_us, int) else None,
     )
-
-
-def _whole_number(value: object) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -72,29 +81,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def percentiles(values: Sequence[float], *percents: float) -> list[float]:
     """Return several percentiles, each interpolated linearly between the two nearest values."""
     ordered = sorted(values)
-    places = [(len(ordered) - 1) * percent / 100 for percent in percents]
-    return [_between(ordered, math.floor(place), place) for place in places]
-
-
-def _between(ordered: Sequence[float], low: int, place: float) -> float:
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def _whole_s(row: StepRow) -> float | None:
-    """Return the seconds of a whole sync; None in a step where none was both published and loaded."""
-    times = {part: _value(row, f"sync/{part}_s") for part in MOVING}
-    if times["publish"] is None or times["load"] is None:
-        return None
-    return sum(seconds for seconds in times.values() if seconds is not None)
-
-
-def _values(rows: Iterable[StepRow], name: str) -> list[float]:
-    return [value for row in rows if (value := _value(row, name)) is not None]
-
-
-def _value(row: StepRow, name: str) -> float | None:
-    return metric_value(row.metrics, name)
+    found = []
+    for percent in percents:
+        place = (len(ordered) - 1) * percent / 100
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        found.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
+    return found
 
 
 STEPS_BETWEEN = 200  # sizes looked at between the smallest and the largest, for the crossover
@@ -173,22 +166,21 @@ def sync_points(rows: Sequence[SyncRow]) -> list[SyncPoint]:
 
 
 def _point(group: Sequence[SyncRow]) -> SyncPoint:
-    totals = [row.total_s for row in group]
-
-    def median(name: str) -> float:
-        return float(statistics.median(getattr(row, name) for row in group))
-
-    first = group[0]
+    first, totals = group[0], [row.total_s for row in group]
     return SyncPoint(
-        first.transport,
-        first.num_bytes,
-        first.tensors,
-        first.receivers,
-        len(group),
-        statistics.median(totals),
-        percentile(totals, 10),
-        percentile(totals, 90),
-        *(median(name) for name in ("plain_copy_s", "publish_s", "transfer_s", "load_s", "verify_s")),
+        transport=first.transport,
+        num_bytes=first.num_bytes,
+        tensors=first.tensors,
+        receivers=first.receivers,
+        repeats=len(group),
+        median_s=statistics.median(totals),
+        low_s=percentile(totals, 10),
+        high_s=percentile(totals, 90),
+        copy_s=statistics.median(row.plain_copy_s for row in group),
+        publish_s=statistics.median(row.publish_s for row in group),
+        transfer_s=statistics.median(row.transfer_s for row in group),
+        load_s=statistics.median(row.load_s for row in group),
+        verify_s=statistics.median(row.verify_s for row in group),
     )
 
 
@@ -241,62 +233,3 @@ def fastest_by_size(
         if not found or found[-1][1] != winner:
             found.append((size, winner))
     return found
-
-
-def sync_sentences(points: Sequence[SyncPoint], costs: Sequence[SyncCost]) -> list[str]:
-    """Return what the sweep shows: the ranking at its largest size, the object stores, the winner by size."""
-    receivers, tensors = min(point.receivers for point in points), min(point.tensors for point in points)
-    alike = [point for point in points if (point.receivers, point.tensors) == (receivers, tensors)]
-    largest = [point for point in alike if point.num_bytes == max(item.num_bytes for item in alike)]
-    said = [_at_largest(largest), *_against_stores(largest)]
-    sizes = [point.num_bytes for point in alike]
-    chosen = [cost for cost in costs if cost.receivers == receivers]
-    if min(sizes) < max(sizes) and len(chosen) > 1:
-        said.append(_crossovers(fastest_by_size(chosen, min(sizes), max(sizes), tensors)))
-    return said
-
-
-def _at_largest(points: Sequence[SyncPoint]) -> str:
-    best = min(points, key=lambda point: point.median_s)
-    others = ", ".join(
-        f"{point.transport} {100 * point.share_of_copy:.0f}%"
-        for point in sorted(points, key=lambda point: point.median_s)
-        if point is not best
-    )
-    share = f"{100 * best.share_of_copy:.0f}% of the bandwidth of a plain copy in memory"
-    return (
-        f"At {best.megabytes:g} MB {best.transport} is the fastest: {numbers.number(1e3 * best.median_s)} ms from "
-        f"publish to the receiver's own tensors, {share}{f' ({others})' if others else ''}."
-    )
-
-
-def _against_stores(points: Sequence[SyncPoint]) -> list[str]:
-    """Compare with both forms of the object store; a sentence against it must say which."""
-    stores = {
-        "object_store": "given torch tensors, Ray's default",
-        "object_store_numpy": "given numpy arrays",
-    }
-    by_name = {point.transport: point for point in points}
-    said = []
-    for store, form in stores.items():
-        if store not in by_name:
-            continue
-        ratios = [
-            f"{point.transport} {point.median_s / by_name[store].median_s:.2f}"
-            for point in points
-            if point.transport != store
-        ]
-        if ratios:
-            said.append(
-                f"Times at {by_name[store].megabytes:g} MB relative to Ray's object store {form} ({store}): "
-                f"{', '.join(ratios)}."
-            )
-    return said
-
-
-def _crossovers(found: Sequence[tuple[float, str]]) -> str:
-    first, *later = found
-    if not later:
-        return f"By the fitted costs {first[1]} is the fastest at every size measured."
-    changes = ", ".join(f"from {size / 1e6:.3g} MB on {name}" for size, name in later)
-    return f"By the fitted costs the fastest is {first[1]} for the smallest weights, {changes}."

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from harness.compare import numbers
 from harness.compare.experiments import Experiment, Variant
+from harness.compare.numbers import NOTHING, count, number, plural
 from harness.compare.sync import (
     PARTS,
     SyncCost,
     SyncFigures,
     SyncPoint,
+    fastest_by_size,
     percentiles,
     sync_costs,
     sync_points,
-    sync_sentences,
 )
 from harness.compare.tables import Table
 
@@ -43,8 +43,8 @@ def sync_table(experiment: Experiment) -> Table | None:
         return None
     rows = [
         _row("transport", columns, lambda syncs: syncs[0].transport),
-        _row("MB", columns, lambda syncs: numbers.number(syncs[0].num_bytes * _MB)),
-        _row("tensors", columns, lambda syncs: numbers.count(syncs[0].num_tensors)),
+        _row("MB", columns, lambda syncs: number(syncs[0].num_bytes * _MB)),
+        _row("tensors", columns, lambda syncs: count(syncs[0].num_tensors)),
         *(_row(f"{part}, ms", columns, _milliseconds(part)) for part in PARTS[:3]),
         _row("publish to loaded, ms", columns, _milliseconds("whole")),
         _row("GB/s", columns, _bandwidth),
@@ -59,19 +59,19 @@ def sync_table(experiment: Experiment) -> Table | None:
         "to loaded, without verification.",
     )
     header = ("weight sync", *(variant.name for variant in experiment.variants))
-    shown = tuple(row for row in rows if any(cell != numbers.NOTHING for cell in row[1:]))
+    shown = tuple(row for row in rows if any(cell != NOTHING for cell in row[1:]))
     return Table("Weight syncs", header, shown, notes, divisible=True)
 
 
 def sync_findings(experiment: Experiment) -> list[str]:
     """Set each variant's sync against those over an object store, where both moved the same bytes."""
-    found = [(variant, syncs) for variant in experiment.variants if (syncs := variant_syncs(variant))]
-    said = []
-    for base, theirs in found:
-        for other, mine in found:
-            if base is not other and _worth_comparing(theirs[0], mine[0]):
-                said.append(_against(base, theirs, other, mine))
-    return said
+    moved = [(variant, syncs) for variant in experiment.variants if (syncs := variant_syncs(variant))]
+    return [
+        _against(base, theirs, other, mine)
+        for base, theirs in moved
+        for other, mine in moved
+        if base is not other and _worth_comparing(theirs[0], mine[0])
+    ]
 
 
 def _worth_comparing(theirs: SyncFigures, mine: SyncFigures) -> bool:
@@ -84,9 +84,9 @@ def _worth_comparing(theirs: SyncFigures, mine: SyncFigures) -> bool:
 
 def _against(base: Variant, theirs: Sequence[SyncFigures], other: Variant, mine: Sequence[SyncFigures]) -> str:
     before, after = (median(pooled(syncs, "whole")) for syncs in (theirs, mine))
-    times = f"{numbers.number(after * _MS)} ms against {numbers.number(before * _MS)} ms"
+    times = f"{number(after * _MS)} ms against {number(before * _MS)} ms"
     return (
-        f"{_named(other, mine[0])}: {numbers.number(mine[0].num_bytes * _MB)} MB from publish to loaded in "
+        f"{_named(other, mine[0])}: {number(mine[0].num_bytes * _MB)} MB from publish to loaded in "
         f"{after / before:.2f} times the time of {_named(base, theirs[0])}, {OBJECT_STORES[theirs[0].transport]} "
         f"({times}, medians)."
     )
@@ -97,7 +97,7 @@ def _named(variant: Variant, sync: SyncFigures) -> str:
 
 
 def _row(name: str, columns: Sequence[list[SyncFigures]], cell: Callable[[list[SyncFigures]], str]) -> tuple[str, ...]:
-    return (name, *(cell(syncs) if syncs else numbers.NOTHING for syncs in columns))
+    return (name, *(cell(syncs) if syncs else NOTHING for syncs in columns))
 
 
 def _milliseconds(part: str) -> Callable[[list[SyncFigures]], str]:
@@ -110,8 +110,8 @@ def _bandwidth(syncs: list[SyncFigures]) -> str:
 
 def _spread(values: Sequence[float]) -> str:
     if not values:
-        return numbers.NOTHING
-    middle, low, high = map(numbers.number, percentiles(values, 50, 10, 90))
+        return NOTHING
+    middle, low, high = map(number, percentiles(values, 50, 10, 90))
     return f"{middle} [{low}, {high}]"
 
 
@@ -124,9 +124,41 @@ def sweep_points(experiment: Experiment) -> list[SyncPoint]:
 
 
 def sweep_findings(experiment: Experiment) -> list[str]:
-    """Return what the sweep shows, in sentences computed from it."""
+    """Return what a sweep shows: the ranking at its largest size, the object stores, the winner by size."""
     points = sweep_points(experiment)
     return sync_sentences(points, sync_costs(points))
+
+
+def sync_sentences(points: Sequence[SyncPoint], costs: Sequence[SyncCost]) -> list[str]:
+    """Say it of the points and their fitted costs, for the fewest receivers and tensors."""
+    receivers, tensors = min(point.receivers for point in points), min(point.tensors for point in points)
+    alike = _of_kind(points, (receivers, tensors))
+    sizes = [point.num_bytes for point in alike]
+    largest = [point for point in alike if point.num_bytes == max(sizes)]
+    best, *slower = sorted(largest, key=lambda point: point.median_s)
+    shares = ", ".join(f"{point.transport} {100 * point.share_of_copy:.0f}%" for point in slower)
+    share = f"{100 * best.share_of_copy:.0f}% of the bandwidth of a plain copy in memory"
+    sentences = [
+        f"At {best.megabytes:g} MB {best.transport} is the fastest: {number(1e3 * best.median_s)} ms from publish to "
+        f"the receiver's own tensors, {share}{f' ({shares})' if shares else ''}."
+    ]
+    by_name = {point.transport: point for point in largest}
+    stores = {"object_store": "given torch tensors, Ray's default", "object_store_numpy": "given numpy arrays"}
+    for store, form in stores.items():
+        others = [point for name, point in by_name.items() if name != store]
+        if store in by_name and others:
+            ratios = ", ".join(f"{point.transport} {point.median_s / by_name[store].median_s:.2f}" for point in others)
+            stored = f"Ray's object store {form} ({store})"
+            sentences.append(f"Times at {best.megabytes:g} MB relative to {stored}: {ratios}.")
+    chosen = [cost for cost in costs if cost.receivers == receivers]
+    if min(sizes) < max(sizes) and len(chosen) > 1:
+        (_, fastest), *later = fastest_by_size(chosen, min(sizes), max(sizes), tensors)
+        changes = ", ".join(f"from {size / 1e6:.3g} MB on {name}" for size, name in later)
+        when = f"the fastest is {fastest} for the smallest weights, {changes}"
+        sentences.append(
+            f"By the fitted costs {when if later else f'{fastest} is the fastest at every size measured'}."
+        )
+    return sentences
 
 
 def sweep_tables(experiment: Experiment) -> list[Table]:
@@ -152,13 +184,13 @@ def _times(kind: tuple[int, int], points: Sequence[SyncPoint]) -> Table:
         f"Medians of {fewest} syncs in turns, +- half the range from 10th to 90th percentile; from the start of the "
         "publish until the weights are in tensors of the last receiver's own. Verification is timed apart.",
     )
-    title = f"Publish to own tensors, ms: {_plural(kind[0], 'receiver')}, {_plural(kind[1], 'tensor')}"
-    return _by_size(title, points, _median_and_spread, notes, with_copy=True)
+    title = f"Publish to own tensors, ms: {plural(kind[0], 'receiver')}, {plural(kind[1], 'tensor')}"
 
+    def cell(point: SyncPoint) -> str:
+        half_range = (point.high_s - point.low_s) / 2 / point.median_s
+        return f"{number(1e3 * point.median_s)} +-{100 * half_range:.0f}%"
 
-def _median_and_spread(point: SyncPoint) -> str:
-    half_range = (point.high_s - point.low_s) / 2 / point.median_s
-    return f"{numbers.number(1e3 * point.median_s)} +-{100 * half_range:.0f}%"
+    return _by_size(title, points, cell, notes, with_copy=True)
 
 
 def _shares(points: Sequence[SyncPoint]) -> Table:
@@ -171,15 +203,12 @@ def _by_size(
 ) -> Table:
     """One row for each transport, one column for each size."""
     sizes = sorted({point.num_bytes for point in points})
-    found = {(point.transport, point.num_bytes): point for point in points}
-    names = list(dict.fromkeys(point.transport for point in points))
-    rows = [
-        (name, *(cell(found[name, size]) if (name, size) in found else numbers.NOTHING for size in sizes))
-        for name in names
-    ]
+    cells = {(point.transport, point.num_bytes): cell(point) for point in points}
+    names = dict.fromkeys(point.transport for point in points)
+    rows = [(name, *(cells.get((name, size), NOTHING) for size in sizes)) for name in names]
     if with_copy:
         copies = {size: median(point.copy_s for point in points if point.num_bytes == size) for size in sizes}
-        rows.append(("plain copy", *(numbers.number(1e3 * copies[size]) for size in sizes)))
+        rows.append(("plain copy", *(number(1e3 * copies[size]) for size in sizes)))
     header = ("transport", *(f"{size / 1e6:g} MB" for size in sizes))
     return Table(title, header, tuple(rows), notes)
 
@@ -190,7 +219,7 @@ def _parts(points: Sequence[SyncPoint]) -> Table:
     rows = [
         (
             point.transport,
-            *(numbers.number(1e3 * part) for part in (point.publish_s, point.transfer_s, point.load_s, point.verify_s)),
+            *(number(1e3 * part) for part in (point.publish_s, point.transfer_s, point.load_s, point.verify_s)),
         )
         for point in points
         if point.num_bytes == largest
@@ -200,10 +229,8 @@ def _parts(points: Sequence[SyncPoint]) -> Table:
         "own, so theirs is not in the times above; the others hand out shared memory that must be copied.",
         "gloo's transfer begins with the call; elsewhere calls between processes lie between the stages.",
     )
-    return Table(f"What a sync of {largest / 1e6:g} MB is made of, ms", _PARTS, tuple(rows), notes)
-
-
-_PARTS = ("transport", "publish", "transfer", "load", "verify, apart")
+    header = ("transport", "publish", "transfer", "load", "verify, apart")
+    return Table(f"What a sync of {largest / 1e6:g} MB is made of, ms", header, tuple(rows), notes)
 
 
 def _costs(costs: Sequence[SyncCost]) -> Table:
@@ -211,9 +238,9 @@ def _costs(costs: Sequence[SyncCost]) -> Table:
         (
             cost.transport,
             str(cost.receivers),
-            numbers.number(1e3 * cost.fixed_s),
-            numbers.number(1e6 * cost.per_tensor_s),
-            numbers.number(1e3 * 1e6 * cost.per_byte_s),
+            number(1e3 * cost.fixed_s),
+            number(1e6 * cost.per_tensor_s),
+            number(1e3 * 1e6 * cost.per_byte_s),
             f"{100 * cost.worst:.0f}%",
         )
         for cost in costs
@@ -224,7 +251,3 @@ def _costs(costs: Sequence[SyncCost]) -> Table:
         "largest error at a measured size.",
     )
     return Table("Fitted cost of a sync", header, tuple(rows), notes)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

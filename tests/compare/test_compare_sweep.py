@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.compare.sync import SyncCost, fastest_by_size, sync_costs, sync_points, sync_sentences
+from harness.compare.sync import SyncCost, fastest_by_size, sync_costs, sync_points
+from harness.compare.sync_tables import sync_sentences
 from harness.results.syncs import SyncRow
 
 COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte

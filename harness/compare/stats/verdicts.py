@@ -68,7 +68,7 @@ class Effect:
         p_adjusted: the same after Holm's correction over the stages; equal to ``p`` for the step.
         minimum_effect: the smallest true relative change that such blocks show in 80% of experiments, such as 0.034.
         threshold: the relative change that counts in practice, such as 0.03.
-        verdict: see ``Verdict``.
+        verdict: what it comes to.
         reason: why it is inconclusive or not comparable; or what to know beside the verdict, such as that a change
             shows but is too small to count, or that the arms were measured apart. None otherwise.
     """
@@ -227,11 +227,11 @@ def judge_stages(
 ) -> tuple[Effect, ...]:
     """Judge each stage, in the order given. Holm's family is every stage that has a p.
 
-    With many stages more than six blocks are needed before any can be called different; see ``fewest_blocks``.
+    With many stages more than six blocks are needed before any can be called different (``fewest_blocks``).
 
     Args:
         stages: a stage's name to its blocks, without the blocks in which the stage took no time.
-        threshold, not_comparable: see ``judge_step``.
+        threshold, not_comparable: as for ``judge_step``.
 
     Raises:
         UserError: the threshold is not a number above 0.
@@ -262,7 +262,7 @@ def judge_apart(
 
     Args:
         before, after: for each block its kept step times in seconds.
-        threshold, not_comparable: see ``judge_step``.
+        threshold, not_comparable: as for ``judge_step``.
 
     Raises:
         UserError: the threshold or a time is not a number above 0, or a block is empty.
@@ -319,41 +319,26 @@ def _judged(
     if interval is None or effect.blocks < FEWEST_BLOCKS:
         return replace(effect, reason=f"{effect.blocks} of {FEWEST_BLOCKS} blocks")
     reach = log1p(effect.threshold)
-    shows, large = interval.excludes(0), abs(interval.point) >= reach
+    shows, large, change = interval.excludes(0), abs(interval.point) >= reach, expm1(interval.point)
     if rejects and shows and large:
         return replace(effect, verdict=Verdict.DIFFERENT)
     if interval.within(reach):
-        return replace(effect, verdict=Verdict.EQUIVALENT, reason=_small_change(effect, interval) if shows else None)
+        too_small = f"a change of {change:+.1%} shows, below the {_percent(effect.threshold)} that counts"
+        prints_as_zero = abs(change) < 0.0005
+        return replace(effect, verdict=Verdict.EQUIVALENT, reason=too_small if shows and not prints_as_zero else None)
     if shows and large:
-        return replace(effect, reason=_may_be_chance(effect, family))
-    return replace(effect, reason=_may_be_small(effect, interval) if shows else _too_wide(effect, interval))
-
-
-def _small_change(effect: Effect, interval: Interval) -> str | None:
-    """Say that a change is there and does not matter; None where it would print as zero."""
-    change = expm1(interval.point)
-    if abs(change) < 0.0005:
-        return None
-    return f"a change of {change:+.1%} shows, below the {_percent(effect.threshold)} that counts"
-
-
-def _may_be_small(effect: Effect, interval: Interval) -> str:
-    return (
-        f"a change of {expm1(interval.point):+.1%} shows ({_range(interval)}), "
-        f"but not whether it reaches the {_percent(effect.threshold)} that counts"
-    )
-
-
-def _may_be_chance(effect: Effect, family: int) -> str:
-    needed = fewest_blocks(family)
-    if effect.blocks < needed:
-        return f"{effect.blocks} blocks cannot tell {family} stages apart; at least {needed} can"
-    return f"among {family} stages such a change may be chance (p {effect.p_adjusted:.2g} after Holm's correction)"
-
-
-def _too_wide(effect: Effect, interval: Interval) -> str:
-    shown = effect.minimum_effect or 0.0
-    return f"the interval, {_range(interval)}, is too wide: such blocks show changes from {_percent(shown)} on"
+        if effect.blocks < (needed := fewest_blocks(family)):
+            reason = f"{effect.blocks} blocks cannot tell {family} stages apart; at least {needed} can"
+        else:
+            corrected = f"p {effect.p_adjusted:.2g} after Holm's correction"
+            reason = f"among {family} stages such a change may be chance ({corrected})"
+    elif shows:
+        reason = f"a change of {change:+.1%} shows ({_range(interval)}), "
+        reason += f"but not whether it reaches the {_percent(effect.threshold)} that counts"
+    else:
+        shown = _percent(effect.minimum_effect or 0.0)
+        reason = f"the interval, {_range(interval)}, is too wide: such blocks show changes from {shown} on"
+    return replace(effect, reason=reason)
 
 
 def _range(interval: Interval) -> str:
@@ -392,7 +377,7 @@ def enough(
 
 
 def narrow_enough(values: Sequence[float] | Numbers, half_width: float, fewest: int, most: int) -> bool:
-    """Say the same of log-ratios, one for each block; see ``enough``."""
+    """Answer ``enough`` for log-ratios, one for each block."""
     if not half_width > 0:
         raise UserError(f"the half-width is {half_width!r}; it must be above 0", fix="0.01 means 1%")
     if not 2 <= fewest <= most:
