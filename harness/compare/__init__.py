@@ -1,6 +1,8 @@
-"""Compare runs: pure functions of their files. Imports neither torch nor Ray and starts at once.
+"""Compare runs: from their files to what can be said. Imports neither torch nor Ray and starts at once.
 
-``python -m harness.compare results/`` is the command; see ``harness.compare.__main__``.
+Start at ``figures`` (one run), ``experiments`` (runs in groups) and ``findings`` (sentences). ``attribution`` says
+where time went, ``verdicts`` what is different, ``stats`` how that is tested, ``gates`` which exit code follows. May
+import probes, results and what stands below them. ``python -m harness.compare results/`` is the command.
 """
 
 from harness.compare.attribution import LaneAccount, account_spans, lane_account

@@ -131,8 +131,8 @@ def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tu
     """Read the runs at or below the paths into experiments, oldest first; the runs that cannot be read come second.
 
     Args:
-        brief: compute what an overview needs only; see ``run_figures``.
-        processes: see ``read_figures``.
+        brief: compute what an overview needs only.
+        processes: how many may read side by side.
 
     Raises:
         UserError: a path does not exist or holds no run, or every run is damaged.

@@ -137,7 +137,7 @@ class RunFigures:
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of a training step without evaluation; see ``whole_step``."""
+        """Median seconds of a training step without evaluation."""
         return self.whole_step.median_s
 
     @property
@@ -300,8 +300,8 @@ def loop_seconds(run: Run) -> float:
 
 def _values(rows: Iterable[StepRow], name: str) -> list[tuple[float, int]]:
     """Return (value, step) of a metric in the steps where it is finite."""
-    found = ((metric_value(row.metrics, name), row.step) for row in rows)
-    return [(value, step) for value, step in found if value is not None and math.isfinite(value)]
+    values = ((metric_value(row.metrics, name), row.step) for row in rows)
+    return [(value, step) for value, step in values if value is not None and math.isfinite(value)]
 
 
 def _median(values: Iterable[float]) -> float | None:

@@ -73,7 +73,7 @@ def exposed_finding(shares: Mapping[str, Mapping[Stage, float]], nobodys: Mappin
     """Name the stage with the most exposed time in each variant; empty where no stage has any.
 
     Args:
-        shares: of the loop, by variant and stage; see ``harness.compare.attribution.exposed``.
+        shares: of the loop, by variant and stage, of ``harness.compare.attribution.exposed``.
         nobodys: the share that no stage owns, by variant.
     """
     text = _largest_stage("What the loop waits for most, its exposed time,", shares)

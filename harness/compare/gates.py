@@ -93,7 +93,7 @@ class Judge:
         results: the results folder, where names of baselines are kept.
         baseline: an arm's name, or else the name of a stored baseline; None takes each experiment's first arm.
         threshold: the relative change of the step time that counts.
-        allowed: differences of the environment that do not stand in the way; see ``judgements``.
+        allowed: differences of the environment that do not stand in the way.
         arms: names of all arms there are; an experiment without the arm that ``baseline`` names takes its first one.
     """
 

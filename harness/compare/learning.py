@@ -93,7 +93,11 @@ def growth(steps: Sequence[float], values: Sequence[float]) -> Growth | None:
     total = _squared_error([1.0] * len(values), values)
     if total <= 0.0:
         return None
-    errors = {c: _squared_error([_bend(c, s) for s in positions], values) for c in _CURVATURES}
+
+    def bend(curvature: float, position: float) -> float:
+        return position if curvature == 0.0 else math.expm1(curvature * position) / curvature
+
+    errors = {c: _squared_error([bend(c, s) for s in positions], values) for c in _CURVATURES}
     best = min(errors, key=lambda c: (errors[c], abs(c)))
     line = errors[0.0]
     if errors[best] > 0.9 * line:
@@ -120,8 +124,8 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float | None
 
 def metric_series(run: Run, name: str) -> tuple[list[int], list[float]]:
     """Return (steps, values) of a metric over the run's training steps; steps without a finite value are left out."""
-    found = [(row.step, metric.value) for row in run.steps if (metric := row.metric(name)) is not None]
-    finite = [(step, value) for step, value in found if math.isfinite(value)]
+    metrics = ((row.step, row.metric(name)) for row in run.steps)
+    finite = [(step, metric.value) for step, metric in metrics if metric is not None and math.isfinite(metric.value)]
     return [step for step, _ in finite], [value for _, value in finite]
 
 
@@ -137,10 +141,6 @@ def kl_against_reward(run: Run, name: str) -> tuple[float, int] | None:
     pairs = [(by_step[item.step], item.reward) for item in evaluations(run) if item.step in by_step]
     value = correlation([kl for kl, _ in pairs], [reward for _, reward in pairs])
     return None if value is None else (value, len(pairs))
-
-
-def _bend(curvature: float, position: float) -> float:
-    return position if curvature == 0.0 else math.expm1(curvature * position) / curvature
 
 
 def _squared_error(regressor: Sequence[float], values: Sequence[float]) -> float:
@@ -204,7 +204,7 @@ class LearningFigures:
 
 def learning_figures(run: Run, target: float | None) -> LearningFigures:
     """Return the figures of one run."""
-    norms = [value for value in metric_series(run, GRAD_NORM)[1] if math.isfinite(value)]
+    norms = metric_series(run, GRAD_NORM)[1]
     largest = run.setting("optimizer.max_grad_norm")
     bound = float(largest) if isinstance(largest, int | float) else None
     evaluated = evaluations(run)

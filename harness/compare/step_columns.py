@@ -193,12 +193,12 @@ REDUCTIONS: dict[Literal["mean", "sum", "max", "min"], Callable[[Sequence[float]
 
 
 def _one_by_one(name: str, items: Stored) -> MetricColumn | None:
-    found = [metric for item in items if (metric := read_metric({name: item}, name)) is not None]
-    if not found:
+    metrics = [metric for item in items if (metric := read_metric({name: item}, name)) is not None]
+    if not metrics:
         return None
-    finite = [metric for metric in found if math.isfinite(metric.value)]
+    finite = [metric for metric in metrics if math.isfinite(metric.value)]
     try:
         combined = reduce(Metric.combine, finite) if finite else None
     except ValueError as error:
         raise UserError(f"the metric {name!r} changes its reduction within the run: {error}") from error
-    return MetricColumn(combined, found[-1], len(found) - len(finite))
+    return MetricColumn(combined, metrics[-1], len(metrics) - len(finite))

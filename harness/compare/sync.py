@@ -81,13 +81,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def percentiles(values: Sequence[float], *percents: float) -> list[float]:
     """Return several percentiles, each interpolated linearly between the two nearest values."""
     ordered = sorted(values)
-    found = []
+    values_at = []
     for percent in percents:
         place = (len(ordered) - 1) * percent / 100
         low = math.floor(place)
         high = min(low + 1, len(ordered) - 1)
-        found.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
-    return found
+        values_at.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
+    return values_at
 
 
 STEPS_BETWEEN = 200  # sizes looked at between the smallest and the largest, for the crossover
@@ -226,10 +226,10 @@ def fastest_by_size(
         smallest, largest: range of sizes in bytes.
         tensors: number of tensors.
     """
-    found: list[tuple[float, str]] = []
+    fastest: list[tuple[float, str]] = []
     for step in range(STEPS_BETWEEN + 1):
         size = smallest * (largest / smallest) ** (step / STEPS_BETWEEN)
         winner = min(costs, key=lambda cost: cost.seconds(size, tensors)).transport
-        if not found or found[-1][1] != winner:
-            found.append((size, winner))
-    return found
+        if not fastest or fastest[-1][1] != winner:
+            fastest.append((size, winner))
+    return fastest

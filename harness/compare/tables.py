@@ -83,15 +83,15 @@ def stage_table(experiment: Experiment) -> Table:
 
 
 def _stage_row(name: str, experiment: Experiment, get: Callable[[RunFigures], StageFigures | None]) -> tuple[str, ...]:
-    found = [[get(run) for run in variant.runs] for variant in experiment.variants]
-    measured = zip((item for items in found for item in items), experiment.runs, strict=True)
+    by_variant = [[get(run) for run in variant.runs] for variant in experiment.variants]
+    measured = zip((item for items in by_variant for item in items), experiment.runs, strict=True)
     counts = {(figures.steps, run.measured_steps) for figures, run in measured if figures is not None}
     if any(steps < NEARLY_ALL * total for steps, total in counts):
         (steps, total), *others = counts
         when = f" ({steps} of {total} steps)" if steps else " (after the last step)"
         name += " (not in every step)" if others else when
     cells = []
-    for items in found:
+    for items in by_variant:
         seconds = spread_of([item.median_s if item else None for item in items])
         share = sum(item.share if item else 0.0 for item in items) / len(items)
         cells.append(f"{spread(seconds, number)} {percent(share):>6}" if any(items) else numbers.NOTHING)

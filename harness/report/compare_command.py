@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.compare.benchmarks import (
-    benchmark_cautions,
+    benchmark_caveats,
     benchmark_json,
     benchmark_table,
     is_benchmark_file,
@@ -141,8 +141,8 @@ def _save(options: argparse.Namespace, experiment: Experiment, errors: Console) 
     wanted = options.baseline
     arm = next((item.name for item in experiment.variants if wanted is not None and is_called(item.name, wanted)), None)
     before = save_baseline(options.paths[0], options.save_baseline, experiment, arm)
-    said = f"baseline {options.save_baseline!r} is {experiment.scenario}/{experiment.name}"
-    errors.print(Text(plain(said + (f"; it was {before}" if before else ""))), soft_wrap=True)
+    message = f"baseline {options.save_baseline!r} is {experiment.scenario}/{experiment.name}"
+    errors.print(Text(plain(message + (f"; it was {before}" if before else ""))), soft_wrap=True)
 
 
 def _compare_benchmarks(options: argparse.Namespace) -> None:
@@ -172,7 +172,7 @@ def _compare_benchmarks(options: argparse.Namespace) -> None:
 
     output = Output()
     print_table(output, benchmark_table(files))
-    print_list(output, "Mind", benchmark_cautions(files))
+    print_list(output, "Mind", benchmark_caveats(files))
 
 
 def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -107,7 +108,7 @@ def wilson_interval(successes: int, trials: int, confidence: float = CONFIDENCE)
     """Return the ends of Wilson's interval of a rate: JASA 22 (1927), 209-212. From 0 to 1 without trials."""
     if trials == 0:
         return 0.0, 1.0
-    z = normal_quantile((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
     rate, pull = successes / trials, z * z / trials
     middle = (rate + pull / 2) / (1 + pull)
     reach = z * sqrt(rate * (1 - rate) / trials + pull / (4 * trials)) / (1 + pull)
@@ -120,14 +121,6 @@ def t_quantile(probability: float, degrees: float) -> float:
     from scipy.special import stdtrit  # here, so that a command without a verdict does not pay for it
 
     return float(stdtrit(degrees, probability))
-
-
-@lru_cache(maxsize=64)
-def normal_quantile(probability: float) -> float:
-    """Return z with P(Z <= z) = probability for the standard normal distribution."""
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(probability)
 
 
 LEVEL = 0.05

@@ -1,21 +1,133 @@
-"""Exposed time divides the loop among its owners, to the nanosecond, whatever the spans look like."""
+"""Where a loop's time went: accounts of lanes, exposed time, overlap and the waits of the lag bound."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.compare import lane_account
 from harness.compare.attribution import (
     PRECEDENCE,
+    BlockedTime,
     Exposure,
+    Overlap,
     OverlapBound,
     account_spans,
+    blocked_time,
     exposed,
+    in_pipeline_order,
+    loop_window,
+    overlap,
     overlap_bound,
     stage_intervals,
 )
 from harness.core.intervals import Interval, both, clip, total, without
 from harness.core.trace import Span, Stage
+from harness.results import RunFolder, load_run
+
+
+def _learner_span(stage: Stage, start_ns: int, end_ns: int, lane: str = "learner") -> Span:
+    return Span(lane, stage, start_ns, end_ns, 0, 0)
+
+
+def test_stages_waits_and_the_rest_make_up_the_wall() -> None:
+    spans = [
+        _learner_span(Stage.WAIT_FOR_BATCH, 0, 30),
+        _learner_span(Stage.UPDATE, 35, 80),
+        _learner_span(Stage.WEIGHT_PUBLISH, 80, 90),
+        _learner_span(Stage.GENERATE, 0, 100, "generator"),
+    ]
+    accounts = account_spans(spans, (10, 110))
+    learner, generator = accounts["learner"], accounts["generator"]
+    # 10..30 waiting, 30..35 nothing, 35..80 update, 80..90 publish, 90..110 nothing
+    assert learner.stages_ns == {Stage.WAIT_FOR_BATCH: 20, Stage.UPDATE: 45, Stage.WEIGHT_PUBLISH: 10}
+    assert (learner.wall_ns, learner.busy_ns, learner.waiting_ns, learner.unattributed_ns) == (100, 55, 20, 25)
+    assert learner.share(learner.unattributed_ns) == 0.25
+    assert (generator.stages_ns, generator.unattributed_ns) == ({Stage.GENERATE: 90}, 10)
+
+
+def test_an_instant_under_several_spans_goes_to_the_one_that_began_last() -> None:
+    spans = [
+        _learner_span(Stage.WEIGHT_LOAD, 20, 40),  # inside
+        _learner_span(Stage.CHECKPOINT, 0, 10),  # same start as the outer one, and shorter
+        _learner_span(Stage.EVALUATE, 0, 60),
+        _learner_span(Stage.SCORE, 50, 80),  # overlaps the end
+    ]
+    account = account_spans(spans, (0, 100))["learner"]
+    assert account.stages_ns == {Stage.CHECKPOINT: 10, Stage.EVALUATE: 20, Stage.WEIGHT_LOAD: 20, Stage.SCORE: 30}
+    assert account.unattributed_ns == 20  # 80..100
+
+
+def test_the_window_starts_after_start_up_and_lasts_as_long_as_the_loop() -> None:
+    spans = [
+        _learner_span(Stage.STARTUP, 0, 50),
+        _learner_span(Stage.STARTUP, 0, 70, "generator"),
+        _learner_span(Stage.UPDATE, 75, 90),
+    ]
+    assert loop_window(spans, None) == (70, 90)
+    assert loop_window(spans, 1.0) == (70, 1_000_000_070)
+    assert loop_window(spans[2:], None) == (75, 90)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(Stage)), st.integers(0, 100), st.integers(0, 40)), max_size=12),
+    st.integers(0, 60),
+    st.integers(1, 60),
+)
+def test_the_account_closes_for_any_spans(shapes: list[tuple[Stage, int, int]], start_ns: int, length: int) -> None:
+    spans = [_learner_span(stage, begin, begin + duration) for stage, begin, duration in shapes]
+    window = (start_ns, start_ns + length)
+    for account in account_spans(spans, window).values():
+        assert all(ns >= 0 for ns in account.stages_ns.values())
+        assert account.busy_ns + account.waiting_ns + account.unattributed_ns == account.wall_ns == length
+        covered = total(clip([(span.start_ns, span.end_ns) for span in spans], window))
+        assert account.unattributed_ns == length - covered
+
+
+def test_the_account_of_a_run_is_read_from_its_spans(make_run: Callable[..., RunFolder]) -> None:
+    run = load_run(make_run(steps=4, gap_s=0.25, evaluations={0: (0.2, 12.0)}).folder)
+    accounts = lane_account(run)
+    assert list(accounts) == ["generator", "scorer", "learner"]
+    generator, learner = accounts["generator"], accounts["learner"]
+    # evaluation 1 s, then 4 steps of 1 s and a gap of 0.25 s: 6 s
+    assert generator.wall_ns == learner.wall_ns == 6_000_000_000
+    assert generator.busy_ns == 2_600_000_000  # 1 + 4 * (0.3 + 0.1)
+    assert generator.waiting_ns == 2_400_000_000  # 4 * 0.6
+    assert generator.unattributed_ns == 1_000_000_000  # 4 * 0.25
+    assert learner.stages_ns == {Stage.UPDATE: 2_000_000_000, Stage.WAIT_FOR_BATCH: 3_000_000_000}
+
+
+def test_a_run_without_spans_has_no_account(make_run: Callable[..., RunFolder]) -> None:
+    folder = make_run().folder
+    (folder / "spans.jsonl").unlink()
+    assert lane_account(load_run(folder)) == {}
+
+
+def test_lanes_stand_in_the_order_of_the_work() -> None:
+    names = ["learner", "scorer", "generator_1", "generator_0", "driver"]
+    assert in_pipeline_order(names) == ["generator_0", "generator_1", "scorer", "learner", "driver"]
+
+
+def test_a_call_on_its_way_owns_only_what_nothing_else_claims() -> None:
+    spans = [
+        Span("generator", Stage.GENERATE, 0, 100, 1, 1),
+        Span("generator", Stage.WAIT_FOR_CALL, 40, 60, 2, 2),  # a load's call arrives while the actor generates
+        Span("generator", Stage.WEIGHT_LOAD, 60, 70, 2, 2),
+        Span("generator", Stage.WAIT_FOR_CALL, 95, 130, 2, 2),
+        Span("generator", Stage.WAIT_FOR_WEIGHTS, 120, 150, 3, 2),
+    ]
+    account = account_spans(spans, (0, 160))["generator"]
+    # generate 0-60 and 70-100, load 60-70, the call 100-120, weights 120-150, nothing 150-160
+    assert account.stages_ns == {
+        Stage.GENERATE: 90,
+        Stage.WEIGHT_LOAD: 10,
+        Stage.WAIT_FOR_CALL: 20,
+        Stage.WAIT_FOR_WEIGHTS: 30,
+    }
+    assert (account.unattributed_ns, account.busy_ns, account.waiting_ns) == (10, 100, 50)
+
 
 LANES = ("generator0", "generator1", "scorer", "learner", "learner1")
 PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=8)
@@ -168,3 +280,50 @@ def test_perfect_overlap_never_slows_a_loop_down(spans: list[Span], start: int, 
     if bound is not None:
         assert bound.speedup >= 1.0
         assert bound.shortest_s <= bound.worked_s
+
+
+S = 1_000_000_000
+
+
+def _span_s(lane: str, stage: Stage, start_s: int, end_s: int, step: int = 0) -> Span:
+    return Span(lane, stage, start_s * S, end_s * S, step, 0)
+
+
+def test_overlap_counts_each_lane_once_and_no_waits() -> None:
+    spans = [
+        _span_s("generator", Stage.STARTUP, 0, 10),
+        _span_s("generator", Stage.GENERATE, 10, 20),
+        _span_s("generator", Stage.WEIGHT_LOAD, 18, 20),  # inside of generate: the same lane, counted once
+        _span_s("learner", Stage.WAIT_FOR_BATCH, 10, 15),
+        _span_s("learner", Stage.UPDATE, 15, 25),
+        _span_s("scorer", Stage.SCORE, 19, 22),
+        _span_s("scorer", Stage.SCORE, 38, 45),  # ends after the window
+    ]
+    # worked: 10 + 10 + 3 + 2; busy: 10..25 and 38..40; together: 15..22
+    found = overlap(spans, (10 * S, 40 * S))
+    assert found == Overlap(loop_s=30.0, worked_s=25.0, busy_s=17.0, together_s=7.0)
+    assert found.saved_s == 8.0
+
+
+def test_lanes_in_turn_save_nothing() -> None:
+    spans = [_span_s("generator", Stage.GENERATE, 0, 4), _span_s("learner", Stage.UPDATE, 4, 6)]
+    found = overlap(spans, (0, 6 * S))
+    assert (found.worked_s, found.busy_s, found.together_s, found.saved_s) == (6.0, 6.0, 0.0, 0.0)
+
+
+def test_only_waits_that_the_bound_causes_are_held_back() -> None:
+    wait = Stage.WAIT_FOR_WEIGHTS
+    spans = [
+        _span_s("generator0", wait, 0, 1, step=0),  # for the first weights
+        _span_s("generator0", wait, 2, 3, step=1),  # version 0 is enough for batch 1
+        _span_s("generator0", wait, 4, 6, step=2),
+        _span_s("generator1", wait, 4, 5, step=2),
+        _span_s("generator0", wait, 8, 9, step=4),
+        _span_s("generator0", wait, 9, 20, step=5),  # all batches are made
+        _span_s("generator0", Stage.WAIT_FOR_ROOM, 7, 8, step=3),
+        _span_s("learner", Stage.WAIT_FOR_BATCH, 0, 9, step=3),
+    ]
+    # batches 2, 3 and 4 need version 1 and later; generator0 waited 2 + 1 s for them, generator1 1 s
+    assert blocked_time(spans, max_lag=1, steps=5) == BlockedTime(batches=2, bound_batches=3, seconds=2.0)
+    assert blocked_time(spans, max_lag=4, steps=5) == BlockedTime(batches=0, bound_batches=0, seconds=0.0)
+    assert blocked_time([], max_lag=1, steps=5) == BlockedTime(0, 3, 0.0)
