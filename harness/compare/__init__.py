@@ -1,12 +1,15 @@
-"""Compare runs: pure functions of their files. Imports neither torch nor Ray and starts at once.
+"""Compare runs: from their files to what can be said. Imports neither torch nor Ray and starts at once.
 
-``python -m harness.compare results/`` is the command; see ``harness.compare.__main__``.
+Start at ``figures`` (one run), ``experiments`` (runs in groups) and ``findings`` (sentences). ``attribution`` says
+where time went, ``verdicts`` what is different, ``stats`` how that is tested, ``gates`` which exit code follows. May
+import probes, results and what stands below them. ``python -m harness.compare results/`` is the command.
 """
 
-from harness.compare.evaluations import seconds_to_reward
-from harness.compare.experiments import Experiment, Spread, Variant, gather
+from harness.compare.attribution import LaneAccount, account_spans, lane_account
+from harness.compare.experiments import Experiment, Variant, gather
 from harness.compare.figures import RunFigures, run_figures, stage_totals
-from harness.compare.lanes import LaneAccount, account_spans, lane_account
+from harness.compare.learning import seconds_to_reward
+from harness.compare.numbers import Spread
 
 __all__ = [
     "Experiment",

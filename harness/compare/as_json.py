@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.compare.cautions import cautions, unlike
-from harness.compare.experiments import Experiment, Variant
+from harness.compare.attribution import LaneAccount
+from harness.compare.caveats import caveats, unlike
+from harness.compare.experiments import Experiment, Variant, paired_difference
 from harness.compare.figures import RunFigures, StageFigures
+from harness.compare.findings import findings, last_reward
 from harness.compare.gates import GateResult
-from harness.compare.lanes import LaneAccount
-from harness.compare.off_policy import LINES as OFF_POLICY_LINES
-from harness.compare.outcome import LINES
-from harness.compare.pairs import paired_difference
-from harness.compare.sentences import findings, last_reward
+from harness.compare.tables import OFF_POLICY_LINES, OUTCOME_LINES
 from harness.compare.verdicts import Judgement, judgements
 from harness.results import DamagedRun
 from harness.results.rows import with_nulls
@@ -54,8 +52,8 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str
         "started_at": experiment.started_at,
         "variants": [_variant(experiment.variants[0], variant) for variant in experiment.variants],
         "verdicts": [asdict(judgement) for judgement in judged],
-        "findings": findings(experiment),
-        "cautions": cautions(experiment),
+        "findings": [finding.text for finding in findings(experiment)],
+        "cautions": caveats(experiment),
     }
 
 
@@ -72,14 +70,14 @@ def _run(run: RunFigures) -> dict[str, Any]:
         "planned_steps": run.planned_steps,
         "reward_target": run.reward_target,
         "fingerprint": run.manifest.machine.get("fingerprint"),
-        "figures": {line.key: line.get(run) for line in (*LINES, *OFF_POLICY_LINES)},
+        "figures": {line.key: line.get(run) for line in (*OUTCOME_LINES, *OFF_POLICY_LINES)},
         "step": _stage(run.whole_step),
         "all_stages": _stage(run.all_stages),
         "stages": {stage.value: _stage(figures) for stage, figures in run.stages.items()},
         "lanes": {lane: _lane(account) for lane, account in run.lanes.items()},
         "ledger": None if run.ledger is None else asdict(run.ledger),
         "overlap": None if run.overlap is None else asdict(run.overlap),
-        "held_back": None if run.held_back is None else asdict(run.held_back),
+        "held_back": None if run.blocked_time is None else asdict(run.blocked_time),
         "sync": None if run.sync is None else asdict(run.sync),
     }
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.compare import numbers
+from harness.compare.numbers import NOTHING, number
 from harness.compare.tables import Table
 from harness.core.errors import UserError
 
 SCHEMA, SCHEMA_VERSION = "harness.benchmark_comparison", 1
 SAVE_ONE = "save one with: pytest --benchmark-only --benchmark-json=FILE"
-_MS = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,45 +76,55 @@ def read_benchmark_files(paths: Sequence[Path]) -> list[BenchmarkFile]:
 
 def benchmark_table(files: Sequence[BenchmarkFile]) -> Table:
     """Return a row for each benchmark: its median and middle half in each file, and ratios to the first file."""
-    if len(files) == 1:
-        return _single(files[0])
     first, *others = files
+    spread_note = "Median [first quartile, third quartile] over the rounds of one launch."
+    if not others:
+        rows = [(_short_name(name), _time(item), str(item.rounds)) for name, item in first.benchmarks.items()]
+        header: tuple[str, ...] = ("benchmark", "milliseconds", "rounds")
+        return Table(f"Benchmarks of {first.label}: milliseconds of a call", header, tuple(rows), (spread_note,))
     names = list(dict.fromkeys(name for file in files for name in file.benchmarks))
-    columns = [*(f"{file.label}, ms" for file in files), *(f"{file.label} / {first.label}" for file in others)]
-    rows = []
+    header = ("benchmark", *(f"{file.label}, ms" for file in files))
+    header += tuple(f"{file.label} / {first.label}" for file in others)
+    compared = []
     for name in names:
-        found = [file.benchmarks.get(name) for file in files]
-        ratios = [_ratio(found[0], other) for other in found[1:]]
-        cells = [_time(item) for item in found]
-        rows.append((_shown(name), *cells, *(numbers.NOTHING if ratio is None else f"{ratio:.2f}" for ratio in ratios)))
-    notes = [_SPREAD]
+        items = [file.benchmarks.get(name) for file in files]
+        ratios = [_ratio(items[0], other) for other in items[1:]]
+        cells = [NOTHING if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        compared.append((_short_name(name), *map(_time, items), *cells))
+    notes = [spread_note]
     lonely = sum(any(name not in file.benchmarks for file in files) for name in names)
     if lonely:
         notes.append(f"{lonely} of {len(names)} benchmarks are not in every file.")
-    return Table(
-        "Benchmarks: milliseconds of a call", ("benchmark", *columns), tuple(rows), tuple(notes), divisible=True
-    )
+    return Table("Benchmarks: milliseconds of a call", header, tuple(compared), tuple(notes), divisible=True)
 
 
-def benchmark_cautions(files: Sequence[BenchmarkFile]) -> list[str]:
+def benchmark_caveats(files: Sequence[BenchmarkFile]) -> list[str]:
     """Say what keeps the files from being compared plainly, and why there is no verdict."""
     if len(files) == 1:
         return []
-    said = []
+    sentences = []
     machines = _distinct(file.fingerprint or "unknown" for file in files)
     if len(machines) > 1:
-        said.append(f"The files come from {len(machines)} kinds of machine ({', '.join(machines)}): do not compare.")
+        kinds = f"{len(machines)} kinds of machine ({', '.join(machines)})"
+        sentences.append(f"The files come from {kinds}: do not compare.")
     for name in sorted({name for file in files for name in file.versions}):
         versions = _distinct(file.versions.get(name, "none") for file in files)
         if len(versions) > 1:
-            said.append(f"The versions of {name} differ: {', '.join(versions)}.")
-    commits = _distinct(_commit(file) for file in files)
+            sentences.append(f"The versions of {name} differ: {', '.join(versions)}.")
+    commits = _distinct(
+        (file.commit or "none")[:7] + (" with uncommitted changes" if file.dirty else "") for file in files
+    )
     if len(commits) > 1:
-        said.append(f"The commits differ: {', '.join(commits)}.")
-    unlike = _unlike_threads(files)
+        sentences.append(f"The commits differ: {', '.join(commits)}.")
+    shared = [name for name in files[0].benchmarks if all(name in file.benchmarks for file in files)]
+    unlike = [name for name in shared if len({file.benchmarks[name].threads for file in files}) > 1]
     if unlike:
-        said.append(f"The thread counts differ in {', '.join(map(_shown, unlike))}.")
-    return [*said, _NO_VERDICT]
+        sentences.append(f"The thread counts differ in {', '.join(map(_short_name, unlike))}.")
+    sentences.append(
+        "Each file is one launch, which is one block, whatever its rounds: figures, not a verdict. That takes at least "
+        "six launches of each side in turns."
+    )
+    return sentences
 
 
 def benchmark_json(files: Sequence[BenchmarkFile]) -> dict[str, Any]:
@@ -145,36 +154,21 @@ def benchmark_json(files: Sequence[BenchmarkFile]) -> dict[str, Any]:
             }
             for file in files
         ],
-        "cautions": benchmark_cautions(files),
+        "cautions": benchmark_caveats(files),
     }
 
 
-_SPREAD = "Median [first quartile, third quartile] over the rounds of one launch."
-_NO_VERDICT = (
-    "Each file is one launch, which is one block, whatever its rounds: figures, not a verdict. That takes at least six "
-    "launches of each side in turns."
-)
-
-
-def _single(file: BenchmarkFile) -> Table:
-    rows = tuple((_shown(name), _time(item), str(item.rounds)) for name, item in file.benchmarks.items())
-    header = ("benchmark", "milliseconds", "rounds")
-    return Table(f"Benchmarks of {file.label}: milliseconds of a call", header, rows, (_SPREAD,))
-
-
-def _shown(name: str) -> str:
+def _short_name(name: str) -> str:
     """Shorten ``tests/benchmarks/test_tracer_benchmark.py::test_spans[10]`` to ``tracer: spans[10]``."""
-    file, found, test = name.partition("::")
-    if not found:
-        return name
+    file, separator, test = name.partition("::")
     topic = Path(file).stem.removeprefix("test_").removesuffix("_benchmark")
-    return f"{topic}: {test.removeprefix('test_')}"
+    return f"{topic}: {test.removeprefix('test_')}" if separator else name
 
 
 def _time(item: Benchmark | None) -> str:
     if item is None:
-        return numbers.NOTHING
-    middle, low, high = (numbers.number(seconds * _MS) for seconds in (item.median_s, item.q1_s, item.q3_s))
+        return NOTHING
+    middle, low, high = (number(1e3 * seconds) for seconds in (item.median_s, item.q1_s, item.q3_s))
     return f"{middle} [{low}, {high}]"
 
 
@@ -182,16 +176,6 @@ def _ratio(first: Benchmark | None, other: Benchmark | None) -> float | None:
     if first is None or other is None or first.median_s <= 0:
         return None
     return other.median_s / first.median_s
-
-
-def _commit(file: BenchmarkFile) -> str:
-    name = (file.commit or "none")[:7]
-    return f"{name} with uncommitted changes" if file.dirty else name
-
-
-def _unlike_threads(files: Sequence[BenchmarkFile]) -> list[str]:
-    shared = [name for name in files[0].benchmarks if all(name in file.benchmarks for file in files)]
-    return [name for name in shared if len({file.benchmarks[name].threads for file in files}) > 1]
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
@@ -222,7 +206,7 @@ def _read(path: Path, label: str) -> BenchmarkFile:
 
 
 def _file(data: dict[str, Any], label: str) -> BenchmarkFile:
-    found = [_benchmark(item) for item in data["benchmarks"]]
+    benchmarks = [_benchmark(item) for item in data["benchmarks"]]
     facts: dict[str, Any] = dict(data["benchmarks"][0].get("extra_info", {}).get("harness", {}))
     commit = facts.get("commit") or dict(data.get("commit_info") or {}).get("id")
     return BenchmarkFile(
@@ -232,7 +216,7 @@ def _file(data: dict[str, Any], label: str) -> BenchmarkFile:
         commit=_text_or_none(commit),
         dirty=bool(facts["dirty"]) if "dirty" in facts else None,
         versions={str(name): str(version) for name, version in dict(facts.get("versions", {})).items()},
-        benchmarks={item.name: item for item in found},
+        benchmarks={item.name: item for item in benchmarks},
     )
 
 
@@ -263,5 +247,5 @@ def _text_or_none(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _distinct(values: Any) -> list[str]:
+def _distinct(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))

@@ -1,35 +1,86 @@
-"""Group runs: an experiment is one command's runs, a variant the runs of it that differ in nothing but the seed."""
+"""Read runs and group them: an experiment is one command's runs, a variant its runs that differ in the seed alone."""
 
 from __future__ import annotations
 
+import gc
 import math
+import multiprocessing
+import os
 import re
+import signal
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from harness.compare.figures import RunFigures
-from harness.compare.reading import Detail, read_figures
+from harness.compare.figures import RunFigures, run_figures
+from harness.compare.numbers import Spread, spread_of
+from harness.compare.stats import t_interval
 from harness.core.errors import UserError
-from harness.results import DamagedRun, Manifest, find_run_folders, read_manifest
+from harness.results import DamagedRun, Manifest, find_run_folders, load_run, read_manifest
+
+FEWEST_FOR_PROCESSES = 150
+"""Runs from which on more processes pay: starting one takes as long as reading about 40 runs of 200 steps."""
+_AT_A_TIME = 8
+
+
+class Detail(Enum):
+    """How much of a run is read: what an overview needs, all but the spans, or everything."""
+
+    OVERVIEW = auto()
+    WITHOUT_SPANS = auto()
+    FULL = auto()
+
+
+def read_figures(
+    folders: Sequence[Path], details: Sequence[Detail], processes: int = 1
+) -> list[RunFigures | DamagedRun]:
+    """Return the figures of each run, in order; a run that cannot be read comes with the reason.
+
+    Only figures are kept: the rows of a run go as soon as its figures are made.
+
+    Args:
+        details: for each run, how much of it is wanted.
+        processes: how many may read side by side, where there are enough runs for it to pay. The caller's main module
+            must be safe to import, as of any program that starts processes.
+    """
+    if processes < 2 or len(folders) < FEWEST_FOR_PROCESSES:
+        return list(map(_read, folders, details))
+    workers = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_prepare)
+    try:
+        return list(workers.map(_read, folders, details, chunksize=_AT_A_TIME))
+    except BrokenProcessPool:  # a worker was killed from outside, as where memory is short
+        return list(map(_read, folders, details))
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read(folder: Path, detail: Detail) -> RunFigures | DamagedRun:
+    try:
+        return run_figures(load_run(folder), detail is Detail.OVERVIEW, detail is Detail.FULL)
+    except UserError as error:
+        return DamagedRun(folder, error)
+
+
+def _prepare() -> None:
+    """In a worker: leave Ctrl-C to the parent, and look for no cycles, since rows have none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
+
 
 MOST_WITH_SPANS = 200
 """Runs of an experiment whose spans are read where not all are asked for: a third of the time of a reading."""
 SIMULATED = " (simulated)"
 """What the name of a variant ends in whose runs never took place, wherever it is shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over the runs of a variant: mean, lowest, highest, and how many of how many runs have it."""
-
-    mean: float
-    low: float
-    high: float
-    known: int
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -41,10 +92,7 @@ class Variant:
 
     def spread(self, figure: Callable[[RunFigures], float | None]) -> Spread | None:
         """Return a figure's spread over the runs, or None if no run has it."""
-        values = [value for value in map(figure, self.runs) if value is not None]
-        if not values:
-            return None
-        return Spread(sum(values) / len(values), min(values), max(values), len(values), len(self.runs))
+        return spread_of([figure(run) for run in self.runs])
 
 
 @dataclass(frozen=True)
@@ -83,8 +131,8 @@ def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tu
     """Read the runs at or below the paths into experiments, oldest first; the runs that cannot be read come second.
 
     Args:
-        brief: compute what an overview needs only; see ``run_figures``.
-        processes: see ``read_figures``.
+        brief: compute what an overview needs only.
+        processes: how many may read side by side.
 
     Raises:
         UserError: a path does not exist or holds no run, or every run is damaged.
@@ -136,30 +184,32 @@ def _run_folders(paths: Iterable[Path]) -> list[Path]:
 
 def _newest_experiment(folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
     """Return the folder of the experiment that started last and its run folders, by their manifests alone."""
-    found: dict[Path, list[tuple[str, Path]]] = {}
+    members: dict[Path, list[tuple[str, Path]]] = {}
     for folder in folders:
         with suppress(UserError):  # reading the run in full will say so
             manifest = read_manifest(folder)
-            found.setdefault(_experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
-    if not found:
+            members.setdefault(_experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
+    if not members:
         return None, []
-    newest = max(found, key=lambda home: (min(found[home])[0], str(home)))
-    return newest, [folder for _, folder in found[newest]]
+    newest = max(members, key=lambda home: (min(members[home])[0], str(home)))
+    return newest, [folder for _, folder in members[newest]]
 
 
 def _experiments(
     folders: Iterable[Path], read: Iterable[RunFigures | DamagedRun]
 ) -> tuple[list[Experiment], list[DamagedRun]]:
-    found: dict[Path, list[RunFigures]] = {}
+    runs: dict[Path, list[RunFigures]] = {}
     damaged: list[DamagedRun] = []
     for folder, item in zip(folders, read, strict=True):
         if isinstance(item, DamagedRun):
             damaged.append(item)
         else:
-            found.setdefault(_experiment_folder(folder, item.manifest), []).append(item)
-    if not found:
-        raise _all_damaged(damaged)
-    experiments = [experiment_of(folder, runs) for folder, runs in found.items()]
+            runs.setdefault(_experiment_folder(folder, item.manifest), []).append(item)
+    if not runs:
+        first = damaged[0]
+        what = f"none of the {len(damaged)} runs can be read; the first, {str(first.folder)!r}: {first.error.what}"
+        raise UserError(what, where=first.error.where, fix=first.error.fix)
+    experiments = [experiment_of(folder, members) for folder, members in runs.items()]
     return sorted(experiments, key=lambda item: (item.started_at, str(item.folder))), damaged
 
 
@@ -176,13 +226,21 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
         label + (SIMULATED if manifest.simulated else "")
         for label, manifest in zip(variant_labels(points, manifests[0].scenario), manifests, strict=True)
     ]
-    positions, started = _earliest(labels, manifests, _position), _earliest(labels, manifests, _start)
-    names = {label: _natural(label) for label in positions}
+    positions, starts = dict[str, float](), dict[str, str]()
+    for label, manifest in zip(labels, manifests, strict=True):
+        position = math.inf if manifest.position is None else manifest.position
+        positions[label] = min(positions.get(label, position), position)
+        starts[label] = min(starts.get(label, manifest.started_at), manifest.started_at)
+    # names with numbers as numbers: k2 before k10
+    names = {
+        label: [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
+        for label in positions
+    }
 
     def place(index: int) -> tuple[Any, ...]:
         label, manifest = labels[index], manifests[index]
         block = -1 if manifest.block is None else manifest.block
-        return positions[label], started[label], names[label], manifest.seed, block
+        return positions[label], starts[label], names[label], manifest.seed, block
 
     return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
 
@@ -190,22 +248,6 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
 def is_called(name: str, asked: str) -> bool:
     """Whether a variant's name is the one that is asked for, whether or not that says ``SIMULATED``."""
     return name.removesuffix(SIMULATED) == asked.removesuffix(SIMULATED)
-
-
-def _earliest(labels: Sequence[str], manifests: Sequence[Manifest], read: Callable[[Manifest], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for label, manifest in zip(labels, manifests, strict=True):
-        value = read(manifest)
-        found[label] = min(found.get(label, value), value)
-    return found
-
-
-def _position(manifest: Manifest) -> float:
-    return math.inf if manifest.position is None else manifest.position
-
-
-def _start(manifest: Manifest) -> str:
-    return manifest.started_at
 
 
 def variant_labels(points: Sequence[tuple[str | None, dict[str, Any]]], otherwise: str) -> list[str]:
@@ -245,15 +287,32 @@ def experiment_of(folder: Path, runs: Sequence[RunFigures]) -> Experiment:
     return Experiment(folder, manifests[0].scenario, manifests[0].experiment, started_at, variants)
 
 
-def _natural(label: str) -> list[tuple[int, str]]:
-    """Order names with numbers as numbers: k2 before k10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
+FEWEST_SEEDS = 3
+CONFIDENCE = 0.95
 
 
-def _all_damaged(damaged: list[DamagedRun]) -> UserError:
-    first = damaged[0]
-    return UserError(
-        f"none of the {len(damaged)} runs can be read; the first, {str(first.folder)!r}: {first.error.what}",
-        where=first.error.where,
-        fix=first.error.fix,
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A mean difference with the ends of its 95% interval, over ``seeds`` pairs of runs."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def paired_difference(base: Variant, other: Variant, read: Callable[[RunFigures], float | None]) -> Difference | None:
+    """Return ``other`` minus ``base`` over the seeds that both finished; None for fewer than ``FEWEST_SEEDS``.
+
+    The interval is Student's for paired samples.
+    """
+    before, after = (
+        {run.manifest.seed: read(run) for run in variant.runs if run.is_completed} for variant in (base, other)
     )
+    pairs = [(before[seed], after[seed]) for seed in before if seed in after]
+    differences = [mine - theirs for theirs, mine in pairs if theirs is not None and mine is not None]
+    if len(differences) < FEWEST_SEEDS:
+        return None
+    interval = t_interval(differences, CONFIDENCE)
+    assert interval is not None
+    return Difference(interval.point, interval.low, interval.high, len(differences))

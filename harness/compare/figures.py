@@ -9,21 +9,40 @@ from itertools import compress
 from statistics import fmean, median
 from typing import Any
 
-from harness.compare.evaluations import Evaluated, evaluations, seconds_to_reward
-from harness.compare.kl import KlFigures, kl_figures
-from harness.compare.lanes import LaneAccount, account_spans, loop_window
-from harness.compare.learning import LearningFigures, learning_figures
-from harness.compare.metric_columns import metric_columns, metric_value
-from harness.compare.overlap import HeldBack, Overlap, held_back, overlap
-from harness.compare.series import StepSeries, is_measured, stage_columns, step_series
+from harness.compare.attribution import (
+    BlockedTime,
+    LaneAccount,
+    Overlap,
+    account_spans,
+    blocked_time,
+    loop_window,
+    overlap,
+)
+from harness.compare.learning import (
+    Divergence,
+    Evaluated,
+    KlFigures,
+    LearningFigures,
+    evaluations,
+    kl_figures,
+    learning_figures,
+    seconds_to_reward,
+)
+from harness.compare.step_columns import (
+    StepSeries,
+    is_measured,
+    metric_columns,
+    metric_value,
+    stage_columns,
+    step_series,
+)
 from harness.compare.sync import SyncFigures, sync_figures
-from harness.core.trace import Span, Stage
+from harness.core.trace import Stage
 from harness.core.types import Metric
 from harness.results import LedgerFigures, Run, StepRow, lane_kind
 from harness.results.manifest import Manifest
 from harness.results.syncs import SyncRow
 
-WAITS = frozenset(stage for stage in Stage if stage.is_wait)
 StageColumns = Mapping[Stage, Sequence[float]]
 
 
@@ -98,7 +117,7 @@ class RunFigures:
     kl: KlFigures | None
     ledger: LedgerFigures | None
     overlap: Overlap | None
-    held_back: HeldBack | None
+    blocked_time: BlockedTime | None
     sync: SyncFigures | None
     replaced: int = 0
     timed_syncs: tuple[SyncRow, ...] = ()
@@ -118,7 +137,7 @@ class RunFigures:
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of a training step without evaluation; see ``whole_step``."""
+        """Median seconds of a training step without evaluation."""
         return self.whole_step.median_s
 
     @property
@@ -142,6 +161,11 @@ class RunFigures:
         """Whether rollouts may come from an older policy than the one that a training step starts with."""
         return bool(self.max_lag or self.replay_capacity)
 
+    @property
+    def divergence(self) -> Divergence | None:
+        """How the run diverged; None where it did not, or its learning is not known."""
+        return self.learning.divergence if self.learning else None
+
     def idle_ratio(self, kind: str) -> float | None:
         """Return the share of the loop that lanes of a kind waited, as a mean over them; None without spans of any."""
         accounts = [account for lane, account in self.lanes.items() if lane_kind(lane) == kind]
@@ -149,11 +173,13 @@ class RunFigures:
 
     def mean(self, name: str) -> float | None:
         """Return a metric combined over all steps (a mean weighted by its counts), or None."""
-        return _finite(self.metrics.get(name))
+        metric = self.metrics.get(name)
+        return metric.value if metric is not None and math.isfinite(metric.value) else None
 
     def at_end(self, name: str) -> float | None:
         """Return a metric of the last step that has it, or None."""
-        return _finite(self.last_metrics.get(name))
+        metric = self.last_metrics.get(name)
+        return metric.value if metric is not None and math.isfinite(metric.value) else None
 
 
 def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFigures:
@@ -175,14 +201,26 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
     measured, plain = _measured(run.steps, stages)
     spans = run.spans() if with_spans and not brief else []
     window = loop_window(spans, run.tail.elapsed_s if run.tail else None) if spans else (0, 0)
+    max_lag, lag_control = _as_int(run.setting("max_lag")), run.setting("lag_control")
+    blocked = None
+    if spans and max_lag and lag_control != "drop":
+        blocked = blocked_time(spans, max_lag, len(run.steps))
+    totals, grad_norms = _totals(run, stages), _values(run.steps, "grad_norm")
+    busy = [compress(seconds, plain) for stage, seconds in stages.items() if not stage.is_wait]
+    busy_s = sum(seconds for stage, seconds in totals.items() if not stage.is_wait)
     return RunFigures(
         manifest=run.manifest,
         status=run.status,
         steps=len(run.steps),
         planned_steps=_as_int(run.setting("steps")),
         loop_s=loop_s,
-        stages={} if brief else _stage_figures(run, stages, measured, loop_s),
-        all_stages=_all_stages(run, stages, plain, loop_s),
+        stages={}
+        if brief
+        else {
+            stage: _figures_of(compress(stages.get(stage, ()), measured), total_s, loop_s)
+            for stage, total_s in totals.items()
+        },
+        all_stages=_figures_of(map(sum, zip(*busy, strict=True)), busy_s, loop_s),
         whole_step=_figures_of(compress(walls, plain), sum(walls), loop_s),
         lanes=account_spans(spans, window),
         first=evaluated[0] if evaluated else None,
@@ -191,16 +229,16 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         reward_target=target,
         seconds_to_target=None if target is None else seconds_to_reward(run, target),
         optimizer_steps=sum(row.optimizer_steps for row in run.steps),
-        throughput=_median(_values(compress(run.steps, measured), "perf/throughput_total")),
-        grad_norm=_median(_values(run.steps, "grad_norm")),
-        grad_norm_peak=_peak(run, "grad_norm"),
+        throughput=_median(value for value, _ in _values(compress(run.steps, measured), "perf/throughput_total")),
+        grad_norm=_median(value for value, _ in grad_norms),
+        grad_norm_peak=max(grad_norms, default=None),
         kl=None if brief else kl_figures(run),
-        max_lag=_as_int(run.setting("max_lag")),
-        lag_control=_as_text(run.setting("lag_control")),
+        max_lag=max_lag,
+        lag_control=lag_control if isinstance(lag_control, str) else None,
         replay_capacity=_as_int(run.setting("replay.capacity")),
         ledger=run.ledger,
         overlap=overlap(spans, window) if spans else None,
-        held_back=_held_back(run, spans),
+        blocked_time=blocked,
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
         timed_syncs=run.syncs,
@@ -248,23 +286,6 @@ def _totals(run: Run, stages: StageColumns) -> dict[Stage, float]:
     }
 
 
-def _stage_figures(
-    run: Run, stages: StageColumns, measured: Sequence[bool], loop_s: float
-) -> dict[Stage, StageFigures]:
-    """Return the figures of each stage and wait that ran, in the order of ``Stage``."""
-    return {
-        stage: _figures_of(compress(stages.get(stage, ()), measured), total_s, loop_s)
-        for stage, total_s in _totals(run, stages).items()
-    }
-
-
-def _all_stages(run: Run, stages: StageColumns, plain: Sequence[bool], loop_s: float) -> StageFigures:
-    """Return the figures of the stages without the waits, added up."""
-    busy = [compress(seconds, plain) for stage, seconds in stages.items() if stage not in WAITS]
-    total_s = sum(seconds for stage, seconds in _totals(run, stages).items() if stage not in WAITS)
-    return _figures_of(map(sum, zip(*busy, strict=True)), total_s, loop_s)
-
-
 def _figures_of(step_times: Iterable[float], total_s: float, loop_s: float) -> StageFigures:
     times = [seconds for seconds in step_times if seconds > 0.0]
     return StageFigures(_median(times), len(times), total_s, total_s / loop_s if loop_s else 0.0)
@@ -277,28 +298,15 @@ def loop_seconds(run: Run) -> float:
     return run.steps[-1].elapsed_s if run.steps else 0.0
 
 
-def _held_back(run: Run, spans: Sequence[Span]) -> HeldBack | None:
-    max_lag, waits = _as_int(run.setting("max_lag")), run.setting("lag_control") != "drop"
-    return held_back(spans, max_lag, len(run.steps)) if spans and max_lag and waits else None
-
-
-def _peak(run: Run, name: str) -> tuple[float, int] | None:
-    found = ((metric_value(row.metrics, name), row.step) for row in run.steps)
-    return max(((value, step) for value, step in found if value is not None and math.isfinite(value)), default=None)
-
-
-def _values(rows: Iterable[StepRow], name: str) -> list[float]:
-    found = (metric_value(row.metrics, name) for row in rows)
-    return [value for value in found if value is not None and math.isfinite(value)]
+def _values(rows: Iterable[StepRow], name: str) -> list[tuple[float, int]]:
+    """Return (value, step) of a metric in the steps where it is finite."""
+    values = ((metric_value(row.metrics, name), row.step) for row in rows)
+    return [(value, step) for value, step in values if value is not None and math.isfinite(value)]
 
 
 def _median(values: Iterable[float]) -> float | None:
     values = list(values)
     return median(values) if values else None
-
-
-def _finite(metric: Metric | None) -> float | None:
-    return metric.value if metric is not None and math.isfinite(metric.value) else None
 
 
 def _as_float(value: object) -> float | None:
@@ -307,7 +315,3 @@ def _as_float(value: object) -> float | None:
 
 def _as_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _as_text(value: object) -> str | None:
-    return value if isinstance(value, str) else None

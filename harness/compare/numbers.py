@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-
-from harness.compare.experiments import Spread
+from dataclasses import dataclass
 
 Format = Callable[[float], str]
 NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the runs of a variant: mean, lowest, highest, and how many of how many runs have it."""
+
+    mean: float
+    low: float
+    high: float
+    known: int
+    runs: int
+
+
+def spread_of(values: Sequence[float | None]) -> Spread | None:
+    """Return the spread of a figure, one value for each run, or None if no run has it."""
+    known = [value for value in values if value is not None]
+    return Spread(sum(known) / len(known), min(known), max(known), len(known), len(values)) if known else None
 
 
 def number(value: float) -> str:
@@ -49,6 +65,11 @@ def spread(value: Spread | None, form: Format, nothing: str = NOTHING) -> str:
     if value.known < value.runs:
         text += f" ({value.known} of {value.runs})"
     return text
+
+
+def plural(count: int, noun: str) -> str:
+    """Write ``1 step`` or ``3 steps``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def listed(names: Sequence[str]) -> str:

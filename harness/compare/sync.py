@@ -1,13 +1,16 @@
-"""The weight syncs of one run: what was moved, and how long each part of it took."""
+"""Weight syncs: what was moved in a run and how long each part took, and the costs that a transport sweep shows."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.compare.metric_columns import metric_value
+from harness.compare.step_columns import metric_value
 from harness.results import Run, StepRow
+from harness.results.syncs import SyncRow
 
 PARTS = ("publish", "transfer", "load", "verify")
 MOVING = ("publish", "transfer", "load")
@@ -42,22 +45,32 @@ class SyncFigures:
 
 def sync_figures(run: Run) -> SyncFigures | None:
     """Return the figures of a run's syncs; None where no step after the first one moved any bytes."""
-    rows = [row for row in run.steps[1:] if _value(row, "sync/bytes") is not None]
+
+    def value(row: StepRow, name: str) -> float | None:
+        return metric_value(row.metrics, f"sync/{name}")
+
+    rows = [row for row in run.steps[1:] if value(row, "bytes") is not None]
     if not rows:
         return None
-    seconds = {part: tuple(_values(rows, f"sync/{part}_s")) for part in PARTS}
+    columns = {part: [value(row, f"{part}_s") for row in rows] for part in PARTS}
+    wholes = zip(*(columns[part] for part in MOVING), strict=True)
+    pause_us = run.setting("transport.progress_thread_delay_us")
     return SyncFigures(
         transport=str(run.setting("transport.type") or NO_TRANSPORT),
-        num_bytes=_value(rows[-1], "sync/bytes") or 0.0,
-        num_tensors=_value(rows[-1], "sync/tensors") or 0.0,
-        seconds={part: values for part, values in seconds.items() if values},
-        whole_s=tuple(whole for row in rows if (whole := _whole_s(row)) is not None),
-        polling_pause_us=_whole_number(run.setting("transport.progress_thread_delay_us")),
+        num_bytes=value(rows[-1], "bytes") or 0.0,
+        num_tensors=value(rows[-1], "tensors") or 0.0,
+        seconds={
+            part: tuple(seconds for seconds in column if seconds is not None)
+            for part, column in columns.items()
+            if any(seconds is not None for seconds in column)
+        },
+        whole_s=tuple(
+            publish + (transfer or 0.0) + load
+            for publish, transfer, load in wholes
+            if publish is not None and load is not None  # a step in which none was both published and loaded has none
+        ),
+        polling_pause_us=pause_us if isinstance(pause_us, int) else None,
     )
-
-
-def _whole_number(value: object) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -68,26 +81,155 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def percentiles(values: Sequence[float], *percents: float) -> list[float]:
     """Return several percentiles, each interpolated linearly between the two nearest values."""
     ordered = sorted(values)
-    places = [(len(ordered) - 1) * percent / 100 for percent in percents]
-    return [_between(ordered, math.floor(place), place) for place in places]
+    values_at = []
+    for percent in percents:
+        place = (len(ordered) - 1) * percent / 100
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        values_at.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
+    return values_at
 
 
-def _between(ordered: Sequence[float], low: int, place: float) -> float:
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+STEPS_BETWEEN = 200  # sizes looked at between the smallest and the largest, for the crossover
 
 
-def _whole_s(row: StepRow) -> float | None:
-    """Return the seconds of a whole sync; None in a step where none was both published and loaded."""
-    times = {part: _value(row, f"sync/{part}_s") for part in MOVING}
-    if times["publish"] is None or times["load"] is None:
-        return None
-    return sum(seconds for seconds in times.values() if seconds is not None)
+@dataclass(frozen=True, slots=True)
+class SyncPoint:
+    """The timed syncs of one transport at one size.
+
+    Attributes:
+        median_s, low_s, high_s: from the start of the publish to the end of the slowest load: the median, and the 10th
+            and 90th percentile of the repeats.
+        copy_s: median of one plain copy of the same bytes in warm memory.
+        publish_s, transfer_s, load_s, verify_s: medians of the stages.
+    """
+
+    transport: str
+    num_bytes: int
+    tensors: int
+    receivers: int
+    repeats: int
+    median_s: float
+    low_s: float
+    high_s: float
+    copy_s: float
+    publish_s: float
+    transfer_s: float
+    load_s: float
+    verify_s: float
+
+    @property
+    def megabytes(self) -> float:
+        """Size in units of 10^6 bytes."""
+        return self.num_bytes / 1e6
+
+    @property
+    def share_of_copy(self) -> float:
+        """Bandwidth from publish to loaded, as a fraction of that of the plain copy."""
+        return self.copy_s / self.median_s
 
 
-def _values(rows: Iterable[StepRow], name: str) -> list[float]:
-    return [value for row in rows if (value := _value(row, name)) is not None]
+@dataclass(frozen=True, slots=True)
+class SyncCost:
+    """Seconds of a sync = fixed_s + per_tensor_s * tensors + per_byte_s * bytes, fitted to the medians.
+
+    Attributes:
+        worst: the largest relative error of the fit at a measured size.
+    """
+
+    transport: str
+    receivers: int
+    fixed_s: float
+    per_tensor_s: float
+    per_byte_s: float
+    worst: float
+
+    def seconds(self, num_bytes: float, tensors: int) -> float:
+        """Return what the fit says."""
+        return self.fixed_s + self.per_tensor_s * tensors + self.per_byte_s * num_bytes
 
 
-def _value(row: StepRow, name: str) -> float | None:
-    return metric_value(row.metrics, name)
+def sync_points(rows: Sequence[SyncRow]) -> list[SyncPoint]:
+    """Return a point for each transport, size, tensor count and number of receivers; the first sync is left out.
+
+    Transports come in the order of their times with the largest weights, the fastest first.
+    """
+    groups: dict[tuple[str, int, int, int], list[SyncRow]] = {}
+    for row in rows:
+        if row.repeat > 0:
+            groups.setdefault((row.transport, row.num_bytes, row.tensors, row.receivers), []).append(row)
+    points = [_point(group) for group in groups.values()]
+    slowest = {point.transport: 0.0 for point in points}
+    for point in points:
+        slowest[point.transport] = max(slowest[point.transport], point.median_s)
+    return sorted(points, key=lambda point: (slowest[point.transport], point.receivers, point.tensors, point.num_bytes))
+
+
+def _point(group: Sequence[SyncRow]) -> SyncPoint:
+    first, totals = group[0], [row.total_s for row in group]
+    return SyncPoint(
+        transport=first.transport,
+        num_bytes=first.num_bytes,
+        tensors=first.tensors,
+        receivers=first.receivers,
+        repeats=len(group),
+        median_s=statistics.median(totals),
+        low_s=percentile(totals, 10),
+        high_s=percentile(totals, 90),
+        copy_s=statistics.median(row.plain_copy_s for row in group),
+        publish_s=statistics.median(row.publish_s for row in group),
+        transfer_s=statistics.median(row.transfer_s for row in group),
+        load_s=statistics.median(row.load_s for row in group),
+        verify_s=statistics.median(row.verify_s for row in group),
+    )
+
+
+def sync_costs(points: Sequence[SyncPoint]) -> list[SyncCost]:
+    """Fit the cost of each transport and number of receivers; relative errors are made small, and no cost is negative.
+
+    A coefficient that the sweep does not vary (one tensor count, one size) is left at 0 and falls to the fixed cost.
+    """
+    groups: dict[tuple[str, int], list[SyncPoint]] = {}
+    for point in points:
+        groups.setdefault((point.transport, point.receivers), []).append(point)
+    return [_fit(name, receivers, group) for (name, receivers), group in groups.items()]
+
+
+def _fit(transport: str, receivers: int, points: Sequence[SyncPoint]) -> SyncCost:
+    """Non-negative least squares by trying every set of coefficients that may be other than 0."""
+    import numpy as np
+
+    columns = [[1.0, float(point.tensors), float(point.num_bytes)] for point in points]
+    varied = [0, *(index for index in (1, 2) if len({row[index] for row in columns}) > 1)]
+    seconds = np.array([point.median_s for point in points])
+    weighted = np.array(columns) / seconds[:, None]
+    best, best_error = np.zeros(3), float("inf")
+    for size in range(1, len(varied) + 1):
+        for chosen in itertools.combinations(varied, size):
+            solved, *_ = np.linalg.lstsq(weighted[:, chosen], np.ones(len(points)), rcond=None)
+            error = float(((weighted[:, chosen] @ solved - 1) ** 2).sum())
+            if (solved >= 0).all() and error < best_error:
+                best, best_error = np.zeros(3), error
+                best[list(chosen)] = solved
+    worst = float(abs(weighted @ best - 1).max())
+    fixed_s, per_tensor_s, per_byte_s = (float(value) for value in best)
+    return SyncCost(transport, receivers, fixed_s, per_tensor_s, per_byte_s, worst)
+
+
+def fastest_by_size(
+    costs: Sequence[SyncCost], smallest: float, largest: float, tensors: int
+) -> list[tuple[float, str]]:
+    """Return (from this many bytes on, the fastest transport by the fits), the smallest size first.
+
+    Args:
+        costs: of one number of receivers.
+        smallest, largest: range of sizes in bytes.
+        tensors: number of tensors.
+    """
+    fastest: list[tuple[float, str]] = []
+    for step in range(STEPS_BETWEEN + 1):
+        size = smallest * (largest / smallest) ** (step / STEPS_BETWEEN)
+        winner = min(costs, key=lambda cost: cost.seconds(size, tensors)).transport
+        if not fastest or fastest[-1][1] != winner:
+            fastest.append((size, winner))
+    return fastest

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.compare import numbers
+from harness.compare.caveats import differences
 from harness.compare.experiments import Experiment, Variant, is_called
 from harness.compare.figures import RunFigures
-from harness.compare.groups import differences
-from harness.compare.series import UNFLAGGED_WARMUP, StepSeries
+from harness.compare.numbers import NOTHING, change
 from harness.compare.stats import (
     STAGE_THRESHOLD,
     STEP,
@@ -29,6 +28,8 @@ from harness.compare.stats import (
     speed_drift,
     summarise,
 )
+from harness.compare.step_columns import UNFLAGGED_WARMUP, StepSeries
+from harness.compare.tables import Table
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 
@@ -50,7 +51,7 @@ class Judgement:
         stages: every stage that both ran in most steps, corrected for their number.
         alternated: whether the arms took turns by step; None where the two were not interleaved at all.
         noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
-        cautions: what to mind with the figures.
+        cautions: what to know beside the figures.
         too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
@@ -68,11 +69,6 @@ class Judgement:
     is_noise_floor: bool = False
     unfinished: int = 0
     summary: BlockSummary | None = None
-
-    @property
-    def found(self) -> list[Effect]:
-        """The step and the stages that are different."""
-        return [effect for effect in (self.step, *self.stages) if effect.verdict is Verdict.DIFFERENT]
 
 
 @dataclass(frozen=True)
@@ -101,18 +97,15 @@ def judgements(
     Raises:
         UserError: the experiment has no such variant.
     """
-    base, drift = variant_named(experiment, baseline), experiment_drift(experiment)
-    found = {
-        other.name: _judge(base, other, threshold, allowed, drift) for other in experiment.variants if other is not base
-    }
-    twin = next(
-        (variant.name for variant in experiment.variants if variant is not base and is_same(base, variant)), None
-    )
+    base, drift = variant_named(experiment, baseline), speed_drift(_speeds(experiment.runs))
+    others = [variant for variant in experiment.variants if variant is not base]
+    judged = {other.name: _judge(base, other, threshold, allowed, drift) for other in others}
+    twin = next((other.name for other in others if is_same(base, other)), None)
     if twin is None:
-        return list(found.values())
+        return list(judged.values())
     return [
-        replace(judgement, is_noise_floor=True) if name == twin else replace(judgement, noise_floor=found[twin].step)
-        for name, judgement in found.items()
+        replace(judgement, is_noise_floor=True) if name == twin else replace(judgement, noise_floor=judged[twin].step)
+        for name, judgement in judged.items()
     ]
 
 
@@ -125,7 +118,7 @@ def judge_against(
     the two were not interleaved, so drift of the machine shows as a difference: intervals are Welch's, and a machine
     whose machine speed says that it has changed gives no verdict.
     """
-    found = []
+    judged = []
     for other in experiment.variants:
         namesakes = (variant for variant in baseline.experiment.variants if is_called(variant.name, other.name))
         same = next(namesakes, baseline.variant)
@@ -134,8 +127,8 @@ def judge_against(
             reasons.append(f"they are runs of the scenarios {baseline.experiment.scenario} and {experiment.scenario}")
         reasons += _environment_reasons(same.runs, other.runs, allowed)
         name = f"{same.name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
-        found.append(replace(_judge_apart(same, other, threshold, reasons), base=name))
-    return found
+        judged.append(replace(_judge_apart(same, other, threshold, reasons), base=name))
+    return judged
 
 
 def _judge_apart(base: Variant, other: Variant, threshold: float, reasons: Sequence[str]) -> Judgement:
@@ -143,9 +136,8 @@ def _judge_apart(base: Variant, other: Variant, threshold: float, reasons: Seque
     drift, reasons = speed_drift(_speeds([*base.runs, *other.runs])), list(reasons)
     if drift is not None and drift.unstable and drift.sentence:
         reasons.append(f"the two did not take turns, and the {drift.sentence}")
-    before, after = (_whole_runs(variant.runs) for variant in (base, other))
-    step = judge_apart(before, after, threshold, not_comparable=reasons)
-    return Judgement(base.name, other.name, step, (), None, unfinished=_unfinished(base, other))
+    step = judge_apart(_whole_runs(base.runs), _whole_runs(other.runs), threshold, not_comparable=reasons)
+    return Judgement(base.name, other.name, step, (), alternated=None, unfinished=_unfinished(base, other))
 
 
 def variant_named(experiment: Experiment, name: str | None) -> Variant:
@@ -165,23 +157,17 @@ def variant_named(experiment: Experiment, name: str | None) -> Variant:
     )
 
 
-def experiment_drift(experiment: Experiment) -> Drift | None:
-    """Return how the speed of the machine went over the experiment's blocks; None where it was not measured."""
-    return speed_drift(_speeds(experiment.runs))
-
-
 def paired_blocks(base: Variant, other: Variant, alternated: bool) -> dict[str, list[PairedBlock]]:
     """Return the blocks of two variants, for the step and for each stage that both ran in most steps.
 
     A run that was cut short counts where its steps are neighbours of the other's, and not as a whole.
     """
     pairs = _pairs(base, other, with_unfinished=alternated)
-    names = [STEP, *(stage.value for stage in _common_stages(pairs))]
-    found: dict[str, list[PairedBlock]] = {}
-    for name in names:
-        blocks = [_paired(before, after, name, alternated) for before, after in pairs]
-        found[name] = [block for block in blocks if block is not None]
-    return found
+    blocks: dict[str, list[PairedBlock]] = {}
+    for name in (STEP, *(stage.value for stage in _common_stages(pairs))):
+        paired = [_paired(before, after, name, alternated) for before, after in pairs]
+        blocks[name] = [block for block in paired if block is not None]
+    return blocks
 
 
 def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[str], drift: Drift | None) -> Judgement:
@@ -189,47 +175,36 @@ def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[st
     in_blocks = base.runs[0].manifest.block is not None
     if not in_blocks and not _same_points(base, other):  # the points of a sweep, one after the other
         return _judge_apart(base, other, threshold, reasons)
-    cautions = [drift.sentence] if drift is not None and drift.sentence else []
-    cautions += _unequal_work(base, other)
-    too_unstable = drift.sentence if drift is not None and drift.refuses_gate else None
+    unstable = drift.sentence if drift is not None else None
     by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
     alternated = by_step and _same_points(base, other)
     blocks = paired_blocks(base, other, alternated)
     steps = blocks.pop(STEP)
-    step = judge_step(steps, threshold, not_comparable=reasons)
-    stages = judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
-    unfinished = _unfinished(base, other)
     return Judgement(
         base.name,
         other.name,
-        step,
-        stages,
-        alternated,
-        None,
-        tuple(cautions),
-        too_unstable,
-        unfinished=unfinished,
+        step=judge_step(steps, threshold, not_comparable=reasons),
+        stages=judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons),
+        alternated=alternated,
+        cautions=(*([unstable] if unstable else ()), *_unequal_work(base, other)),
+        too_unstable=unstable if drift is not None and drift.refuses_gate else None,
+        unfinished=_unfinished(base, other),
         summary=summarise(steps),
     )
 
 
 def _unequal_work(base: Variant, other: Variant) -> list[str]:
     """Say where an arm may be faster because it generated less, or slower because it generated more."""
-    tokens = [variant.spread(_tokens_per_step) for variant in (base, other)]
-    if tokens[0] is None or tokens[1] is None or not tokens[0].mean:
-        return []
-    ratio = tokens[1].mean / tokens[0].mean
-    if abs(ratio - 1) < UNEQUAL_WORK:
-        return []
-    return [
-        f"{other.name} generated {numbers.change(ratio)} tokens per step against {base.name}, so they did not do equal "
-        "work; sampling.pinned_lengths makes them"
-    ]
 
+    def tokens_per_step(run: RunFigures) -> float | None:
+        total = run.mean(TOKENS)
+        return None if total is None or not run.steps else total / run.steps
 
-def _tokens_per_step(run: RunFigures) -> float | None:
-    total = run.mean(TOKENS)
-    return None if total is None or not run.steps else total / run.steps
+    mine, theirs = other.spread(tokens_per_step), base.spread(tokens_per_step)
+    if mine is None or theirs is None or not theirs.mean or abs(mine.mean / theirs.mean - 1) < UNEQUAL_WORK:
+        return []
+    tokens = f"{other.name} generated {change(mine.mean / theirs.mean)} tokens per step against {base.name}"
+    return [f"{tokens}, so they did not do equal work; sampling.pinned_lengths makes them"]
 
 
 def is_same(one: Variant, other: Variant) -> bool:
@@ -256,11 +231,11 @@ def _environment_reasons(
 
 def _same_points(one: Variant, other: Variant) -> bool:
     """Whether the two are arms of one point, which took turns; the points of a sweep ran one after the other."""
-    points = [
-        {key: value for key, value in variant.runs[0].manifest.point.items() if key != "seed"}
-        for variant in (one, other)
-    ]
-    return points[0] == points[1]
+    return _point(one) == _point(other)
+
+
+def _point(variant: Variant) -> dict[str, object]:
+    return {key: value for key, value in variant.runs[0].manifest.point.items() if key != "seed"}
 
 
 def _whole_runs(runs: Sequence[RunFigures]) -> list[list[float]]:
@@ -276,20 +251,18 @@ def _unfinished(base: Variant, other: Variant) -> int:
 
 def _pairs(base: Variant, other: Variant, with_unfinished: bool) -> list[tuple[StepSeries, StepSeries]]:
     """Return the measured steps of the runs that share a block, in the order of the blocks."""
-    before, after = ({_key(run): run for run in variant.runs} for variant in (base, other))
+
+    def by_block(variant: Variant) -> dict[tuple[int, int], RunFigures]:
+        runs = [run for run in variant.runs if with_unfinished or run.is_completed]
+        return {(-1 if run.manifest.block is None else run.manifest.block, run.manifest.seed): run for run in runs}
+
+    before, after = by_block(base), by_block(other)
     pairs = []
-    for key in sorted(key for key in before if key in after):
-        if not with_unfinished and not (before[key].is_completed and after[key].is_completed):
-            continue
+    for key in sorted(before.keys() & after.keys()):
         mine, theirs = before[key].series, after[key].series
         if mine is not None and theirs is not None:
             pairs.append((mine.measured(UNFLAGGED_WARMUP), theirs.measured(UNFLAGGED_WARMUP)))
     return pairs
-
-
-def _key(run: RunFigures) -> tuple[int, int]:
-    block = run.manifest.block
-    return (-1 if block is None else block), run.manifest.seed
 
 
 def _common_stages(pairs: Sequence[tuple[StepSeries, StepSeries]]) -> list[Stage]:
@@ -327,3 +300,83 @@ def _speeds(runs: Sequence[RunFigures]) -> dict[str, list[float]]:
             by_block.setdefault((run.manifest.experiment, run.manifest.block), run.manifest.machine_speed)
     kinds = dict.fromkeys(kind for seconds in by_block.values() for kind in seconds)
     return {kind: [seconds[kind] for seconds in by_block.values() if kind in seconds] for kind in kinds}
+
+
+_HEADER = ("time", "ratio", "95% interval", "p", "smallest effect", "verdict")
+_HOW = {True: "the arms took turns by step", False: "the arms ran one after the other", None: "not interleaved"}
+
+
+def verdict_tables(judgements: Sequence[Judgement]) -> list[Table]:
+    """Return a table for each arm that has two blocks or more: step time first, then its stages."""
+    return [_table(judgement) for judgement in judgements if judgement.step.blocks > 1]
+
+
+def verdict_sentences(judgements: Sequence[Judgement]) -> list[str]:
+    """Return for each arm with two blocks or more what is different, and by how much."""
+    sentences = []
+    for judgement in judgements:
+        if judgement.step.blocks > 1:
+            sentences.append(verdict_sentence(judgement))
+            if judgement.unfinished:
+                runs = f"{judgement.unfinished} runs of {judgement.base} and {judgement.other}"
+                sentences.append(f"{runs} did not finish.")
+            sentences += [f"{caution.removesuffix('.')}." for caution in judgement.cautions]
+    return sentences
+
+
+def _table(judgement: Judgement) -> Table:
+    step, stages = judgement.step, judgement.stages
+    title = f"Verdict: {judgement.other} against {judgement.base}, {step.blocks} blocks ({_HOW[judgement.alternated]})"
+    needed = f"Different: the interval leaves out 1 and the change is {_percent(step.threshold)} or more"
+    needed += f" ({_percent(stages[0].threshold)} for a stage, with p corrected for {len(stages)})" if stages else ""
+    notes = [
+        f"Ratios are {judgement.other} over {judgement.base}; warm-up steps are left out. The smallest effect is the "
+        "change that so many blocks show in 80% of cases, before any correction.",
+        f"{needed}.",
+    ]
+    if judgement.summary is not None and judgement.summary.hodges_lehmann is not None:
+        slower, robust = judgement.summary.slower, f"{judgement.summary.hodges_lehmann:.3f}"
+        notes.append(
+            f"{judgement.other} was the slower one in {slower} of {step.blocks} blocks; Hodges-Lehmann: {robust}."
+        )
+    if judgement.noise_floor is not None:
+        notes.append(f"Noise floor (the baseline against itself): {_interval_words(judgement.noise_floor)}.")
+    rows = [_row(effect, step.blocks) for effect in (step, *stages)]
+    return Table(title, _HEADER, tuple(rows), tuple(notes))
+
+
+def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
+    name, p = "whole step" if effect.name == STEP else effect.name, effect.p_adjusted
+    return (
+        name if effect.blocks == blocks else f"{name} ({effect.blocks} blocks)",
+        NOTHING if effect.ratio is None else f"{effect.ratio:.3f}",
+        NOTHING if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}",
+        NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
+        NOTHING if effect.minimum_effect is None else _percent(effect.minimum_effect),
+        effect.verdict.value,
+    )
+
+
+def verdict_sentence(judgement: Judgement) -> str:
+    """Return the step's verdict with its interval and reason, and the stages that are different."""
+    step = judgement.step
+    text = f"{judgement.other} against {judgement.base}, step time: {step.verdict.value}, {_interval_words(step)}"
+    if step.reason:
+        text += f" ({step.reason})"
+    stages = [effect for effect in judgement.stages if effect.verdict is Verdict.DIFFERENT]
+    if stages:
+        changes = ", ".join(f"{effect.name} ({change(effect.ratio)})" for effect in stages)
+        text += f". Different stages: {changes}"
+    return text + "."
+
+
+def _interval_words(effect: Effect) -> str:
+    if effect.ratio is None:
+        return "no figures"
+    if effect.low is None or effect.high is None:
+        return f"{change(effect.ratio)} in one block"
+    return f"{change(effect.ratio)}, 95% interval {change(effect.low)} to {change(effect.high)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"

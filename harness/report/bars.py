@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from harness.compare.attribution import in_pipeline_order
 from harness.compare.experiments import Experiment, Variant
-from harness.compare.lanes import in_pipeline_order
 from harness.compare.numbers import number
 from harness.core.trace import Stage
 from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.evaluations import Evaluated, evaluations
-from harness.compare.growth import metric_series
-from harness.compare.outcome import targets
+from harness.compare.learning import Evaluated, evaluations, metric_series
+from harness.compare.tables import targets
 from harness.report.lines import Curves, Points, canvas, draw, finish
 from harness.report.style import variant_looks
 

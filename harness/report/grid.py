@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.evaluations import evaluations
+from harness.compare.learning import evaluations
 from harness.report.curves import BAND, STEP
 from harness.report.lines import Curves, draw
 from harness.report.style import label, variant_looks

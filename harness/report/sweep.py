@@ -6,14 +6,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.experiments import Experiment
-from harness.compare.sweep_tables import sweep_points
+from harness.compare.sync_tables import sweep_points
 from harness.report.style import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from harness.compare.sync_costs import SyncPoint
+    from harness.compare.sync import SyncPoint
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B4513")
 MARKERS = "osD^vPX*"

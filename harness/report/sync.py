@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.numbers import number
 from harness.compare.sync import PARTS, percentile
-from harness.compare.transports import pooled, variant_syncs
+from harness.compare.sync_tables import pooled, variant_syncs
 from harness.core.trace import Stage
 from harness.report.legend import line_key, place_legend, stage_keys, stage_look
 from harness.report.style import label, variant_label

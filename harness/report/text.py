@@ -10,16 +10,21 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from harness.compare.cautions import cautions, origin
+from harness.compare.caveats import caveats, origin
 from harness.compare.experiments import Experiment
-from harness.compare.off_policy import off_policy_table
-from harness.compare.outcome import outcome_table, overview_table
-from harness.compare.sentences import findings
-from harness.compare.sweep_tables import sweep_points, sweep_tables
-from harness.compare.tables import Table, columns_apart, lane_table, marked, stage_table
-from harness.compare.transports import sync_table
-from harness.compare.verdict_tables import verdict_sentences, verdict_tables
-from harness.compare.verdicts import Judgement, judgements
+from harness.compare.findings import findings
+from harness.compare.sync_tables import sweep_points, sweep_tables, sync_table
+from harness.compare.tables import (
+    Table,
+    columns_apart,
+    lane_table,
+    marked,
+    off_policy_table,
+    outcome_table,
+    overview_table,
+    stage_table,
+)
+from harness.compare.verdicts import Judgement, judgements, verdict_sentences, verdict_tables
 from harness.core.plain_text import plain
 
 Judging = Callable[[Experiment], Sequence[Judgement]]
@@ -45,8 +50,8 @@ def print_experiment(console: Console, experiment: Experiment, judge: Judging = 
     for table in marked([*_tables(experiment), *verdict_tables(judged)], experiment):
         print_table(console, table)
     print_list(console, "Verdicts", verdict_sentences(judged))
-    print_list(console, "What the figures say", findings(experiment))
-    print_list(console, "Mind", cautions(experiment))
+    print_list(console, "What the figures say", [finding.text for finding in findings(experiment)])
+    print_list(console, "Mind", caveats(experiment))
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -82,7 +87,7 @@ def markdown(experiments: Sequence[Experiment], detailed: Sequence[Experiment], 
         judged = judge(experiment)
         tables = marked([*_tables(experiment), *verdict_tables(judged)], experiment)
         parts += [markdown_table(table) for table in tables]
-        sentences = [*verdict_sentences(judged), *findings(experiment), *cautions(experiment)]
+        sentences = [*verdict_sentences(judged), *(item.text for item in findings(experiment)), *caveats(experiment)]
         parts.append("\n".join(f"- {_cell(sentence)}" for sentence in sentences))
     return "\n\n".join(parts) + "\n"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.lanes import in_pipeline_order, loop_window
+from harness.compare.attribution import in_pipeline_order, loop_window
 from harness.compare.numbers import number
 from harness.core.intervals import Interval
 from harness.core.trace import Span, Stage

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from harness.compare.lanes import account_spans, loop_window
+from harness.compare.attribution import account_spans, loop_window
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts
 from harness.results import LedgerFigures, Run, StepRow, lane_kind

@@ -29,10 +29,9 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.compare import Experiment, gather
-from harness.compare.series import UNFLAGGED_WARMUP
 from harness.compare.stats import STEP, PairedBlock, log_ratios
-from harness.compare.stats.blocks import Numbers
-from harness.compare.stats.intervals import effect_shown
+from harness.compare.stats.intervals import Numbers, effect_shown
+from harness.compare.step_columns import UNFLAGGED_WARMUP
 from harness.compare.verdicts import is_same, paired_blocks
 from harness.core.errors import UserError
 from harness.core.plain_text import plain

@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from harness.compare.evaluations import evaluations
 from harness.compare.experiments import variant_labels
+from harness.compare.learning import evaluations
 from harness.compare.stats.intervals import t_interval
 from harness.results import Run, find_runs
 from harness.tasks.sorting import SORTING_PROMPTS, SORTING_REWARDS, numbers_in

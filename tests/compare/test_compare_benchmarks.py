@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.compare.__main__ import main
-from harness.compare.benchmarks import benchmark_cautions, benchmark_table, read_benchmark_files
+from harness.compare.benchmarks import benchmark_caveats, benchmark_table, read_benchmark_files
 from harness.core.errors import UserError
 
 FACTS = {"fingerprint": "0123456789ab", "versions": {"torch": "2.13.0"}, "commit": "abcdef1234", "dirty": False}
@@ -51,7 +51,7 @@ def test_one_file_is_a_table_of_medians(tmp_path: Path) -> None:
         ("tracer: spans", "0.200 [0.180, 0.300]", "20"),
     )
     assert table.notes == ("Median [first quartile, third quartile] over the rounds of one launch.",)
-    assert benchmark_cautions(files) == []
+    assert benchmark_caveats(files) == []
 
 
 def test_two_files_have_a_ratio_for_each_benchmark_of_one_name(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_two_files_have_a_ratio_for_each_benchmark_of_one_name(tmp_path: Path) -
         ("new: it", "-", "1,000 [900, 1,500]", "-"),
     )
     assert table.notes[1:] == ("2 of 3 benchmarks are not in every file.",)
-    assert benchmark_cautions(files) == [VERDICT]
+    assert benchmark_caveats(files) == [VERDICT]
 
 
 def test_files_of_unlike_origin_are_shown_with_what_differs(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_files_of_unlike_origin_are_shown_with_what_differs(tmp_path: Path) -> N
     three = save(tmp_path / "three" / "x.json", bare, commit_info={"id": "1234567890"})
     files = read_benchmark_files([one, two, three])
     assert [file.label for file in files] == ["one/x", "two/x", "three/x"]
-    assert benchmark_cautions(files) == [
+    assert benchmark_caveats(files) == [
         "The files come from 3 kinds of machine (0123456789ab, fedcba987654, unknown): do not compare.",
         "The versions of ray differ: none, 2.60.0.",
         "The versions of torch differ: 2.13.0, 2.14.0, none.",

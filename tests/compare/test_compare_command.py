@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare.__main__ import main
-from harness.compare.experiments import MOST_WITH_SPANS, gather_newest
-from harness.compare.reading import FEWEST_FOR_PROCESSES, Detail, read_figures
+from harness.compare.experiments import FEWEST_FOR_PROCESSES, MOST_WITH_SPANS, Detail, gather_newest, read_figures
 from harness.core.trace import Stage
 from harness.results import DamagedRun, RunFolder, find_run_folders
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from harness.compare import run_figures, seconds_to_reward, stage_totals
-from harness.compare.growth import correlation, growth
-from harness.compare.series import UNFLAGGED_WARMUP
+from harness.compare.learning import correlation, growth
+from harness.compare.step_columns import UNFLAGGED_WARMUP
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics

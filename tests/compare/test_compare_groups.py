@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.compare.caveats import differences, environment, group_letter, groups, legend, letters_of
 from harness.compare.experiments import gather
-from harness.compare.groups import differences, environment, group_letter, groups, legend, letters_of
-from harness.compare.outcome import overview_table
+from harness.compare.tables import overview_table
 from harness.results import Manifest, RunFolder
 
 Make = Callable[..., RunFolder]

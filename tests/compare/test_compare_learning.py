@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from harness.compare import Experiment, gather
+from harness.compare.findings import findings
 from harness.compare.learning import Divergence, LearningFigures
-from harness.compare.learning_findings import answers, learning_details
-from harness.compare.outcome import outcome_table
-from harness.compare.sentences import findings
+from harness.compare.tables import outcome_table
 from harness.core.types import Metric, Metrics
 from harness.report.curves import draw_learning
 from harness.report.pictures import load_curves
 from harness.results import RunFolder
 
 Make = Callable[..., RunFolder]
+ANSWERS, DETAILS = ("final_reward", "ranking", "divergence"), ("target", "gradients", "importance")
 SETTINGS = "steps: 4\nreward_target: 0.5\noptimizer: {max_grad_norm: 1.0}\n"
 
 
@@ -32,6 +32,11 @@ def experiment_of(tmp_path: Path) -> Experiment:
     (experiment,), damaged = gather([tmp_path / "results"])
     assert damaged == []
     return experiment
+
+
+def sentences(experiment: Experiment, *names: str) -> list[str]:
+    """The findings of these names, or all of them."""
+    return [finding.text for finding in findings(experiment) if not names or finding.name in names]
 
 
 def learning_of(tmp_path: Path) -> LearningFigures:
@@ -95,7 +100,7 @@ def test_a_single_variant_that_diverged_is_told_and_not_that_its_numbers_were_fi
         metrics=lambda step: {"reward/total": Metric(0.0, count=64), "loss": Metric(losses[step])},
         settings=SETTINGS,
     )
-    said = findings(experiment_of(tmp_path))
+    said = sentences(experiment_of(tmp_path))
     assert said[0] == (
         "Diverged: sync_k at step 1. From there to the end every reward, of training and validation, was at most a "
         "tenth of the run's best validation reward."
@@ -125,7 +130,7 @@ def test_the_sentences_on_a_sweep(make_run: Make, tmp_path: Path) -> None:
     # paired differences 0.20, 0.19, 0.21: mean 0.20, sd 0.01 / sqrt(3) * 4.303 = 0.0248
     # gradient norms 0.5, 0.5, 0.5, 2.1: place 2.85 is 0.5 + 0.85 * 1.6 = 1.86
     experiment = experiment_of(tmp_path)
-    assert answers(experiment) + learning_details(experiment) == [
+    assert sentences(experiment, *ANSWERS, *DETAILS) == [
         "Final validation reward, highest first: learning_rate=0.0001 0.82 (95% interval 0.77 to 0.87 over 3 runs); "
         "learning_rate=0.0003 0.62 (95% interval 0.58 to 0.66 over 3 runs).",
         "The final reward of learning_rate=0.0001 is shown to be higher than that of learning_rate=0.0003 (by 0.20, "
@@ -157,14 +162,14 @@ def test_more_comparisons_need_more_to_show_a_difference(make_run: Make, tmp_pat
     alone = experiment_of(tmp_path)
     two = Experiment(alone.folder, alone.scenario, alone.name, alone.started_at, alone.variants[:2])
     # sd 0.02 / sqrt(3) * t(0.975, 2) 4.303 = 0.0497: 0.07 to 0.17
-    assert any("higher than that of b (by 0.12, 0.07 to 0.17)" in said for said in answers(two))
+    assert any("higher than that of b (by 0.12, 0.07 to 0.17)" in said for said in sentences(two, *ANSWERS))
     # three variants have three pairs, shown or not: t(1 - 0.05 / 6, 2) = 7.649, reach 0.0883: 0.03 to 0.21
     three = Experiment(alone.folder, alone.scenario, alone.name, alone.started_at, alone.variants[:3])
-    said = " ".join(answers(three))
+    said = " ".join(sentences(three, *ANSWERS))
     assert "higher than that of b (by 0.12, 0.03 to 0.21)" in said
     assert "95% intervals for all 3 pairs of variants together" in said
     # five have ten: t(1 - 0.05 / 20, 2) = 14.089, reach 0.1627 for b; c has sd 0.2, so reach 1.63 about 0.5
-    said = " ".join(answers(alone))
+    said = " ".join(sentences(alone, *ANSWERS))
     assert "No difference is shown between a and b (+0.12, -0.04 to +0.28), c (+0.50, -1.13 to +2.13), d" in said
     assert "95% intervals for all 10 pairs of variants together" in said
 
@@ -172,7 +177,7 @@ def test_more_comparisons_need_more_to_show_a_difference(make_run: Make, tmp_pat
 def test_one_seed_gives_figures(make_run: Make, tmp_path: Path) -> None:
     for arm, reward in (("a", 0.5), ("b", 0.9)):
         make_run(arm=arm, evaluations={0: (0.3, 9.0), 4: (reward, 9.0)}, metrics=lambda step: {})
-    assert answers(experiment_of(tmp_path)) == [
+    assert sentences(experiment_of(tmp_path), *ANSWERS) == [
         "Final validation reward, highest first: b 0.90; a 0.50 (one seed each: figures, not a verdict)."
     ]
 
@@ -180,8 +185,8 @@ def test_one_seed_gives_figures(make_run: Make, tmp_path: Path) -> None:
 def test_parts_that_only_sleep_are_not_ranked(make_run: Make, tmp_path: Path) -> None:
     for arm in ("a", "b"):
         make_run(arm=arm, evaluations={4: (0.2, 9.0)}, metrics=lambda step: {}, settings=SETTINGS)
-    assert answers(experiment_of(tmp_path)) == []
-    assert learning_details(experiment_of(tmp_path)) == ["No variant was seen at validation reward 0.5."]
+    assert sentences(experiment_of(tmp_path), *ANSWERS) == []
+    assert sentences(experiment_of(tmp_path), *DETAILS) == ["No variant was seen at validation reward 0.5."]
 
 
 def test_importance_weights_are_told_with_the_gap(make_run: Make, tmp_path: Path) -> None:
@@ -195,7 +200,7 @@ def test_importance_weights_are_told_with_the_gap(make_run: Make, tmp_path: Path
 
     make_run(arm="off", evaluations={4: (0.2, 9.0)}, metrics=lambda step: {})
     make_run(arm="icepop", evaluations={4: (0.3, 9.0)}, metrics=metrics)
-    assert learning_details(experiment_of(tmp_path))[-1] == (
+    assert sentences(experiment_of(tmp_path), *DETAILS)[-1] == (
         "Importance weights of the response tokens, Learner over engine: "
         "icepop KL 0.003 per token, bounded 2%, of these left out 1%."
     )
@@ -212,7 +217,7 @@ def test_a_run_that_stopped_for_a_number_is_shown_as_diverged(make_run: Make, tm
     assert large.learning.divergence == Divergence(2, stopped=True)
     assert "diverged at step 2 of 4" in outcome_table(experiment).rows[0]
     said = "Diverged: large at step 2. There a number was not finite, and the run had to stop."
-    assert said in findings(experiment)
+    assert said in sentences(experiment)
 
 
 @pytest.mark.usefixtures("style")

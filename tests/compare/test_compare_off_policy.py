@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.compare import Experiment, gather
-from harness.compare.cautions import cautions
-from harness.compare.off_policy import off_policy_findings, off_policy_table
-from harness.compare.outcome import outcome_table
-from harness.compare.sentences import findings
+from harness.compare.caveats import caveats
+from harness.compare.findings import findings, off_policy_findings
+from harness.compare.tables import off_policy_table, outcome_table
 from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.results import RunFolder
@@ -75,7 +74,7 @@ def test_the_sentences(three_arms: Experiment) -> None:
         "the lanes worked 12.9 s in a loop of 8.00 s, at least two at once for 70.0% of it: 5.60 s less than one after "
         "the other, if stages took as long then; idle: Generator 20.0%, Scorer 90.0%, Learner 20.0%."
     )
-    assert off_policy_findings(three_arms) == [
+    assert [finding.text for finding in off_policy_findings(three_arms)] == [
         "a_wait: the lag bound of 1 held a Generator back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
         "b_drop: 15.0% of the generated rollouts were dropped as too old, 25.0 tokens long on average against 10.0 of "
         "those trained on.",
@@ -91,7 +90,7 @@ def test_the_sentences(three_arms: Experiment) -> None:
 def test_a_bound_that_never_bit_and_nothing_dropped_are_said(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(arm="far", max_lag=7)  # batches 0 to 7 need no version but 0
     make_lagged_run(arm="drop", settings="lag_control: drop\n")
-    said = off_policy_findings(_experiment(tmp_path))
+    said = [finding.text for finding in off_policy_findings(_experiment(tmp_path))]
     assert "far: the lag bound of 7 never held a Generator back." in said
     assert "drop: no rollout became too old and was dropped." in said
 
@@ -127,8 +126,8 @@ def test_the_last_rewards_of_paired_seeds_get_an_interval(make_lagged_run: Make,
     assert (
         "last validation reward 0.52 [0.43, 0.61] against 0.50 [0.40, 0.60] "
         "(difference +0.020, 95% interval -0.005 to +0.045, t over n = 3 paired seeds);"
-    ) in findings(experiment)[3]
-    assert cautions(experiment)[-1] == (
+    ) in findings(experiment)[3].text
+    assert caveats(experiment)[-1] == (
         "Intervals of rewards are each for one pair of variants and assume normal differences."
     )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.compare import Variant, gather
+from harness.compare.experiments import Difference, paired_difference
 from harness.compare.figures import RunFigures
-from harness.compare.pairs import Difference, paired_difference
 from harness.results import RunFolder
 
 Make = Callable[..., RunFolder]

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.compare.energy import energy_account
-from harness.compare.resources import contention, gpu_figures, process_figures, sampling_cpu_s
-from harness.compare.sampled import Sampled, sampled
+from harness.compare.resources import (
+    InterpolatedCounter,
+    contention,
+    energy_account,
+    gpu_figures,
+    interpolated,
+    process_figures,
+    sampling_cpu_s,
+)
 from harness.core.trace import Span, Stage
 from harness.results.counters import CounterRow
 
@@ -37,7 +43,7 @@ def span(lane: str, stage: Stage, start_s: float, end_s: float) -> Span:
 
 
 def test_a_counter_grows_evenly_between_its_samples() -> None:
-    counter = Sampled([[(0, 10.0), (4, 18.0)], [(10, 100.0), (12, 101.0)]])
+    counter = InterpolatedCounter([[(0, 10.0), (4, 18.0)], [(10, 100.0), (12, 101.0)]])
     assert counter.growth((0, 12)) == 9.0  # 8 and 1; what happened from 4 to 10 is not counted
     assert counter.growth((1, 3)) == 4.0
     assert counter.growth((3, 11)) == 2.0 + 0.5
@@ -47,7 +53,7 @@ def test_a_counter_grows_evenly_between_its_samples() -> None:
 
 
 def test_a_level_is_averaged_over_time_and_not_over_samples() -> None:
-    counter = Sampled([[(0, 0.0), (2, 1.0), (10, 1.0)]])
+    counter = InterpolatedCounter([[(0, 0.0), (2, 1.0), (10, 1.0)]])
     assert counter.area((0, 10)) == 1.0 + 8.0
     assert counter.mean((0, 10)) == 0.9  # the mean of the samples would be 0.67
     assert counter.mean((0, 1)) == 0.25
@@ -56,11 +62,11 @@ def test_a_level_is_averaged_over_time_and_not_over_samples() -> None:
 
 
 def test_one_sample_is_its_own_mean_and_none_is_none() -> None:
-    assert Sampled([[(5, 0.5)]]).mean((0, 10)) == 0.5
-    assert Sampled([[(5, 0.5)]]).mean((6, 10)) is None
-    assert Sampled([]).mean((0, 10)) is None
-    assert Sampled([]).growth((0, 10)) is None
-    assert Sampled([]).peak((0, 10)) is None
+    assert InterpolatedCounter([[(5, 0.5)]]).mean((0, 10)) == 0.5
+    assert InterpolatedCounter([[(5, 0.5)]]).mean((6, 10)) is None
+    assert InterpolatedCounter([]).mean((0, 10)) is None
+    assert InterpolatedCounter([]).growth((0, 10)) is None
+    assert InterpolatedCounter([]).peak((0, 10)) is None
 
 
 def test_processes() -> None:
@@ -305,11 +311,11 @@ def test_growth_adds_up_and_a_mean_lies_between_the_samples(
     readings: list[tuple[int, float | None, int]], window: tuple[int, int], cut_ns: int
 ) -> None:
     rows = as_rows(readings)
-    counter = sampled(rows, "gpu0", "energy_j")
+    counter = interpolated(rows, "gpu0", "energy_j")
     low, high = window
     middle = min(max(cut_ns, low), high)
     parts = [counter.growth((low, middle)) or 0.0, counter.growth((middle, high)) or 0.0]
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(counter.growth(window) or 0.0, abs=1e-6)
-    mean = sampled(rows, "gpu0", "utilisation").mean(window)
+    mean = interpolated(rows, "gpu0", "utilisation").mean(window)
     assert mean is None or -1e-9 <= mean <= 1 + 1e-9

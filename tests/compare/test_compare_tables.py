@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from harness.compare import Experiment, gather, numbers
-from harness.compare.cautions import cautions, origin, unlike
-from harness.compare.experiments import Spread, variant_labels
+from harness.compare.caveats import caveats, differences, origin, unlike
+from harness.compare.experiments import variant_labels
 from harness.compare.figures import RunFigures
-from harness.compare.groups import differences
-from harness.compare.outcome import outcome_table, overview_table
-from harness.compare.sentences import findings
-from harness.compare.tables import Table, columns_apart, lane_table, stage_table
+from harness.compare.findings import findings
+from harness.compare.numbers import Spread
+from harness.compare.tables import Table, columns_apart, lane_table, outcome_table, overview_table, stage_table
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
 from harness.results import RunFolder, step_row
@@ -191,7 +190,7 @@ def test_the_outcome_table(two_arms: Experiment) -> None:
 
 
 def test_the_sentences(two_arms: Experiment) -> None:
-    assert findings(two_arms) == [
+    assert [finding.text for finding in findings(two_arms)] == [
         "Final validation reward, highest first: k4 0.61; k1 0.55 (one seed each: figures, not a verdict).",
         "The largest stage is update in k1 (33% of the loop) and k4 (47% of the loop).",
         "k4 against k1: 1.62 times the seconds per step (1.62 s against 1.00 s); "
@@ -204,7 +203,7 @@ def test_the_sentences(two_arms: Experiment) -> None:
         "Validation reward 0.5 was first seen in k1 at step 4 (6.00 s); k4 at step 4 (8.48 s).",
         "Gradient norm before clipping, median and 95th percentile: k1 0.500 and 0.500; k4 0.500 and 0.500.",
     ]
-    assert cautions(two_arms) == [
+    assert caveats(two_arms) == [
         "The arms took turns step by step, so a slow spell of the machine hit all of them alike.",
         "One block and one seed: figures, not a verdict.",
     ]
@@ -223,7 +222,7 @@ def test_seeds_are_shown_as_mean_and_range(three_seeds: Experiment) -> None:
     # shares of 4 / 6, 6 / 8 and 8 / 10: mean 73.9%
     assert stages["update"] == "1.50 [1.00, 2.00]  73.9%"
     assert "Mean [lowest, highest] over 3 runs that differ in the seed." in stage_table(three_seeds).notes
-    assert cautions(three_seeds) == [
+    assert caveats(three_seeds) == [
         "The runs ran one after the other, so drift of the machine shows as a difference between them.",
         "Up to 3 runs of one variant, and nothing to set it against: figures, not a verdict.",
     ]
@@ -234,13 +233,13 @@ def test_a_target_nobody_reached_is_said(make_run: Make, tmp_path: Path) -> None
         make_run(arm=arm, evaluations={0: (0.2, 12.0), 4: (0.3, 12.0)}, **COMPARED)
     experiment = _only_experiment(tmp_path)
     assert ("seconds to reward 0.5", "not reached", "not reached") in outcome_table(experiment).rows
-    assert "neither reached reward 0.5" in findings(experiment)[1]
+    assert "neither reached reward 0.5" in findings(experiment)[1].text
 
 
 def test_a_target_only_one_reached_is_said(make_run: Make, tmp_path: Path) -> None:
     make_run(arm="k1", evaluations={4: (0.6, 12.0)}, **COMPARED)
     make_run(arm="k2", evaluations={4: (0.3, 12.0)}, **COMPARED)
-    assert "reward 0.5 never against 5.00 s." in findings(_only_experiment(tmp_path))[2]
+    assert "reward 0.5 never against 5.00 s." in findings(_only_experiment(tmp_path))[2].text
 
 
 def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path: Path) -> None:
@@ -256,7 +255,7 @@ def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path:
         "failed at step 1 of 4",
         "did not finish at step 3 of 4",
     )
-    assert cautions(experiment)[:3] == [
+    assert caveats(experiment)[:3] == [
         "k2: interrupted after 2 steps",
         "k4: failed after 1 step: loss is NaN at step 1",
         "k8: did not finish after 3 steps",
@@ -334,7 +333,7 @@ def test_parts_that_share_a_gpu_in_one_process_are_named(
 ) -> None:
     make_run(arm="beside", settings=settings, machine=machine, versions={"torch": torch})
     make_run(arm="in_turns", settings="placement: {colocated: true}", machine=machine, versions={"torch": torch})
-    said = [line for line in cautions(_only_experiment(tmp_path)) if "share one GPU" in line]
+    said = [line for line in caveats(_only_experiment(tmp_path)) if "share one GPU" in line]
     assert [line.split(":")[0] for line in said] == (["beside"] if shares else [])
 
 
@@ -344,7 +343,7 @@ def test_upsets_are_named(make_run: Make, tmp_path: Path) -> None:
         evaluations={0: (0.2, 12.0), 2: (0.6, 12.0), 4: (0.4, 12.0)},
         metrics=lambda step: {"grad_norm": Metric(norms[step]), "loss": Metric(float("nan") if step > 1 else 0.1)},
     )
-    said = findings(_only_experiment(tmp_path))
+    said = [finding.text for finding in findings(_only_experiment(tmp_path))]
     assert "sync_k: loss was not finite in 2 steps." in said
     assert "sync_k: the gradient norm peaked at 30.0, 30 times its median, at step 2." in said
     assert "sync_k: the reward fell from 0.60 at step 2 to 0.40 at step 4." in said
@@ -361,7 +360,7 @@ def test_growing_kl_is_described_with_its_policies(make_run: Make, tmp_path: Pat
         "sync_k: KL of the sampling policy to the initial policy (k3, per token) ends at 0.018 "
         "and grows about linearly (R2 1.00); correlation with validation reward +1.00 over 5 evaluations; "
         "biased, since the sampling policy is an older one."
-    ) in findings(_only_experiment(tmp_path))
+    ) in [finding.text for finding in findings(_only_experiment(tmp_path))]
 
 
 def test_experiments_are_told_apart_and_come_oldest_first(make_run: Make, tmp_path: Path) -> None:

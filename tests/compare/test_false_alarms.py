@@ -10,14 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.compare.stats import (
-    PairedBlock,
-    Verdict,
-    binomial_p,
-    judge_stages,
-    t_interval,
-)
-from harness.compare.stats.stopping import narrow_enough
+from harness.compare.stats import PairedBlock, Verdict, binomial_p, judge_stages, t_interval
+from harness.compare.stats.verdicts import narrow_enough
 from harness.results.warmup import steady_from
 from tests.stand_ins.false_alarms import judged, naive_p
 from tests.stand_ins.noise import NoiseModel

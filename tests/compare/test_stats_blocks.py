@@ -7,7 +7,7 @@ import math
 import pytest
 
 from harness.compare.stats import PairedBlock, log_ratio, log_ratios, summarise
-from harness.compare.stats.blocks import log_medians
+from harness.compare.stats.verdicts import log_medians
 from harness.core.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.compare.evaluations import evaluations
+from harness.compare.learning import evaluations
 from harness.models.sorting import SortingModel, sorting_policy
 from harness.results import Run, find_runs
 from harness.run.command import run_command

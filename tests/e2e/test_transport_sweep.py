@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare.experiments import gather
-from harness.compare.sweep_tables import sweep_points, sweep_tables
+from harness.compare.sync_tables import sweep_points, sweep_tables
 from harness.report.pictures import make_pictures
 from harness.results import Run, find_runs
 from harness.run.command import run_command

@@ -105,7 +105,7 @@ def test_exposed_times_stand_beside_the_times_spent(lagged: Path, tmp_path: Path
     assert cells["generate"][1] == "0.062 [0.062, 0.062]"  # 11 * 68 / 12
     assert cells["nobody&#x27;s"][1] == "0.084 [0.084, 0.084]"  # (11 * 88 + 40) / 12
     assert "<title>nobody&#x27;s: 0.084 s</title>" in page
-    assert "What the loop waits for most, its exposed time: update (70% of the loop in lag1, 70% in lag3)." in page
+    assert "its exposed time, is update in lag1 (70% of the loop) and lag3 (70% of the loop)." in page
 
 
 def test_the_timeline_shows_six_steps_by_rule(lagged: Path, tmp_path: Path) -> None:
@@ -237,10 +237,10 @@ def test_lag_is_set_against_the_arm_without_it(make_run: Make, tmp_path: Path) -
             make_run(arm=arm, point={"seed": seed}, seed=seed, evaluations=evaluations, settings=settings)
     text = _report(tmp_path / "results", tmp_path / "report.html")
     # differences -0.10, -0.09, -0.08: mean -0.09, sd 0.01, t(0.975, 2) = 4.303: 4.303 * 0.01 / sqrt(3) = 0.025
-    assert "lag1 -0.090 (95% interval -0.115 to -0.065, n = 3), lag hurt; " in text
+    assert "(-0.090 against sync, 95% interval -0.115 to -0.065, n = 3: lag hurt); lag2 0.600" in text
     # mean 0, sd 0.05: 4.303 * 0.05 / sqrt(3) = 0.124
-    assert "lag2 +0.000 (95% interval -0.124 to +0.124, n = 3), no difference can be told; " in text
-    assert "lag3 +0.110 (95% interval +0.085 to +0.135, n = 3), lag did not hurt." in text
+    assert "(+0.000 against sync, 95% interval -0.124 to +0.124, n = 3: no difference shown); lag3 0.710" in text
+    assert "(+0.110 against sync, 95% interval +0.085 to +0.135, n = 3: lag did not hurt)." in text
 
 
 def test_counters_are_shown_where_a_run_has_them(make_run: Make, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from harness.compare.stats import STEP, Effect, Verdict
 from harness.compare.verdicts import Judgement
 from harness.report.html.forest import TICKS_APART, WIDEST, ratio_axis, verdict_section
-from harness.report.html.headlines import verdict_headline
 
 
 def _effect(name: str, ratio: float | None, low: float | None, high: float | None, verdict: Verdict) -> Effect:
@@ -58,12 +57,6 @@ def test_a_row_shows_ratio_interval_threshold_and_verdict() -> None:
     assert "Times of &lt;k2&gt; over those of k1." in drawn
     assert "noise floor: k1 against itself" in drawn
     assert "the machine drifted by 6%" in drawn
-
-
-def test_the_headline_gives_change_interval_and_word() -> None:
-    said = verdict_headline([SLOWER])
-    assert said == "Step time against k1: <k2> +25.0% (95% interval +20.0% to +30.0%), different."
-    assert verdict_headline([]) == ""
 
 
 def test_ticks_never_meet_and_the_axis_has_an_end() -> None:

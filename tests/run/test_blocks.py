@@ -2,7 +2,7 @@
 
 from math import exp, sqrt
 
-from harness.compare.stats.stopping import FEWEST
+from harness.compare.stats.verdicts import FEWEST_TO_STOP
 from harness.run.block_watch import BlockWatch
 from harness.scenario.axes import FEWEST_BLOCKS
 
@@ -65,7 +65,7 @@ def test_it_is_enough_when_every_interval_is_narrow_and_never_below_ten_blocks()
 
 
 def test_the_scenario_asks_for_as_many_blocks_as_the_rule() -> None:
-    assert FEWEST_BLOCKS == FEWEST
+    assert FEWEST_BLOCKS == FEWEST_TO_STOP
 
 
 def test_without_a_width_all_blocks_are_made() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.compare.experiments import gather
-from harness.compare.outcome import outcome_table
+from harness.compare.tables import outcome_table
 from harness.core.trace import RecordingTracer, Stage
 from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
 from harness.results import Run, find_runs

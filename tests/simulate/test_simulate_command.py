@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as harness
-from harness.compare.cautions import cautions, unlike
+from harness.compare.caveats import caveats, differences, unlike
 from harness.compare.experiments import gather
-from harness.compare.groups import differences
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.report.html.make import make_report
 from harness.report.pictures import make_pictures
@@ -171,7 +170,7 @@ def test_simulated_runs_beside_real_ones_are_told_apart(
     real, simulated = gather([made])[0][0], gather([experiment])[0][0]
     assert any("were simulated and the others took place" in text for text in unlike([*real.runs, *simulated.runs]))
     assert "simulation" in differences(real.runs[0].manifest, simulated.runs[0].manifest)
-    assert not any("never took place" in sentence for sentence in cautions(real))
+    assert not any("never took place" in sentence for sentence in caveats(real))
     assert harness(["compare", str(experiment), str(made)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "simulated by the profile abacus" in text
@@ -231,7 +230,7 @@ def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: p
     assert "paper, not measured (simulated)" in text
     assert "NOT MEASURED: paper is made from data sheets" in text
     (folder,) = (tmp_path / "async_lag1").iterdir()
-    said = cautions(gather([folder])[0][0])
+    said = caveats(gather([folder])[0][0])
     assert any(sentence.startswith("EXTRAPOLATING: generate") for sentence in said)
     assert any("was not measured" in sentence for sentence in said)
 

@@ -14,11 +14,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.compare.stats.blocks import Numbers, PairedBlock
-from harness.compare.stats.effects import Verdict
-from harness.compare.stats.intervals import wilson_interval
-from harness.compare.stats.significance import LEVEL
-from harness.compare.stats.verdicts import STEP_THRESHOLD, judge_step
+from harness.compare.stats.intervals import LEVEL, Numbers, wilson_interval
+from harness.compare.stats.verdicts import STEP_THRESHOLD, PairedBlock, Verdict, judge_step
 
 Item = TypeVar("Item")
 Hits = NDArray[np.bool_]

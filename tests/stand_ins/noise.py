@@ -12,7 +12,7 @@ from math import sqrt
 
 import numpy as np
 
-from harness.compare.stats.blocks import Numbers
+from harness.compare.stats.intervals import Numbers
 
 LAUNCH_GAP = 2
 """Start-up steps of each launch: time passes, and the steps are dropped."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.compare.figures import run_figures
-from harness.compare.outcome import LINES
+from harness.compare.tables import OUTCOME_LINES
 from harness.core.errors import Diverged, RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import Completion, GroupData, LogProbProbe, Metric, Prompt, RolloutGroup
@@ -243,7 +243,7 @@ def run_quickstart(out: Path, *settings: str):
 
 def shown(run) -> float | None:
     """What the table of the outcome shows of it."""
-    (line,) = [line for line in LINES if line.key == "engine_mismatch_max" and line.in_table]
+    (line,) = [line for line in OUTCOME_LINES if line.key == "engine_mismatch_max" and line.in_table]
     return line.get(run_figures(run))
 
 

@@ -6,27 +6,35 @@ they are wrong on noise without any difference is measured: ``tests/compare/test
 ``tests/benchmarks/false_alarm_rates.py`` on recorded runs.
 """
 
-from harness.compare.stats.blocks import PairedBlock, log_ratio, log_ratios
 from harness.compare.stats.drift import Drift, speed_drift
-from harness.compare.stats.effects import STEP, Effect, Verdict
 from harness.compare.stats.intervals import (
     Interval,
+    binomial_p,
+    fewest_blocks,
     hodges_lehmann,
+    holm,
     minimum_effect,
+    sign_flip_p,
     t_interval,
     welch_interval,
     wilson_interval,
 )
-from harness.compare.stats.significance import binomial_p, fewest_blocks, holm, sign_flip_p
-from harness.compare.stats.stopping import enough, half_width
 from harness.compare.stats.verdicts import (
     FEWEST_BLOCKS,
     STAGE_THRESHOLD,
+    STEP,
     STEP_THRESHOLD,
     BlockSummary,
+    Effect,
+    PairedBlock,
+    Verdict,
+    enough,
+    half_width,
     judge_apart,
     judge_stages,
     judge_step,
+    log_ratio,
+    log_ratios,
     summarise,
 )
 

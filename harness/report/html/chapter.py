@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare import numbers
-from harness.compare.cautions import cautions, origin, unlike
+from harness.compare.caveats import caveats, origin, unlike
 from harness.compare.experiments import Experiment, Variant
-from harness.compare.outcome import overview_table
-from harness.compare.sentences import findings, last_reward
-from harness.compare.sweep_tables import sweep_points
-from harness.compare.tables import Table
+from harness.compare.findings import findings, last_reward
+from harness.compare.sync_tables import sweep_points
+from harness.compare.tables import Table, overview_table
 from harness.compare.verdicts import Judgement
 from harness.report.html.examples import examples_section
 from harness.report.html.forest import verdict_section
@@ -110,8 +109,8 @@ def _summary(material: Material, judged: Sequence[Judgement], anchor: str) -> Ma
     parts = [title, bullets(headlines(material, judged), "says-list")]
     if not sweep_points(experiment):
         parts.append(table(_glance(material), caption=False))
-        parts.append(details("Show every finding", bullets(findings(experiment), "plain-list")))
-    parts.append(_mind("Mind", cautions(experiment)))
+        parts.append(details("Show every finding", bullets([item.text for item in findings(experiment)], "plain-list")))
+    parts.append(_mind("Mind", caveats(experiment)))
     return element("section", parts, id=anchor, aria_labelledby=f"{anchor}-title")
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from harness.compare import numbers
 from harness.compare.stats import STEP, Effect, Verdict
-from harness.compare.verdict_tables import verdict_sentences, verdict_tables
-from harness.compare.verdicts import Judgement
+from harness.compare.verdicts import Judgement, verdict_sentences, verdict_tables
 from harness.report.html.markup import Markup, element, join, share
 from harness.report.html.parts import bullets, details, figure, note, section, table
 from harness.report.html.scales import Scale

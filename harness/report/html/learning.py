@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from harness.compare.evaluations import Evaluated, evaluations
-from harness.compare.growth import metric_series
-from harness.compare.outcome import outcome_table, targets
+from harness.compare.learning import Evaluated, evaluations, metric_series
+from harness.compare.tables import outcome_table, targets
 from harness.report.html.markup import Markup, element, join
 from harness.report.html.material import Material
 from harness.report.html.parts import details, figure, section, tables, variant_legend

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.compare.attribution import Exposure, exposed, loop_window
 from harness.compare.experiments import Experiment
-from harness.compare.exposed import Exposure, exposed
-from harness.compare.lanes import loop_window
 from harness.core.intervals import Interval
 from harness.core.trace import Span
 from harness.report.lines import Curves

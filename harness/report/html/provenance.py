@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.compare import numbers
-from harness.compare.cautions import origin
+from harness.compare.caveats import origin
 from harness.compare.tables import Table
 from harness.report.html.markup import Markup, element
 from harness.report.html.material import Material

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from harness.compare import numbers
-from harness.compare.energy import energy_account
-from harness.compare.resources import GpuFigures, contention, gpu_figures, process_figures, sampling_cpu_s
+from harness.compare.resources import (
+    GpuFigures,
+    contention,
+    energy_account,
+    gpu_figures,
+    process_figures,
+    sampling_cpu_s,
+)
 from harness.compare.tables import Table
 from harness.report.html.learning import thinned
 from harness.report.html.markup import Markup, element

@@ -6,9 +6,8 @@ from statistics import median
 
 from harness.compare import numbers
 from harness.compare.experiments import Variant
-from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.compare.sync import percentile
-from harness.compare.transports import pooled, sync_findings, sync_table, variant_syncs
+from harness.compare.sync_tables import pooled, sweep_points, sweep_tables, sync_findings, sync_table, variant_syncs
 from harness.report.html.bars import Bar, Segment, draw_bars
 from harness.report.html.looks import stage_class
 from harness.report.html.markup import Markup, element

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import numbers
-from harness.compare.experiments import Variant
+from harness.compare.attribution import in_pipeline_order
+from harness.compare.experiments import FEWEST_SEEDS, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.lanes import in_pipeline_order
-from harness.compare.pairs import FEWEST_SEEDS
 from harness.compare.stats import t_interval
 from harness.compare.tables import Table, lane_table, stage_table
 from harness.core.trace import Stage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.compare import numbers
 from harness.compare.experiments import Variant
-from harness.compare.off_policy import off_policy_findings, off_policy_table
-from harness.compare.tables import Table
+from harness.compare.findings import off_policy_findings
+from harness.compare.tables import Table, off_policy_table
 from harness.report.html.bars import Bar, Segment, draw_bars
 from harness.report.html.markup import Markup, element
 from harness.report.html.material import Material
@@ -21,7 +21,7 @@ COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dro
 def waste_section(material: Material, anchor: str) -> Markup | None:
     """Return the section; None where no rollout lagged and no run got to its end."""
     found = off_policy_table(material.experiment)
-    said = bullets(off_policy_findings(material.experiment), "plain-list")
+    said = bullets([item.text for item in off_policy_findings(material.experiment)], "plain-list")
     data = details("Show the figures", *tables([found], material.experiment)) if found else None
     return section(anchor, "Lag and waste", _lag(material), _ledger(material), said, data)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from harness.compare.attribution import loop_window
 from harness.compare.experiments import label_runs
-from harness.compare.lanes import loop_window
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.trace import Span

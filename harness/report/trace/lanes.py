@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.compare.lanes import in_pipeline_order
+from harness.compare.attribution import in_pipeline_order
 from harness.core.trace import Span, Stage
 from harness.report.trace.deaths import Death
 from harness.report.trace.events import Arguments, Instant, Sample, Slice, Track

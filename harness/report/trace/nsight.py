@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
 from statistics import median
 
-from harness.compare.lanes import in_pipeline_order
+from harness.compare.attribution import in_pipeline_order
 from harness.compare.tables import Table
 from harness.core.errors import UserError
 from harness.core.intervals import Interval, both, merge, total

@@ -9,8 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from harness.compare.evaluations import evaluations
-from harness.compare.learning import divergence
+from harness.compare.learning import divergence, evaluations
 from harness.core.plain_text import plain
 from harness.results import Manifest, load_run
 from harness.run.sweep.points import Point, State

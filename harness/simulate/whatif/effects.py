@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.compare.lanes import account_spans
+from harness.compare.attribution import account_spans
 from harness.compare.numbers import percent
 from harness.core.errors import UserError
 from harness.core.trace import Stage

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby, pairwise
 
-from harness.compare.lanes import loop_window
+from harness.compare.attribution import loop_window
 from harness.core.errors import UserError
 from harness.core.intervals import clip, total
 from harness.core.trace import Span, Stage

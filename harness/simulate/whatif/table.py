@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.compare.lanes import in_pipeline_order
+from harness.compare.attribution import in_pipeline_order
 from harness.compare.numbers import change, listed, number, percent
 from harness.compare.tables import Table
 from harness.core.trace import Stage

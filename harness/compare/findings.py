@@ -1,0 +1,502 @@
+"""What the figures say, in sentences computed from them. No verdicts: those need repeated blocks and a test.
+
+Each sentence stands here once, and every output shows the same. Variants are ranked by reward only as far as a
+difference is shown: between the best one and another, over seeds that both have, with intervals widened for the number
+of pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.compare.attribution import overlap_bound
+from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Variant, paired_difference
+from harness.compare.figures import RunFigures
+from harness.compare.numbers import Format, count, listed, mean_range, number, percent, reward
+from harness.compare.stats import t_interval
+from harness.compare.sync_tables import sweep_findings, sweep_points, sync_findings
+from harness.compare.tables import Read, blocked_s, is_off_policy, mean_length, mean_of, rollout_share, targets
+from harness.compare.verdicts import settings_of
+from harness.core.trace import Stage
+
+RISE_WORTH_SAYING = 1.2  # of response length, last over first
+FALL_WORTH_SAYING = 0.1  # of validation reward, from best to last
+PEAK_WORTH_SAYING = 10.0  # of gradient norm, over its median
+GAIN_WORTH_SAYING = 1.05  # of the loop's speed
+LAG_SETTINGS = ("max_lag", "lag_control", "replay", "placement")
+"""What may differ where lag is what two variants differ in; lagged parts need cores of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence.
+
+    Attributes:
+        name: what it is about, such as ``kl``; the same for every variant.
+    """
+
+    name: str
+    text: str
+
+
+def findings(experiment: Experiment) -> list[Finding]:
+    """Return what the experiment shows: rewards, divergence, time, cost and gain of each, syncs, lag, KL, upsets."""
+    if sweep_points(experiment):
+        return _named("sweep", sweep_findings(experiment))
+    variants = experiment.variants
+    base, *others = variants
+    several = len(others) > 0
+    found = [
+        *(_rewards(experiment) if several else []),
+        *_named("divergence", _divergence(experiment)),
+        *_named("largest_stage", [_largest_stage("The largest stage", {arm.name: _shares(arm) for arm in variants})]),
+        *_named("against", [_against(base, other) for other in others]),
+        *_named("sync", sync_findings(experiment)),
+        *off_policy_findings(experiment),
+    ]
+    for variant in variants:
+        found += _named("gain", [_gain(variant)])
+        found += _named("kl", [_kl(variant)])
+        found += _named("upset", _upsets(variant))
+    found += _named("length", [_length(experiment)])
+    if several:
+        found += _named("target", [_target(experiment)])
+        found += _named("gradients", [_gradients(variants)])
+        found += _named("importance", [_importance(variants)])
+    return found
+
+
+def exposed_finding(shares: Mapping[str, Mapping[Stage, float]], nobodys: Mapping[str, float]) -> str:
+    """Name the stage with the most exposed time in each variant; empty where no stage has any.
+
+    Args:
+        shares: of the loop, by variant and stage, of ``harness.compare.attribution.exposed``.
+        nobodys: the share that no stage owns, by variant.
+    """
+    text = _largest_stage("What the loop waits for most, its exposed time,", shares)
+    more = [f"{100 * nobodys[name]:.0f}% in {name}" for name in shares if nobodys[name] > max(shares[name].values())]
+    return text + (f" Still more of the loop is nobody's: {', '.join(more)}." if more else "")
+
+
+def overlap_finding(experiment: Experiment) -> str:
+    """Say how short each loop could become if its lanes worked side by side all the time; empty without lanes."""
+    parts, speedups = [], []
+    for variant in experiment.variants:
+        bounds = [bound for run in variant.runs if (bound := overlap_bound(run.lanes))]
+        if bounds:
+            speedups.append(fmean(bound.speedup for bound in bounds))
+            shortest, loop = fmean(bound.shortest_s for bound in bounds), fmean(bound.loop_s for bound in bounds)
+            work = f"its busiest lane, {bounds[0].lane}, works {number(shortest)} s of {number(loop)} s"
+            parts.append(f"{variant.name} {speedups[-1]:.2f} ({work})")
+    if not parts:
+        return ""
+    text = "If lanes overlapped perfectly and no stage took longer, loops would be so many times as fast at most: "
+    text += f"{'; '.join(parts)}."
+    return text if max(speedups) >= GAIN_WORTH_SAYING else f"More overlap has next to nothing to gain. {text}"
+
+
+def last_reward(run: RunFigures) -> float | None:
+    """Return the validation reward of the last evaluation."""
+    return run.last.reward if run.last else None
+
+
+def _named(name: str, texts: Iterable[str]) -> list[Finding]:
+    return [Finding(name, text) for text in texts if text]
+
+
+def _largest_stage(lead: str, shares: Mapping[str, Mapping[Stage, float]]) -> str:
+    """Name the stage with the largest share of the loop in each variant, variants of the same stage together."""
+    largest: dict[Stage, list[str]] = {}
+    for name, by_stage in shares.items():
+        if by_stage:
+            stage = max(by_stage, key=lambda item: by_stage[item])
+            added = ", added over lanes" if by_stage[stage] > 1 else ""
+            largest.setdefault(stage, []).append(f"{name} ({100 * by_stage[stage]:.0f}% of the loop{added})")
+    parts = [f"{stage.value} in {listed(names)}" for stage, names in largest.items()]
+    return f"{lead} is {', '.join(parts)}." if parts else ""
+
+
+def _shares(variant: Variant) -> dict[Stage, float]:
+    """Return each stage's share of the loop, as a mean over the variant's runs, of those that ran."""
+    means = {
+        stage: sum(run.stages[stage].share for run in variant.runs if stage in run.stages) / len(variant.runs)
+        for stage in Stage
+        if not stage.is_wait
+    }
+    return {stage: share for stage, share in means.items() if share > 0}
+
+
+def _against(base: Variant, other: Variant) -> str:
+    """Set a variant beside the first one: cost, reward with its length, clip fraction, time to the target."""
+
+    def pair(read: Read, words: str, form: Format) -> str:
+        mine, theirs = other.spread(read), base.spread(read)
+        return words.format(mean_range(mine, form), mean_range(theirs, form)) if mine and theirs else ""
+
+    clauses = [
+        _cost(base, other),
+        pair(last_reward, "last validation reward {} against {}", _two) + _interval(base, other),
+        pair(_last_length, "response length {} against {} tokens", number),
+        pair(lambda run: run.mean("clip_fraction"), "clip fraction {} against {}", _two),
+        pair(lambda run: run.optimizer_steps, "{} against {} optimizer steps", count),
+        _target_times(base, other),
+    ]
+    return f"{other.name} against {base.name}: {'; '.join(clause for clause in clauses if clause)}."
+
+
+def _cost(base: Variant, other: Variant) -> str:
+    mine, theirs = other.spread(lambda run: run.step_s), base.spread(lambda run: run.step_s)
+    if mine is None or theirs is None or theirs.mean <= 0:
+        return ""
+    times = f"{mean_range(mine, number)} s against {mean_range(theirs, number)} s"
+    return f"{mine.mean / theirs.mean:.2f} times the seconds per step ({times})"
+
+
+def _interval(base: Variant, other: Variant) -> str:
+    """Give the difference of the last rewards with its interval, where there are seeds enough to pair."""
+    difference = paired_difference(base, other, last_reward)
+    if difference is None:
+        return ""
+    ends = f"{difference.low:+.3f} to {difference.high:+.3f}"
+    return f" (difference {difference.mean:+.3f}, 95% interval {ends}, t over n = {difference.seeds} paired seeds)"
+
+
+def _target_times(base: Variant, other: Variant) -> str:
+    named = {run.reward_target for run in (*base.runs, *other.runs)}
+    if len(named) != 1 or None in named:
+        return ""
+    target = named.pop()
+    mine, theirs = (variant.spread(lambda run: run.seconds_to_target) for variant in (other, base))
+    if mine is None and theirs is None:
+        return f"neither reached reward {target:g}"
+    times = [f"{mean_range(item, number)} s" if item else "never" for item in (mine, theirs)]
+    return f"reward {target:g} {'after ' if mine else ''}{times[0]} against {times[1]}"
+
+
+def _gain(variant: Variant) -> str:
+    """Say from where to where the validation reward went, with the response length beside it."""
+    first, last = variant.spread(lambda run: run.first.reward if run.first else None), variant.spread(last_reward)
+    steps = sorted({run.last.step for run in variant.runs if run.last})
+    if first is None or last is None or steps[-1] == 0:
+        return ""
+    after = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    text = f"{variant.name}: validation reward {mean_range(first, _two)} to {mean_range(last, _two)} in {after} steps"
+    shorter, longer = variant.spread(lambda run: run.first.length if run.first else None), variant.spread(_last_length)
+    if shorter and longer:
+        text += f", response length {mean_range(shorter, number)} to {mean_range(longer, number)} tokens"
+    return text + "."
+
+
+def _length(experiment: Experiment) -> str:
+    """Warn where responses grew together with the reward."""
+    grown = []
+    for variant in experiment.variants:
+        ends = [(run.first, run.last) for run in variant.runs if run.first and run.last]
+        ratios = [last.length / first.length for first, last in ends if first.length and last.length]
+        gains = [last.reward - first.reward for first, last in ends]
+        if ratios and sum(ratios) / len(ratios) >= RISE_WORTH_SAYING and sum(gains) > 0:
+            grown.append(variant.name)
+    if not grown:
+        return ""
+    return f"Responses grew longer as the reward rose in {listed(grown)}: part of the gain may be length."
+
+
+def _kl(variant: Variant) -> str:
+    """Say how KL to the reference grew, from the first run that monitored it."""
+    for run in variant.runs:
+        if run.kl is not None:
+            break
+    else:
+        return ""
+    kl, end = run.kl, run.at_end(run.kl.name)
+    names = {"frozen": "the initial policy", "reclone": "the re-cloned reference"}
+    reference, estimator = names.get(str(kl.reference), "the reference"), kl.name.rpartition("_")[2]
+    text = f"{variant.name}: KL of the sampling policy to {reference} ({estimator}, per token)"
+    if end is not None:
+        text += f" ends at {number(end)}"
+    if kl.growth is not None:
+        curve, line = _two(kl.growth.r_squared), _two(kl.growth.linear_r_squared)
+        shapes = {
+            "linear": f"grows about linearly (R2 {line})",
+            "exponential": f"bends upwards (exponential fit: R2 {curve}; line: {line})",
+            "saturating": f"levels off (saturating fit: R2 {curve}; line: {line})",
+            "falling": f"falls over the run (best fit: R2 {curve})",
+            "no clear trend": f"shows no clear trend (best fit: R2 {curve})",
+        }
+        text += f" and {shapes[kl.growth.shape]}"
+    if kl.with_reward is not None:
+        value, pairs = kl.with_reward
+        text += f"; correlation with validation reward {value:+.2f} over {pairs} evaluations"
+    if len(variant.runs) > 1:
+        text += f"; seed {run.manifest.seed} only, of {len(variant.runs)}"
+    if run.behaviour_is_older:
+        text += "; biased, since the sampling policy is an older one"
+    return text + "."
+
+
+def _upsets(variant: Variant) -> list[str]:
+    """Name metrics that were not finite, gradient norms far above the median, and lost reward."""
+    texts = []
+    for run in variant.runs:
+        name = variant.name if len(variant.runs) == 1 else f"{variant.name}, seed {run.manifest.seed}"
+        texts += [f"{name}: {metric} was not finite in {bad} steps." for metric, bad in sorted(run.non_finite.items())]
+        if run.grad_norm and run.grad_norm_peak and run.grad_norm_peak[0] > PEAK_WORTH_SAYING * run.grad_norm:
+            peak, step = run.grad_norm_peak
+            times = f"{count(peak / run.grad_norm)} times its median"
+            texts.append(f"{name}: the gradient norm peaked at {number(peak)}, {times}, at step {step}.")
+        if run.divergence is None and run.best and run.last and run.best.reward - run.last.reward >= FALL_WORTH_SAYING:
+            best = f"{_two(run.best.reward)} at step {run.best.step}"
+            texts.append(f"{name}: the reward fell from {best} to {_two(run.last.reward)} at step {run.last.step}.")
+    return texts
+
+
+@dataclass(frozen=True)
+class _FinalRewards:
+    """The final rewards of a variant by (seed, block), of the runs that came to their end without diverging."""
+
+    variant: Variant
+    rewards: dict[tuple[int, int | None], float]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.rewards.values())
+
+    def __str__(self) -> str:
+        """The mean with its interval over seeds, or the range of too few of them."""
+        values = list(self.rewards.values())
+        text = f"{self.variant.name} {self.mean:.2f}"
+        left_out = len(self.variant.runs) - len(values)
+        of_all = f", without {left_out} that diverged or did not finish" if left_out else ""
+        if len(values) == 1:
+            return text + (f" (one run{of_all})" if left_out else "")
+        interval = t_interval(values, CONFIDENCE) if len(values) >= FEWEST_SEEDS else None
+        if interval is None:
+            return f"{text} ({min(values):.2f} to {max(values):.2f} over {len(values)} runs{of_all})"
+        return f"{text} (95% interval {interval.low:.2f} to {interval.high:.2f} over {len(values)} runs{of_all})"
+
+
+def _rewards(experiment: Experiment) -> list[Finding]:
+    """Return the final rewards in order, and how far that order is shown; there are several variants."""
+    finals = []
+    for variant in experiment.variants:
+        sound = (run for run in variant.runs if run.is_completed and run.divergence is None)
+        rewards = {(run.manifest.seed, run.manifest.block): run.last.reward for run in sound if run.last is not None}
+        if rewards:
+            finals.append(_FinalRewards(variant, rewards))
+    finals.sort(key=lambda item: -item.mean)
+    if not finals:
+        return []
+    found = []
+    if len(finals) == 1 or len({item.mean for item in finals}) > 1:  # all equal: as of parts that only sleep
+        alone = "" if any(len(item.rewards) > 1 for item in finals) else " (one seed each: figures, not a verdict)"
+        rewards_text = "; ".join(map(str, finals))
+        found.append(Finding("final_reward", f"Final validation reward, highest first: {rewards_text}{alone}."))
+    return found + _named("ranking", _ranking(finals))
+
+
+def _ranking(finals: Sequence[_FinalRewards]) -> list[str]:
+    """Set the best against each other variant, over the seeds that both have.
+
+    With Bonferroni's level for all pairs of variants, not only those shown: which one is the best was read from the
+    same rewards, so any pair could have been among them, and the level of the pairs shown would rank equal variants
+    more often than it says.
+    """
+    best, *others = finals
+    pairs_of_variants = math.comb(len(finals), 2)
+    level = 1 - (1 - CONFIDENCE) / max(1, pairs_of_variants)
+    shown, unclear = list[str](), list[str]()
+    for other in others:
+        pairs = [best.rewards[key] - other.rewards[key] for key in best.rewards if key in other.rewards]
+        interval = t_interval(pairs, level) if len(pairs) >= FEWEST_SEEDS else None
+        if interval is None:
+            continue
+        point, low, high, name = interval.point, interval.low, interval.high, other.variant.name
+        if low > 0:
+            shown.append(f"{name} (by {point:.2f}, {low:.2f} to {high:.2f})")
+        else:
+            unclear.append(f"{name} ({point:+.2f}, {low:+.2f} to {high:+.2f})")
+    texts = []
+    if shown:
+        texts.append(f"The final reward of {best.variant.name} is shown to be higher than that of {listed(shown)}.")
+    if unclear:
+        texts.append(f"No difference is shown between {best.variant.name} and {listed(unclear)}.")
+    if texts:
+        for_what = "the comparison" if pairs_of_variants == 1 else f"all {pairs_of_variants} pairs of variants together"
+        texts[-1] += f" (Paired by seed; 95% intervals for {for_what}.)"
+    return texts
+
+
+def _divergence(experiment: Experiment) -> list[str]:
+    """Say which runs diverged at which training step, and how that shows."""
+    stopped, collapsed, finite = list[str](), list[str](), True
+    for variant in experiment.variants:
+        for run in variant.runs:
+            if run.divergence is not None:
+                name = variant.name if len(variant.runs) == 1 else f"{variant.name} (seed {run.manifest.seed})"
+                (stopped if run.divergence.stopped else collapsed).append(f"{name} at step {run.divergence.step}")
+                finite = finite and (run.divergence.stopped or not run.non_finite)
+    texts = []
+    if stopped:
+        texts.append(f"Diverged: {listed(stopped)}. There a number was not finite, and the run had to stop.")
+    if collapsed:
+        texts.append(
+            f"Diverged: {listed(collapsed)}. From there to the end every reward, of training and validation, "
+            f"was at most a tenth of the run's best validation reward.{' All numbers stayed finite.' if finite else ''}"
+        )
+    return texts
+
+
+def _target(experiment: Experiment) -> str:
+    """Say at which step and after how many seconds each variant first had the reward target."""
+    named = targets(experiment.runs)
+    if len(named) != 1:
+        return ""
+    reached, never = list[str](), list[str]()
+    for variant in experiment.variants:
+        steps = variant.spread(lambda run: run.learning.target_step if run.learning else None)
+        seconds = variant.spread(lambda run: run.seconds_to_target)
+        if steps is None or seconds is None:
+            never.append(variant.name)
+            continue
+        some = f", {steps.known} of {steps.runs} runs" if steps.known < steps.runs else ""
+        reached.append(f"{variant.name} at step {mean_range(steps, count)} ({mean_range(seconds, number)} s{some})")
+    if not reached:
+        return f"No variant was seen at validation reward {named[0]:g}."
+    missed = f"; never in {listed(never)}" if never else ""
+    return f"Validation reward {named[0]:g} was first seen in {'; '.join(reached)}{missed}."
+
+
+def _gradients(variants: Sequence[Variant]) -> str:
+    """Say how large gradients were, and how often they were scaled down."""
+    parts, bounds = list[str](), set[float]()
+    for variant in variants:
+        middle = variant.spread(lambda run: run.grad_norm)
+        high = variant.spread(lambda run: run.learning.grad_norm_p95 if run.learning else None)
+        cut = variant.spread(lambda run: run.learning.scaled_down if run.learning else None)
+        if middle is None or high is None:
+            continue
+        scaled = f", scaled down in {100 * cut.mean:.0f}% of the steps" if cut is not None else ""
+        parts.append(f"{variant.name} {number(middle.mean)} and {number(high.mean)}{scaled}")
+        bounds |= {run.learning.max_grad_norm for run in variant.runs if run.learning and run.learning.max_grad_norm}
+    bound = f" (bound {bounds.pop():g})" if len(bounds) == 1 else ""
+    return f"Gradient norm before clipping{bound}, median and 95th percentile: {'; '.join(parts)}." if parts else ""
+
+
+def _importance(variants: Sequence[Variant]) -> str:
+    """Say how far engine and Learner were apart, and how often a bound on the importance weights acted."""
+    parts = []
+    for variant in variants:
+        bounded = variant.spread(mean_of("importance/truncated_fraction"))
+        masked = variant.spread(mean_of("importance/masked_fraction"))
+        gap = variant.spread(mean_of("engine_mismatch/kl"))
+        if bounded is not None and masked is not None:
+            apart = f"KL {number(gap.mean)} per token, " if gap is not None else ""
+            shares = f"bounded {100 * bounded.mean:.2g}%, of these left out {100 * masked.mean:.2g}%"
+            parts.append(f"{variant.name} {apart}{shares}")
+    return f"Importance weights of the response tokens, Learner over engine: {'; '.join(parts)}." if parts else ""
+
+
+def off_policy_findings(experiment: Experiment) -> list[Finding]:
+    """Say whether the lag bound acted, what working side by side gained, and what lag the last reward came with."""
+    if not is_off_policy(experiment):
+        return []
+    found = []
+    for variant in experiment.variants:
+        found += _named("lag_bound", [_blocked(variant), _dropped(variant)])
+    found += _named("overlap", map(_overlap, experiment.variants))
+    return found + _named("lag", [_lag(experiment)])
+
+
+def _blocked(variant: Variant) -> str:
+    seconds = variant.spread(blocked_s)
+    batches = variant.spread(lambda run: run.blocked_time.batches if run.blocked_time else None)
+    bound = variant.spread(lambda run: run.blocked_time.bound_batches if run.blocked_time else None)
+    share = variant.spread(
+        lambda run: run.blocked_time.seconds / run.loop_s if run.blocked_time and run.loop_s else None
+    )
+    if not (seconds and batches and bound and share):
+        return ""
+    limit = f"the lag bound of {variant.runs[0].max_lag}"
+    if batches.high == 0:
+        return f"{variant.name}: {limit} never held a Generator back."
+    return (
+        f"{variant.name}: {limit} held a Generator back before {mean_range(batches, count)} of {count(bound.mean)} "
+        f"batches, for {mean_range(seconds, number)} s ({mean_range(share, percent)} of the loop)."
+    )
+
+
+def _dropped(variant: Variant) -> str:
+    share = variant.spread(rollout_share(lambda ledger: ledger.dropped))
+    if variant.runs[0].lag_control != "drop" or share is None:
+        return ""
+    if share.high == 0:
+        return f"{variant.name}: no rollout became too old and was dropped."
+    text = f"{variant.name}: {mean_range(share, percent)} of the generated rollouts were dropped as too old"
+    dropped = variant.spread(mean_length(lambda ledger: ledger.dropped))
+    trained = variant.spread(mean_length(lambda ledger: ledger.trained))
+    if dropped and trained:
+        text += f", {mean_range(dropped, number)} tokens long on average against {mean_range(trained, number)} of those"
+        text += " trained on"
+    return text + "."
+
+
+def _overlap(variant: Variant) -> str:
+    worked = variant.spread(lambda run: run.overlap.worked_s if run.overlap else None)
+    saved = variant.spread(lambda run: run.overlap.saved_s if run.overlap else None)
+    together = variant.spread(lambda run: run.overlap.together_s if run.overlap else None)
+    loop = variant.spread(lambda run: run.overlap.loop_s if run.overlap else None)
+    if not (worked and saved and together and loop and loop.mean > 0):
+        return ""
+    idle = []
+    for kind in ("generator", "scorer", "learner"):
+        if ratio := variant.spread(lambda run, kind=kind: run.idle_ratio(kind)):  # type: ignore[misc]
+            idle.append(f"{kind.capitalize()} {mean_range(ratio, percent)}")
+    return (
+        f"{variant.name}: the lanes worked {number(worked.mean)} s in a loop of {number(loop.mean)} s, at least two at "
+        f"once for {percent(together.mean / loop.mean)} of it: {number(saved.mean)} s less than one after the other, "
+        f"if stages took as long then; idle: {', '.join(idle)}."
+    )
+
+
+def _lag(experiment: Experiment) -> str:
+    """Give lag and last reward of each variant, and whether lag hurt where another differs in lag alone."""
+    fresh = [item for item in experiment.variants if not any(run.behaviour_is_older for run in item.runs)]
+    parts, too_few_seeds = list[str](), ""
+    for variant in experiment.variants:
+        lag, last = variant.spread(mean_of("off_policy/mean")), variant.spread(last_reward)
+        base = next((item for item in fresh if variant not in fresh and _differs_in_lag_alone(item, variant)), None)
+        if last is None or (lag is None and base is None):
+            continue
+        part = f"{variant.name} {f'{mean_range(lag, number)} and ' if lag else ''}{mean_range(last, reward)}"
+        difference = base and paired_difference(base, variant, last_reward)
+        if base and difference:
+            low, high = difference.low, difference.high
+            effect = "lag hurt" if high < 0 else "lag did not hurt" if low > 0 else "no difference shown"
+            interval = f"95% interval {low:+.3f} to {high:+.3f}, n = {difference.seeds}"
+            part += f" ({difference.mean:+.3f} against {base.name}, {interval}: {effect})"
+        elif base:
+            too_few_seeds = f" Fewer than {FEWEST_SEEDS} paired seeds cannot say whether lag hurt."
+        parts.append(part)
+    if len(parts) < 2:
+        return ""
+    return f"Mean lag in versions and last validation reward: {'; '.join(parts)}.{too_few_seeds}"
+
+
+def _differs_in_lag_alone(base: Variant, other: Variant) -> bool:
+    """Whether two variants have the same settings but for lag, replay, and what these need in order to run."""
+    mine, theirs = (
+        {key: value for key, value in settings_of(variant.runs[0]).items() if key not in LAG_SETTINGS}
+        for variant in (base, other)
+    )
+    return mine == theirs
+
+
+def _last_length(run: RunFigures) -> float | None:
+    return run.last.length if run.last else None
+
+
+def _two(value: float) -> str:
+    return f"{value:.2f}"
