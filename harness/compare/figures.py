@@ -21,7 +21,7 @@ from harness.core.trace import Span, Stage
 from harness.core.types import Metric
 from harness.results import LedgerFigures, Run, StepRow, lane_kind
 from harness.results.manifest import Manifest
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 
 WAITS = frozenset(stage for stage in Stage if stage.is_wait)
 StageColumns = Mapping[Stage, Sequence[float]]

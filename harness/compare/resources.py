@@ -7,7 +7,7 @@ the counters do not tell is None, never 0, and ``missing`` says why.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.compare.numbers import number, percent
 from harness.compare.sampled import Sampled, sampled
@@ -154,7 +154,11 @@ def contention(rows: Sequence[CounterRow], window: Interval) -> list[str]:
 def _rows_of(rows: Iterable[CounterRow], machine: str) -> list[CounterRow]:
     """Return the rows of one machine, with its name left out."""
     split = ((row, *split_source(row.source)) for row in rows)
-    return [replace(row, source=name) if machine else row for row, prefix, name in split if prefix == machine]
+    return [
+        CounterRow(row.at_ns, name, row.values, row.missing) if machine else row
+        for row, prefix, name in split
+        if prefix == machine
+    ]
 
 
 def _on_machine(rows: Sequence[CounterRow], window: Interval, machine: str) -> Iterable[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from harness.compare import numbers
 from harness.compare.sync import percentile
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 
 STEPS_BETWEEN = 200  # sizes looked at between the smallest and the largest, for the crossover
 

@@ -1,11 +1,10 @@
 """A transport sweep: medians, shares, fitted costs and the winner by size, from times made up by known costs."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from harness.compare.sync_costs import SyncCost, fastest_by_size, sync_costs, sync_points, sync_sentences
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 
 COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte
 
@@ -55,7 +54,7 @@ def test_the_fit_finds_the_costs_that_made_the_times() -> None:
 
 
 def test_no_fitted_cost_is_negative_and_what_was_not_varied_is_left_out() -> None:
-    falling = [replace(row("nixl", size, 1, 1), total_s=seconds) for size, seconds in ((1, 0.010), (10, 0.009))]
+    falling = [structs.replace(row("nixl", size, 1, 1), total_s=seconds) for size, seconds in ((1, 0.010), (10, 0.009))]
     (cost,) = sync_costs(sync_points(falling))
     assert (cost.per_tensor_s, cost.per_byte_s) == (0.0, 0.0)
     # relative least squares of a constant c: c = sum(1/s) / sum(1/s^2) = (100 + 111.1) / (10000 + 12345.7)
