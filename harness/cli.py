@@ -60,7 +60,7 @@ ELSEWHERE = {
     "faults": ("tests.faults.__main__", "run the loop through seeded faults", "faults --schedules 10000"),
     "holdout": ("tests.holdout.__main__", "examine the simulator on runs it has not seen", "holdout"),
     "import": (
-        "harness.results.importers.__main__",
+        "harness.results.import_command",
         "read the metric log of another trainer",
         "import trl LOG -o results/",
     ),

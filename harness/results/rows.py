@@ -222,7 +222,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFigures:
-    """What became of a run's rollouts, in the manifest's outcome: ``harness.loop.RolloutCounts`` says what is counted."""
+    """What became of a run's rollouts: the columns of ``harness.loop.RolloutCounts``, from the manifest's outcome."""
 
     generated: Rollouts
     failed: Rollouts
