@@ -1,4 +1,4 @@
-"""The metric streams of a run: JSON lines and TensorBoard in its folder, services; their troubles are kept away from it."""
+"""The metric streams of a run: files in its folder, and services. What fails there is kept away from the run."""
 
 from __future__ import annotations
 
