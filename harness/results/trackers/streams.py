@@ -16,6 +16,7 @@ from harness.core.errors import UserError
 from harness.results.rows import read_metric
 from harness.results.trackers.event_file import encode_scalars, encode_start
 from harness.results.trackers.services import MLFLOW, WANDB, MlFlow, WeightsAndBiases
+from harness.results.writer import AppendOnly
 
 DEFAULT_TRACKERS = ("jsonl", "tensorboard")
 TRACKERS = (*DEFAULT_TRACKERS, WANDB, MLFLOW)
@@ -107,29 +108,6 @@ def flat_metrics(row: dict[str, Any]) -> dict[str, float]:
     return flat
 
 
-class _AppendedFile:
-    """A file that grows by whole pieces, written straight to the system: a killed run loses none of them."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
-        self._size = 0
-
-    def append(self, piece: bytes) -> None:
-        rest = memoryview(piece)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            with suppress(OSError):
-                self._file.truncate(self._size)
-            raise
-        self._size += len(piece)
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class JsonLines:
     """``metrics.jsonl``: one flat object for each row, with ``step`` and ``kind`` first; NaN and infinities as null.
 
@@ -137,13 +115,13 @@ class JsonLines:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = _AppendedFile(folder / METRICS)
+        self._file = AppendOnly(folder / METRICS)
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Append one line; see ``MetricStream``."""
         row: dict[str, Any] = {"step": step, "kind": kind}
         row |= {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.append(json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -160,12 +138,13 @@ class TensorBoard:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         start = clock()
-        self._file = _AppendedFile(folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness")
-        self._file.append(encode_start(start))
+        (folder / TENSORBOARD).mkdir()
+        self._file = AppendOnly(folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness")
+        self._file.write(encode_start(start))
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Append one event with all the values; see ``MetricStream``."""
-        self._file.append(encode_scalars(values, step, self._clock()))
+        self._file.write(encode_scalars(values, step, self._clock()))
 
     def close(self) -> None:
         """Close the file."""
