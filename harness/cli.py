@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "list": ("harness.run.commands.list", "show the scenarios there are", "list"),
     "schema": ("harness.run.commands.schema", "print the JSON schema for editors", "schema > scenario.schema.json"),
-    "compare": ("harness.compare.__main__", "compare results (as python -m harness.compare)", "compare results/"),
+    "compare": ("harness.report.compare_command", "compare results (as python -m harness.compare)", "compare results/"),
     "report": ("harness.report.__main__", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.report.trace.__main__", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
     "sweep": ("harness.run.sweep.__main__", "run or continue a sweep, point by point", "sweep learning_rates"),
@@ -69,7 +69,7 @@ COMMANDS = {
     ),
     "holdout": ("tests.holdout.__main__", "examine the simulator on runs it has not seen", "holdout"),
     "import": (
-        "harness.results.importers.__main__",
+        "harness.results.import_command",
         "read the metric log of another trainer",
         "import trl LOG -o results/",
     ),

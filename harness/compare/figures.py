@@ -41,7 +41,7 @@ from harness.core.trace import Stage
 from harness.core.types import Metric
 from harness.results import LedgerFigures, Run, StepRow, lane_kind
 from harness.results.manifest import Manifest
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 
 StageColumns = Mapping[Stage, Sequence[float]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import median
 
@@ -229,7 +229,11 @@ def contention(rows: Sequence[CounterRow], window: Interval) -> list[str]:
     split = [(row, *split_source(row.source)) for row in rows]
     sentences = []
     for machine in dict.fromkeys(split_source(source)[0] for source in sources(rows)):
-        own = [replace(row, source=name) if machine else row for row, prefix, name in split if prefix == machine]
+        own = [
+            CounterRow(row.at_ns, name, row.values, row.missing) if machine else row
+            for row, prefix, name in split
+            if prefix == machine
+        ]
         where = f"{machine.removesuffix('/')}: " if machine else ""
         for each in (_pressure, _taken_cores, _throttling, _on_gpus):
             sentences += [where + sentence for sentence in each(own, window)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from harness.compare.step_columns import metric_value
 from harness.results import Run, StepRow
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 
 PARTS = ("publish", "transfer", "load", "verify")
 MOVING = ("publish", "transfer", "load")

@@ -13,7 +13,7 @@ from harness.compare.experiments import MOST_WITH_SPANS, SIMULATED, Experiment, 
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.numbers import Format, count, number, percent, plural, reward, spread, spread_of
 from harness.core.trace import Stage
-from harness.results.ledger import LedgerFigures, Rollouts
+from harness.results.rows import LedgerFigures, Rollouts
 
 NEARLY_ALL = 0.8  # in an asynchronous run a stage may end twice in one step's window and not in the next
 

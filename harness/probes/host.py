@@ -1,7 +1,8 @@
 """The machine and the run's processes, as the kernel tells of them. Linux; the same files as psutil reads.
 
 The files stay open and are read again from their start, which costs 1 to 10 microseconds each: psutil opens three
-files for one process and builds objects, ten times as much. All totals are the kernel's own counters.
+files for one process and builds objects, ten times as much, and knows neither pressure nor throttling, so that these
+files would be read here all the same. All totals are the kernel's own counters.
 
 Sources: proc(5), https://docs.kernel.org/accounting/psi.html, https://docs.kernel.org/admin-guide/cgroup-v2.html.
 """

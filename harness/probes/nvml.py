@@ -1,6 +1,8 @@
 """NVIDIA GPUs as their driver's management library (NVML) sees them. The only file that imports it.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/ (each call's errors and units).
+Not by nvitop, which could not be set against this on a GPU. NVML is asked anew each time: free memory and power limits
+are those of now.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class PySpyRecorder:
     ) -> None:
         self._window, self._processes, self._folder = window, processes, folder
         self._program, self._scrubber = program or pyspy_program(), scrubber or Scrubber.of_this_process()
-        self._drafts: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._recordings: list[_Recording] = []
         self._over = False
         self.files: list[Path] = []
@@ -125,7 +125,7 @@ class PySpyRecorder:
         Raises:
             RunStopped: one does not.
         """
-        if step in self._window.numbers and self._drafts is None and not self._over:
+        if step in self._window.numbers and self._temporary is None and not self._over:
             self._start()
 
     def on_step(self, step: int) -> None:
@@ -163,16 +163,16 @@ class PySpyRecorder:
         for recording in recordings:
             recording.process.kill()
             recording.process.wait()
-        if self._drafts is not None:
-            self._drafts.cleanup()
-            self._drafts = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
 
     def _start(self) -> None:
-        self._drafts = tempfile.TemporaryDirectory(prefix="py-spy-")
+        self._temporary = tempfile.TemporaryDirectory(prefix="py-spy-")
         targets = self._targets()
         try:
             for name, pid in targets.items():
-                self._recordings.append(self._record(name, pid, Path(self._drafts.name)))
+                self._recordings.append(self._record(name, pid, Path(self._temporary.name)))
             for recording in self._recordings:
                 self._wait_until_it_samples(recording)
         except BaseException:

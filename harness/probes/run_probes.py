@@ -9,7 +9,7 @@ from typing import Protocol
 from harness.core.errors import RunStopped
 from harness.core.types import Metric, Metrics, combine_metrics
 from harness.probes.clock import PausableClock
-from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
+from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
 from harness.probes.pyspy import PySpyRecorder
 from harness.probes.session import ProbeSession

@@ -17,7 +17,9 @@ machine. Times are those of the machine's monotonic clock, which is ``time.perf_
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import select
 import sys
 import threading
 import time
@@ -27,9 +29,64 @@ from typing import Any
 
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe, open_gpu_probe
-from harness.probes.pipes import Inbox, Outbox, Sample
 from harness.probes.reading import Reading, Unknown
 from harness.results.counters import HELD, SAMPLER
+
+_GOODBYE_S = 5.0
+_PENDING_BYTES = 64 * 2**20  # at 5 Hz more than an hour of samples that nobody reads
+
+Sample = dict[str, Any]
+"""``at_ns`` of the machine's monotonic clock, and ``rows``: ``source``, ``values`` and, if any, ``missing``."""
+
+
+class Outbox:
+    """Writes lines to a pipe without ever waiting for its reader: what does not fit is kept for later."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor, self._pending, self.dropped = descriptor, bytearray(), 0
+
+    def add(self, sample: Sample) -> None:
+        """Send a sample, or keep it; where far too many are kept already, drop it and count it."""
+        if len(self._pending) > _PENDING_BYTES:
+            self.dropped += 1
+            return
+        self._pending += json.dumps(sample, separators=(",", ":")).encode() + b"\n"
+        self.push()
+
+    def push(self) -> None:
+        """Send as much of what was kept as the pipe takes.
+
+        Raises:
+            BrokenPipeError: nobody is there to read it.
+        """
+        while self._pending:
+            try:
+                del self._pending[: os.write(self._descriptor, self._pending)]
+            except BlockingIOError:
+                return
+
+    def finish(self, patience_s: float = _GOODBYE_S) -> None:
+        """Send the rest, waiting for the reader; where nobody reads for this long, it is lost."""
+        self.push()
+        while self._pending and select.select([], [self._descriptor], [], patience_s)[1]:
+            self.push()
+
+
+class Inbox:
+    """Reads orders, one JSON line each, from a pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._rest = descriptor, b""
+
+    def wait(self, timeout_s: float) -> list[Any] | None:
+        """Return the orders that arrived within this time; None once the input has ended."""
+        if not select.select([self._descriptor], [], [], timeout_s)[0]:
+            return []
+        data = os.read(self._descriptor, 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines] if data else None
+
 
 NICENESS = 5
 _ORPHAN_CHECK_S = 1.0
@@ -143,7 +200,7 @@ class Throttle:
             self._next_ns += (missed + 1) * self._period_ns
 
 
-class Station:
+class PacedSampling:
     """Samples at its pace, as ordered, and hands each sample on.
 
     Args:
@@ -195,31 +252,31 @@ class Station:
         self._sampling.close()
 
 
-def obey(station: Station, order: Any) -> bool:
+def obey(sampling: PacedSampling, order: Any) -> bool:
     """Carry out one order; return whether it was not ``stop``. Orders that are not known are passed over."""
     match order:
         case "go":
-            station.go()
+            sampling.go()
         case "hold":
-            station.hold()
+            sampling.hold()
         case "stop":
             return False
         case {"processes": dict(processes)}:
-            station.watch(processes)
+            sampling.watch(processes)
     return True
 
 
-def serve(station: Station, inbox: Inbox, outbox: Outbox) -> None:
+def serve(sampling: PacedSampling, inbox: Inbox, outbox: Outbox) -> None:
     """Sample as ordered until told to stop, or until the input ends, or its writer has gone."""
     parent, wait_s = os.getppid(), 0.0
     while os.getppid() == parent:  # a process forked by the writer may hold its end of the pipe open
         orders = inbox.wait(min(wait_s, _ORPHAN_CHECK_S))
-        if orders is None or not all(obey(station, order) for order in orders):
+        if orders is None or not all(obey(sampling, order) for order in orders):
             break
-        due_s = station.sample_if_due()
+        due_s = sampling.sample_if_due()
         outbox.push()
         wait_s = _ORPHAN_CHECK_S if due_s is None else due_s
-    station.close()
+    sampling.close()
     outbox.finish()
 
 
@@ -235,7 +292,7 @@ class SamplingThread:
 
     def __init__(self, hz: float, driver: int | None = None) -> None:
         self._samples: deque[Sample] = deque()
-        self._station = Station(Sampling(driver or os.getpid()), hz, self._samples.append)
+        self._sampling = PacedSampling(Sampling(driver or os.getpid()), hz, self._samples.append)
         self._orders: deque[Any] = deque()
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="sampler", daemon=True)
@@ -262,9 +319,9 @@ class SamplingThread:
             self._woken.wait(wait_s)
             self._woken.clear()
             while going and self._orders:
-                going = obey(self._station, self._orders.popleft())
-            wait_s = self._station.sample_if_due() if going else None
-        self._station.close()
+                going = obey(self._sampling, self._orders.popleft())
+            wait_s = self._sampling.sample_if_due() if going else None
+        self._sampling.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -280,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.nice(NICENESS)
     outbox = Outbox(sys.stdout.fileno())
     try:
-        serve(Station(Sampling(chosen.driver), chosen.hz, outbox.add), Inbox(sys.stdin.fileno()), outbox)
+        serve(PacedSampling(Sampling(chosen.driver), chosen.hz, outbox.add), Inbox(sys.stdin.fileno()), outbox)
     except BrokenPipeError:  # the run has gone
         return 0
     return 0

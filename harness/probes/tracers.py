@@ -9,12 +9,11 @@ from pathlib import Path
 
 from harness.core.trace import DelayedTracer, Stage, SynchronizedTracer, Tracer
 from harness.probes.cuda_events import DeviceTimeTracer, cuda_events
-from harness.probes.device_memory import DeviceFigure, DeviceMemoryTracer, process_memory
+from harness.probes.memory import DeviceFigure, DeviceMemoryTracer, process_memory
 from harness.probes.nsight import CaptureControl
 from harness.probes.nvtx_ranges import NvtxTracer, open_domain
 from harness.probes.profile import ProbeProfile, Window
-from harness.probes.torch_window import torch_window_tracer
-from harness.probes.windows import WindowTracer, lanes_in
+from harness.probes.windows import WindowTracer, lanes_in, torch_window_tracer
 
 
 @dataclass(frozen=True)

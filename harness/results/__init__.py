@@ -4,15 +4,17 @@
 """
 
 from harness.results.anonymous import Scrubber
-from harness.results.ledger import LedgerFigures, Rollouts
 from harness.results.manifest import STATUSES, Manifest
 from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
 from harness.results.rows import (
     BatchRow,
     EvaluationRow,
+    LedgerFigures,
     RolloutRow,
+    Rollouts,
     ShardRow,
     StepRow,
+    SyncRow,
     TailRow,
     VersionChange,
     batch_row,
@@ -39,6 +41,7 @@ __all__ = [
     "Scrubber",
     "ShardRow",
     "StepRow",
+    "SyncRow",
     "TailRow",
     "VersionChange",
     "batch_row",

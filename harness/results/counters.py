@@ -9,13 +9,14 @@ A ``sampler`` row with ``held`` 1 closes a stretch: what was counted between it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct
 
 from harness.results.jsonl import read_rows
-from harness.results.rows import MOST_WHOLE, SCHEMA_VERSIONS
+from harness.results.rows import MOST_WHOLE, SCHEMA_VERSIONS, Whole
 
 COUNTERS, SCHEMA, KIND = "counters.jsonl", "harness.counters", "counter"
 HOST, SAMPLER, DRIVER = "host", "sampler", "driver"
@@ -94,8 +95,7 @@ def explain(reason: str) -> str:
     return _REASONS.get(reason, reason)
 
 
-@dataclass(frozen=True, slots=True)
-class CounterRow:
+class CounterRow(Struct, frozen=True, tag_field="kind", tag=KIND):
     """One reading of one source.
 
     Attributes:
@@ -103,10 +103,10 @@ class CounterRow:
         values: by name; None where ``missing`` has the reason.
     """
 
-    at_ns: int
+    at_ns: Annotated[int, Meta(ge=0, le=MOST_WHOLE)]
     source: str
-    values: Mapping[str, float | None]
-    missing: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Whole | Annotated[float, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)] | None]
+    missing: Mapping[str, str] = {}
 
     @property
     def ends_stretch(self) -> bool:
@@ -130,7 +130,7 @@ def read_counters(folder: Path) -> list[CounterRow]:
     Raises:
         UserError: the file is damaged (named with its line) or of an unknown schema version.
     """
-    return read_rows(folder / COUNTERS, SCHEMA, COUNTER_MAKERS)
+    return read_rows(folder / COUNTERS, SCHEMA, (CounterRow,))
 
 
 def is_growing(name: str) -> bool:
@@ -179,18 +179,3 @@ def stretches(rows: Iterable[CounterRow], source: str, name: str) -> list[list[S
         if value is not None:
             found[-1].append((row.at_ns, value))
     return [stretch for stretch in found if stretch]
-
-
-def _counter(row: dict[str, Any]) -> CounterRow:
-    at_ns, values, missing = row["at_ns"], row["values"], row.get("missing", {})
-    if at_ns.__class__ is not int or not 0 <= at_ns <= MOST_WHOLE:
-        raise ValueError(f"'at_ns' is {at_ns!r:.60}; it must be a whole number of 64 bits")
-    if not isinstance(values, dict) or not isinstance(missing, dict):
-        raise ValueError("'values' and 'missing' must be objects")
-    for name, value in values.items():
-        if value is not None and (value.__class__ not in (float, int) or not abs(value) <= MOST_WHOLE):
-            raise ValueError(f"'values/{name}' is {value!r:.60}; it must be a number or null")
-    return CounterRow(at_ns, str(row["source"]), values, {str(name): str(text) for name, text in missing.items()})
-
-
-COUNTER_MAKERS: Mapping[str | None, Callable[[dict[str, Any]], CounterRow]] = {KIND: _counter}

@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import orjson
+import msgspec
 
 from harness.core.errors import UserError
 from harness.results.manifest import check_version
 from harness.results.rows import MOST_WHOLE, restore_non_finite
 
-Row = TypeVar("Row")
+Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 def read_file(path: Path) -> bytes:
@@ -63,18 +65,11 @@ def _parse_whole(digits: str) -> int:
     return number
 
 
-def read_rows(
-    path: Path,
-    schema: str,
-    makers: Mapping[str | None, Callable[[dict[str, Any]], Row]],
-    at_once: Callable[[list[dict[str, Any]]], list[Row] | None] = lambda rows: None,
-) -> list[Row]:
-    """Read a JSONL file: check its header, then build the rows whose kind has a maker; other kinds are skipped.
+def read_rows(path: Path, schema: str, kinds: tuple[type[Row], ...]) -> list[Row]:
+    """Read a JSONL file: check its header, then build the rows of known kinds; others are skipped.
 
     Args:
-        makers: a row's kind (None for rows that name none) to what builds it. A maker may raise KeyError, TypeError,
-            ValueError, OverflowError or RecursionError on a bad row.
-        at_once: builds all rows together where it can, and returns None where each has to be looked at.
+        kinds: the classes of rows; each says what a row of its kind holds.
 
     Returns:
         the rows in the order of the file; none if there is no file.
@@ -89,20 +84,35 @@ def read_rows(
     if header.get("kind") != "header" or header.get("schema") != schema:
         raise _damage(path, 1, f"the header of {schema} is missing")
     check_version(schema, header.get("schema_version"), f"{path}, line 1")
-    parsed = _parse_lines(body, path)
-    if (made := at_once(parsed)) is not None:
-        return made
-    rows = []
-    for number, data in enumerate(parsed, start=2):
-        try:
-            maker = makers.get(data.get("kind"))
-            if maker is not None:
-                rows.append(maker(restore_non_finite(data) if "non_finite" in data else data))
-        except KeyError as error:
-            raise _damage(path, number, f"the row lacks {error}") from error
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise _damage(path, number, str(error)) from error
-    return rows
+    decoder = _decoder(kinds)
+    try:  # all lines in one go
+        rows: list[Row] = decoder.decode_lines(body)
+        if len(rows) == body.count(b"\n"):
+            return rows
+    except (ValueError, RecursionError):
+        pass
+    read = (_row(line, kinds, path, number) for number, line in enumerate(body.split(b"\n")[:-1], start=2))
+    return [row for row in read if row is not None]
+
+
+@cache
+def _decoder(kinds: tuple[type[Row], ...]) -> Any:
+    return msgspec.json.Decoder(reduce(or_, kinds))
+
+
+def _row(line: bytes, kinds: tuple[type[Row], ...], path: Path, number: int) -> Row | None:
+    """Read a row by itself; None if its kind is not known. msgspec refuses NaN, which Python writes and reads."""
+    with suppress(ValueError, RecursionError):
+        row: Row = _decoder(kinds).decode(line)
+        return row
+    data = _parse_line(line, path, number)
+    try:
+        known = {kind.__struct_config__.tag: kind for kind in kinds}.get(data.get("kind"))
+        if known is None:
+            return None
+        return msgspec.convert(restore_non_finite(data), known, str_keys=True)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise _damage(path, number, str(error)) from error
 
 
 def _header_and_body(path: Path) -> tuple[bytes | None, bytes]:
@@ -113,23 +123,6 @@ def _header_and_body(path: Path) -> tuple[bytes | None, bytes]:
         return None, b""
     head, end, rest = data.partition(b"\n")
     return (head, rest[: rest.rfind(b"\n") + 1]) if end else (None, b"")
-
-
-def _parse_lines(body: bytes, path: Path) -> list[dict[str, Any]]:
-    """Parse all lines: in one go where every one of them is an object, else line by line, to name the one that is not.
-
-    orjson is several times as fast as json but refuses a little more, such as NaN; json then has the word.
-    """
-    if not body:
-        return []
-    try:
-        listed = memoryview(body.replace(b"\n", b","))[:-1]
-        rows: Any = orjson.loads(b"".join((b"[", listed, b"]")))
-    except ValueError:
-        rows = []
-    if len(rows) == body.count(b"\n") and set(map(type, rows)) == {dict}:
-        return cast(list[dict[str, Any]], rows)
-    return [_parse_line(line, path, number) for number, line in enumerate(body.split(b"\n")[:-1], start=2)]
 
 
 def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:

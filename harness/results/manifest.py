@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+from msgspec import Meta
 
 from harness.core.errors import UserError
 from harness.results.anonymous import Scrubber, change_strings
@@ -13,45 +16,29 @@ from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, with_nulls
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
 
-_TEXT, _NUMBER, _WHOLE, _YES_NO = (str,), (int, float), (int,), (bool,)
-_NONE = (type(None),)
 _FORMER = {"campaign": "experiment", "sentinel": "machine_speed"}
 """Fields that older runs have under another name."""
-_ALLOWED: dict[str, tuple[type, ...]] = {
-    "scenario": _TEXT,
-    "experiment": _TEXT,
-    "started_at": _TEXT,
-    "arm": _TEXT + _NONE,
-    "point": (dict,),
-    "status": _TEXT,
-    "error": _TEXT + _NONE,
-    "finished_at": _TEXT + _NONE,
-    "duration_s": _NUMBER + _NONE,
-    "startup_s": _NUMBER + _NONE,
-    "seed": _WHOLE,
-    "interleaving": _TEXT + _NONE,
-    "position": _WHOLE + _NONE,
-    "block": _WHOLE + _NONE,
-    "machine_speed": (dict, *_NONE),
-    "profile": _TEXT + _NONE,
-    "versions": (dict,),
-    "machine": (dict,),
-    "threads": _WHOLE + _NONE,
-    "commit": _TEXT + _NONE,
-    "dirty": _YES_NO + _NONE,
-    "parameters": _WHOLE + _NONE,
-    "simulated": _TEXT + _NONE,
-    "outcome": (dict,),
-    "machine_speed.*": _NUMBER,
-    "versions.*": _TEXT + _NONE,
-    "machine.cores": _WHOLE + _NONE,
-    "machine.missing": (dict, *_NONE),
-    "outcome.replaced": (dict,),
-    "outcome.replaced.*": _WHOLE,
-    "outcome.imported": (dict,),
-    "outcome.imported.steps_per_row": _WHOLE + _NONE,
-}
-"""The types of each field, and of what is read of those that are else free in form; ``*`` stands for any key."""
+_Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
+
+
+class _Machine(TypedDict, total=False):
+    """What is read of ``machine``, else free in form."""
+
+    cores: int | None
+    missing: dict[str, Any] | None
+
+
+class _Imported(TypedDict, total=False):
+    """What is read of ``outcome.imported``, else free in form."""
+
+    steps_per_row: int | None
+
+
+class _Outcome(TypedDict, total=False):
+    """What is read of ``outcome``, else free in form."""
+
+    replaced: dict[str, int]
+    imported: _Imported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +73,13 @@ class Manifest:
     status: str = "running"
     error: str | None = None
     finished_at: str | None = None
-    duration_s: float | None = None
-    startup_s: float | None = None
+    duration_s: _Number | None = None
+    startup_s: _Number | None = None
     seed: int = 0
     interleaving: str | None = None
     position: int | None = None
     block: int | None = None
-    machine_speed: dict[str, float] | None = None
+    machine_speed: dict[str, _Number] | None = None
     profile: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -123,14 +110,15 @@ class Manifest:
         check_version(SCHEMA, data.get("schema_version"), where)
         data = {_FORMER.get(name, name): value for name, value in data.items()}
         known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        for name in ("scenario", "experiment", "started_at"):
-            if name not in known:
-                raise UserError(f"the manifest lacks {name!r}", where=where)
-        for name, value in known.items():
-            _check_types(name, value, where)
-        if known.get("status", "running") not in STATUSES:
-            raise UserError(f"unknown status {known['status']!r}; one of {', '.join(STATUSES)}", where=where)
-        return cls(**known)
+        try:
+            manifest = msgspec.convert(known, cls)
+            msgspec.convert(manifest.machine, _Machine)
+            msgspec.convert(manifest.outcome, _Outcome)
+        except msgspec.ValidationError as error:
+            raise UserError(f"the manifest is damaged: {error}", where=where) from error
+        if manifest.status not in STATUSES:
+            raise UserError(f"unknown status {manifest.status!r}; one of {', '.join(STATUSES)}", where=where)
+        return manifest
 
 
 def check_version(schema: str, version: object, where: str) -> None:
@@ -145,16 +133,3 @@ def check_version(schema: str, version: object, where: str) -> None:
             where=where,
             fix="read it with the version of the harness that wrote it (the manifest's versions.harness)",
         )
-
-
-def _check_types(name: str, value: object, where: str) -> None:
-    """Check a field, and of an object's fields those that have a type."""
-    allowed = _ALLOWED.get(name) or _ALLOWED.get(f"{name.rpartition('.')[0]}.*")
-    if allowed is not None:
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
-            raise UserError(f"{name!r} is {value!r:.60}; it must be {names}", where=where)
-        if float in allowed and isinstance(value, int | float) and not abs(value) <= MOST_SECONDS:
-            raise UserError(f"{name!r} is {value!r}; it must be at most {MOST_SECONDS:g}", where=where)
-    for key, item in value.items() if isinstance(value, dict) else ():
-        _check_types(f"{name}.{key}", item, where)

@@ -11,28 +11,31 @@ import fcntl
 import os
 import re
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from harness.core.errors import UserError
 from harness.core.trace import Span
 from harness.results.jsonl import parse_json, read_file, read_rows
-from harness.results.ledger import LedgerFigures, read_ledger
 from harness.results.manifest import Manifest
-from harness.results.parse import GROUP_MAKERS, ROLLOUT_MAKERS, SPAN_MAKERS, STEP_MAKERS, spans_at_once
 from harness.results.rows import (
     BatchRow,
     EvaluationRow,
+    LedgerFigures,
     RolloutRow,
     ShardRow,
+    SpanRow,
     StepRow,
+    SyncRow,
     TailRow,
     VersionChange,
     restore_non_finite,
 )
-from harness.results.syncs import SyncRow
 from harness.results.writer import GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
 
 DID_NOT_FINISH = "did not finish"
@@ -40,6 +43,7 @@ MOST_LEVELS = 64
 """Objects and lists within each other in a manifest or a resolved scenario; ours have under 10."""
 MOST_DIGITS = 64
 """Characters of a number in a resolved scenario; the longest float has 24."""
+_SPAN_FIELDS = attrgetter(*Span._fields)
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,16 @@ class Run:
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
-        return read_rows(self.folder / SPANS, "harness.spans", SPAN_MAKERS, spans_at_once)
+        rows = read_rows(self.folder / SPANS, "harness.spans", (SpanRow,))
+        return list(map(Span._make, map(_SPAN_FIELDS, rows)))
 
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
-        return read_rows(self.folder / ROLLOUTS, "harness.rollouts", ROLLOUT_MAKERS)
+        return read_rows(self.folder / ROLLOUTS, "harness.rollouts", (RolloutRow,))
 
     def groups(self) -> list[ShardRow | BatchRow]:
         """Read how long which rollouts were and what they earned; empty in a run of before it was written."""
-        return read_rows(self.folder / GROUPS, "harness.groups", GROUP_MAKERS)
+        return read_rows(self.folder / GROUPS, "harness.groups", (ShardRow, BatchRow))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -85,10 +90,10 @@ class Run:
             UserError: the manifest has it in another form.
         """
         try:
-            return read_ledger(self.manifest.outcome)
-        except (KeyError, TypeError, AttributeError) as error:
+            return msgspec.convert(self.manifest.outcome.get("ledger"), LedgerFigures | None)
+        except msgspec.ValidationError as error:
             where = str(self.folder / MANIFEST)
-            raise UserError(f"{where!r} is damaged: outcome.ledger: {error!r}", where=where) from error
+            raise UserError(f"{where!r} is damaged: outcome.ledger: {error}", where=where) from error
 
     @property
     def replaced(self) -> dict[str, int]:
@@ -129,7 +134,8 @@ def load_run(folder: Path) -> Run:
     status = manifest.status
     if status == "running" and not _is_locked(folder / STEPS):
         status = DID_NOT_FINISH
-    rows = read_rows(folder / STEPS, "harness.steps", STEP_MAKERS)
+    kinds = (StepRow, EvaluationRow, TailRow, SyncRow)
+    rows: list[StepRow | EvaluationRow | TailRow | SyncRow] = read_rows(folder / STEPS, "harness.steps", kinds)
     tails = [row for row in rows if isinstance(row, TailRow)]
     return Run(
         folder=folder,
@@ -187,7 +193,7 @@ def _flagged(rows: list[StepRow], manifest: Manifest) -> tuple[StepRow, ...]:
     if not isinstance(steps, int):
         return tuple(rows)
     first = bisect_left(rows, steps, key=lambda row: row.step)
-    return (*(replace(row, warmup=True) for row in rows[:first]), *rows[first:])
+    return (*(msgspec.structs.replace(row, warmup=True) for row in rows[:first]), *rows[first:])
 
 
 def find_run_folders(path: Path) -> list[Path]:

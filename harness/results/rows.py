@@ -1,7 +1,7 @@
 """The rows of a run's JSONL files: how they are made, and their typed form when read back.
 
 Each file starts with a header row that names its schema and version. A row's ``kind`` says what it holds; a reader
-skips kinds it does not know.
+skips kinds it does not know. The classes' own types are what a row is checked against when it is read (msgspec).
 
 JSON has no NaN and no infinity. Such a number is written as ``null`` and the row's ``non_finite`` names its place (a
 JSON pointer, RFC 6901) and what it was: ``{"metrics": {"loss": {"mean": null, "count": 64}}, "non_finite":
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
-from harness.core.trace import Span
+from msgspec import Meta, Struct, to_builtins
+
+from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, RolloutGroup, ScoredBatch
 
 SCHEMA_VERSIONS = {
@@ -32,31 +34,42 @@ MOST_WHOLE = 2**63 - 1
 _REDUCTIONS: tuple[Literal["mean", "sum", "max", "min"], ...] = ("mean", "sum", "max", "min")
 _ESCAPES = str.maketrans({"~": "~0", "/": "~1"})
 
-LaneSeconds = dict[str, dict[str, float]]  # lane -> stage -> seconds
-StoredMetrics = Mapping[str, Mapping[str, float]]  # name -> {reduction: value, "count": n}
+Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
+Whole = Annotated[int, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)]
+LaneSeconds = dict[str, dict[str, Seconds]]  # lane -> stage -> seconds
+StoredMetrics = Mapping[str, Mapping[str, Whole | float]]  # name -> {reduction: value, "count": n}
 
 
 class VersionChange(NamedTuple):
     """A lane holds another policy version since ``elapsed_s``, in seconds of the loop; -1 where a new part has none."""
 
-    elapsed_s: float
+    elapsed_s: Seconds
     lane: str
-    version: int
+    version: Whole
 
 
-@dataclass(frozen=True, slots=True)
-class TailRow:
+class SpanRow(Struct, frozen=True, gc=False):
+    """A span, as its file has it."""
+
+    lane: str
+    stage: Stage
+    start_ns: Whole
+    end_ns: Whole
+    step: Whole
+    version: Whole
+
+
+class TailRow(Struct, frozen=True, tag_field="kind", tag="tail"):
     """What ended after the last training step: kept, so that a run's totals are whole."""
 
-    wall_s: float
-    elapsed_s: float
+    wall_s: Seconds
+    elapsed_s: Seconds
     lanes: LaneSeconds
-    stages_s: dict[str, float]
+    stages_s: dict[str, Seconds]
     version_changes: tuple[VersionChange, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
     """One training step.
 
     Attributes:
@@ -72,55 +85,58 @@ class StepRow:
         profiled: a profiler ran in this step: never part of statistics.
     """
 
-    step: int
-    version: int
-    wall_s: float
-    elapsed_s: float
-    optimizer_steps: int
+    step: Whole
+    version: Whole
+    wall_s: Seconds
+    elapsed_s: Seconds
+    optimizer_steps: Whole
     lanes: LaneSeconds
-    stages_s: dict[str, float]
+    stages_s: dict[str, Seconds]
     metrics: StoredMetrics
-    versions: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, Whole] = {}
     version_changes: tuple[VersionChange, ...] = ()
-    lags: Mapping[int, int] = field(default_factory=dict)
+    lags: Mapping[Whole, Whole] = {}
     warmup: bool = False
     profiled: bool = False
+
+    def __post_init__(self) -> None:
+        _check_counts(self.metrics)
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric, or None if the step has none of that name."""
         return read_metric(self.metrics, name)
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationRow:
+class EvaluationRow(Struct, frozen=True, tag_field="kind", tag="evaluation"):
     """One evaluation of a policy version; ``step`` is the number of training steps made by then."""
 
-    version: int
-    step: int
-    elapsed_s: float
+    version: Whole
+    step: Whole
+    elapsed_s: Seconds
     metrics: StoredMetrics
+
+    def __post_init__(self) -> None:
+        _check_counts(self.metrics)
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric, or None if the evaluation has none of that name."""
         return read_metric(self.metrics, name)
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutRow:
+class RolloutRow(Struct, frozen=True, tag_field="kind", tag="rollout"):
     """One rollout kept for people to read. Its text is generated: treat it as untrusted."""
 
     purpose: str
-    version: int
+    version: Whole
     prompt: str
     response: str
     ground_truth: str
     reward: float
-    num_tokens: int
+    num_tokens: Whole
     finish_reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShardRow:
+class ShardRow(Struct, frozen=True, tag_field="kind", tag="shard"):
     """The rollouts of one scored shard: what was generated, token by token counted.
 
     Attributes:
@@ -136,22 +152,88 @@ class ShardRow:
     """
 
     purpose: str
-    step: int
-    shard: int
-    prompt_ids: tuple[int, ...]
-    prompt_tokens: tuple[int | None, ...]
-    versions: tuple[tuple[int, int], ...]
-    lengths: tuple[tuple[int, ...], ...]
+    step: Whole
+    shard: Whole
+    prompt_ids: tuple[Whole, ...]
+    prompt_tokens: tuple[Whole | None, ...]
+    versions: tuple[tuple[Whole, Whole], ...]
+    lengths: tuple[tuple[Whole, ...], ...]
     rewards: tuple[tuple[float, ...], ...]
-    failed_groups: int = 0
+    failed_groups: Whole = 0
+
+    def __post_init__(self) -> None:
+        groups = len(self.prompt_ids)
+        for name in ("prompt_tokens", "versions", "lengths", "rewards"):
+            if len(getattr(self, name)) != groups:
+                raise ValueError(f"{name!r} has {len(getattr(self, name))} items for {groups} groups")
+
+
+class BatchRow(Struct, frozen=True, tag_field="kind", tag="batch"):
+    """The groups that a training step trained on, where that is not the fresh batch: (batch number, prompt id)."""
+
+    step: Whole
+    groups: tuple[tuple[Whole, Whole], ...]
+
+
+class SyncRow(Struct, frozen=True, tag_field="kind", tag="sync"):
+    """One timed weight sync of a transport sweep.
+
+    Attributes:
+        num_bytes, tensors: of the weights.
+        receivers: Generators that loaded them; times of the slowest one.
+        repeat: 0 was not counted, since it sets connections up and touches fresh memory.
+        total_s: from the start of the publish until the weights are in tensors of the slowest receiver's own, without
+            verification. Where a transport delivers into the receiver's own memory, ``load_s`` is not part of it.
+        publish_s, transfer_s, load_s: the stages; between them lie the calls from process to process.
+        verify_s: the checksums on both sides.
+        plain_copy_s: one copy of as many bytes in warm memory, right after it.
+    """
+
+    transport: str
+    num_bytes: Whole
+    tensors: Whole
+    receivers: Whole
+    repeat: Whole
+    total_s: Seconds
+    publish_s: Seconds
+    transfer_s: Seconds
+    load_s: Seconds
+    verify_s: Seconds
+    plain_copy_s: Seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of the row."""
+        row: dict[str, Any] = to_builtins(self)
+        return row
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRow:
-    """The groups that a training step trained on, where that is not the fresh batch: (batch number, prompt id)."""
+class Rollouts:
+    """A number of rollouts and their response tokens."""
 
-    step: int
-    groups: tuple[tuple[int, int], ...]
+    rollouts: Whole
+    tokens: Whole
+
+    @property
+    def mean_length(self) -> float | None:
+        """Tokens of a rollout on average; None without rollouts."""
+        return self.tokens / self.rollouts if self.rollouts else None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFigures:
+    """What became of a run's rollouts: the columns of ``harness.loop.RolloutCounts``, from the manifest's outcome."""
+
+    generated: Rollouts
+    failed: Rollouts
+    dropped: Rollouts
+    trained: Rollouts
+    trained_again: Rollouts
+    unused: Rollouts
+
+    def share(self, column: Rollouts) -> float:
+        """Return a column's share of the generated rollouts; 0 where there were none."""
+        return column.rollouts / self.generated.rollouts if self.generated.rollouts else 0.0
 
 
 def shard_row(scored: ScoredBatch) -> dict[str, Any]:
@@ -252,6 +334,12 @@ def read_metric(metrics: StoredMetrics, name: str) -> Metric | None:
         if reduction in stored:
             return Metric(stored[reduction], reduction, int(stored.get("count", 1)))
     return None
+
+
+def _check_counts(metrics: StoredMetrics) -> None:
+    for name, stored in metrics.items():
+        if not math.isfinite(stored.get("count", 1)):
+            raise ValueError(f"'metrics/{name}/count' is {stored['count']!r}; it must be a number")
 
 
 def with_nulls(row: dict[str, Any]) -> dict[str, Any]:

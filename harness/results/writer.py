@@ -79,10 +79,10 @@ class RunFolder:
         self.manifest: Manifest | None = None
         self._scrubber, self._clock = scrubber, clock
         self._span_heads: dict[tuple[str, Stage], str] = {}
-        self._files: dict[str, _AppendOnly] = {}
+        self._files: dict[str, AppendOnly] = {}
         with ExitStack() as opened:  # closes them again if one of them cannot be made
             for name in (SPANS, STEPS, ROLLOUTS, LOG):
-                self._files[name] = _AppendOnly(folder / name)
+                self._files[name] = AppendOnly(folder / name)
                 opened.callback(self._files[name].close)
             self._write_headers()
             opened.pop_all()
@@ -185,11 +185,11 @@ class RunFolder:
         if lines:
             self._late_file(GROUPS, _header_line("harness.groups")).append("".join(lines))
 
-    def _late_file(self, name: str, header: str) -> _AppendOnly:
+    def _late_file(self, name: str, header: str) -> AppendOnly:
         """Return a file that only some runs have, made with its header when it is first asked for."""
         if name not in self._files:
             try:
-                self._files[name] = _AppendOnly(self.folder / name)
+                self._files[name] = AppendOnly(self.folder / name)
             except OSError as error:
                 raise self._cannot_write(error) from error
             self._files[name].append(header)
@@ -255,8 +255,8 @@ class RunFolder:
         return UserError(what, where=str(self.folder), fix="free some space there, or choose a folder with --out DIR")
 
 
-class _AppendOnly:
-    """A new file that only ever grows by whole lines."""
+class AppendOnly:
+    """A new file that only ever grows by whole pieces: lines that are kept until ``flush``, or bytes at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
@@ -264,19 +264,28 @@ class _AppendOnly:
         self._size = 0
 
     def lock(self) -> None:
+        """Show that this process lives."""
         with suppress(OSError):  # a file system without locks
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def append(self, lines: str) -> None:
+        """Keep lines for the next ``flush``."""
         self._pending.append(lines)
 
     def flush(self) -> None:
-        if not self._pending:
-            return
+        """Write what was kept."""
         data = "".join(self._pending).encode("utf-8", errors="backslashreplace")
         self._pending.clear()
+        self.write(data)
+
+    def write(self, piece: bytes) -> None:
+        """Write it to the system at once, so that a killed run keeps it; what does not fit as a whole is cut off again.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        rest = memoryview(piece)
         try:
-            rest = memoryview(data)
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
@@ -284,9 +293,10 @@ class _AppendOnly:
                 self._file.truncate(self._size)
                 self._file.seek(self._size)
             raise
-        self._size += len(data)
+        self._size += len(piece)
 
     def close(self) -> None:
+        """Close it; closing twice does no harm."""
         self._file.close()
 
 

@@ -12,9 +12,8 @@ from typing import Any
 from harness.core.errors import HarnessError, UserError
 from harness.core.trace import RecordingTracer, Tracer
 from harness.engines.vllm_machine import environment as vllm_environment
-from harness.probes.device_memory import DeviceFigure
-from harness.probes.nsight import new_tag, nsight_runtime_env
-from harness.probes.nsight_reports import report_folders, wait_for_reports
+from harness.probes.memory import DeviceFigure
+from harness.probes.nsight import new_tag, nsight_runtime_env, report_folders, wait_for_reports
 from harness.probes.windows import lanes_in
 from harness.run.actors.environment import process_environment
 from harness.run.actors.logs import ProcessLogs

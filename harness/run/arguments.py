@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from harness.core.errors import UserError
-from harness.probes.device_memory import is_full_gpu
+from harness.probes.memory import is_full_gpu
 from harness.run.full_gpu import in_short
 
 ARGUMENTS = {

@@ -17,9 +17,8 @@ from harness.core.progress import RunProgress
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import NoThrottle, Throttle, first_error, run_loop
 from harness.probes.clock import PausableClock
-from harness.probes.device_memory import Peak
 from harness.probes.load import load_profile
-from harness.probes.main_memory import forget_own_peak, main_memory_peak, with_children
+from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, with_children
 from harness.probes.profile import ProbeProfile
 from harness.probes.run_probes import RunProbes
 from harness.results.trackers.streams import open_streams

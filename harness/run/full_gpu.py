@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from harness.core.errors import UserError
 from harness.core.trace import raised_in
-from harness.probes.device_memory import is_full_gpu
+from harness.probes.memory import is_full_gpu
 from harness.run.memory.check import what_to_lower
 from harness.scenario import Scenario
 

@@ -14,12 +14,11 @@ import torch
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import RecordingTracer
 from harness.loop import LoopPlan
-from harness.probes.device_memory import DeviceFigure
 from harness.probes.load import load_profile
+from harness.probes.memory import DeviceFigure
 from harness.probes.run_probes import Elsewhere
-from harness.probes.torch_window import collect_traces, process_name
 from harness.probes.tracers import Instruments
-from harness.probes.windows import lanes_in
+from harness.probes.windows import collect_traces, lanes_in, process_name
 from harness.run.inprocess import InProcessGenerator, InProcessLearner, InProcessScorer, PartStreams
 from harness.run.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.run.options import StopSignal, resolve_device, threads_of

@@ -129,7 +129,7 @@ def test_a_damaged_run_is_named_and_the_rest_compared(results: Path, capsys: pyt
     assert main([str(results)]) == 0
     output = capsys.readouterr()
     assert output.err == (
-        f"warning: left out '{bad}': '{steps}' is damaged at line 5: 'step' is 'two'; it must be a whole number\n"
+        f"warning: left out '{bad}': '{steps}' is damaged at line 5: Expected `int`, got `str` - at `$.step`\n"
     )
     lines = [" ".join(line.split()) for line in output.out.splitlines()]
     assert "update 0.500 33.3%" in lines

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from harness.compare import Experiment, gather
 from harness.compare.sync import SyncCost, fastest_by_size, percentile, sync_costs, sync_points
 from harness.compare.sync_tables import sync_findings, sync_sentences, sync_table
 from harness.results import RunFolder
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 
 Make = Callable[..., RunFolder]
 
@@ -161,7 +161,7 @@ def test_the_fit_finds_the_costs_that_made_the_times() -> None:
 
 
 def test_no_fitted_cost_is_negative_and_what_was_not_varied_is_left_out() -> None:
-    falling = [replace(row("nixl", size, 1, 1), total_s=seconds) for size, seconds in ((1, 0.010), (10, 0.009))]
+    falling = [structs.replace(row("nixl", size, 1, 1), total_s=seconds) for size, seconds in ((1, 0.010), (10, 0.009))]
     (cost,) = sync_costs(sync_points(falling))
     assert (cost.per_tensor_s, cost.per_byte_s) == (0.0, 0.0)
     # relative least squares of a constant c: c = sum(1/s) / sum(1/s^2) = (100 + 111.1) / (10000 + 12345.7)

@@ -24,8 +24,15 @@ import ray
 import harness
 from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer, Stage
-from harness.probes.nsight import SESSION_CONFIG, CaptureControl, check_nsight, new_tag, nsight_runtime_env
-from harness.probes.nsight_reports import report_folders, wait_for_reports
+from harness.probes.nsight import (
+    SESSION_CONFIG,
+    CaptureControl,
+    check_nsight,
+    new_tag,
+    nsight_runtime_env,
+    report_folders,
+    wait_for_reports,
+)
 from harness.probes.profile import NsightWindow
 from harness.probes.windows import WindowTracer
 from harness.report.trace.export import write_trace

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.probes.nsight_reports import is_alive
+from harness.probes.nsight import is_alive
 from harness.scenario import expand, load_scenario
 from tests.gpu_check import __main__ as command
 from tests.gpu_check import parity, runs

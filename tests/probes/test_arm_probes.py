@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.core.trace import Stage
 from harness.probes.clock import PausableClock
 from harness.probes.cuda_events import DeviceTime
-from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
+from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
 from harness.probes.run_probes import RunProbes
 from harness.results.counters import CounterRow

@@ -6,9 +6,28 @@ import os
 
 from harness.core.trace import NullTracer, RecordingTracer, Stage
 from harness.core.types import Metric
-from harness.probes.device_memory import DeviceMemory, DeviceMemoryTracer, FakeAllocator, Peak, StageMemory
+from harness.probes.memory import DeviceMemory, DeviceMemoryTracer, Peak, StageMemory
 
 PID = os.getpid()
+
+
+class FakeAllocator:
+    """A caching allocator with counters, for tests: what it once took from the device it keeps."""
+
+    def __init__(self) -> None:
+        self._allocated = self._reserved = 0
+        self._peak = Peak()
+
+    def allocate(self, num_bytes: int) -> None:
+        """Give out memory; a negative number takes it back."""
+        self._allocated += num_bytes
+        self._reserved = max(self._reserved, self._allocated)
+        self._peak = self._peak.or_higher(Peak(self._allocated, self._reserved))
+
+    def take(self) -> Peak:
+        """Return the peaks since the last call; they begin anew from what is held."""
+        seen, self._peak = self._peak, Peak(self._allocated, self._reserved)
+        return seen
 
 
 def traced(allocator: FakeAllocator) -> DeviceMemoryTracer:

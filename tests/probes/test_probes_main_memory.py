@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.probes.main_memory import MainMemory, forget_own_peak, main_memory_peak, with_children
+from harness.probes.memory import MainMemory, forget_own_peak, main_memory_peak, with_children
 
 MIB = 2**20
 
@@ -42,7 +42,7 @@ def test_processes_that_have_ended_are_left_out(tmp_path: Path) -> None:
 
 
 SPIKE = """
-from harness.probes.main_memory import forget_own_peak, main_memory_peak
+from harness.probes.memory import forget_own_peak, main_memory_peak
 import os
 bytearray(300 << 20)
 before = main_memory_peak([os.getpid()]).num_bytes

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from harness.probes.nvml import GpuProbe
-from harness.probes.pipes import Inbox, Outbox
-from harness.probes.sampler import Sampling, SamplingThread, Station, Throttle, obey
+from harness.probes.sampler import Inbox, Outbox, PacedSampling, Sampling, SamplingThread, Throttle, obey
 from tests.stand_ins.fake_nvml import LIBRARY_NOT_FOUND, FakeDevice, FakeNvml, NVMLError
 
 MS = 1_000_000
@@ -77,7 +76,7 @@ def test_a_held_pace_wants_no_sample_and_going_twice_changes_nothing() -> None:
 
 def test_turns_that_are_shorter_than_half_a_period_do_not_hasten_the_pace() -> None:
     clock, samples = Clock(), list[dict[str, Any]]()
-    station = Station(sampling(clock), 5, samples.append, clock)
+    station = PacedSampling(sampling(clock), 5, samples.append, clock)
     for _ in range(100):  # a second of turns, 5 ms on and 5 ms off
         station.go()
         station.sample_if_due()
@@ -92,7 +91,7 @@ def test_turns_that_are_shorter_than_half_a_period_do_not_hasten_the_pace() -> N
 
 def test_a_stretch_has_a_sample_at_both_ends_and_the_last_one_says_so() -> None:
     clock, samples = Clock(), list[dict[str, Any]]()
-    station = Station(sampling(clock), 5, samples.append, clock)
+    station = PacedSampling(sampling(clock), 5, samples.append, clock)
     assert station.sample_if_due() is None
     station.go()
     assert station.sample_if_due() == pytest.approx(0.2)
@@ -138,7 +137,7 @@ def test_gpus_are_let_go_at_the_end() -> None:
 
 def test_orders() -> None:
     clock, samples = Clock(), list[dict[str, Any]]()
-    station = Station(sampling(clock), 5, samples.append, clock)
+    station = PacedSampling(sampling(clock), 5, samples.append, clock)
     orders = ["go", "no such order", {"processes": {"learner": os.getppid()}}, 7, None]
     assert [obey(station, order) for order in orders] == [True] * 5
     station.sample_if_due()

@@ -1,9 +1,67 @@
 """Device time beside host time, on a fake device whose figures are given."""
 
+from __future__ import annotations
+
 import pytest
 
 from harness.core.trace import NullTracer, RecordingTracer, Stage
-from harness.probes.cuda_events import DeviceTime, DeviceTimeTracer, FakeDevice, cuda_events
+from harness.probes.cuda_events import DeviceTime, DeviceTimeTracer, cuda_events
+
+
+class FakeDevice:
+    """A device with one queue, for tests: it works through what it is given, while a host that never waits goes on.
+
+    Attributes:
+        host_ns: the host's clock; the test moves it.
+    """
+
+    def __init__(self) -> None:
+        self.host_ns = self._busy_until_ns = 0
+
+    def launch(self, seconds: float) -> None:
+        """Give it work; takes the host no time."""
+        self._busy_until_ns = max(self._busy_until_ns, self.host_ns) + round(seconds * 1e9)
+
+    def host_works(self, seconds: float) -> None:
+        """Let the host's time pass."""
+        self.host_ns += round(seconds * 1e9)
+
+    def clock_ns(self) -> int:
+        """The host's clock."""
+        return self.host_ns
+
+    def new_event(self) -> FakeEvent:
+        """Make an event of this device."""
+        return FakeEvent(self)
+
+    def reached_ns(self) -> int:
+        """When it will have done all that it was given so far."""
+        return max(self._busy_until_ns, self.host_ns)
+
+
+class FakeEvent:
+    """An event of a ``FakeDevice``."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device, self._at_ns = device, -1
+
+    def record(self) -> None:
+        """See ``DeviceEvent``."""
+        self._at_ns = self._device.reached_ns()
+
+    def query(self) -> bool:
+        """See ``DeviceEvent``."""
+        return self._device.host_ns >= self._at_ns
+
+    def elapsed_time(self, end_event: FakeEvent, /) -> float:
+        """See ``DeviceEvent``.
+
+        Raises:
+            RuntimeError: one of them is not passed yet, as CUDA says it too.
+        """
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("both events must be completed before their elapsed time can be read")
+        return (end_event._at_ns - self._at_ns) / 1e6
 
 
 def traced(device: FakeDevice) -> DeviceTimeTracer:

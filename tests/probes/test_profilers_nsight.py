@@ -13,8 +13,16 @@ import pytest
 from ray._private.runtime_env.nsight import parse_nsight_config
 
 from harness.core.errors import RunStopped, UserError
-from harness.probes.nsight import CaptureControl, check_nsight, new_tag, nsight_runtime_env, nsys_command, nsys_options
-from harness.probes.nsight_reports import report_folders, wait_for_reports
+from harness.probes.nsight import (
+    CaptureControl,
+    check_nsight,
+    new_tag,
+    nsight_runtime_env,
+    nsys_command,
+    nsys_options,
+    report_folders,
+    wait_for_reports,
+)
 from harness.probes.profile import NsightWindow
 
 NSYS = Path(__file__).parents[1] / "stand_ins" / "nsys"

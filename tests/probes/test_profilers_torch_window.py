@@ -13,8 +13,14 @@ from torch.profiler import ProfilerActivity
 from harness.core.errors import RunStopped
 from harness.core.trace import NullTracer, Stage
 from harness.probes.profile import TorchWindow
-from harness.probes.torch_window import activities, collect_traces, process_name, scrub_trace, torch_window_tracer
-from harness.probes.windows import WindowTracer
+from harness.probes.windows import (
+    WindowTracer,
+    activities,
+    collect_traces,
+    process_name,
+    scrub_trace,
+    torch_window_tracer,
+)
 from harness.results.anonymous import Scrubber
 
 SCRUBBER = Scrubber("/home/jane", "/home/jane/project", "lab-7.example.org", "jane")

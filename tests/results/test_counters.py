@@ -61,11 +61,11 @@ def test_a_run_without_the_file_has_no_counters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"kind": "counter", "source": "host", "values": {}}, "lacks 'at_ns'"),
-        ({"kind": "counter", "at_ns": 1.5, "source": "host", "values": {}}, "'at_ns' is 1.5"),
-        ({"kind": "counter", "at_ns": 1, "source": "host", "values": []}, "must be objects"),
-        ({"kind": "counter", "at_ns": 1, "source": "host", "values": {"a": "x"}}, "'values/a' is 'x'"),
-        ({"kind": "counter", "at_ns": 1, "source": "host", "values": {"a": True}}, "'values/a' is True"),
+        ({"kind": "counter", "source": "host", "values": {}}, "missing required field `at_ns`"),
+        ({"kind": "counter", "at_ns": 1.5, "source": "host", "values": {}}, "got `float` - at `$.at_ns`"),
+        ({"kind": "counter", "at_ns": 1, "source": "host", "values": []}, "got `array` - at `$.values`"),
+        ({"kind": "counter", "at_ns": 1, "source": "host", "values": {"a": "x"}}, "got `str` - at `$.values[...]`"),
+        ({"kind": "counter", "at_ns": 1, "source": "host", "values": {"a": True}}, "got `bool` - at `$.values[...]`"),
     ],
 )
 def test_damage_is_named_with_its_line(tmp_path: Path, row: dict[str, Any], problem: str) -> None:

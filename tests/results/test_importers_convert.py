@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.results.importers.convert import Converted, Converter, devices_of
-from harness.results.importers.entry import Crosswalk
-from harness.results.importers.open_instruct import OPEN_INSTRUCT
-from harness.results.importers.points import Point, Points
-from harness.results.importers.trl import TRL
-from harness.results.importers.verl import VERL, VERL_ASYNCHRONOUS
+from harness.results.importers.convert import Converted, Converter, Point, Points, devices_of
+from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, VERL_ASYNCHRONOUS, Crosswalk
 
 # 8 devices, 16 responses; prompts of 200 and responses of 300 tokens on the average, so 8,000 tokens, 4,800 generated
 VERL_STEP = {

@@ -17,12 +17,9 @@ from typing import Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.results.importers.entry import Crosswalk
+from harness.results.importers.convert import Points, collect
 from harness.results.importers.logs import read_log
-from harness.results.importers.open_instruct import OPEN_INSTRUCT
-from harness.results.importers.points import Points, collect
-from harness.results.importers.trl import TRL
-from harness.results.importers.verl import VERL
+from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, Crosswalk
 from harness.results.trackers.event_file import encode_scalars, encode_start
 
 REAL_TRL_LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"

@@ -93,11 +93,11 @@ def test_the_reference_runs_can_still_be_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('"versions":{}', '"versions":{"learner":"one"}', "'versions/learner' is 'one'; it must be a whole number"),
-        ('"version_changes":[]', '"version_changes":[[0.5,"learner"]]', "not enough values"),
-        ('"version_changes":[]', '"version_changes":[["a","b",1]]', "'version_changes' is 'a'; it must be a number"),
-        ('"lags":{}', '"lags":{"old":3}', "invalid literal for int"),
-        ('"lags":{}', '"lags":[1]', "has no attribute 'items'"),
+        ('"versions":{}', '"versions":{"learner":"one"}', "got `str` - at `$.versions[...]`"),
+        ('"version_changes":[]', '"version_changes":[[0.5,"learner"]]', "got 2 - at `$.version_changes[0]`"),
+        ('"version_changes":[]', '"version_changes":[["a","b",1]]', "got `str` - at `$.version_changes[0][0]`"),
+        ('"lags":{}', '"lags":{"old":3}', "got `str` - at `key` in `$.lags`"),
+        ('"lags":{}', '"lags":[1]', "got `array` - at `$.lags`"),
     ],
 )
 def test_damaged_versions_and_lags_are_named(make_run: Make, old: str, new: str, problem: str) -> None:
@@ -113,7 +113,7 @@ def test_a_damaged_ledger_is_named(make_lagged_run: Make) -> None:
     folder = make_lagged_run().folder
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"trained_again"', '"retrained"'))
-    with pytest.raises(UserError, match=r"outcome\.ledger: KeyError\('trained_again'\)"):
+    with pytest.raises(UserError, match=r"outcome\.ledger: .*`trained_again`"):
         _ = load_run(folder).ledger
 
 
@@ -179,13 +179,16 @@ def _edit_line(path: Path, number: int, text: str) -> None:
         ('{"kind":"step","ste', "not JSON"),
         ("[1, 2]", "not a JSON object but [1, 2]"),
         ("", "not JSON"),
-        ('{"kind":"step","step":1}', "the row lacks 'version'"),
-        ('{"kind":"evaluation","version":"two","step":1}', "'version' is 'two'; it must be a whole number"),
-        ('{"kind":"tail","wall_s":true}', "'wall_s' is True; it must be a number"),
-        ('{"kind":"tail","wall_s":1,"elapsed_s":1,"lanes":[],"stages_s":{}}', "'lanes' is []; it must be an object"),
+        ('{"kind":"step","step":1}', "Object missing required field `version`"),
+        ('{"kind":"evaluation","version":"two","step":1}', "Expected `int`, got `str` - at `$.version`"),
+        ('{"kind":"tail","wall_s":true}', "Expected `float`, got `bool` - at `$.wall_s`"),
+        (
+            '{"kind":"tail","wall_s":1,"elapsed_s":1,"lanes":[],"stages_s":{}}',
+            "Expected `object`, got `array` - at `$.lanes`",
+        ),
         (
             '{"kind":"tail","wall_s":1,"elapsed_s":1,"lanes":{"a":{"b":null}},"stages_s":{}}',
-            "'lanes/a/b' is None; it must be a number",
+            "Expected `float`, got `null` - at `$.lanes[...][...]`",
         ),
     ],
 )
@@ -202,7 +205,7 @@ def test_damaged_spans_are_named_too(make_run: Make) -> None:
     path = make_run(steps=1).folder / "spans.jsonl"
     _edit_line(path, 2, '{"lane":"learner","stage":"nap","start_ns":1,"end_ns":2,"step":0,"version":0}')
     run = load_run(path.parent)
-    with pytest.raises(UserError, match="damaged at line 2: unknown stage 'nap'"):
+    with pytest.raises(UserError, match="damaged at line 2: Invalid enum value 'nap'"):
         run.spans()
 
 
@@ -211,14 +214,17 @@ def test_damaged_spans_are_named_too(make_run: Make) -> None:
     [
         (
             '{"lane":"learner","stage":"update","start_ns":1.0,"end_ns":2,"step":0,"version":0}',
-            "times, step and version",
+            "Expected `int`, got `float` - at `$.start_ns`",
         ),
         (
             '{"lane":"learner","stage":"update","start_ns":1,"end_ns":true,"step":0,"version":0}',
-            "times, step and version",
+            "Expected `int`, got `bool` - at `$.end_ns`",
         ),
-        ('{"lane":"learner","stage":"update","start_ns":1,"end_ns":2,"step":0}', "the row lacks 'version'"),
-        ('{"lane":"learner","stage":["update"],"start_ns":1,"end_ns":2,"step":0,"version":0}', "unhashable type"),
+        (
+            '{"lane":"learner","stage":"update","start_ns":1,"end_ns":2,"step":0}',
+            "Object missing required field `version`",
+        ),
+        ('{"lane":"learner","stage":["update"],"start_ns":1,"end_ns":2,"step":0,"version":0}', "Expected `str`"),
         ('{"lane":"learner"', "not JSON"),
         ('{"lane":"learner"},{"lane":"learner"}', "not JSON"),
     ],
@@ -289,9 +295,9 @@ def test_a_file_without_its_header_is_refused(make_run: Make) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"started_at": 5}, "'started_at' is 5; it must be str"),
-        ({"seed": True}, "'seed' is True; it must be int"),
-        ({"duration_s": "long"}, "'duration_s' is 'long'; it must be int or float or null"),
+        ({"started_at": 5}, "the manifest is damaged: Expected `str`, got `int` - at `$.started_at`"),
+        ({"seed": True}, "the manifest is damaged: Expected `int`, got `bool` - at `$.seed`"),
+        ({"duration_s": "long"}, "the manifest is damaged: Expected `float | null`, got `str` - at `$.duration_s`"),
         ({"status": "asleep"}, "unknown status 'asleep'; one of running, completed, interrupted, failed"),
         ({"schema": "other"}, "this is no manifest: its schema is not 'harness.manifest'"),
     ],
@@ -316,8 +322,8 @@ def test_a_manifest_that_is_no_object_is_an_error_with_its_path(make_run: Make, 
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ('{"kind":"batch","step":0,"groups":[[0]]}', "not enough values to unpack (expected 2, got 1)"),
-        ('{"kind":"batch","groups":[]}', "the row lacks 'step'"),
+        ('{"kind":"batch","step":0,"groups":[[0]]}', "Expected `array` of length 2, got 1 - at `$.groups[0]`"),
+        ('{"kind":"batch","groups":[]}', "Object missing required field `step`"),
         (
             '{"kind":"shard","purpose":"train","step":0,"shard":0,"prompt_ids":[1],"prompt_tokens":[4],'
             '"versions":[[0,0]],"lengths":[],"rewards":[[1.0]],"failed_groups":0}',

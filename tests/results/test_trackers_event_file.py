@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.results.trackers.event_file import ScalarEvent, crc32c, encode_scalars, encode_start, read_events
+from harness.results.importers.logs import ScalarEvent, read_events
+from harness.results.trackers.event_file import crc32c, encode_scalars, encode_start
 
 tensorboardX = pytest.importorskip("tensorboardX")
 

@@ -17,8 +17,8 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.types import Metric
 from harness.results import evaluation_row, step_row, tail_row
+from harness.results.importers.logs import ScalarEvent, read_events
 from harness.results.trackers import DEFAULT_TRACKERS, Streams, check_trackers, flat_metrics, open_streams
-from harness.results.trackers.event_file import ScalarEvent, read_events
 
 LANES = {"learner": {"update": 0.5}, "generator0": {"generate": 0.25}, "generator1": {"generate": 0.5}}
 METRICS = {

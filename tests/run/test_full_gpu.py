@@ -17,7 +17,7 @@ from harness.core.trace import RecordingTracer, Stage, raised_in
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.models.config import PRESETS
 from harness.models.shape import shape_of_own
-from harness.probes.device_memory import is_full_gpu
+from harness.probes.memory import is_full_gpu
 from harness.results import find_runs
 from harness.run.arguments import settings_as_arguments
 from harness.run.command import run_command

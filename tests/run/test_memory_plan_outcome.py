@@ -14,7 +14,7 @@ import pytest
 from harness.compare.experiments import gather
 from harness.compare.tables import outcome_table
 from harness.core.trace import RecordingTracer, Stage
-from harness.probes.device_memory import DeviceFigure, Peak, StageMemory
+from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.results import Run, find_runs
 from harness.run.command import run_command
 from harness.run.memory.check import check_memory

@@ -12,7 +12,7 @@ import pytest
 
 from harness.core.trace import Span, Stage
 from harness.results import Manifest, RunFolder, Scrubber, load_run, step_row, tail_row
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 from harness.simulate.calibrate.observations import Observation, observe, observe_sweep
 
 MS = 1_000_000

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer
@@ -171,7 +172,7 @@ def test_known_costs_give_known_step_times(record: Record) -> None:
 
 def test_a_run_whose_replay_is_off_is_refused_unless_told_otherwise(record: Record) -> None:
     run = record()
-    slow = replace(run, steps=tuple(replace(row, wall_s=row.wall_s * 1.25) for row in run.steps))
+    slow = replace(run, steps=tuple(structs.replace(row, wall_s=row.wall_s * 1.25) for row in run.steps))
 
     # 15.75 / (1.25 x 15.75) - 1 = -20%
     with pytest.raises(UserError, match=r"off by 20\.0% of its time, more than the bound of 3\.0%") as caught:
@@ -248,14 +249,14 @@ def test_a_run_of_which_nothing_takes_any_time(record: Record) -> None:
     assert answer.after.step_s == 0
     assert [gain.gain for gain in answer.lane_gains] == [0.0, 0.0, 0.0]
     assert "no stage that is 10% faster would make a step shorter by as much as 0.1%" in list(sentences(answer))
-    still = replace(run, steps=tuple(replace(row, wall_s=0.0) for row in run.steps))
+    still = replace(run, steps=tuple(structs.replace(row, wall_s=0.0) for row in run.steps))
     with pytest.raises(UserError, match=r"the training steps of the run .* took no time"):
         what_if(still)
 
 
 def test_a_replay_that_is_off_by_its_whole_time_cannot_be_accepted(record: Record) -> None:
     run = record()
-    fast = replace(run, steps=tuple(replace(row, wall_s=row.wall_s / 4) for row in run.steps))
+    fast = replace(run, steps=tuple(structs.replace(row, wall_s=row.wall_s / 4) for row in run.steps))
 
     with pytest.raises(UserError, match=r"off by 300\.0%") as caught:
         what_if(fast)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.core.errors import UserError
-from harness.results.trackers.event_file import read_events
+from harness.results.trackers.event_file import CRC, FILE_VERSION, HEAD_BYTES, LENGTH, crc32c, masked, message
 
 TRAINER_STATE = "trainer_state.json"
 _LOG_ENDINGS = (".jsonl", ".json", ".ndjson")
+# TensorFlow's DataType (types.proto) -> the field of its single values, and their form in tensor_content
+_DTYPES = {1: ("float_val", "<f"), 2: ("double_val", "<d"), 3: ("int_val", "<i"), 9: ("int64_val", "<q")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,30 @@ class Record:
     values: dict[str, Any]
     step: int | None = None
     at: float | None = None
+
+
+class ScalarEvent(NamedTuple):
+    """One scalar of an event file; ``wall_time`` is in seconds since 1970."""
+
+    tag: str
+    step: int
+    value: float
+    wall_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventFile:
+    """What an event file holds.
+
+    Attributes:
+        scalars: in the order of the file.
+        others: values that are no scalar: texts, images, histograms.
+        cut_off_bytes: of a last record that is not whole, as a killed writer leaves it.
+    """
+
+    scalars: tuple[ScalarEvent, ...]
+    others: int
+    cut_off_bytes: int
 
 
 @dataclass(frozen=True)
@@ -181,3 +208,95 @@ def _bytes(path: Path) -> bytes:
         raise UserError(f"{str(path)!r} does not exist", where=str(path), fix="name a log file or folder") from None
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
+
+
+def read_events(data: bytes, where: str) -> EventFile:
+    """Read the scalars of an event file.
+
+    Scalars come as a plain number (``simple_value``) or, from newer writers, as a tensor with one element.
+
+    Args:
+        where: how to name the file in an error.
+
+    Raises:
+        UserError: it is no event file, or a record is damaged.
+    """
+    scalars: list[ScalarEvent] = []
+    others = 0
+    records = _Records(data, where)
+    for number, record in enumerate(records):
+        event = _parse(record, number, where)
+        if number == 0 and not event.file_version.startswith("brain.Event:"):
+            raise _not_an_event_file(where)
+        for item in event.summary.value:
+            value = _scalar(item)
+            if value is None:
+                others += 1
+            else:
+                scalars.append(ScalarEvent(item.tag, event.step, value, event.wall_time))
+    return EventFile(tuple(scalars), others, records.cut_off_bytes)
+
+
+class _Records:
+    """The whole records of a file; after they were iterated, ``cut_off_bytes`` says what is left behind the last."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        self._data, self._where = data, where
+        self.cut_off_bytes = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        at, size = 0, len(self._data)
+        while at < size:
+            if size - at < HEAD_BYTES:
+                break
+            head = self._data[at : at + LENGTH.size]
+            self._check(head, at + LENGTH.size, at)
+            start = at + HEAD_BYTES
+            end = start + LENGTH.unpack(head)[0]
+            if end + CRC.size > size:
+                break
+            self._check(self._data[start:end], end, at)
+            yield self._data[start:end]
+            at = end + CRC.size
+        self.cut_off_bytes = size - at
+
+    def _check(self, data: bytes, crc_at: int, record_at: int) -> None:
+        if CRC.unpack_from(self._data, crc_at)[0] == masked(crc32c(data)):
+            return
+        if record_at == 0:
+            raise _not_an_event_file(self._where)
+        raise UserError(
+            f"{self._where!r} is damaged: the checksum of the record at byte {record_at} is wrong",
+            where=self._where,
+            fix="restore the file from a copy, or import another log of the run",
+        )
+
+
+def _parse(record: bytes, number: int, where: str) -> Any:
+    try:
+        return message("Event").FromString(record)
+    except Exception as error:  # google.protobuf.message.DecodeError, which is not imported for its name alone
+        raise UserError(f"{where!r} is damaged: record {number} is no event ({error})", where=where) from error
+
+
+def _scalar(item: Any) -> float | None:
+    if item.HasField("simple_value"):
+        return float(item.simple_value)
+    if not item.HasField("tensor") or item.tensor.dtype not in _DTYPES:
+        return None
+    field, form = _DTYPES[item.tensor.dtype]
+    values = getattr(item.tensor, field)
+    if len(values) == 1:
+        return float(values[0])
+    content = item.tensor.tensor_content
+    if len(content) == struct.calcsize(form):
+        return float(struct.unpack(form, content)[0])
+    return None
+
+
+def _not_an_event_file(where: str) -> UserError:
+    return UserError(
+        f"{where!r} is no TensorBoard event file: it does not start with an event of version {FILE_VERSION}",
+        where=where,
+        fix="name a file whose name starts with events.out.tfevents, or the folder that holds it",
+    )

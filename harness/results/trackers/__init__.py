@@ -3,13 +3,13 @@
 ``open_streams`` opens those that a scenario asks for; ``Streams.on_row`` takes each row as the recorder writes it.
 """
 
-from harness.results.trackers.flat import flat_metrics
 from harness.results.trackers.streams import (
     DEFAULT_TRACKERS,
     TRACKERS,
     MetricStream,
     Streams,
     check_trackers,
+    flat_metrics,
     open_streams,
 )
 

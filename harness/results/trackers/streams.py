@@ -1,22 +1,30 @@
-"""Opening the metric streams of a run, and keeping their troubles away from it."""
+"""The metric streams of a run: files in its folder, and services. What fails there is kept away from the run."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import UserError
-from harness.results.trackers.files import JsonLines, TensorBoard
-from harness.results.trackers.flat import flat_metrics
+from harness.results.rows import read_metric
+from harness.results.trackers.event_file import encode_scalars, encode_start
 from harness.results.trackers.services import MLFLOW, WANDB, MlFlow, WeightsAndBiases
+from harness.results.writer import AppendOnly
 
 DEFAULT_TRACKERS = ("jsonl", "tensorboard")
 TRACKERS = (*DEFAULT_TRACKERS, WANDB, MLFLOW)
 _PACKAGES = {WANDB: ("wandb",), MLFLOW: ("mlflow", "sqlalchemy", "alembic")}
+METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+STREAMED_KINDS = ("step", "evaluation")
+_PLAIN = {"elapsed_s": "elapsed_s", "optimizer_steps": "optimizer_steps", "version": "policy_version"}
+_FLAGS = ("warmup", "profiled")
 
 
 class MetricStream(Protocol):
@@ -75,6 +83,72 @@ class Streams:
                 stream.close()
             except Exception as error:
                 self._note(f"tracker {name} failed when it was closed: {_brief(error)}")
+
+
+def flat_metrics(row: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a step or evaluation row by flat name; nothing for rows of other kinds.
+
+    ``timing_s/step`` are the seconds since the previous row, evaluation included, and ``timing_s/<stage>`` those of a
+    stage or wait, added over lanes. ``elapsed_s``, ``optimizer_steps`` and ``policy_version`` are the row's; a metric
+    keeps its name, with the value of its reduction. ``warmup`` and ``profiled`` are there, as 1, in steps that are no
+    part of statistics. NaN and infinities stay.
+    """
+    if row.get("kind") not in STREAMED_KINDS:
+        return {}
+    flat = {name: float(row[key]) for key, name in _PLAIN.items() if key in row}
+    if "wall_s" in row:
+        flat["timing_s/step"] = float(row["wall_s"])
+    flat |= {f"timing_s/{stage}": float(seconds) for stage, seconds in row.get("stages_s", {}).items()}
+    flat |= {flag: 1.0 for flag in _FLAGS if row.get(flag)}
+    stored = row["metrics"]
+    for name in stored:
+        metric = read_metric(stored, name)
+        if metric is not None:
+            flat[name] = float(metric.value)
+    return flat
+
+
+class JsonLines:
+    """``metrics.jsonl``: one flat object for each row, with ``step`` and ``kind`` first; NaN and infinities as null.
+
+    What a null stood for is in the row of ``steps.jsonl``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = AppendOnly(folder / METRICS)
+
+    def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Append one line; see ``MetricStream``."""
+        row: dict[str, Any] = {"step": step, "kind": kind}
+        row |= {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """An event file in ``tensorboard/``. Its name holds the time and no host; NaN and infinities are drawn as such.
+
+    Args:
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        start = clock()
+        (folder / TENSORBOARD).mkdir()
+        self._file = AppendOnly(folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness")
+        self._file.write(encode_start(start))
+
+    def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Append one event with all the values; see ``MetricStream``."""
+        self._file.write(encode_scalars(values, step, self._clock()))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def check_trackers(names: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 
 from harness.core.errors import HarnessError, PartReplaced, RunStopped
 from harness.core.trace import RecordingTracer, Span, Stage, Tracer
-from harness.probes.device_memory import DeviceFigure, is_full_gpu
+from harness.probes.memory import DeviceFigure, is_full_gpu
 from harness.run.actors.processes import PartProcess, ProcessFacts, ProcessSetup, Reply, boot_id
 
 CLOCK_READINGS = 5

@@ -19,7 +19,7 @@ import torch
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage, Tracer
 from harness.core.types import GroupData, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
-from harness.probes.device_memory import DeviceFigure
+from harness.probes.memory import DeviceFigure
 from harness.probes.tracers import Instruments
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 

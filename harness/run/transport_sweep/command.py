@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.core.errors import HarnessError, Interrupted
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 from harness.run.actors.logs import ProcessLogs
 from harness.run.actors.session import RaySession
 from harness.run.session import Experiment

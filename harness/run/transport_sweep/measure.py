@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from harness.core.errors import RunStopped
 from harness.core.trace import Span, Stage
 from harness.core.types import WeightHandle
-from harness.results.syncs import SyncRow
+from harness.results.rows import SyncRow
 from harness.run.actors.environment import process_environment
 from harness.run.actors.logs import ProcessLogs
 from harness.run.actors.parts import Blueprint, cause_of_death, own_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.probes.device_memory import process_memory
+from harness.probes.memory import process_memory
 from harness.probes.profile import ProbeProfile, TorchWindow
 from harness.probes.tracers import Instruments
 

@@ -1,31 +1,105 @@
-"""Import one log into a run folder: all of it, or nothing is written."""
+"""``python -m harness import TRAINER PATH``: the metric log of verl, TRL or open-instruct becomes a run folder.
+
+All of it, or nothing is written. Exit codes: 0 fine; 2 bad input.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import harness
+from harness.core.arguments import from_1
 from harness.core.errors import UserError
+from harness.core.plain_text import plain, plain_lines
 from harness.results import Manifest, RunFolder, experiment_name
 from harness.results.anonymous import safe_name
-from harness.results.importers.convert import Converted, Converter, devices_of
-from harness.results.importers.entry import Crosswalk
+from harness.results.importers.convert import Converted, Converter, Points, collect, devices_of
 from harness.results.importers.logs import Log, read_log
-from harness.results.importers.open_instruct import OPEN_INSTRUCT
-from harness.results.importers.points import Points, collect
-from harness.results.importers.trl import TRL
-from harness.results.importers.verl import ASYNCHRONOUS_SIGNS, VERL, VERL_ASYNCHRONOUS
+from harness.results.importers.trainers import ASYNCHRONOUS_SIGNS, CROSSWALKS, VERL_ASYNCHRONOUS, Crosswalk
 from harness.results.writer import timestamp, utc_now
 
-CROSSWALKS = {crosswalk.trainer: crosswalk for crosswalk in (VERL, TRL, OPEN_INSTRUCT)}
-DOCUMENTED = (VERL, VERL_ASYNCHRONOUS, TRL, OPEN_INSTRUCT)
+EXAMPLE = """example:
+  python -m harness import verl logs/gsm8k.jsonl -o results/ --name gsm8k_verl
+  python -m harness.compare results/
+
+docs/importing.md says what becomes of every name and unit.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Import one log; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness import",
+        description="Read the metric log of another trainer into a run folder, for compare and report.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(arguments))
+    except UserError as error:
+        print(plain_lines(f"error: {error}"), file=sys.stderr)
+        return 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("trainer", choices=sorted(CROSSWALKS), help="who wrote the log")
+    parser.add_argument(
+        "path", metavar="PATH", type=Path, help="JSON lines, trainer_state.json, event file, or a folder with one run"
+    )
+    parser.add_argument("-o", "--out", metavar="DIR", type=Path, default=Path("results"), help="default: results")
+    parser.add_argument("--name", type=_name, help="scenario to file it under; default: the trainer's name")
+    parser.add_argument("--devices", metavar="N", type=from_1, help="devices of the run, where the log cannot tell")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the run; default: 0")
+    parser.add_argument(
+        "--asynchronous", action="store_true", help="verl: timing_s/gen is the trainer's wait for its next batch"
+    )
+    parser.add_argument("--validation", metavar="NAME", help="the log's name that is the validation reward")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Import the log and print what came of it.
+
+    Raises:
+        UserError: see ``import_run``.
+    """
+    done = import_run(
+        options.trainer,
+        options.path,
+        options.out,
+        name=options.name,
+        devices=options.devices,
+        seed=options.seed,
+        asynchronous=options.asynchronous,
+        validation=options.validation,
+    )
+    rows = done.rows
+    lines = [f"imported {rows.steps} training rows and {rows.evaluations} evaluations of a {options.trainer} run"]
+    lines += [f"  {sentence}" for sentence in sentences(done.log, done.points, rows)]
+    if options.trainer == "verl":
+        meaning = "waiting for the next batch (asynchronous)" if done.asynchronous else "generation (synchronous)"
+        lines.append(f"  timing_s/gen was read as {meaning}")
+    if done.devices is not None:
+        lines.append(f"  devices: {done.devices}")
+    print("\n".join(plain(line) for line in [*lines, f"run folder: {done.folder}"]))
+    return 0
+
+
+def _name(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("a name must not be empty")
+    return text
 
 
 @dataclass(frozen=True)
@@ -73,7 +147,7 @@ def import_run(
     log = read_log(path)
     crosswalk = CROSSWALKS[trainer]
     points = collect(log, crosswalk, str(path))
-    asynchronous = asynchronous or (trainer == "verl" and _looks_asynchronous(points))
+    asynchronous = asynchronous or (trainer == "verl" and any(n.startswith(ASYNCHRONOUS_SIGNS) for n in points.names))
     if asynchronous and trainer == "verl":
         crosswalk = VERL_ASYNCHRONOUS
     devices = devices_of(points, crosswalk, devices)
@@ -121,10 +195,6 @@ def _counted(counter: Counter[str], noun: str, what: str) -> str:
     return f"{total} {verb} {what} ({', '.join(names)}{more})"
 
 
-def _looks_asynchronous(points: Points) -> bool:
-    return any(name.startswith(ASYNCHRONOUS_SIGNS) for name in points.names)
-
-
 def _validation_names(points: Points, crosswalk: Crosswalk) -> str:
     names = sorted(name for name in points.names if crosswalk.is_validation(name))
     return f"one of {', '.join(names[:5])}" if names else "leave it out: the log has no evaluations"
@@ -157,25 +227,25 @@ def _write(out: Path, scenario: str, manifest: Manifest, rows: Converted, said: 
     target = out / safe_name(scenario) / experiment
     try:
         out.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".import-", dir=out))
+        temporary = Path(tempfile.mkdtemp(prefix=".import-", dir=out))
     except OSError as error:
         raise _cannot_write(out, error) from error
     try:
-        folder = _write_draft(draft, scenario, experiment, manifest, rows, said, now)
+        folder = _write_folder(temporary, scenario, experiment, manifest, rows, said, now)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(folder, target)
     except OSError as error:
         raise _cannot_write(out, error) from error
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
-def _write_draft(
-    draft: Path, scenario: str, experiment: str, manifest: Manifest, rows: Converted, said: list[str], now: datetime
+def _write_folder(
+    temporary: Path, scenario: str, experiment: str, manifest: Manifest, rows: Converted, said: list[str], now: datetime
 ) -> Path:
     at = timestamp(now)
-    with RunFolder.create(draft, scenario, experiment, None) as folder:
+    with RunFolder.create(temporary, scenario, experiment, None) as folder:
         for row in rows.rows:
             folder.append_step(row)
         for sentence in said:
