@@ -160,7 +160,7 @@ def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Pat
         "sync (simulated)",
         "lag1 (simulated)",
     ]
-    trace = write_trace(experiment, tmp_path / "trace.pftrace").path.read_bytes()
+    trace = write_trace(experiment, tmp_path / "trace.json").path.read_bytes()
     assert b"SIMULATED by the machine profile abacus" in trace
 
 
