@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from harness.core.atomic_files import check_writable
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.pipes import silence_output
-from harness.core.plain_text import plain_lines
+from harness.core.terminal_text import plain_lines, silence_output
 
 if TYPE_CHECKING:
     from rich.table import Table

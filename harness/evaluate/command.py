@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.core.errors import Interrupted, UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.core.types import SamplingParams
 from harness.engines.requests import check_sampling
 from harness.evaluate.categories import results

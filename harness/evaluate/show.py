@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from harness.compare.tables import Table
-from harness.core.plain_text import plain, plain_ends
+from harness.core.terminal_text import plain, plain_ends
 from harness.evaluate.categories import Category
 from harness.report.text import print_table
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.experiments import Variant
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.core.trace import Stage
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from harness.compare.experiments import gather
-from harness.core.plain_text import plain, plain_ends
+from harness.core.terminal_text import plain, plain_ends
 from harness.report.console import Output
 from harness.report.text import print_experiment
 from harness.results import RolloutRow, Run, find_runs

@@ -20,7 +20,7 @@ from harness.compare.tables import Table, columns_apart, lane_table, marked, sta
 from harness.compare.transports import sync_table
 from harness.compare.verdict_tables import verdict_sentences, verdict_tables
 from harness.compare.verdicts import Judgement, judgements
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 
 Judging = Callable[[Experiment], Sequence[Judgement]]
 """Returns the verdicts on an experiment."""

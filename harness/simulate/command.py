@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.probes.provenance import package_versions
 from harness.report.console import Output
 from harness.report.summary import shown_path

@@ -35,7 +35,7 @@ from harness.compare.stats.blocks import Numbers
 from harness.compare.stats.intervals import effect_shown
 from harness.compare.verdicts import is_same, paired_blocks
 from harness.core.errors import UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from tests.stand_ins.false_alarms import (
     Hits,
     Rate,

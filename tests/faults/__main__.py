@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness.core.arguments import from_1
 from harness.core.errors import UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.probes.provenance import usable_cores
 from tests.faults.draws import draw
 from tests.faults.running import Wiring, run_schedule

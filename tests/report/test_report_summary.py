@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.core.plain_text import plain, plain_ends
+from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import ExampleRollout
 from harness.report.summary import before_and_after, print_run_summary, shown_path
 from harness.results import RolloutRow, RunFolder

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness.compare.tables import Table
 from harness.core.errors import Interrupted, UserError
-from harness.core.plain_text import plain
 from harness.core.seeds import derive_seed
+from harness.core.terminal_text import plain
 from harness.core.types import Prompt, SamplingParams
 from harness.engines.requests import check_sampling
 from harness.evaluate.dataset.keywords import REASONS, Ask, Split, Yield, check_split_sizes, fill, split_sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 
 Attribute = str | float | bool | None
 _VOID = frozenset({"meta", "br", "col"})

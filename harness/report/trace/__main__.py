@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.core.errors import UserError
-from harness.core.pipes import silence_output
-from harness.core.plain_text import plain, plain_lines
+from harness.core.terminal_text import plain, plain_lines, silence_output
 
 EXAMPLE = """examples:
   python -m harness.report.trace results/reference/inflight -o inflight.json.gz

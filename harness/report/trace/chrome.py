@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 
 Arguments = tuple[tuple[str, int | float | str | bool], ...]
 """(name, value) pairs, shown in the order given; numbers are finite and have at most 64 bits."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.core.arguments import from_1
 from harness.core.errors import UserError
-from harness.core.plain_text import plain, plain_lines
+from harness.core.terminal_text import plain, plain_lines
 from harness.results.importers.command import CROSSWALKS, Imported, import_run, sentences
 
 EXAMPLE = """example:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.compare.evaluations import evaluations
 from harness.compare.learning import divergence
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.results import Manifest, load_run
 from harness.run.sweep.points import Point, State
 
