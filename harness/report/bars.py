@@ -1,25 +1,40 @@
-"""Bars: where the time of a training step goes, by stage and by lane.
+"""Pictures of bars: the time of a training step by stage and by lane, a weight sync by part, the lag of rollouts.
 
-All bars show means: seconds of the whole loop, evaluation included, over the number of training steps. Means add up;
-medians do not.
+All bars of time show means: seconds of the whole loop, evaluation included, over the number of training steps. Means
+add up; medians do not.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.lanes import in_pipeline_order
-from harness.compare.numbers import number
+from harness.compare.numbers import number, percent
+from harness.compare.sync import PARTS, percentile
+from harness.compare.transports import pooled, variant_syncs
 from harness.core.trace import Stage
-from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look
-from harness.report.style import UNATTRIBUTED, label, variant_label
+from harness.report.curves import Curves
+from harness.report.style import (
+    UNATTRIBUTED,
+    label,
+    line_key,
+    patch_key,
+    place_legend,
+    stage_keys,
+    stage_look,
+    variant_label,
+)
+from harness.results import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 BAR_HEIGHT = 0.74
 AXIS_LABEL = "seconds per training step (mean over the loop, evaluation included)"
@@ -131,3 +146,111 @@ def _grouped(names: Sequence[str]) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+SYNC_STAGES = {part: Stage(f"weight_{part}") for part in PARTS}
+SYNC_LABEL = "milliseconds per sync (median of each part over training steps, the first left out)"
+
+
+def draw_sync(experiment: Experiment) -> Figure | None:
+    """Draw publish, transfer, load and verify of each variant, stacked; None where no weights left the process."""
+    variants = [variant for variant in experiment.variants if variant_syncs(variant)]
+    if not variants:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 1.9 + max(2, len(variants)) * 0.55), layout="constrained")
+    axes = figure.add_subplot()
+    for row, variant in enumerate(variants):
+        _draw_sync(axes, row, variant)
+    axes.set_yticks(range(len(variants)), [_sync_name(variant) for variant in variants])
+    axes.set_ylim(len(variants) - 0.25, -0.75)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(SYNC_LABEL)
+    axes.set_xlim(0, axes.dataLim.x1 * 1.45)
+    axes.set_title(f"{label(experiment.title)}: what a weight sync is made of")
+    seen = [stage for part, stage in SYNC_STAGES.items() if any(pooled(variant_syncs(item), part) for item in variants)]
+    whisker = line_key("publish to loaded,\np10 to p90", linewidth=1.5)
+    place_legend(figure, [*stage_keys(seen), whisker])
+    return figure
+
+
+def _draw_sync(axes: Axes, row: int, variant: Variant) -> None:
+    syncs = variant_syncs(variant)
+    end = 0.0
+    for part, stage in SYNC_STAGES.items():
+        times = pooled(syncs, part)
+        if times:
+            axes.barh(row, 1e3 * median(times), 0.62, end, **stage_look(stage))
+            end += 1e3 * median(times)
+    whole = [1e3 * seconds for seconds in pooled(syncs, "whole")]
+    if not whole:
+        return
+    low, middle, high = (percentile(whole, percent) for percent in (10, 50, 90))
+    axes.plot([low, high], [row, row], color="black", linewidth=1.5, marker="|", markersize=8)
+    text = f"{number(middle)} ms, {number(syncs[0].num_bytes / middle / 1e6)} GB/s"
+    axes.annotate(text, (max(end, high), row), (6, 0), textcoords="offset points", va="center")
+
+
+def _sync_name(variant: Variant) -> str:
+    sync = variant_syncs(variant)[0]
+    size = f"{number(sync.num_bytes / 1e6)} MB"
+    named = variant_label(variant)
+    return f"{named}\n{size}" if sync.transport in variant.name else f"{named}\n{label(sync.transport)}, {size}"
+
+
+LAG_COLOUR = "#0072B2"
+
+
+def trained_by_lag(runs: list[Run]) -> Counter[int]:
+    """Return lag -> rollouts trained on, over all steps of all runs; each use of a replayed rollout counts."""
+    lags: Counter[int] = Counter()
+    for run in runs:
+        for row in run.steps:
+            lags.update(row.lags)
+    return lags
+
+
+def draw_lag(curves: Curves) -> Figure | None:
+    """Draw a histogram for each variant, as shares of the rollouts it trained on; None where no rollout lagged."""
+    lags = {name: found for name, runs in curves.runs.items() if (found := trained_by_lag(runs))}
+    highest = max((lag for found in lags.values() for lag in found), default=0)
+    if highest == 0:
+        return None
+    figure, panels = _lag_canvas(len(lags))
+    names = {variant.name: variant_label(variant) for variant in curves.experiment.variants}
+    for axes, (name, found) in zip(panels, lags.items(), strict=True):
+        _draw_lags(axes, found, highest)
+        axes.set_title(f"{names[name]}: mean {number(_mean_lag(found))}")
+    panels[-1].set_xlabel("lag of a trained rollout, in policy versions (that of its oldest token)")
+    figure.supylabel("share of trained rollouts", fontsize=11)
+    heading = f"{label(curves.experiment.title)}: how old the trained rollouts were"
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
+    return figure
+
+
+def _lag_canvas(panels: int) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.4 + 1.35 * panels), layout="constrained")
+    grid = figure.subplots(panels, 1, squeeze=False, sharex=True, sharey=True)
+    return figure, [row[0] for row in grid]
+
+
+def _draw_lags(axes: Axes, lags: Counter[int], highest: int) -> None:
+    total = lags.total()
+    for lag, rollouts in sorted(lags.items()):
+        axes.bar(lag, rollouts / total, 0.8, color=LAG_COLOUR, linewidth=0.0)
+        axes.annotate(
+            percent(rollouts / total), (lag, rollouts / total), (0, 2), textcoords="offset points", ha="center",
+            fontsize=8 if highest <= 12 else 6,
+        )  # fmt: skip
+    axes.set_xlim(-0.6, highest + 0.6)
+    axes.set_ylim(0.0, 1.25)
+    axes.set_yticks([0.0, 0.5, 1.0], ["0%", "50%", "100%"])
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(visible=False, axis="x")
+
+
+def _mean_lag(lags: Counter[int]) -> float:
+    return sum(lag * rollouts for lag, rollouts in lags.items()) / lags.total()

@@ -1,19 +1,137 @@
-"""Curves over training: reward with response length, KL, gradient norm with clip fraction, and learning at a glance."""
+"""Pictures of curves: reward with response length, KL, gradient norm, learning at a glance, grids and transport sweeps.
+
+One line for each variant, the same look in every panel, one legend for all of them. Over steps, a line is the mean over
+the seeds and a band runs from the lowest to the highest of them. Over seconds, where seeds do not share their x values,
+each seed has its own thin line.
+"""
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.evaluations import Evaluated, evaluations
+from harness.compare.experiments import Experiment
 from harness.compare.growth import metric_series
 from harness.compare.outcome import targets
-from harness.report.lines import Curves, Points, canvas, draw, finish
-from harness.report.style import variant_looks
+from harness.compare.sweep_tables import sweep_points
+from harness.report.style import MARKERS, label, variant_label, variant_looks
+from harness.results import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from harness.compare.sync_costs import SyncPoint
+
+
+MOST_MARKERS = 12  # on one line
+WIDTHS = {1: 8, 2: 12, 3: 16}  # inches, by columns
+Points = Callable[[Run], list[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """An experiment, and the rows of its runs by the variant's name."""
+
+    experiment: Experiment
+    runs: dict[str, list[Run]]
+
+    @property
+    def several_seeds(self) -> bool:
+        """Whether a variant has more than one run."""
+        return any(len(runs) > 1 for runs in self.runs.values())
+
+    def all_runs(self) -> list[Run]:
+        """Return every run, variant by variant."""
+        return [run for runs in self.runs.values() for run in runs]
+
+    def table(self, points: Points) -> dict[str, list[Any]]:
+        """Return the points of all runs as columns variant, run, x and y."""
+        numbered = [(name, index, run) for name, runs in self.runs.items() for index, run in enumerate(runs)]
+        rows = [(name, index, x, y) for name, index, run in numbered for x, y in points(run)]
+        columns = zip(*rows, strict=True) if rows else ([], [], [], [])
+        return {name: list(column) for name, column in zip(("variant", "run", "x", "y"), columns, strict=True)}
+
+
+def canvas(rows: int, columns: int, height: float, heights: Sequence[float] | None = None) -> tuple[Figure, list[Any]]:
+    """Return an empty figure and its axes, row by row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTHS[columns], height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex="col", height_ratios=heights)
+    return figure, axes.tolist()
+
+
+def draw(axes: Axes, curves: Curves, points: Points, over_steps: bool = True) -> bool:
+    """Draw one curve for each variant that has points, with markers, so that colour is not all that tells them apart.
+
+    Returns:
+        whether there was anything to draw; if not, the panel says so.
+    """
+    import seaborn as sns
+
+    data = curves.table(points)
+    if not data["x"]:
+        axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center", color="grey")
+        return False
+    names = list(curves.runs)
+    looks = variant_looks(names)
+    longest = max(Counter(zip(data["variant"], data["run"], strict=True)).values())
+    thin: dict[str, Any] = {"linewidth": 1.2, "markersize": 4} if curves.several_seeds else {"linewidth": 2.0}
+    by_seed: dict[str, Any] = {"estimator": None, "units": "run", **thin}
+    by_variant: dict[str, Any] = {"errorbar": ("pi", 100), "linewidth": 2.0}
+    sns.lineplot(
+        data=data,
+        x="x",
+        y="y",
+        hue="variant",
+        hue_order=names,
+        palette={name: colour for name, (colour, _) in looks.items()},
+        style="variant",
+        style_order=names,
+        markers={name: marker for name, (_, marker) in looks.items()},
+        markevery=-(-longest // MOST_MARKERS),
+        dashes=False,
+        legend=False,
+        ax=axes,
+        **(by_variant if over_steps else by_seed),
+    )
+    axes.set(xlabel="", ylabel="")
+    return True
+
+
+HEADING_WIDTH = 80
+"""Characters of a line of the heading, which shares its height with the legend."""
+
+
+def finish(figure: Figure, curves: Curves, what: str, seeds: str, extra: Sequence[Any] = ()) -> Figure:
+    """Give the figure its heading and the legend of its variants.
+
+    Args:
+        what: what the figure shows, for the heading.
+        seeds: how seeds are drawn; said where there are several.
+        extra: further legend entries.
+    """
+    from matplotlib.lines import Line2D
+
+    looks = variant_looks(list(curves.runs))
+    names = {variant.name: variant_label(variant) for variant in curves.experiment.variants}
+    keys = [
+        Line2D([], [], color=colour, marker=marker, linewidth=2.0, label=names[name])
+        for name, (colour, marker) in looks.items()
+    ]
+    figure.legend(handles=[*keys, *extra], loc="outside right upper", frameon=False)
+    heading = f"{label(curves.experiment.title)}: {what}"
+    if curves.several_seeds:
+        heading += "\n" + textwrap.fill(seeds, HEADING_WIDTH)
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
+    return figure
+
 
 STEP, SECONDS = "training step", "seconds of the loop"
 BAND = "line: mean of the seeds, band: from the lowest to the highest"
@@ -162,3 +280,126 @@ def _set_norm_scale(axes: Axes, curves: Curves) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0.0)
+
+
+SEED = "seed"
+MOST_PANELS = 60
+PANEL_WIDTH, PANEL_HEIGHT = 3.0, 2.7  # inches
+Place = tuple[str, str, str]
+"""Row, column and line of a run."""
+
+
+def draw_grid(curves: Curves) -> Figure | None:
+    """Draw a panel for each point of all axes but the last: columns are the last but one, rows what comes before.
+
+    Returns:
+        None where there are not two axes beside the seed, nothing was evaluated, or there are too many panels to read.
+    """
+    places = _places(curves)
+    rows, columns, lines = ([*dict.fromkeys(place[part] for place in places)] for part in range(3))
+    if not lines or len(rows) * len(columns) > MOST_PANELS or not any(map(evaluations, curves.all_runs())):
+        return None
+    figure, grid = _grid_canvas(len(rows), len(columns))
+    for row_name, panels in zip(rows, grid, strict=True):
+        for column_name, axes in zip(columns, panels, strict=True):
+            of_line = {line: places.get((row_name, column_name, line), []) for line in lines}
+            draw(axes, Curves(curves.experiment, of_line), _rewards)
+        panels[0].set_ylabel(f"{label(row_name)}\nvalidation reward" if row_name else "validation reward")
+    for column_name, top, bottom in zip(columns, grid[0], grid[-1], strict=True):
+        top.set_title(label(column_name), fontsize=10)
+        bottom.set_xlabel(STEP)
+    _grid_head(figure, curves, lines)
+    return figure
+
+
+def _places(curves: Curves) -> dict[Place, list[Run]]:
+    """The runs by their place in the grid, in the order of the scenario; empty without two axes."""
+    runs = curves.all_runs()
+    keys = list(dict.fromkeys(key for run in runs for key in run.manifest.point if key != SEED))
+    if len(keys) < 2 or any(run.manifest.arm for run in runs):
+        return {}
+    *outer, column, line = keys
+    places: dict[Place, list[Run]] = {}
+    for run in runs:
+        point = run.manifest.point
+        row = ", ".join(_named(key, point) for key in outer)
+        places.setdefault((row, _named(column, point), _named(line, point)), []).append(run)
+    return places
+
+
+def _named(key: str, point: dict[str, Any]) -> str:
+    return f"{key.rpartition('.')[2]}: {point.get(key)}"
+
+
+def _rewards(run: Run) -> list[tuple[float, float]]:
+    return [(item.step, item.reward) for item in evaluations(run)]
+
+
+def _grid_canvas(rows: int, columns: int) -> tuple[Figure, list[Any]]:
+    from matplotlib.figure import Figure
+
+    size = (max(8.0, PANEL_WIDTH * columns), PANEL_HEIGHT * rows + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="row").tolist()
+
+
+def _grid_head(figure: Figure, curves: Curves, lines: Sequence[str]) -> None:
+    """Give the figure its heading and the legend of its lines."""
+    from matplotlib.lines import Line2D
+
+    keys = [
+        Line2D([], [], color=colour, marker=marker, linewidth=2.0, label=label(name))
+        for name, (colour, marker) in variant_looks(list(lines)).items()
+    ]
+    figure.legend(handles=keys, loc="outside right upper", frameon=False)
+    heading = f"{label(curves.experiment.title)}: validation reward"
+    seeds = f"\n{len({run.manifest.seed for run in curves.all_runs()})} seeds; {BAND}" if curves.several_seeds else ""
+    figure.suptitle(heading + seeds, x=0.01, ha="left", fontsize=13)
+
+
+TRANSPORT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B4513")
+
+
+def draw_sweep(experiment: Experiment) -> Figure | None:
+    """Draw every combination of receivers and tensors in a panel of its own; None where nothing was swept."""
+    points = sweep_points(experiment)
+    if not points:
+        return None
+    from matplotlib.figure import Figure
+
+    kinds = sorted({(point.receivers, point.tensors) for point in points})
+    columns = min(2, len(kinds))
+    lines = -(-len(kinds) // columns)
+    figure = Figure(figsize=(1.5 + 4.6 * columns, 1.0 + 3.8 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
+    names = list(dict.fromkeys(point.transport for point in points))
+    for panel, kind in zip(axes, kinds, strict=False):
+        _draw_sizes(panel, [point for point in points if (point.receivers, point.tensors) == kind], names)
+        panel.set_title(f"receivers: {kind[0]}, tensors: {kind[1]}")
+    figure.suptitle(
+        f"{label(experiment.title)}: a weight sync, from publish to the receiver's own tensors", x=0.01, ha="left"
+    )
+    figure.supxlabel("size of the weights, MB")
+    figure.supylabel("milliseconds (median; bars from the 10th to the 90th percentile)")
+    handles, texts = axes[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside right upper")
+    return figure
+
+
+def _draw_sizes(axes: Axes, points: list[SyncPoint], names: list[str]) -> None:
+    for index, name in enumerate(names):
+        own = sorted((point for point in points if point.transport == name), key=lambda point: point.num_bytes)
+        if not own:
+            continue
+        milliseconds = [1e3 * point.median_s for point in own]
+        below = [1e3 * (point.median_s - point.low_s) for point in own]
+        above = [1e3 * (point.high_s - point.median_s) for point in own]
+        own_sizes = [point.megabytes for point in own]
+        colour, marker = TRANSPORT_COLOURS[index % len(TRANSPORT_COLOURS)], MARKERS[index % len(MARKERS)]
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "capsize": 2}
+        axes.errorbar(own_sizes, milliseconds, (below, above), label=label(name), **look)
+    sizes = sorted({point.megabytes for point in points})
+    copies = [1e3 * median(point.copy_s for point in points if point.megabytes == size) for size in sizes]
+    axes.plot(sizes, copies, color="#777777", linestyle="--", label="plain copy in memory")
+    axes.set_xscale("log")
+    axes.set_yscale("log")

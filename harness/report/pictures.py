@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING
 from harness.compare.experiments import Experiment, experiment_of
 from harness.compare.figures import run_figures
 from harness.core.errors import UserError
-from harness.report.bars import draw_lanes, draw_stages
-from harness.report.curves import draw_kl, draw_learning, draw_reward, draw_stability
-from harness.report.grid import draw_grid
-from harness.report.lag import draw_lag
-from harness.report.lines import Curves
+from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
+from harness.report.curves import Curves, draw_grid, draw_kl, draw_learning, draw_reward, draw_stability, draw_sweep
 from harness.report.style import picture_style, save
-from harness.report.sweep import draw_sweep
-from harness.report.sync import draw_sync
 from harness.report.timeline import draw_timeline
 from harness.results import Run, find_runs
 

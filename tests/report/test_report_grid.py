@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from harness.report.grid import draw_grid
+from harness.report.curves import draw_grid
 from harness.report.pictures import load_curves
 
 Make = Callable[..., Any]

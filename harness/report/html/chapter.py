@@ -12,20 +12,18 @@ from harness.compare.sentences import findings, last_reward
 from harness.compare.sweep_tables import sweep_points
 from harness.compare.tables import Table
 from harness.compare.verdicts import Judgement
-from harness.report.html.examples import examples_section
 from harness.report.html.forest import verdict_section
 from harness.report.html.gantt import timeline_section
 from harness.report.html.headlines import exposed_shares, headlines
 from harness.report.html.learning import learning_section
+from harness.report.html.machine import provenance_section, resources_section
 from harness.report.html.markup import Markup, element, join
 from harness.report.html.material import Material
 from harness.report.html.page import Entry, document
 from harness.report.html.parts import bullets, details, table
-from harness.report.html.provenance import provenance_section
-from harness.report.html.resources import resources_section
+from harness.report.html.rollouts import examples_section, waste_section
 from harness.report.html.syncs import sweep_section, sync_section
 from harness.report.html.times import times_section
-from harness.report.html.waste import waste_section
 
 Chapter = tuple[Material, Sequence[Judgement]]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from harness.compare import numbers
 from harness.core.trace import Span
-from harness.report.html.bars import block, draw_axis, grid_lines
+from harness.report.html.charts import Scale, block, draw_axis, grid_lines, whole
 from harness.report.html.looks import stage_class
 from harness.report.html.markup import Markup, element, share
 from harness.report.html.material import Material
 from harness.report.html.parts import figure, note, scroll, section, stage_legend
-from harness.report.html.scales import Scale, whole
 from harness.report.timeline import MOST_VARIANTS, Excerpt, excerpt
 
 TOP, LANE = 13.0, 18.0  # room for the versions above a lane, height of its bars, in pixels

@@ -8,10 +8,10 @@ from statistics import fmean
 from harness.compare.evaluations import Evaluated, evaluations
 from harness.compare.growth import metric_series
 from harness.compare.outcome import outcome_table, targets
+from harness.report.html.charts import Chart, Line, Point, draw_chart
 from harness.report.html.markup import Markup, element, join
 from harness.report.html.material import Material
 from harness.report.html.parts import details, figure, section, tables, variant_legend
-from harness.report.html.plot import Chart, Line, Point, draw_chart
 from harness.results import Run
 
 MOST_POINTS = 240  # of one line; longer series are averaged over runs of equal length

@@ -11,7 +11,7 @@ from harness.compare.exposed import Exposure, exposed
 from harness.compare.lanes import loop_window
 from harness.core.intervals import Interval
 from harness.core.trace import Span
-from harness.report.lines import Curves
+from harness.report.curves import Curves
 from harness.report.pictures import curves_of
 from harness.report.summary import before_and_after
 from harness.results import RolloutRow, Run, load_run

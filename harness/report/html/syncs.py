@@ -9,14 +9,12 @@ from harness.compare.experiments import Variant
 from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.compare.sync import percentile
 from harness.compare.transports import pooled, sync_findings, sync_table, variant_syncs
-from harness.report.html.bars import Bar, Segment, draw_bars
+from harness.report.bars import SYNC_STAGES
+from harness.report.html.charts import Bar, Chart, Line, Segment, draw_bars, draw_chart, linear
 from harness.report.html.looks import stage_class
 from harness.report.html.markup import Markup, element
 from harness.report.html.material import Material
 from harness.report.html.parts import bullets, details, figure, section, stage_legend, table, tables, variant_legend
-from harness.report.html.plot import Chart, Line, draw_chart
-from harness.report.html.scales import linear
-from harness.report.sync import STAGES
 
 
 def sync_section(material: Material, anchor: str) -> Markup | None:
@@ -38,7 +36,7 @@ def sync_section(material: Material, anchor: str) -> Markup | None:
 def _anatomy(variants: list[Variant]) -> Markup:
     bars = [_bar(variant) for variant in variants]
     ends = [end for bar in bars for end in (sum(part.value for part in bar.segments), *(bar.whisker or ()))]
-    seen = [stage for part, stage in STAGES.items() if any(pooled(variant_syncs(item), part) for item in variants)]
+    seen = [stage for part, stage in SYNC_STAGES.items() if any(pooled(variant_syncs(item), part) for item in variants)]
     sentence = (
         "Medians of each part over the training steps, the first left out. Whiskers: publish to loaded, from the 10th "
         "to the 90th percentile; verification is not in them."
@@ -50,7 +48,7 @@ def _anatomy(variants: list[Variant]) -> Markup:
 def _bar(variant: Variant) -> Bar:
     syncs = variant_syncs(variant)
     segments = []
-    for part, stage in STAGES.items():
+    for part, stage in SYNC_STAGES.items():
         times = pooled(syncs, part)
         if times:
             milliseconds = 1e3 * median(times)

@@ -13,13 +13,12 @@ from harness.compare.pairs import FEWEST_SEEDS
 from harness.compare.stats import t_interval
 from harness.compare.tables import Table, lane_table, stage_table
 from harness.core.trace import Stage
-from harness.report.html.bars import Bar, Segment, draw_bars
+from harness.report.html.charts import Bar, Scale, Segment, draw_bars, linear
 from harness.report.html.headlines import exposed_shares
 from harness.report.html.looks import stage_class
 from harness.report.html.markup import Markup
 from harness.report.html.material import Material
 from harness.report.html.parts import details, figure, section, stage_legend, tables
-from harness.report.html.scales import Scale, linear
 
 NOBODY = ("nobody", "nobody's")
 Parts = dict[Stage, float]

@@ -1,4 +1,4 @@
-"""How old the trained rollouts were, and what became of all that were generated."""
+"""What became of the rollouts: how old the trained ones were, what was used at all, and examples of their text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from harness.compare import numbers
 from harness.compare.experiments import Variant
 from harness.compare.off_policy import off_policy_findings, off_policy_table
 from harness.compare.tables import Table
-from harness.report.html.bars import Bar, Segment, draw_bars
-from harness.report.html.markup import Markup, element
+from harness.report.bars import trained_by_lag
+from harness.report.html.charts import Bar, Scale, Segment, draw_bars
+from harness.report.html.markup import Markup, element, join, lines
 from harness.report.html.material import Material
-from harness.report.html.parts import bullets, details, figure, section, table, tables
-from harness.report.html.scales import Scale
-from harness.report.lag import trained_by_lag
-from harness.results import LedgerFigures, Rollouts
+from harness.report.html.parts import bullets, details, figure, note, section, table, tables
+from harness.results import LedgerFigures, RolloutRow, Rollouts
 
 PERCENT = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
 COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dropped as too old"), ("failed", "failed"))
@@ -121,3 +120,29 @@ def _rows(variant: Variant) -> list[tuple[str, ...]]:
             cells = (numbers.count(part.rollouts), portion, numbers.count(part.tokens), length, bias)
             rows.append((variant.name, name, *cells))
     return rows
+
+
+LONGEST_TEXT = 2000  # characters
+
+
+def examples_section(material: Material, anchor: str) -> Markup | None:
+    """Return the section, the first variant's pairs in view and the others' to open; None where none were kept."""
+    shown = list[Markup]()
+    known = {name: pairs for name, pairs in material.examples.items() if pairs}
+    for name, pairs in known.items():
+        exchanges = [_exchange(before, after) for before, after in pairs]
+        title = f"{name}: {len(pairs)} prompts before and after"
+        shown.append(details(title, *exchanges) if shown else join(exchanges))
+    if not shown:
+        return None
+    first = next(iter(known))
+    said = note(f"Validation prompts whose reward changed come first; those of {first} are in view. Text as generated.")
+    return section(anchor, "Example rollouts", said, *shown)
+
+
+def _exchange(before: RolloutRow, after: RolloutRow) -> Markup:
+    parts = [element("p", "Prompt"), element("pre", lines(before.prompt, LONGEST_TEXT))]
+    for when, item in (("Before", before), ("After", after)):
+        facts = f"{when}: version {item.version}, reward {item.reward:g}, {item.num_tokens} tokens"
+        parts += [element("p", facts), element("pre", lines(item.response, LONGEST_TEXT))]
+    return element("div", parts, class_="exchange")
