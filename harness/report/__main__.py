@@ -12,7 +12,7 @@ from rich.text import Text
 
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain, plain_lines, silence_output
-from harness.report.html.make import make_report
+from harness.report.html.page import make_report
 
 EXAMPLE = "example: python -m harness.report results/reference/sync_k -o report.html"
 

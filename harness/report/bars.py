@@ -18,7 +18,7 @@ from harness.compare.numbers import number, percent
 from harness.compare.sync import PARTS, percentile
 from harness.compare.transports import pooled, variant_syncs
 from harness.core.trace import Stage
-from harness.report.curves import Curves
+from harness.report.data import Curves
 from harness.report.style import (
     UNATTRIBUTED,
     label,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from harness.compare.experiments import Experiment
 from harness.compare.growth import metric_series
 from harness.compare.outcome import targets
 from harness.compare.sweep_tables import sweep_points
+from harness.report.data import Curves, Points
 from harness.report.style import MARKERS, label, variant_label, variant_looks
 from harness.results import Run
 
@@ -31,31 +31,6 @@ if TYPE_CHECKING:
 
 MOST_MARKERS = 12  # on one line
 WIDTHS = {1: 8, 2: 12, 3: 16}  # inches, by columns
-Points = Callable[[Run], list[tuple[float, float]]]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """An experiment, and the rows of its runs by the variant's name."""
-
-    experiment: Experiment
-    runs: dict[str, list[Run]]
-
-    @property
-    def several_seeds(self) -> bool:
-        """Whether a variant has more than one run."""
-        return any(len(runs) > 1 for runs in self.runs.values())
-
-    def all_runs(self) -> list[Run]:
-        """Return every run, variant by variant."""
-        return [run for runs in self.runs.values() for run in runs]
-
-    def table(self, points: Points) -> dict[str, list[Any]]:
-        """Return the points of all runs as columns variant, run, x and y."""
-        numbered = [(name, index, run) for name, runs in self.runs.items() for index, run in enumerate(runs)]
-        rows = [(name, index, x, y) for name, index, run in numbered for x, y in points(run)]
-        columns = zip(*rows, strict=True) if rows else ([], [], [], [])
-        return {name: list(column) for name, column in zip(("variant", "run", "x", "y"), columns, strict=True)}
 
 
 def canvas(rows: int, columns: int, height: float, heights: Sequence[float] | None = None) -> tuple[Figure, list[Any]]:

@@ -15,7 +15,7 @@ from harness.compare.lanes import in_pipeline_order, loop_window
 from harness.compare.numbers import number
 from harness.core.intervals import Interval
 from harness.core.trace import Span, Stage
-from harness.report.curves import Curves
+from harness.report.data import Curves
 from harness.report.style import label, line_key, patch_key, place_legend, stage_keys, stage_look
 from harness.results import Run, StepRow, VersionChange
 

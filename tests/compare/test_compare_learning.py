@@ -16,7 +16,7 @@ from harness.compare.outcome import outcome_table
 from harness.compare.sentences import findings
 from harness.core.types import Metric, Metrics
 from harness.report.curves import draw_learning
-from harness.report.pictures import load_curves
+from harness.report.data import load_curves
 from harness.results import RunFolder
 
 Make = Callable[..., RunFolder]

@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric, Purpose
-from harness.report.html.make import make_report
+from harness.report.html.page import make_report
 from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, step_row, tail_row
 from tests.e2e.browser import Browser, find_chromium, main
 

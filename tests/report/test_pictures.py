@@ -20,7 +20,8 @@ from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
 from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
 from harness.report.curves import draw_kl, draw_reward, draw_stability
-from harness.report.pictures import load_curves, make_pictures
+from harness.report.data import load_curves
+from harness.report.pictures import make_pictures
 from harness.report.style import STAGE_COLOURS, label, picture_style, variant_looks
 from harness.report.timeline import draw_timeline
 from harness.results import RunFolder

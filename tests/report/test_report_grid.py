@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from harness.report.curves import draw_grid
-from harness.report.pictures import load_curves
+from harness.report.data import load_curves
 
 Make = Callable[..., Any]
 REWARDS, DELTAS, LOSSES, SEEDS = ("positions", "inclusion"), ("rewards", "centered", "max"), ("naive", "clip"), (0, 1)

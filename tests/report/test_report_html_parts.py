@@ -22,8 +22,7 @@ from harness.report.html.charts import (
     tick_text,
     whole,
 )
-from harness.report.html.markup import Markup, element, join, lines, share, short, text
-from harness.report.html.parts import prose, table
+from harness.report.html.markup import Markup, element, join, lines, prose, share, short, table, text
 
 
 def test_text_is_escaped_and_markup_is_not_escaped_twice() -> None:

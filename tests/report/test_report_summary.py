@@ -11,7 +11,9 @@ from rich.console import Console
 
 from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import ExampleRollout
-from harness.report.summary import before_and_after, print_run_summary, shown_path
+from harness.report.console import shown_path
+from harness.report.data import before_and_after
+from harness.report.text import print_run_summary
 from harness.results import RolloutRow, RunFolder
 
 

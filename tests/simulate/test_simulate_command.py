@@ -13,7 +13,7 @@ from harness.compare.cautions import cautions, unlike
 from harness.compare.experiments import gather
 from harness.compare.groups import differences
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
-from harness.report.html.make import make_report
+from harness.report.html.page import make_report
 from harness.report.pictures import make_pictures
 from harness.report.trace.export import run_names, write_trace
 from harness.results import Run, RunFolder, find_runs, load_run

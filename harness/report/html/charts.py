@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from harness.report.html.looks import marker_id, variant_class
 from harness.report.html.markup import Markup, element, join, share, short
+from harness.report.html.theme import marker_id, variant_class
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 

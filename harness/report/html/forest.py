@@ -10,8 +10,7 @@ from harness.compare.stats import STEP, Effect, Verdict
 from harness.compare.verdict_tables import verdict_sentences, verdict_tables
 from harness.compare.verdicts import Judgement
 from harness.report.html.charts import Scale
-from harness.report.html.markup import Markup, element, join, share
-from harness.report.html.parts import bullets, details, figure, note, section, table
+from harness.report.html.markup import Markup, bullets, details, element, figure, join, note, section, share, table
 
 ROW = 22.0
 WIDEST = 4.0  # ratios beyond it, or below its inverse, end at the plot's edge

@@ -15,7 +15,7 @@ from harness.compare.sentences import last_reward
 from harness.compare.sweep_tables import sweep_findings, sweep_points
 from harness.compare.verdicts import Judgement, settings_of
 from harness.core.trace import Stage
-from harness.report.html.material import Material
+from harness.report.data import ReportData
 
 GOES_WITH = 0.5  # correlation from which KL is said to go with the reward
 WORTH_GAINING = 1.05
@@ -30,7 +30,7 @@ _SHAPES = {
 }
 
 
-def headlines(material: Material, judgements: Sequence[Judgement] = ()) -> list[str]:
+def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> list[str]:
     """Return verdicts, what was learned, what dominates the loop, what overlap could gain, whether lag hurt, and KL."""
     if sweep_points(material.experiment):
         return sweep_findings(material.experiment)
@@ -53,14 +53,14 @@ def _verdict(item: Judgement) -> str:
     return f"{text}, {step.verdict.value}" + (f" ({step.reason})" if step.reason else "")
 
 
-def exposed_shares(material: Material, name: str) -> dict[Stage, float]:
+def exposed_shares(material: ReportData, name: str) -> dict[Stage, float]:
     """Return each stage's exposed share of the loop, as a mean over the variant's runs."""
     found = material.exposures.get(name, [])
     stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in found)]
     return {stage: fmean(part.share(part.stages_ns.get(stage, 0)) for part, _ in found) for stage in stages}
 
 
-def _dominates(material: Material) -> str:
+def _dominates(material: ReportData) -> str:
     """Name the largest exposed stage of each variant, variants of the same stage together."""
     largest: dict[Stage, list[str]] = {}
     nobodys: list[str] = []
@@ -77,12 +77,12 @@ def _dominates(material: Material) -> str:
     return f"What the loop waits for most, its exposed time: {'; '.join(parts)}.{rest}" if parts else ""
 
 
-def nobodys_share(material: Material, name: str) -> float:
+def nobodys_share(material: ReportData, name: str) -> float:
     """Return the share of the loop that no stage owns, as a mean over the variant's runs; there must be one."""
     return fmean(part.share(part.nobody_ns) for part, _ in material.exposures[name])
 
 
-def _overlap(material: Material) -> str:
+def _overlap(material: ReportData) -> str:
     """Say how short each loop could become if its lanes worked side by side all the time."""
     found = {variant.name: _bounds(variant) for variant in material.experiment.variants}
     bounds = {name: parts for name, parts in found.items() if parts}
@@ -110,7 +110,7 @@ def _bound(name: str, bounds: Sequence[OverlapBound], position: int) -> str:
     return f"{name} would be at most {times} times as fast ({work})"
 
 
-def _lag(material: Material) -> str:
+def _lag(material: ReportData) -> str:
     """Set the last reward of each variant that trains on older rollouts against the one that differs in that alone."""
     variants = material.experiment.variants
     fresh = [item for item in variants if not any(run.behaviour_is_older for run in item.runs)]
@@ -146,7 +146,7 @@ def _lagged(base: Variant, other: Variant) -> str:
     return f"{name} {found.mean:+.3f} (95% interval {found.low:+.3f} to {found.high:+.3f}, n = {found.seeds}), {said}"
 
 
-def _kl(material: Material) -> list[str]:
+def _kl(material: ReportData) -> list[str]:
     return [text for variant in material.experiment.variants if (text := _kl_of(variant))]
 
 

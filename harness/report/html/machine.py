@@ -12,11 +12,10 @@ from harness.compare.cautions import origin
 from harness.compare.energy import energy_account
 from harness.compare.resources import GpuFigures, contention, gpu_figures, process_figures, sampling_cpu_s
 from harness.compare.tables import Table
+from harness.report.data import Counted, ReportData
 from harness.report.html.charts import Chart, Line, draw_chart
 from harness.report.html.learning import thinned
-from harness.report.html.markup import Markup, element
-from harness.report.html.material import Counted, Material
-from harness.report.html.parts import bullets, details, figure, note, section, table, variant_legend
+from harness.report.html.markup import Markup, bullets, details, element, figure, note, section, table, variant_legend
 from harness.results import Manifest, Run
 from harness.results.counters import explain, sources, stretches
 
@@ -24,9 +23,9 @@ MOST_VARIANTS = 6  # with curves
 _GIB = 2**30
 
 
-def resources_section(material: Material, anchor: str) -> Markup | None:
+def resources_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no run has counters. Of several seeds, the first that has some is shown."""
-    counted = material.counted
+    counted = report_data.counted
     if not counted:
         return None
     said = [f"{item.name}: {text}" for item in counted for text in contention(item.rows, item.window)]
@@ -136,17 +135,17 @@ def _energy(counted: Sequence[Counted]) -> Markup | None:
 _LONGEST = 120
 
 
-def provenance_section(material: Material, anchor: str) -> Markup | None:
+def provenance_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section."""
-    runs = material.curves.all_runs()
-    tables = [details(f"Show the {len(runs)} runs", table(_runs(material)), class_="printed")]
+    runs = report_data.curves.all_runs()
+    tables = [details(f"Show the {len(runs)} runs", table(_runs(report_data)), class_="printed")]
     tables += [
         details("Show machine and versions", element("div", table(_machine(runs)), class_="wrap"), class_="printed")
     ]
-    settings = _settings(material)
+    settings = _settings(report_data)
     if settings.rows:
         tables.append(details("Show the settings", element("div", table(settings), class_="wrap")))
-    shown = material.experiment
+    shown = report_data.experiment
     said = note(f"{origin(shown)}. Experiment {shown.name}, started {shown.started_at}.")
     return section(anchor, "Provenance", said, _again(runs[0].manifest), *tables)
 
@@ -164,11 +163,11 @@ def _again(manifest: Manifest) -> Markup:
     return element("div", said, element("pre", Markup("\n".join(element("code", item) for item in commands))))
 
 
-def _runs(material: Material) -> Table:
+def _runs(report_data: ReportData) -> Table:
     header = ("variant", "seed", "block", "status", "started", "start-up, s", "steps", "loop, s", "folder")
     rows = []
-    for variant in material.experiment.variants:
-        for figures, run in zip(variant.runs, material.curves.runs[variant.name], strict=True):
+    for variant in report_data.experiment.variants:
+        for figures, run in zip(variant.runs, report_data.curves.runs[variant.name], strict=True):
             manifest = run.manifest
             startup = numbers.NOTHING if manifest.startup_s is None else numbers.number(manifest.startup_s)
             block = numbers.NOTHING if manifest.block is None else str(manifest.block)
@@ -193,10 +192,10 @@ def _machine(runs: list[Run]) -> Table:
     return Table("Machine and versions", ("fact", "value"), rows, words=2)
 
 
-def _settings(material: Material) -> Table:
+def _settings(report_data: ReportData) -> Table:
     """Return the resolved scenario, the settings in which variants differ first."""
-    names = material.names
-    columns = [dict(_flat(material.curves.runs[name][0].settings)) for name in names]
+    names = report_data.names
+    columns = [dict(_flat(report_data.curves.runs[name][0].settings)) for name in names]
     keys = dict.fromkeys(key for column in columns for key in column if key not in ("name", "description", "seed"))
     same, differing = list[tuple[str, str]](), list[tuple[str, str]]()
     for key in keys:

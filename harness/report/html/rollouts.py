@@ -7,26 +7,37 @@ from harness.compare.experiments import Variant
 from harness.compare.off_policy import off_policy_findings, off_policy_table
 from harness.compare.tables import Table
 from harness.report.bars import trained_by_lag
+from harness.report.data import ReportData
 from harness.report.html.charts import Bar, Scale, Segment, draw_bars
-from harness.report.html.markup import Markup, element, join, lines
-from harness.report.html.material import Material
-from harness.report.html.parts import bullets, details, figure, note, section, table, tables
+from harness.report.html.markup import (
+    Markup,
+    bullets,
+    details,
+    element,
+    figure,
+    join,
+    lines,
+    note,
+    section,
+    table,
+    tables,
+)
 from harness.results import LedgerFigures, RolloutRow, Rollouts
 
 PERCENT = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
 COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dropped as too old"), ("failed", "failed"))
 
 
-def waste_section(material: Material, anchor: str) -> Markup | None:
+def waste_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no rollout lagged and no run got to its end."""
-    found = off_policy_table(material.experiment)
-    said = bullets(off_policy_findings(material.experiment), "plain-list")
-    data = details("Show the figures", *tables([found], material.experiment)) if found else None
-    return section(anchor, "Lag and waste", _lag(material), _ledger(material), said, data)
+    found = off_policy_table(report_data.experiment)
+    said = bullets(off_policy_findings(report_data.experiment), "plain-list")
+    data = details("Show the figures", *tables([found], report_data.experiment)) if found else None
+    return section(anchor, "Lag and waste", _lag(report_data), _ledger(report_data), said, data)
 
 
-def _lag(material: Material) -> Markup | None:
-    lags = {name: found for name, runs in material.curves.runs.items() if (found := trained_by_lag(runs))}
+def _lag(report_data: ReportData) -> Markup | None:
+    lags = {name: found for name, runs in report_data.curves.runs.items() if (found := trained_by_lag(runs))}
     if max((lag for found in lags.values() for lag in found), default=0) == 0:
         return None
     bars, means = list[Bar](), []
@@ -46,9 +57,9 @@ def _versions(lag: int) -> str:
     return "1 version" if lag == 1 else f"{lag} versions"
 
 
-def _ledger(material: Material) -> Markup | None:
+def _ledger(report_data: ReportData) -> Markup | None:
     """Return what became of the generated tokens, with the lengths that tell a bias."""
-    known = [variant for variant in material.experiment.variants if any(_ledgers(variant))]
+    known = [variant for variant in report_data.experiment.variants if any(_ledgers(variant))]
     if not known:
         return None
     bars = [_bar(variant) for variant in known]
@@ -125,10 +136,10 @@ def _rows(variant: Variant) -> list[tuple[str, ...]]:
 LONGEST_TEXT = 2000  # characters
 
 
-def examples_section(material: Material, anchor: str) -> Markup | None:
+def examples_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section, the first variant's pairs in view and the others' to open; None where none were kept."""
     shown = list[Markup]()
-    known = {name: pairs for name, pairs in material.examples.items() if pairs}
+    known = {name: pairs for name, pairs in report_data.examples.items() if pairs}
     for name, pairs in known.items():
         exchanges = [_exchange(before, after) for before, after in pairs]
         title = f"{name}: {len(pairs)} prompts before and after"

@@ -10,26 +10,36 @@ from harness.compare.sweep_tables import sweep_points, sweep_tables
 from harness.compare.sync import percentile
 from harness.compare.transports import pooled, sync_findings, sync_table, variant_syncs
 from harness.report.bars import SYNC_STAGES
+from harness.report.data import ReportData
 from harness.report.html.charts import Bar, Chart, Line, Segment, draw_bars, draw_chart, linear
-from harness.report.html.looks import stage_class
-from harness.report.html.markup import Markup, element
-from harness.report.html.material import Material
-from harness.report.html.parts import bullets, details, figure, section, stage_legend, table, tables, variant_legend
+from harness.report.html.markup import (
+    Markup,
+    bullets,
+    details,
+    element,
+    figure,
+    section,
+    stage_legend,
+    table,
+    tables,
+    variant_legend,
+)
+from harness.report.html.theme import stage_class
 
 
-def sync_section(material: Material, anchor: str) -> Markup | None:
+def sync_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no weights left the process."""
-    variants = [variant for variant in material.experiment.variants if variant_syncs(variant)]
-    found = sync_table(material.experiment)
+    variants = [variant for variant in report_data.experiment.variants if variant_syncs(variant)]
+    found = sync_table(report_data.experiment)
     if not variants or found is None:
         return None
-    said = bullets(sync_findings(material.experiment), "plain-list")
+    said = bullets(sync_findings(report_data.experiment), "plain-list")
     return section(
         anchor,
         "Weight syncs",
         _anatomy(variants),
         said,
-        details("Show the figures", *tables([found], material.experiment)),
+        details("Show the figures", *tables([found], report_data.experiment)),
     )
 
 
@@ -67,9 +77,9 @@ def _bar(variant: Variant) -> Bar:
     return Bar(name, segments, f"{numbers.number(middle)} ms", whisker=(low, high))
 
 
-def sweep_section(material: Material, anchor: str) -> Markup | None:
+def sweep_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return what a transport sweep measured: times against sizes, and its tables; None where nothing was swept."""
-    points = sweep_points(material.experiment)
+    points = sweep_points(report_data.experiment)
     if not points:
         return None
     names = list(dict.fromkeys(point.transport for point in points))
@@ -89,4 +99,4 @@ def sweep_section(material: Material, anchor: str) -> Markup | None:
     panels = element("div", [draw_chart(chart) for chart in charts], class_="panels")
     sentence = "Medians of a whole sync; bands from the 10th to the 90th percentile."
     drawn = figure("A weight sync by size.", sentence, panels, legend=variant_legend(names))
-    return section(anchor, "Transports", drawn, *(table(item) for item in sweep_tables(material.experiment)))
+    return section(anchor, "Transports", drawn, *(table(item) for item in sweep_tables(report_data.experiment)))
