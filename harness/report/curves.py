@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from harness.compare.evaluations import Evaluated, evaluations
 from harness.compare.experiments import Experiment
-from harness.compare.growth import metric_series
 from harness.compare.outcome import targets
-from harness.compare.sweep_tables import sweep_points
-from harness.report.data import Curves, Points
+from harness.report.data import (
+    SECONDS,
+    STEP,
+    Curves,
+    Points,
+    evaluated_points,
+    metric_points,
+    metric_values,
+    needs_log_scale,
+    sweep_lines,
+)
 from harness.report.style import MARKERS, label, variant_label, variant_looks
 from harness.results import Run
 
@@ -108,9 +116,7 @@ def finish(figure: Figure, curves: Curves, what: str, seeds: str, extra: Sequenc
     return figure
 
 
-STEP, SECONDS = "training step", "seconds of the loop"
 BAND = "line: mean of the seeds, band: from the lowest to the highest"
-LOG_ABOVE = 20.0  # highest over lowest value of the gradient norm
 
 
 def draw_reward(curves: Curves) -> Figure | None:
@@ -120,8 +126,8 @@ def draw_reward(curves: Curves) -> Figure | None:
     figure, grid = canvas(2, 2, height=7.0, heights=(3, 2))
     whens: tuple[Callable[[Evaluated], float], ...] = (lambda item: item.step, lambda item: item.elapsed_s)
     for column, when in enumerate(whens):
-        draw(grid[0][column], curves, _evaluated(when, lambda item: item.reward), over_steps=column == 0)
-        draw(grid[1][column], curves, _evaluated(when, lambda item: item.length), over_steps=column == 0)
+        draw(grid[0][column], curves, evaluated_points(when, lambda item: item.reward), over_steps=column == 0)
+        draw(grid[1][column], curves, evaluated_points(when, lambda item: item.length), over_steps=column == 0)
     grid[0][0].set(title="Reward over training steps", ylabel="validation reward")
     grid[0][1].set(title="Reward over seconds")
     grid[1][0].set(title="Response length", xlabel=STEP, ylabel="tokens per response")
@@ -141,12 +147,14 @@ def draw_learning(curves: Curves) -> Figure | None:
         return None
     figure, grid = canvas(1, 3, height=5.0)
     over_steps, over_seconds, norms = grid[0]
-    draw(over_steps, curves, _evaluated(lambda item: item.step, lambda item: item.reward))
-    draw(over_seconds, curves, _evaluated(lambda item: item.elapsed_s, lambda item: item.reward), over_steps=False)
+    draw(over_steps, curves, evaluated_points(lambda item: item.step, lambda item: item.reward))
+    draw(
+        over_seconds, curves, evaluated_points(lambda item: item.elapsed_s, lambda item: item.reward), over_steps=False
+    )
     over_steps.set(title="Reward over training steps", xlabel=STEP, ylabel="validation reward")
     over_seconds.set(title="Reward over seconds", xlabel=SECONDS)
     over_seconds.sharey(over_steps)
-    if draw(norms, curves, _metric("grad_norm")):
+    if draw(norms, curves, metric_points("grad_norm")):
         _set_norm_scale(norms, curves)
     norms.set(title="Gradient norm before clipping", xlabel=STEP, ylabel="L2 norm")
     seeds = f"over steps, {BAND}; over seconds, one line for each seed"
@@ -176,13 +184,17 @@ def _mark_divergence(curves: Curves, axes: Axes) -> list[Any]:
 
 def draw_kl(curves: Curves) -> Figure | None:
     """Draw the monitored KL figures over training steps, one column for each pair of policies; None without them."""
-    pairs = [pair for pair in ("reference", "previous") if _logged(curves, f"kl/{pair}_k3", f"kl/{pair}_k1_sum")]
+    pairs = [
+        pair
+        for pair in ("reference", "previous")
+        if any(metric_values(curves, f"kl/{pair}_{kind}") for kind in ("k3", "k1_sum"))
+    ]
     if not pairs:
         return None
     figure, grid = canvas(2, len(pairs), height=7.0)
     for column, pair in enumerate(pairs):
-        draw(grid[0][column], curves, _metric(f"kl/{pair}_k3"))
-        draw(grid[1][column], curves, _metric(f"kl/{pair}_k1_sum"))
+        draw(grid[0][column], curves, metric_points(f"kl/{pair}_k3"))
+        draw(grid[1][column], curves, metric_points(f"kl/{pair}_k1_sum"))
         grid[0][column].set(title=f"KL(sampling policy \u2016 {_other_policy(curves, pair)})")
         grid[1][column].set(xlabel=STEP)
         for row in grid:
@@ -196,12 +208,12 @@ def draw_kl(curves: Curves) -> Figure | None:
 
 def draw_stability(curves: Curves) -> Figure | None:
     """Draw gradient norm and clip fraction over training steps; None where neither was logged."""
-    shown = [name for name in ("grad_norm", "clip_fraction") if _logged(curves, name)]
+    shown = [name for name in ("grad_norm", "clip_fraction") if metric_values(curves, name)]
     if not shown:
         return None
     figure, grid = canvas(1, len(shown), height=4.4)
     for axes, name in zip(grid[0], shown, strict=True):
-        draw(axes, curves, _metric(name))
+        draw(axes, curves, metric_points(name))
         axes.set(xlabel=STEP)
         if name == "grad_norm":
             axes.set(title="Gradient norm before clipping", ylabel="L2 norm")
@@ -210,22 +222,6 @@ def draw_stability(curves: Curves) -> Figure | None:
             axes.set(title="Clip fraction", ylabel="share of response tokens")
             axes.set_ylim(0.0, max(0.01, axes.dataLim.y1 * 1.08))
     return finish(figure, curves, "gradient norm and clip fraction", BAND)
-
-
-def _evaluated(when: Callable[[Evaluated], float], figure: Callable[[Evaluated], float | None]) -> Points:
-    def points(run: Any) -> list[tuple[float, float]]:
-        pairs = [(when(item), figure(item)) for item in evaluations(run)]
-        return [(x, y) for x, y in pairs if y is not None]
-
-    return points
-
-
-def _metric(name: str) -> Points:
-    return lambda run: list(zip(*metric_series(run, name), strict=True))
-
-
-def _logged(curves: Curves, *names: str) -> bool:
-    return any(metric_series(run, name)[1] for run in curves.all_runs() for name in names)
 
 
 def _target_lines(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
@@ -249,9 +245,7 @@ def _other_policy(curves: Curves, pair: str) -> str:
 
 def _set_norm_scale(axes: Axes, curves: Curves) -> None:
     """Use a log scale where the norms span a wide range, else start at 0."""
-    values = [value for run in curves.all_runs() for value in metric_series(run, "grad_norm")[1]]
-    lowest = min(values)
-    if lowest > 0 and max(values) / lowest > LOG_ABOVE:
+    if needs_log_scale(metric_values(curves, "grad_norm")):
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0.0)
@@ -275,10 +269,11 @@ def draw_grid(curves: Curves) -> Figure | None:
     if not lines or len(rows) * len(columns) > MOST_PANELS or not any(map(evaluations, curves.all_runs())):
         return None
     figure, grid = _grid_canvas(len(rows), len(columns))
+    rewards = evaluated_points(lambda item: item.step, lambda item: item.reward)
     for row_name, panels in zip(rows, grid, strict=True):
         for column_name, axes in zip(columns, panels, strict=True):
             of_line = {line: places.get((row_name, column_name, line), []) for line in lines}
-            draw(axes, Curves(curves.experiment, of_line), _rewards)
+            draw(axes, Curves(curves.experiment, of_line), rewards)
         panels[0].set_ylabel(f"{label(row_name)}\nvalidation reward" if row_name else "validation reward")
     for column_name, top, bottom in zip(columns, grid[0], grid[-1], strict=True):
         top.set_title(label(column_name), fontsize=10)
@@ -304,10 +299,6 @@ def _places(curves: Curves) -> dict[Place, list[Run]]:
 
 def _named(key: str, point: dict[str, Any]) -> str:
     return f"{key.rpartition('.')[2]}: {point.get(key)}"
-
-
-def _rewards(run: Run) -> list[tuple[float, float]]:
-    return [(item.step, item.reward) for item in evaluations(run)]
 
 
 def _grid_canvas(rows: int, columns: int) -> tuple[Figure, list[Any]]:
@@ -337,20 +328,18 @@ TRANSPORT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56
 
 def draw_sweep(experiment: Experiment) -> Figure | None:
     """Draw every combination of receivers and tensors in a panel of its own; None where nothing was swept."""
-    points = sweep_points(experiment)
-    if not points:
+    kinds = sweep_lines(experiment)
+    if not kinds:
         return None
     from matplotlib.figure import Figure
 
-    kinds = sorted({(point.receivers, point.tensors) for point in points})
     columns = min(2, len(kinds))
     lines = -(-len(kinds) // columns)
     figure = Figure(figsize=(1.5 + 4.6 * columns, 1.0 + 3.8 * lines), layout="constrained")
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
-    names = list(dict.fromkeys(point.transport for point in points))
-    for panel, kind in zip(axes, kinds, strict=False):
-        _draw_sizes(panel, [point for point in points if (point.receivers, point.tensors) == kind], names)
-        panel.set_title(f"receivers: {kind[0]}, tensors: {kind[1]}")
+    for panel, ((receivers, tensors), lines_of_it) in zip(axes, kinds.items(), strict=False):
+        _draw_sizes(panel, lines_of_it)
+        panel.set_title(f"receivers: {receivers}, tensors: {tensors}")
     figure.suptitle(
         f"{label(experiment.title)}: a weight sync, from publish to the receiver's own tensors", x=0.01, ha="left"
     )
@@ -361,9 +350,8 @@ def draw_sweep(experiment: Experiment) -> Figure | None:
     return figure
 
 
-def _draw_sizes(axes: Axes, points: list[SyncPoint], names: list[str]) -> None:
-    for index, name in enumerate(names):
-        own = sorted((point for point in points if point.transport == name), key=lambda point: point.num_bytes)
+def _draw_sizes(axes: Axes, by_transport: dict[str, list[SyncPoint]]) -> None:
+    for index, (name, own) in enumerate(by_transport.items()):
         if not own:
             continue
         milliseconds = [1e3 * point.median_s for point in own]
@@ -373,6 +361,7 @@ def _draw_sizes(axes: Axes, points: list[SyncPoint], names: list[str]) -> None:
         colour, marker = TRANSPORT_COLOURS[index % len(TRANSPORT_COLOURS)], MARKERS[index % len(MARKERS)]
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "capsize": 2}
         axes.errorbar(own_sizes, milliseconds, (below, above), label=label(name), **look)
+    points = [point for own in by_transport.values() for point in own]
     sizes = sorted({point.megabytes for point in points})
     copies = [1e3 * median(point.copy_s for point in points if point.megabytes == size) for size in sizes]
     axes.plot(sizes, copies, color="#777777", linestyle="--", label="plain copy in memory")

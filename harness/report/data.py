@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
-from harness.compare.experiments import Experiment, experiment_of
+from harness.compare.evaluations import Evaluated, evaluations
+from harness.compare.experiments import Experiment, Variant, experiment_of
 from harness.compare.exposed import Exposure, exposed
-from harness.compare.figures import run_figures
+from harness.compare.figures import RunFigures, run_figures
+from harness.compare.growth import metric_series
 from harness.compare.lanes import loop_window
+from harness.compare.sweep_tables import sweep_points
+from harness.compare.sync import PARTS, percentile
+from harness.compare.sync_costs import SyncPoint
+from harness.compare.transports import pooled, variant_syncs
 from harness.core.intervals import Interval
-from harness.core.trace import Span
+from harness.core.trace import Span, Stage
 from harness.results import RolloutRow, Run, find_runs, load_run
 from harness.results.counters import CounterRow, read_counters
 
 MOST_PAIRS = 3  # of examples of one variant
+LOG_ABOVE = 20.0  # highest over lowest gradient norm
+STEP, SECONDS = "training step", "seconds of the loop"
+SYNC_STAGES = {part: Stage(f"weight_{part}") for part in PARTS}
 Points = Callable[[Run], list[tuple[float, float]]]
 """Reads the points of one line from a run."""
 
@@ -156,3 +167,110 @@ def before_and_after(rollouts: Sequence[RolloutRow], most: int) -> list[tuple[Ro
     last = {item.prompt: item for item in evaluated if item.version == max(versions)}
     pairs = [(item, last[item.prompt]) for item in first if item.prompt in last]
     return sorted(pairs, key=lambda pair: pair[0].reward == pair[1].reward)[:most]
+
+
+def evaluated_points(when: Callable[[Evaluated], float], what: Callable[[Evaluated], float | None]) -> Points:
+    """Return what reads (when, what) of a run's evaluations; those without the figure are left out."""
+
+    def points(run: Run) -> list[tuple[float, float]]:
+        pairs = [(float(when(item)), what(item)) for item in evaluations(run)]
+        return [(x, y) for x, y in pairs if y is not None]
+
+    return points
+
+
+def metric_points(name: str) -> Points:
+    """Return what reads a metric's (step, value) pairs from a run."""
+    return lambda run: [(float(step), value) for step, value in zip(*metric_series(run, name), strict=True)]
+
+
+def metric_values(curves: Curves, name: str) -> list[float]:
+    """Return a metric's values over all runs; empty where nobody logged it."""
+    return [value for run in curves.all_runs() for value in metric_series(run, name)[1]]
+
+
+def needs_log_scale(norms: Sequence[float]) -> bool:
+    """Whether gradient norms, at least one, span too wide a range for an axis from 0."""
+    return min(norms) > 0 and max(norms) / min(norms) > LOG_ABOVE
+
+
+def wall_s(variant: Variant) -> list[float]:
+    """Return the mean wall-clock seconds of a training step of each run, evaluation included."""
+    return [run.loop_s / (run.steps * run.row_steps) for run in variant.runs if run.steps]
+
+
+def spent_s(run: RunFigures, stage: Stage) -> float:
+    """Return mean seconds of a stage per training step, added over lanes; the run has finished one.
+
+    Where a row stands for several steps, as in some logs of other trainers, it holds their mean.
+    """
+    return run.stages[stage].total_s / run.steps if stage in run.stages else 0.0
+
+
+def stage_seconds(variant: Variant) -> dict[Stage, float]:
+    """Return mean seconds per training step of each stage that is no wait, added over lanes."""
+    runs = [run for run in variant.runs if run.steps]
+    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in runs)]
+    return {stage: fmean(spent_s(run, stage) for run in runs) for stage in stages}
+
+
+def trained_by_lag(runs: Iterable[Run]) -> Counter[int]:
+    """Return lag -> rollouts trained on, over all steps of all runs; each use of a replayed rollout counts."""
+    lags: Counter[int] = Counter()
+    for run in runs:
+        for row in run.steps:
+            lags.update(row.lags)
+    return lags
+
+
+def lags_by_variant(curves: Curves) -> dict[str, Counter[int]]:
+    """Return ``trained_by_lag`` of each variant that has some; empty where no rollout lagged."""
+    lags = {name: found for name, runs in curves.runs.items() if (found := trained_by_lag(runs))}
+    return lags if any(lag for found in lags.values() for lag in found) else {}
+
+
+def mean_lag(lags: Counter[int]) -> float:
+    """Return the mean over the rollouts, of which there is at least one."""
+    return sum(lag * rollouts for lag, rollouts in lags.items()) / lags.total()
+
+
+@dataclass(frozen=True)
+class SyncParts:
+    """What a weight sync of a variant is made of, in milliseconds.
+
+    Attributes:
+        parts_ms: the median of each part over training steps, the first left out.
+        whole_ms: publish to loaded: 10th percentile, median, 90th percentile; None where it is not known.
+        transport: None where the variant's name says it.
+    """
+
+    parts_ms: dict[Stage, float]
+    whole_ms: tuple[float, float, float] | None
+    num_bytes: float
+    transport: str | None
+
+
+def sync_parts(variant: Variant) -> SyncParts | None:
+    """Return what a weight sync is made of; None where no weights left the process."""
+    syncs = variant_syncs(variant)
+    if not syncs:
+        return None
+    times = {stage: pooled(syncs, part) for part, stage in SYNC_STAGES.items()}
+    whole = [1e3 * seconds for seconds in pooled(syncs, "whole")]
+    low, middle, high = (percentile(whole, percent) if whole else 0.0 for percent in (10, 50, 90))
+    return SyncParts(
+        parts_ms={stage: 1e3 * median(found) for stage, found in times.items() if found},
+        whole_ms=(low, middle, high) if whole else None,
+        num_bytes=syncs[0].num_bytes,
+        transport=None if syncs[0].transport in variant.name else syncs[0].transport,
+    )
+
+
+def sweep_lines(experiment: Experiment) -> dict[tuple[int, int], dict[str, list[SyncPoint]]]:
+    """Return what a transport sweep measured: (receivers, tensors) to each transport's points by size."""
+    points = sorted(sweep_points(experiment), key=lambda point: point.num_bytes)
+    names = dict.fromkeys(point.transport for point in sweep_points(experiment))
+    return {
+        kind: {name: [p for p in points if (p.transport, p.receivers, p.tensors) == (name, *kind)] for name in names}
+        for kind in sorted({(point.receivers, point.tensors) for point in points})
+    }

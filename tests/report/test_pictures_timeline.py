@@ -13,8 +13,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from harness.core.trace import Stage
-from harness.report.bars import draw_lag, draw_sync, trained_by_lag
-from harness.report.data import load_curves
+from harness.report.bars import draw_lag, draw_sync
+from harness.report.data import load_curves, trained_by_lag
 from harness.report.pictures import make_pictures
 from harness.report.style import STAGE_COLOURS
 from harness.report.timeline import choose_steps, draw_timeline, excerpt

@@ -40,8 +40,8 @@ def test_rollouts_of_the_first_and_last_version_are_paired_by_prompt() -> None:
         ("c 0", "c 8"),
         ("a 0", "a 8"),
     ]
-    assert before_and_after(rows[:3]) == []
-    assert before_and_after([]) == []
+    assert before_and_after(rows[:3], most=2) == []
+    assert before_and_after([], most=2) == []
 
 
 def test_a_long_prompt_is_shown_with_both_ends() -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
-from harness.compare.evaluations import Evaluated, evaluations
-from harness.compare.growth import metric_series
+from harness.compare.evaluations import evaluations
 from harness.compare.outcome import outcome_table, targets
-from harness.report.data import ReportData
-from harness.report.html.charts import Chart, Line, Point, draw_chart
+from harness.report.data import (
+    SECONDS,
+    STEP,
+    Points,
+    ReportData,
+    evaluated_points,
+    metric_points,
+    metric_values,
+    needs_log_scale,
+)
+from harness.report.html.charts import Chart, Line, draw_chart
 from harness.report.html.markup import Markup, details, element, figure, join, section, tables, variant_legend
-from harness.results import Run
 
 MOST_POINTS = 240  # of one line; longer series are averaged over runs of equal length
-LOG_ABOVE = 20.0  # highest over lowest gradient norm
-Points = Callable[[Run], list[Point]]
-STEP, SECONDS = "training step", "seconds of the loop"
 
 
 def learning_section(report_data: ReportData, anchor: str) -> Markup | None:
@@ -63,15 +67,16 @@ def _reward(report_data: ReportData) -> Markup | None:
     if not any(evaluations(run) for run in report_data.curves.all_runs()):
         return None
     levels = tuple((f"target {target:g}", target) for target in targets(report_data.experiment.runs))
-    reward, length = (lambda item: item.reward), (lambda item: item.length)
-    steps, seconds = (lambda item: float(item.step)), (lambda item: item.elapsed_s)
+    rewards = over_steps(report_data, evaluated_points(lambda item: item.step, lambda item: item.reward))
+    later = over_seconds(report_data, evaluated_points(lambda item: item.elapsed_s, lambda item: item.reward))
+    lengths = over_steps(report_data, evaluated_points(lambda item: item.step, lambda item: item.length))
     says = _reward_says(report_data)
     charts = [
-        Chart("Reward over training steps", STEP, "validation reward", _over_steps(report_data, steps, reward), says,
+        Chart("Reward over training steps", STEP, "validation reward", rewards, says,
               levels=levels),
-        Chart("Reward over seconds", SECONDS, "validation reward", _over_seconds(report_data, seconds, reward), says,
+        Chart("Reward over seconds", SECONDS, "validation reward", later, says,
               levels=levels),
-        Chart("Response length", STEP, "tokens per response", _over_steps(report_data, steps, length),
+        Chart("Response length", STEP, "tokens per response", lengths,
               "Tokens of a validation response over training steps."),
     ]  # fmt: skip
     sentence = says + _seeds_say(report_data)
@@ -82,26 +87,6 @@ def _reward(report_data: ReportData) -> Markup | None:
 
 def _outcome(report_data: ReportData) -> Markup:
     return join(*tables([outcome_table(report_data.experiment)], report_data.experiment))
-
-
-def _over_steps(
-    report_data: ReportData, when: Callable[[Evaluated], float], what: Callable[[Evaluated], float | None]
-) -> list[Line]:
-    return over_steps(report_data, _evaluated(when, what))
-
-
-def _over_seconds(
-    report_data: ReportData, when: Callable[[Evaluated], float], what: Callable[[Evaluated], float | None]
-) -> list[Line]:
-    return over_seconds(report_data, _evaluated(when, what))
-
-
-def _evaluated(when: Callable[[Evaluated], float], what: Callable[[Evaluated], float | None]) -> Points:
-    def points(run: Run) -> list[Point]:
-        pairs = [(when(item), what(item)) for item in evaluations(run)]
-        return [(x, y) for x, y in pairs if y is not None]
-
-    return points
 
 
 def _reward_says(report_data: ReportData) -> str:
@@ -127,7 +112,7 @@ def _kl(report_data: ReportData) -> Markup | None:
     charts = []
     for pair, other in (("reference", "the reference policy"), ("previous", "the policy of the step before")):
         for name, unit in ((f"kl/{pair}_k3", "k3, nats per token"), (f"kl/{pair}_k1_sum", "k1, nats per response")):
-            if _values(report_data, name):
+            if metric_values(report_data.curves, name):
                 drawn = over_steps(report_data, metric_points(name))
                 says = f"KL of the sampling policy to {other}, {unit}, over training steps."
                 charts.append(Chart(f"KL to {other}", STEP, unit, drawn, says, zero_line=True, from_zero=True))
@@ -140,9 +125,9 @@ def _kl(report_data: ReportData) -> Markup | None:
 
 def _stability(report_data: ReportData) -> Markup | None:
     charts, said = list[Chart](), list[str]()
-    norms, clips = _values(report_data, "grad_norm"), _values(report_data, "clip_fraction")
+    norms, clips = metric_values(report_data.curves, "grad_norm"), metric_values(report_data.curves, "clip_fraction")
     if norms:
-        log = min(norms) > 0 and max(norms) / min(norms) > LOG_ABOVE
+        log = needs_log_scale(norms)
         said.append(f"Gradient norm before clipping, from {min(norms):.3g} to {max(norms):.3g}.")
         drawn = over_steps(report_data, metric_points("grad_norm"))
         charts.append(Chart("Gradient norm before clipping", STEP, "L2 norm", drawn, said[-1], not log, log_y=log))
@@ -155,15 +140,6 @@ def _stability(report_data: ReportData) -> Markup | None:
     elif clips:
         said.append("The clip changed the objective of no token.")
     return _panels(report_data, "Stability of the updates.", " ".join(said), charts) if charts else None
-
-
-def metric_points(name: str) -> Points:
-    """Return what reads a metric's (step, value) pairs from a run."""
-    return lambda run: [(float(step), value) for step, value in zip(*metric_series(run, name), strict=True)]
-
-
-def _values(report_data: ReportData, name: str) -> list[float]:
-    return [value for run in report_data.curves.all_runs() for value in metric_series(run, name)[1]]
 
 
 def _panels(

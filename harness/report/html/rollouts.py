@@ -6,8 +6,7 @@ from harness.compare import numbers
 from harness.compare.experiments import Variant
 from harness.compare.off_policy import off_policy_findings, off_policy_table
 from harness.compare.tables import Table
-from harness.report.bars import trained_by_lag
-from harness.report.data import ReportData
+from harness.report.data import ReportData, lags_by_variant, mean_lag
 from harness.report.html.charts import Bar, Scale, Segment, draw_bars
 from harness.report.html.markup import (
     Markup,
@@ -37,13 +36,12 @@ def waste_section(report_data: ReportData, anchor: str) -> Markup | None:
 
 
 def _lag(report_data: ReportData) -> Markup | None:
-    lags = {name: found for name, runs in report_data.curves.runs.items() if (found := trained_by_lag(runs))}
-    if max((lag for found in lags.values() for lag in found), default=0) == 0:
+    lags = lags_by_variant(report_data.curves)
+    if not lags:
         return None
     bars, means = list[Bar](), []
     for name, found in lags.items():
-        mean = sum(lag * count for lag, count in found.items()) / found.total()
-        means.append(f"{name} {numbers.number(mean)}")
+        means.append(f"{name} {numbers.number(mean_lag(found))}")
         for place, lag in enumerate(range(max(found) + 1)):
             part = found[lag] / found.total()
             segment = Segment("lag-bar", 100 * part, f"{found[lag]} rollouts")

@@ -7,13 +7,12 @@ from statistics import fmean
 
 from harness.compare import numbers
 from harness.compare.experiments import Variant
-from harness.compare.figures import RunFigures
 from harness.compare.lanes import in_pipeline_order
 from harness.compare.pairs import FEWEST_SEEDS
 from harness.compare.stats import t_interval
 from harness.compare.tables import Table, lane_table, stage_table
 from harness.core.trace import Span, Stage
-from harness.report.data import ReportData
+from harness.report.data import ReportData, spent_s, stage_seconds, wall_s
 from harness.report.html.charts import Bar, Scale, Segment, block, draw_axis, draw_bars, grid_lines, linear, whole
 from harness.report.html.headlines import exposed_shares
 from harness.report.html.markup import (
@@ -29,7 +28,7 @@ from harness.report.html.markup import (
     tables,
 )
 from harness.report.html.theme import stage_class
-from harness.report.timeline import MOST_VARIANTS, Excerpt, excerpt
+from harness.report.timeline import MOST_VARIANTS, Excerpt, depth, excerpts
 
 NOBODY = ("nobody", "nobody's")
 Parts = dict[Stage, float]
@@ -54,13 +53,8 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return found.low, found.high
 
 
-def wall_s(variant: Variant) -> list[float]:
-    """Return the mean wall-clock seconds of a training step of each run, evaluation included."""
-    return [run.loop_s / (run.steps * run.row_steps) for run in variant.runs if run.steps]
-
-
 def _steps(report_data: ReportData, variants: Sequence[Variant]) -> Markup:
-    rows = [(variant, _spent(variant), *_exposed(report_data, variant.name)) for variant in variants]
+    rows = [(variant, stage_seconds(variant), *_exposed(report_data, variant.name)) for variant in variants]
     ends = [max(sum(spent.values()), *_wall_ends(variant)) for variant, spent, _, _ in rows]
     axis, bars = linear([0.0, *ends], from_zero=True), list[Bar]()
     for variant, spent, parts, nobody in rows:
@@ -117,17 +111,6 @@ def _says(report_data: ReportData, variants: Sequence[Variant]) -> str:
     return base + how.get(several, f" Whiskers: 95% t-interval of the wall-clock over up to {several} runs.")
 
 
-def _spent(variant: Variant) -> Parts:
-    """Return mean seconds per step of each stage, added over lanes."""
-    runs = [run for run in variant.runs if run.steps]
-    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in runs)]
-    return {stage: fmean(_per_step(run, stage) for run in runs) for stage in stages}
-
-
-def _per_step(run: RunFigures, stage: Stage) -> float:
-    return run.stages[stage].total_s / run.steps if stage in run.stages else 0.0
-
-
 def _exposed(report_data: ReportData, name: str) -> tuple[Parts, float]:
     """Return mean exposed seconds per step of each stage, and nobody's."""
     found = report_data.exposures.get(name, [])
@@ -140,7 +123,7 @@ def _exposed(report_data: ReportData, name: str) -> tuple[Parts, float]:
 
 def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Table:
     """Return seconds per step spent and exposed, with the exposed share of the loop and intervals over runs."""
-    stages = [stage for stage in Stage if any(stage in _spent(variant) for variant in variants)]
+    stages = [stage for stage in Stage if any(stage in stage_seconds(variant) for variant in variants)]
     rows = [
         (stage.value, *(cell for variant in variants for cell in _cells(report_data, variant, stage)))
         for stage in stages
@@ -157,7 +140,7 @@ def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Tabl
 
 
 def _cells(report_data: ReportData, variant: Variant, stage: Stage) -> tuple[str, str, str]:
-    spent = [_per_step(run, stage) for run in variant.runs if run.steps]
+    spent = [spent_s(run, stage) for run in variant.runs if run.steps]
     found = report_data.exposures.get(variant.name, [])
     mine = [part.stages_ns.get(stage, 0) / 1e9 / steps for part, steps in found]
     fraction = exposed_shares(report_data, variant.name).get(stage, 0.0)
@@ -225,8 +208,7 @@ MOST_SPANS = 4000  # of one variant; an engine that loads in flight may have ver
 
 def timeline_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no run kept its spans."""
-    found = {name: part for name, runs in report_data.curves.runs.items() if (part := excerpt(runs[0])) is not None}
-    shown = dict(list(found.items())[:MOST_VARIANTS])
+    shown, total = excerpts(report_data.curves)
     if not shown:
         return None
     axis = whole(0.0, max(part.seconds for part in shown.values()), 6)
@@ -234,7 +216,7 @@ def timeline_section(report_data: ReportData, anchor: str) -> Markup | None:
     sentence = _timeline_says(shown)
     drawn = element("div", rows, draw_axis(axis, "seconds"), class_="rows timeline", role="img", aria_label=sentence)
     seen = {span.stage for part in shown.values() for span in part.spans}
-    more = note(f"The first {MOST_VARIANTS} of {len(found)} variants.") if len(found) > len(shown) else None
+    more = note(f"The first {MOST_VARIANTS} of {total} variants.") if total > len(shown) else None
     marks = [("#version-mark", "policy version now held")] if any(part.changes for part in shown.values()) else []
     legend = stage_legend(seen, [("nobody", "under no span"), *marks])
     return section(
@@ -243,14 +225,9 @@ def timeline_section(report_data: ReportData, anchor: str) -> Markup | None:
 
 
 def _timeline_says(shown: dict[str, Excerpt]) -> str:
-    parts = [f"{name} {_steps_shown(part)} in {numbers.number(part.seconds)} s" for name, part in shown.items()]
+    parts = [f"{name} {part.title} in {numbers.number(part.seconds)} s" for name, part in shown.items()]
     rule = "By rule, the first steps without an evaluation after the first quarter of the run of the lowest seed"
     return f"{rule}: {'; '.join(parts)}."
-
-
-def _steps_shown(part: Excerpt) -> str:
-    first, last = part.steps
-    return f"training step {first}" if first == last else f"training steps {first} to {last}"
 
 
 def _variant(name: str, part: Excerpt, axis: Scale) -> list[Markup]:
@@ -269,19 +246,15 @@ def _variant(name: str, part: Excerpt, axis: Scale) -> list[Markup]:
 def _timeline_lane(part: Excerpt, lane: str, axis: Scale) -> list[Markup]:
     end = axis.place(part.seconds)
     ground = element("rect", x=0, y=LANE_TOP, width=share(end), height=LANE_HEIGHT, class_="nobody")
-    spans = sorted((span for span in part.spans if span.lane == lane), key=_depth)[:MOST_SPANS]
+    spans = sorted(
+        (span for span in part.spans if span.lane == lane), key=lambda span: (depth(span.stage), span.start_ns)
+    )[:MOST_SPANS]
     return [
         *grid_lines(axis, LANE_TOP + LANE_HEIGHT),
         ground,
         *(_span(part, span, axis) for span in spans),
         *_versions(part, lane, axis),
     ]
-
-
-def _depth(span: Span) -> tuple[int, int]:
-    """Draw waits first, then long work, then the weight stages that interrupt it."""
-    depth = 0 if span.stage.is_wait else 2 if span.stage.value.startswith("weight_") else 1
-    return depth, span.start_ns
 
 
 def _span(part: Excerpt, span: Span, axis: Scale) -> Markup:
