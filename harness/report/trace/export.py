@@ -112,7 +112,7 @@ def _runs(folder: Path) -> tuple[list[Run], list[DamagedRun]]:
     if len(experiments) > 1:
         newest = max(runs, key=lambda run: run.manifest.started_at)
         has_siblings = newest.manifest.arm is not None or newest.manifest.point
-        fix = f"python -m harness.report.trace {newest.folder.parent if has_siblings else newest.folder}"
+        fix = f"python -m harness trace {newest.folder.parent if has_siblings else newest.folder}"
         raise UserError(f"{str(folder)!r} holds {len(experiments)} experiments; a trace shows one", str(folder), fix)
     shown = []
     for run in runs:
