@@ -8,7 +8,6 @@ each seed has its own thin line.
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from harness.report.data import (
     metric_points,
     metric_values,
     needs_log_scale,
+    over_seeds,
     sweep_lines,
 )
 from harness.report.style import MARKERS, label, variant_label, variant_looks
@@ -56,34 +56,22 @@ def draw(axes: Axes, curves: Curves, points: Points, over_steps: bool = True) ->
     Returns:
         whether there was anything to draw; if not, the panel says so.
     """
-    import seaborn as sns
-
-    data = curves.table(points)
-    if not data["x"]:
+    found = {name: [own for run in runs if (own := points(run))] for name, runs in curves.runs.items()}
+    longest = max((len(own) for runs in found.values() for own in runs), default=0)
+    if not longest:
         axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center", color="grey")
         return False
-    names = list(curves.runs)
-    looks = variant_looks(names)
-    longest = max(Counter(zip(data["variant"], data["run"], strict=True)).values())
     thin: dict[str, Any] = {"linewidth": 1.2, "markersize": 4} if curves.several_seeds else {"linewidth": 2.0}
-    by_seed: dict[str, Any] = {"estimator": None, "units": "run", **thin}
-    by_variant: dict[str, Any] = {"errorbar": ("pi", 100), "linewidth": 2.0}
-    sns.lineplot(
-        data=data,
-        x="x",
-        y="y",
-        hue="variant",
-        hue_order=names,
-        palette={name: colour for name, (colour, _) in looks.items()},
-        style="variant",
-        style_order=names,
-        markers={name: marker for name, (_, marker) in looks.items()},
-        markevery=-(-longest // MOST_MARKERS),
-        dashes=False,
-        legend=False,
-        ax=axes,
-        **(by_variant if over_steps else by_seed),
-    )
+    for name, (colour, marker) in variant_looks(list(curves.runs)).items():
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markevery": -(-longest // MOST_MARKERS)}
+        look |= {"markeredgecolor": "white", "markeredgewidth": 0.75}
+        if over_steps and found[name]:
+            x, mean, lowest, highest = zip(*over_seeds(found[name]), strict=True)
+            axes.plot(x, mean, linewidth=2.0, **look)
+            if len(found[name]) > 1:
+                axes.fill_between(x, lowest, highest, color=colour, alpha=0.2)
+        for own in () if over_steps else found[name]:
+            axes.plot(*zip(*own, strict=True), **look, **thin)
     axes.set(xlabel="", ylabel="")
     return True
 

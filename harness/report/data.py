@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from harness.compare.evaluations import Evaluated, evaluations
 from harness.compare.experiments import Experiment, Variant, experiment_of
@@ -47,13 +46,6 @@ class Curves:
     def all_runs(self) -> list[Run]:
         """Return every run, variant by variant."""
         return [run for runs in self.runs.values() for run in runs]
-
-    def table(self, points: Points) -> dict[str, list[Any]]:
-        """Return the points of all runs as columns variant, run, x and y."""
-        numbered = [(name, index, run) for name, runs in self.runs.items() for index, run in enumerate(runs)]
-        rows = [(name, index, x, y) for name, index, run in numbered for x, y in points(run)]
-        columns = zip(*rows, strict=True) if rows else ([], [], [], [])
-        return {name: list(column) for name, column in zip(("variant", "run", "x", "y"), columns, strict=True)}
 
 
 def load_curves(experiment_folder: Path) -> Curves:
@@ -182,6 +174,15 @@ def evaluated_points(when: Callable[[Evaluated], float], what: Callable[[Evaluat
 def metric_points(name: str) -> Points:
     """Return what reads a metric's (step, value) pairs from a run."""
     return lambda run: [(float(step), value) for step, value in zip(*metric_series(run, name), strict=True)]
+
+
+def over_seeds(lines: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
+    """Return (x, mean, lowest, highest) over the lines that have a point at x, one line for each seed; by x."""
+    at: dict[float, list[float]] = {}
+    for line in lines:
+        for x, y in line:
+            at.setdefault(x, []).append(y)
+    return [(x, fmean(ys), min(ys), max(ys)) for x, ys in sorted(at.items())]
 
 
 def metric_values(curves: Curves, name: str) -> list[float]:

@@ -16,6 +16,7 @@ from harness.report.data import (
     metric_points,
     metric_values,
     needs_log_scale,
+    over_seeds,
 )
 from harness.report.html.charts import Chart, Line, draw_chart
 from harness.report.html.markup import Markup, details, element, figure, join, section, tables, variant_legend
@@ -32,11 +33,7 @@ def over_steps(report_data: ReportData, points: Points) -> list[Line]:
     """Return one line for each variant: the mean over its runs, and a band from the lowest to the highest of them."""
     drawn = []
     for index, runs in enumerate(report_data.curves.runs.values()):
-        at: dict[float, list[float]] = {}
-        for run in runs:
-            for x, y in points(run):
-                at.setdefault(x, []).append(y)
-        rows = thinned([(x, fmean(ys), min(ys), max(ys)) for x, ys in sorted(at.items())])
+        rows = thinned(over_seeds(map(points, runs)))
         band = [(x, low, high) for x, _, low, high in rows] if len(runs) > 1 else []
         drawn.append(Line(index, [(x, mean) for x, mean, _, _ in rows], band))
     return drawn
