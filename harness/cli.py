@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.pipes import silence_output
-from harness.core.plain_text import plain_lines
+from harness.core.terminal_text import plain_lines, silence_output
 
 if TYPE_CHECKING:
     from harness.run.commands.arguments import RunCommand

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from harness.core.errors import Interrupted, UserError
-from harness.core.plain_text import plain
 from harness.core.protocols import Engine
 from harness.core.seeds import derive_seed
+from harness.core.terminal_text import plain
 from harness.core.types import Completion, Prompt, SamplingParams
 from harness.engines.requests import check_sampling
 from harness.evaluate.questions import Questions, read_questions

@@ -31,8 +31,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from harness.compare.tables import Table
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.keyword_reward import keyword_inclusion_reward_fn
-from harness.core.plain_text import plain
 from harness.core.seeds import derive_seed
+from harness.core.terminal_text import plain
 from harness.core.types import Prompt, SamplingParams
 from harness.engines.requests import check_sampling
 from harness.probes.provenance import package_versions

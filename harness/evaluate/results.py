@@ -18,7 +18,7 @@ from rich.text import Text
 
 from harness.compare.stats import t_interval, wilson_interval
 from harness.compare.tables import Table
-from harness.core.plain_text import plain, plain_ends
+from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import Prompt
 from harness.evaluate.record import BatchRow, PromptRow, Response
 from harness.report.text import print_table

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.core.errors import UserError
-from harness.core.pipes import silence_output
-from harness.core.plain_text import plain, plain_lines
-from harness.report.html.make import make_report
+from harness.core.terminal_text import plain, plain_lines, silence_output
+from harness.report.html.page import make_report
 
 EXAMPLE = "example: python -m harness.report results/reference/sync_k -o report.html"
 

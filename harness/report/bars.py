@@ -1,29 +1,49 @@
-"""Bars: where the time of a training step goes, by stage and by lane.
+"""Pictures of bars: the time of a training step by stage and by lane, a weight sync by part, the lag of rollouts.
 
-All bars show means: seconds of the whole loop, evaluation included, over the number of training steps. Means add up;
-medians do not.
+All bars of time show means: seconds of the whole loop, evaluation included, over the number of training steps. Means
+add up; medians do not.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from harness.compare.attribution import in_pipeline_order
 from harness.compare.experiments import Experiment, Variant
-from harness.compare.numbers import number
+from harness.compare.numbers import number, percent
 from harness.core.trace import Stage
-from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look
-from harness.report.style import UNATTRIBUTED, label, variant_label
+from harness.report.data import (
+    SYNC_STAGES,
+    Curves,
+    SyncParts,
+    lags_by_variant,
+    mean_lag,
+    stage_seconds,
+    sync_parts,
+    wall_s,
+)
+from harness.report.style import (
+    UNATTRIBUTED,
+    label,
+    line_key,
+    patch_key,
+    place_legend,
+    stage_keys,
+    stage_look,
+    variant_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 BAR_HEIGHT = 0.74
 AXIS_LABEL = "seconds per training step (mean over the loop, evaluation included)"
-Parts = dict[Stage, float]
 
 
 def draw_stages(experiment: Experiment) -> Figure | None:
@@ -33,13 +53,13 @@ def draw_stages(experiment: Experiment) -> Figure | None:
         return None
     figure, axes = _canvas(len(variants), 0.5)
     for row, variant in enumerate(variants):
-        wall = _mean([run.loop_s / run.steps for run in variant.runs if run.steps])
-        end = _stack(axes, row, _stage_seconds(variant))
+        wall = fmean(wall_s(variant))
+        end = _stack(axes, row, stage_seconds(variant))
         axes.plot([wall, wall], [row - 0.44, row + 0.44], color="black", linewidth=2)
         axes.annotate(f"{number(wall)} s", (max(end, wall), row), (6, 0), textcoords="offset points", va="center")
     _finish(axes, range(len(variants)), [variant_label(variant) for variant in variants])
     axes.set_title(f"{label(experiment.title)}: time of a training step by stage")
-    stages = [stage for stage in Stage if any(stage in _stage_seconds(variant) for variant in variants)]
+    stages = [stage for stage in Stage if any(stage in stage_seconds(variant) for variant in variants)]
     place_legend(figure, [*stage_keys(stages), line_key("wall-clock")])
     return figure
 
@@ -70,7 +90,7 @@ def _canvas(bars: int, inches_per_bar: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _stack(axes: Axes, place: float, parts: Parts) -> float:
+def _stack(axes: Axes, place: float, parts: dict[Stage, float]) -> float:
     """Draw one bar from its parts, waits last; return where it ends."""
     end = 0.0
     for stage in sorted(parts, key=lambda stage: (stage.is_wait, list(Stage).index(stage))):
@@ -88,15 +108,6 @@ def _finish(axes: Axes, places: Iterable[float], names: Sequence[str]) -> None:
     axes.set_xlim(0, axes.dataLim.x1 * 1.12)
 
 
-def _stage_seconds(variant: Variant) -> Parts:
-    runs = [run for run in variant.runs if run.steps]
-    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in runs)]
-    return {
-        stage: _mean([run.stages[stage].total_s / run.steps if stage in run.stages else 0.0 for run in runs])
-        for stage in stages
-    }
-
-
 def _lanes(variant: Variant) -> list[str]:
     return in_pipeline_order({lane for run in variant.runs if run.steps for lane in run.lanes})
 
@@ -111,14 +122,14 @@ def _lane_names(bars: Sequence[tuple[Variant, str]]) -> list[str]:
     return named
 
 
-def _lane_seconds(variant: Variant, lane: str) -> tuple[Parts, float]:
+def _lane_seconds(variant: Variant, lane: str) -> tuple[dict[Stage, float], float]:
     """Return mean seconds per step of each stage and wait of a lane, and under no span."""
     pairs = [(run.lanes[lane], run.steps) for run in variant.runs if run.steps and lane in run.lanes]
     stages = [stage for stage in Stage if any(stage in account.stages_ns for account, _ in pairs)]
     parts = {
-        stage: _mean([account.stages_ns.get(stage, 0) / 1e9 / steps for account, steps in pairs]) for stage in stages
+        stage: fmean([account.stages_ns.get(stage, 0) / 1e9 / steps for account, steps in pairs]) for stage in stages
     }
-    return parts, _mean([account.unattributed_ns / 1e9 / steps for account, steps in pairs])
+    return parts, fmean([account.unattributed_ns / 1e9 / steps for account, steps in pairs])
 
 
 def _grouped(names: Sequence[str]) -> list[float]:
@@ -129,5 +140,89 @@ def _grouped(names: Sequence[str]) -> list[float]:
     return places
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+SYNC_LABEL = "milliseconds per sync (median of each part over training steps, the first left out)"
+
+
+def draw_sync(experiment: Experiment) -> Figure | None:
+    """Draw publish, transfer, load and verify of each variant, stacked; None where no weights left the process."""
+    found = [(variant, parts) for variant in experiment.variants if (parts := sync_parts(variant)) is not None]
+    if not found:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 1.9 + max(2, len(found)) * 0.55), layout="constrained")
+    axes = figure.add_subplot()
+    for row, (_, sync) in enumerate(found):
+        _draw_sync(axes, row, sync)
+    axes.set_yticks(range(len(found)), [_sync_name(variant, sync) for variant, sync in found])
+    axes.set_ylim(len(found) - 0.25, -0.75)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(SYNC_LABEL)
+    axes.set_xlim(0, axes.dataLim.x1 * 1.45)
+    axes.set_title(f"{label(experiment.title)}: what a weight sync is made of")
+    seen = [stage for stage in SYNC_STAGES.values() if any(stage in sync.parts_ms for _, sync in found)]
+    whisker = line_key("publish to loaded,\np10 to p90", linewidth=1.5)
+    place_legend(figure, [*stage_keys(seen), whisker])
+    return figure
+
+
+def _draw_sync(axes: Axes, row: int, sync: SyncParts) -> None:
+    end = 0.0
+    for stage, milliseconds in sync.parts_ms.items():
+        axes.barh(row, milliseconds, 0.62, end, **stage_look(stage))
+        end += milliseconds
+    if sync.whole_ms is None:
+        return
+    low, middle, high = sync.whole_ms
+    axes.plot([low, high], [row, row], color="black", linewidth=1.5, marker="|", markersize=8)
+    text = f"{number(middle)} ms, {number(sync.num_bytes / middle / 1e6)} GB/s"
+    axes.annotate(text, (max(end, high), row), (6, 0), textcoords="offset points", va="center")
+
+
+def _sync_name(variant: Variant, sync: SyncParts) -> str:
+    transport = "" if sync.transport is None else f"{label(sync.transport)}, "
+    return f"{variant_label(variant)}\n{transport}{number(sync.num_bytes / 1e6)} MB"
+
+
+LAG_COLOUR = "#0072B2"
+
+
+def draw_lag(curves: Curves) -> Figure | None:
+    """Draw a histogram for each variant, as shares of the rollouts it trained on; None where no rollout lagged."""
+    lags = lags_by_variant(curves)
+    if not lags:
+        return None
+    highest = max(lag for found in lags.values() for lag in found)
+    figure, panels = _lag_canvas(len(lags))
+    names = {variant.name: variant_label(variant) for variant in curves.experiment.variants}
+    for axes, (name, found) in zip(panels, lags.items(), strict=True):
+        _draw_lags(axes, found, highest)
+        axes.set_title(f"{names[name]}: mean {number(mean_lag(found))}")
+    panels[-1].set_xlabel("lag of a trained rollout, in policy versions (that of its oldest token)")
+    figure.supylabel("share of trained rollouts", fontsize=11)
+    heading = f"{label(curves.experiment.title)}: how old the trained rollouts were"
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
+    return figure
+
+
+def _lag_canvas(panels: int) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.4 + 1.35 * panels), layout="constrained")
+    grid = figure.subplots(panels, 1, squeeze=False, sharex=True, sharey=True)
+    return figure, [row[0] for row in grid]
+
+
+def _draw_lags(axes: Axes, lags: Counter[int], highest: int) -> None:
+    total = lags.total()
+    for lag, rollouts in sorted(lags.items()):
+        axes.bar(lag, rollouts / total, 0.8, color=LAG_COLOUR, linewidth=0.0)
+        axes.annotate(
+            percent(rollouts / total), (lag, rollouts / total), (0, 2), textcoords="offset points", ha="center",
+            fontsize=8 if highest <= 12 else 6,
+        )  # fmt: skip
+    axes.set_xlim(-0.6, highest + 0.6)
+    axes.set_ylim(0.0, 1.25)
+    axes.set_yticks([0.0, 0.5, 1.0], ["0%", "50%", "100%"])
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(visible=False, axis="x")

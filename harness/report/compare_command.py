@@ -28,8 +28,7 @@ from harness.compare.experiments import Experiment, gather, gather_newest, is_ca
 from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, save_baseline
 from harness.compare.stats import STEP_THRESHOLD
 from harness.core.errors import UserError
-from harness.core.pipes import silence_output
-from harness.core.plain_text import plain, plain_lines
+from harness.core.terminal_text import plain, plain_lines, silence_output
 from harness.report.console import Output
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name

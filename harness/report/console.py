@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
@@ -20,3 +21,9 @@ class Output(Console):
     def on_broken_pipe(self) -> None:
         """Leave it to the command."""
         raise BrokenPipeError
+
+
+def shown_path(path: Path) -> str:
+    """Return the path relative to the current folder where it lies below it, else as it is."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

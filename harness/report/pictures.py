@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compare.experiments import Experiment, experiment_of
-from harness.compare.figures import run_figures
+from harness.compare.experiments import Experiment
 from harness.core.errors import UserError
-from harness.report.bars import draw_lanes, draw_stages
-from harness.report.curves import draw_kl, draw_learning, draw_reward, draw_stability
-from harness.report.grid import draw_grid
-from harness.report.lag import draw_lag
-from harness.report.lines import Curves
+from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
+from harness.report.curves import draw_grid, draw_kl, draw_learning, draw_reward, draw_stability, draw_sweep
+from harness.report.data import Curves, load_curves
 from harness.report.style import picture_style, save
-from harness.report.sweep import draw_sweep
-from harness.report.sync import draw_sync
 from harness.report.timeline import draw_timeline
-from harness.results import Run, find_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,30 +57,6 @@ def make_pictures(experiment_folder: Path, out_dir: Path) -> list[Path]:
                 what = f"cannot write pictures to {str(out_dir)!r}: {error.strerror or error}"
                 raise UserError(what, where=str(out_dir), fix="name another folder with --plots DIR") from error
     return paths
-
-
-def load_curves(experiment_folder: Path) -> Curves:
-    """Read the runs of an experiment by variant; damaged ones are left out.
-
-    Raises:
-        UserError: there is no readable run.
-    """
-    runs, damaged = find_runs(experiment_folder)
-    if not runs:
-        raise damaged[0].error
-    return curves_of(experiment_folder, runs)
-
-
-def curves_of(folder: Path, runs: Sequence[Run]) -> Curves:
-    """Arrange the runs of one experiment, at least one, by variant.
-
-    Raises:
-        UserError: a run's spans or its scenario are damaged.
-    """
-    figures = [run_figures(run) for run in runs]
-    run_of = {id(item): run for item, run in zip(figures, runs, strict=True)}
-    experiment = experiment_of(folder, figures)
-    return Curves(experiment, {item.name: [run_of[id(run)] for run in item.runs] for item in experiment.variants})
 
 
 def _figures(curves: Curves) -> Iterator[tuple[str, Figure]]:

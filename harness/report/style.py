@@ -1,4 +1,7 @@
-"""One table of colours, and the settings every picture shares. Colours can be told apart by colour-blind readers."""
+"""How pictures look: one table of colours, the settings every picture shares, and their legends.
+
+Colours can be told apart by colour-blind readers.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,19 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.experiments import Variant
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.core.trace import Stage
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
+
 
 # Rollouts blue, the Learner's work orange to red, weights green: the stages of one actor stay together. The base is the
 # palette of Okabe and Ito (https://jfly.uni-koeln.de/color/).
@@ -39,7 +44,7 @@ WAIT: dict[str, Any] = {"color": "#EFEFEF", "edgecolor": "#A8A8A8", "hatch": "//
 VERIFY_HATCH: dict[str, Any] = {"hatch": "xxxx"}
 UNATTRIBUTED: dict[str, Any] = {"color": "white", "edgecolor": "#B00020", "linewidth": 0.8}
 DOTS_PER_INCH = 150
-_MARKERS = "osD^vPX*<>"
+MARKERS = "osD^vPX*<>"
 _SETTINGS: dict[str, Any] = {
     "figure.dpi": DOTS_PER_INCH,
     "savefig.dpi": DOTS_PER_INCH,
@@ -90,7 +95,7 @@ def variant_looks(names: list[str]) -> dict[str, tuple[tuple[float, float, float
     import seaborn as sns
 
     palette = sns.color_palette("colorblind", 10) if len(names) <= 10 else sns.color_palette("husl", len(names))
-    return {name: (tuple(palette[index]), _MARKERS[index % len(_MARKERS)]) for index, name in enumerate(names)}
+    return {name: (tuple(palette[index]), MARKERS[index % len(MARKERS)]) for index, name in enumerate(names)}
 
 
 def variant_label(variant: Variant) -> str:
@@ -124,3 +129,39 @@ def _give_matplotlib_a_folder() -> None:
     own = tempfile.mkdtemp(prefix="harness-matplotlib-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     os.environ["MPLCONFIGDIR"] = own
+
+
+def stage_look(stage: Stage) -> dict[str, Any]:
+    """Return how a bar of this stage is drawn; waits are light and hatched."""
+    if stage.is_wait:
+        return WAIT
+    look: dict[str, Any] = {"color": STAGE_COLOURS[stage], "linewidth": 0.0}
+    return look | VERIFY_HATCH if stage is Stage.WEIGHT_VERIFY else look
+
+
+def stage_keys(stages: Iterable[Stage]) -> list[Artist]:
+    """Return legend entries in the order of the stages; all waits share one."""
+    stages = list(stages)
+    keys = [patch_key(stage.value, stage_look(stage)) for stage in stages if not stage.is_wait]
+    return keys + ([patch_key("waiting", WAIT)] if any(stage.is_wait for stage in stages) else [])
+
+
+def patch_key(name: str, look: dict[str, Any]) -> Artist:
+    """Return a legend entry for a bar."""
+    from matplotlib.patches import Patch
+
+    names = {"color": "facecolor"}
+    return Patch(label=name, **{names.get(key, key): value for key, value in look.items()})
+
+
+def line_key(name: str, **look: Any) -> Artist:
+    """Return a legend entry for a line or a marker, black unless told otherwise."""
+    from matplotlib.lines import Line2D
+
+    merged: dict[str, Any] = {"color": "black", "linewidth": 2} | look
+    return Line2D([], [], label=name, **merged)
+
+
+def place_legend(figure: Figure, keys: list[Artist]) -> None:
+    """Put the legend beside the picture."""
+    figure.legend(handles=keys, loc="outside right upper", frameon=False)

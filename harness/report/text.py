@@ -1,8 +1,12 @@
-"""The comparison on a terminal, or as Markdown. Everything that comes from files passes through ``plain``."""
+"""The comparison on a terminal, or as Markdown, and what a run prints at its end.
+
+Everything that comes from files passes through ``plain``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -11,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.compare.caveats import caveats, origin
-from harness.compare.experiments import Experiment
+from harness.compare.experiments import Experiment, gather
 from harness.compare.findings import findings
 from harness.compare.sync_tables import sweep_points, sweep_tables, sync_table
 from harness.compare.tables import (
@@ -25,7 +29,11 @@ from harness.compare.tables import (
     stage_table,
 )
 from harness.compare.verdicts import Judgement, judgements, verdict_sentences, verdict_tables
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain, plain_ends
+from harness.report.console import Output, shown_path
+from harness.report.data import before_and_after
+from harness.results import RolloutRow, Run, find_runs
+from harness.results.writer import PICTURES, REPORT
 
 Judging = Callable[[Experiment], Sequence[Judgement]]
 """Returns the verdicts on an experiment."""
@@ -128,3 +136,61 @@ def _cell(text: str) -> str:
     for character in "\\`*_<>[]|":
         shown = shown.replace(character, "\\" + character)
     return shown
+
+
+EXAMPLES = 2
+LONGEST_TEXT = 400
+
+
+def print_run_summary(
+    experiment_folder: Path, console: Console | None = None, files: Sequence[Path] | None = None
+) -> None:
+    """Print an experiment's tables, sentences, example rollouts, and the paths of its page and pictures.
+
+    Args:
+        experiment_folder: an experiment's folder, or a run's.
+        console: where to print; default: standard output.
+        files: page and pictures; default: those in the experiment's folder.
+
+    Raises:
+        UserError: there is no readable run.
+    """
+    console = console or Output()
+    experiments, damaged = gather([experiment_folder])
+    for experiment in experiments:
+        print_experiment(console, experiment)
+    for item in damaged:
+        console.print(Text(f"left out {plain(str(item.folder))}: {plain(item.error.what)}", style="yellow"))
+    runs, _ = find_runs(experiment_folder)
+    _print_examples(console, runs)
+    _print_paths(console, experiment_folder, files)
+
+
+def _print_examples(console: Console, runs: Sequence[Run]) -> None:
+    """Show the example rollouts of the last run that has pairs; generated text is printed with nothing left to act."""
+    for run in reversed(runs):
+        pairs = before_and_after(run.rollouts(), EXAMPLES)
+        if not pairs:
+            continue
+        name = run.manifest.arm or run.manifest.scenario
+        console.print(Text(f"\nRollouts of {plain(name)} before and after", style="bold"))
+        for before, after in pairs:
+            console.print(Padding(Text(f"prompt: {plain_ends(before.prompt, LONGEST_TEXT)}"), (0, 1)))
+            for item in (before, after):
+                _print_rollout(console, item)
+        return
+
+
+def _print_rollout(console: Console, item: RolloutRow) -> None:
+    facts = f"version {item.version}, reward {item.reward:g}, {item.num_tokens} tokens: "
+    text = Text(facts, style="dim")
+    text.append(plain(item.response, LONGEST_TEXT), style="not dim")
+    console.print(Padding(text, (0, 1, 0, 3)))
+
+
+def _print_paths(console: Console, experiment_folder: Path, files: Sequence[Path] | None) -> None:
+    if files is None:
+        files = [*experiment_folder.glob(REPORT), *sorted((experiment_folder / PICTURES).glob("*.png"))]
+    console.print(Text("\nFiles", style="bold"))
+    for path in (experiment_folder, *files):
+        console.print(Text(f" {plain(shown_path(path))}"), soft_wrap=True)

@@ -15,9 +15,8 @@ from harness.compare.attribution import in_pipeline_order, loop_window
 from harness.compare.numbers import number
 from harness.core.intervals import Interval
 from harness.core.trace import Span, Stage
-from harness.report.legend import line_key, patch_key, place_legend, stage_keys, stage_look
-from harness.report.lines import Curves
-from harness.report.style import label
+from harness.report.data import Curves
+from harness.report.style import label, line_key, patch_key, place_legend, stage_keys, stage_look
 from harness.results import Run, StepRow, VersionChange
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 STEPS_SHOWN = 6
 MOST_VARIANTS = 8
 LANE_INCHES, PANEL_INCHES = 0.34, 0.75  # the second is for a panel's title and margins
-NEWEST_ON_TOP = 3
 NARROWEST = 0.001  # of the axis: about one dot
 SHARE_OF_A_NUMBER = 0.022  # of the axis: where versions follow each other faster, not every one is written out
 
@@ -56,6 +54,12 @@ class Excerpt:
     def seconds(self) -> float:
         """Length of the window."""
         return (self.window[1] - self.window[0]) / 1e9
+
+    @property
+    def title(self) -> str:
+        """Such as ``training steps 10 to 15``."""
+        first, last = self.steps
+        return f"training step {first}" if first == last else f"training steps {first} to {last}"
 
     def at(self, time_ns: int) -> float:
         """Return seconds since the window's start."""
@@ -97,13 +101,18 @@ def excerpt_of(
     return Excerpt(window, (rows[0].step, rows[-1].step), tuple(shown), tuple(inside))
 
 
+def excerpts(curves: Curves) -> tuple[dict[str, Excerpt], int]:
+    """Return the excerpts to show, by variant and of its first run, and how many variants have one."""
+    found = {name: part for name, runs in curves.runs.items() if (part := excerpt(runs[0])) is not None}
+    return dict(list(found.items())[:MOST_VARIANTS]), len(found)
+
+
 def draw_timeline(curves: Curves) -> Figure | None:
     """Draw each variant's excerpt, one row for each lane; None where no run has spans."""
-    found = {name: part for name, runs in curves.runs.items() if (part := excerpt(runs[0])) is not None}
-    shown = dict(list(found.items())[:MOST_VARIANTS])
+    shown, total = excerpts(curves)
     if not shown:
         return None
-    more = f" (first {MOST_VARIANTS} of {len(found)} variants)" if len(found) > MOST_VARIANTS else ""
+    more = f" (first {MOST_VARIANTS} of {total} variants)" if total > len(shown) else ""
     return draw_excerpts(shown, f"{label(curves.experiment.title)}: what each lane did when{more}")
 
 
@@ -113,7 +122,7 @@ def draw_excerpts(shown: Mapping[str, Excerpt], heading: str) -> Figure:
     longest = max(part.seconds for part in shown.values())
     for axes, (name, part) in zip(panels, shown.items(), strict=True):
         _draw_panel(axes, part, longest)
-        axes.set_title(f"{label(name)}: {_steps(part)} in {number(part.seconds)} s")
+        axes.set_title(f"{label(name)}: {part.title} in {number(part.seconds)} s")
     panels[-1].set_xlabel("seconds since the first of these steps began")
     seen = {span.stage for part in shown.values() for span in part.spans}
     marked = any(part.changes for part in shown.values())
@@ -136,7 +145,7 @@ def _canvas(lanes: Sequence[int]) -> tuple[Figure, list[Axes]]:
 def _draw_panel(axes: Axes, part: Excerpt, longest: float) -> None:
     for row, lane in enumerate(part.lanes):
         for stage, times in _by_stage(part, lane, NARROWEST * longest).items():
-            axes.broken_barh(times, (row - 0.28, 0.56), zorder=_depth(stage), **_bar_look(stage))
+            axes.broken_barh(times, (row - 0.28, 0.56), zorder=depth(stage), **_bar_look(stage))
         _mark_versions(axes, part, lane, row, longest)
     axes.axvline(part.seconds, color="#777777", linewidth=1.0, linestyle=":")
     axes.set_yticks(range(len(part.lanes)), [label(lane) for lane in part.lanes])
@@ -160,11 +169,11 @@ def _by_stage(part: Excerpt, lane: str, narrowest: float) -> dict[Stage, list[tu
     return stages
 
 
-def _depth(stage: Stage) -> float:
+def depth(stage: Stage) -> float:
     """Draw weight stages above the generation that they interrupt, and everything above the waits."""
     if stage.is_wait:
         return 1.0
-    return NEWEST_ON_TOP if stage.value.startswith("weight_") else 2.0
+    return 3.0 if stage.value.startswith("weight_") else 2.0
 
 
 def _bar_look(stage: Stage) -> dict[str, Any]:
@@ -182,8 +191,3 @@ def _mark_versions(axes: Axes, part: Excerpt, lane: str, row: int, longest: floa
             text = "none" if version < 0 else str(version)
             axes.annotate(text, (second, row - 0.36), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
             free_from = second + SHARE_OF_A_NUMBER * longest
-
-
-def _steps(part: Excerpt) -> str:
-    first, last = part.steps
-    return f"training step {first}" if first == last else f"training steps {first} to {last}"

@@ -20,7 +20,7 @@ from typing import Any
 import harness
 from harness.core.arguments import from_1
 from harness.core.errors import UserError
-from harness.core.plain_text import plain, plain_lines
+from harness.core.terminal_text import plain, plain_lines
 from harness.results import Manifest, RunFolder, experiment_name
 from harness.results.anonymous import safe_name
 from harness.results.importers.convert import Converted, Converter, Points, collect, devices_of

@@ -25,9 +25,9 @@ from harness.scenario import Scenario, Variant, expand
 
 def show_results(folder: Path) -> None:
     """Draw the pictures of an experiment, write its page, and print its tables."""
-    from harness.report.html.make import make_report
+    from harness.report.html.page import make_report
     from harness.report.pictures import make_pictures
-    from harness.report.summary import print_run_summary
+    from harness.report.text import print_run_summary
 
     page = folder / REPORT
     make_report([folder], page)  # what cannot be read is named by the summary

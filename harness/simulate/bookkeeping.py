@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metrics, ScoredBatch
 from harness.loop import Observer, RolloutCounts, StepReport
-from harness.simulate.clock import VirtualClockLoop
 from harness.simulate.costing import Seconds
+from harness.simulate.event_loop import VirtualClockLoop
 from harness.simulate.workload import Workload, sizes_of
 
 DRIVER = "driver"

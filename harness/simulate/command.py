@@ -11,10 +11,9 @@ from rich.text import Text
 
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.probes.provenance import package_versions
-from harness.report.console import Output
-from harness.report.summary import shown_path
+from harness.report.console import Output, shown_path
 from harness.report.text import print_list, print_table
 from harness.scenario import Variant
 from harness.simulate.axes import axis_of, read_axes

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.core.trace import RecordingTracer, Span, Stage, make_span
-from harness.simulate.clock import TICKS_PER_NS, to_ticks
 from harness.simulate.contention import Piece, Place, Times
 from harness.simulate.costing import Seconds
+from harness.simulate.event_loop import TICKS_PER_NS, to_ticks
 from harness.simulate.terms import Group
 from harness.simulate.workload import Workload
 

@@ -15,9 +15,9 @@ from harness.compare import numbers
 from harness.compare.experiments import SIMULATED
 from harness.compare.tables import Table
 from harness.core.errors import UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.probes.provenance import usable_cores
-from harness.report.summary import shown_path
+from harness.report.console import shown_path
 from harness.report.text import print_list, print_table
 from harness.results.writer import utc_now
 from harness.simulate.axes import Axis, line_name, points_of, shown

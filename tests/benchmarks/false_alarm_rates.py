@@ -34,7 +34,7 @@ from harness.compare.stats.intervals import Numbers, effect_shown
 from harness.compare.step_columns import UNFLAGGED_WARMUP
 from harness.compare.verdicts import is_same, paired_blocks
 from harness.core.errors import UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from tests.stand_ins.false_alarms import (
     Hits,
     Rate,

@@ -15,7 +15,7 @@ from harness.compare.learning import Divergence, LearningFigures
 from harness.compare.tables import outcome_table
 from harness.core.types import Metric, Metrics
 from harness.report.curves import draw_learning
-from harness.report.pictures import load_curves
+from harness.report.data import load_curves
 from harness.results import RunFolder
 
 Make = Callable[..., RunFolder]

@@ -38,7 +38,7 @@ from harness.probes.windows import WindowTracer
 from harness.report.trace.export import write_trace
 from harness.report.trace.nsight import nsight_table
 from harness.results import find_runs
-from tests.stand_ins.trace_check import read_trace
+from tests.stand_ins.trace_reader import read_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")]
 
@@ -188,7 +188,7 @@ def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path)
         command = [str(REAL_NSYS), "export", "--type=sqlite", "-o", path, path.with_suffix(".nsys-rep")]
         subprocess.run(command, capture_output=True, check=True, timeout=300)
 
-    written = write_trace(run.folder, tmp_path / "t.pftrace", exports)
+    written = write_trace(run.folder, tmp_path / "t.json.gz", exports)
 
     found = {(span.lane, span.stage, span.step) for report in written.reports for _, span in report.pairs}
     loads = [Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD, Stage.WEIGHT_VERIFY]
@@ -206,8 +206,8 @@ def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path)
         assert os_calls_s <= nvtx_s
     assert {row.step: row.profiled for row in run.steps} == {0: False, 1: True, 2: True, 3: False}
     assert rows["generator", "generate"][2] >= 0.04  # of the 0.05 s that the paced engine sleeps
-    shown = {item.track[:3] for item in read_trace(tmp_path / "t.pftrace").slices if item.categories == ("nvtx",)}
-    assert shown == {(written.runs[0], f"Nsight Systems: {lane}", "NVTX ranges") for lane in ("learner", "generator")}
+    shown = {item.track for item in read_trace(tmp_path / "t.json.gz").slices if item.categories == ("nvtx",)}
+    assert shown == {(written.runs[0], f"Nsight Systems, {lane}: NVTX ranges") for lane in ("learner", "generator")}
 
 
 @pytest.mark.skipif(REAL_NSYS is not None, reason="the real nsys shows it")

@@ -10,10 +10,9 @@ import pytest
 
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric, Purpose
-from harness.report.html.browser import Browser, find_chromium
-from harness.report.html.make import make_report
-from harness.report.html.screenshots import main
+from harness.report.html.page import make_report
 from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, step_row, tail_row
+from tests.e2e.browser import Browser, find_chromium, main
 
 EVIL = '<script>document.title="owned";window.owned=1</script><img src=x onerror="window.owned=1;document.title=1">'
 pytestmark = [

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.core.pipes import silence_output
+from harness.core.terminal_text import silence_output
 from tests.gpu_check.wheels import missing_packages, wheel_lines
 
 _MODULE = "tests.gpu_check"

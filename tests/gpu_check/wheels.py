@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 THERE = ("torch",)
 """Must be there with its CUDA libraries; they are gigabytes."""
-OPTIONAL = ("ray", "nixl", "nvidia-ml-py", "nvtx", "py-spy", "perfetto", "protobuf", "math-verify")
+OPTIONAL = ("ray", "nixl", "nvidia-ml-py", "nvtx", "py-spy", "protobuf", "math-verify")
 """Requirements of the project without which the kit runs, with something left out."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.core.errors import UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.report.console import Output
 from harness.report.text import print_list, print_table
 from harness.scenario.yaml_files import read_text

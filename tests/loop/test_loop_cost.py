@@ -13,7 +13,7 @@ import pytest
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import LoopPlan, run_loop
 from harness.loop.replay import ReplayOptions
-from harness.simulate.clock import VirtualClockLoop
+from harness.simulate.event_loop import VirtualClockLoop
 from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 
 ORDERS = 1024

@@ -11,7 +11,8 @@ import pytest
 from harness.core.trace import OpenSpan, RecordingTracer, Span, Stage
 from harness.core.types import RolloutGroup, WorkItem
 from harness.loop import LoopPlan, run_loop
-from harness.simulate.clock import Deadlock, VirtualClockLoop, run_virtual
+from harness.simulate.clock import run_virtual
+from harness.simulate.event_loop import Deadlock, VirtualClockLoop
 from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
 
 

@@ -16,7 +16,7 @@ from harness.report.trace.__main__ import main
 from harness.report.trace.export import write_trace
 from harness.report.trace.nsight import match_report, nsight_table
 from harness.results import Manifest, RunFolder, Scrubber, load_run
-from tests.stand_ins.trace_check import read_trace
+from tests.stand_ins.trace_reader import read_trace
 
 MS = 1_000_000
 PROCESS = (1 << 48) | (4711 << 24)  # a virtual machine, a process in it; a thread's number is added
@@ -235,10 +235,12 @@ def test_the_trace_shows_the_report_below_the_lanes_on_their_clock(
     assert main([str(folder), "--nsys", str(export.close())]) == 0
 
     assert "weight_publish" in capsys.readouterr().out
-    shown = [item for item in read_trace(folder / "trace.pftrace").slices if item.track[1].startswith("Nsight")]
-    assert {item.track[1] for item in shown} == {"Nsight Systems: learner"}
+    shown = [item for item in read_trace(folder / "trace.json.gz").slices if item.track[1].startswith("Nsight")]
     own = DISTANCE + 1000
-    assert sorted((item.track[2], item.name, item.start_ns - own, item.end_ns - own) for item in shown) == [
+    assert sorted(
+        (item.track[1].partition("Nsight Systems, learner: ")[2], item.name, item.start_ns - own, item.end_ns - own)
+        for item in shown
+    ) == [
         ("NVTX ranges", "update", 10 * MS, 30 * MS),
         ("NVTX ranges", "update", 50 * MS, 72 * MS),
         ("NVTX ranges", "weight_publish", 31 * MS, 36 * MS),
@@ -285,7 +287,7 @@ def test_a_file_that_is_no_export_is_refused_in_one_message(
     error = capsys.readouterr().err
     assert message in error
     assert "fix:" in error
-    assert not (folder / "trace.pftrace").exists()
+    assert not (folder / "trace.json.gz").exists()
 
 
 def test_a_report_of_another_run_is_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
@@ -320,4 +322,4 @@ def test_a_report_of_another_day_is_refused_however_alike_its_stages_are(
 
 def test_a_report_needs_one_run(make_run: Callable[..., Path], lagged: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds 4 runs, and a report of Nsight Systems belongs to one"):
-        write_trace(lagged, tmp_path / "t.pftrace", [tmp_path / "learner.sqlite"])
+        write_trace(lagged, tmp_path / "t.json.gz", [tmp_path / "learner.sqlite"])

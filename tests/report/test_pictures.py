@@ -18,12 +18,11 @@ from harness.compare.__main__ import main
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
-from harness.report.bars import draw_lanes, draw_stages
+from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
 from harness.report.curves import draw_kl, draw_reward, draw_stability
-from harness.report.lag import draw_lag
-from harness.report.pictures import load_curves, make_pictures
+from harness.report.data import load_curves
+from harness.report.pictures import make_pictures
 from harness.report.style import STAGE_COLOURS, label, picture_style, variant_looks
-from harness.report.sync import draw_sync
 from harness.report.timeline import draw_timeline
 from harness.results import RunFolder
 

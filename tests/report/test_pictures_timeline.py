@@ -13,10 +13,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from harness.core.trace import Stage
-from harness.report.lag import draw_lag, trained_by_lag
-from harness.report.pictures import load_curves, make_pictures
+from harness.report.bars import draw_lag, draw_sync
+from harness.report.data import load_curves, trained_by_lag
+from harness.report.pictures import make_pictures
 from harness.report.style import STAGE_COLOURS
-from harness.report.sync import draw_sync
 from harness.report.timeline import choose_steps, draw_timeline, excerpt
 from harness.results import RunFolder, StepRow, load_run
 

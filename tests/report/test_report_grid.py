@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from harness.report.grid import draw_grid
-from harness.report.pictures import load_curves
+from harness.report.curves import draw_grid
+from harness.report.data import load_curves
 
 Make = Callable[..., Any]
 REWARDS, DELTAS, LOSSES, SEEDS = ("positions", "inclusion"), ("rewards", "centered", "max"), ("naive", "clip"), (0, 1)

@@ -18,7 +18,7 @@ from harness.core.errors import UserError
 from harness.core.types import ExampleRollout, Metric, Metrics
 from harness.loop import Count, RolloutCounts
 from harness.report.__main__ import main
-from harness.report.html.make import make_report
+from harness.report.html.page import make_report
 from harness.results import RunFolder, find_runs
 from harness.results.counters import COUNTERS, CounterRow, counters_header
 

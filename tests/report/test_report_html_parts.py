@@ -7,11 +7,22 @@ import re
 import pytest
 
 from harness.compare.tables import Table
-from harness.report.html.bars import Bar, Segment, draw_bars
-from harness.report.html.markup import Markup, element, join, lines, share, short, text
-from harness.report.html.parts import prose, table
-from harness.report.html.plot import HEIGHT, MOST_MARKERS, Chart, Line, draw_chart
-from harness.report.html.scales import Scale, linear, logarithmic, tick_text, whole
+from harness.report.html.charts import (
+    HEIGHT,
+    MOST_MARKERS,
+    Bar,
+    Chart,
+    Line,
+    Scale,
+    Segment,
+    draw_bars,
+    draw_chart,
+    linear,
+    logarithmic,
+    tick_text,
+    whole,
+)
+from harness.report.html.markup import Markup, element, join, lines, prose, share, short, table, text
 
 
 def test_text_is_escaped_and_markup_is_not_escaped_twice() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.core.plain_text import plain, plain_ends
+from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import ExampleRollout
-from harness.report.summary import before_and_after, print_run_summary, shown_path
+from harness.report.console import shown_path
+from harness.report.data import before_and_after
+from harness.report.text import print_run_summary
 from harness.results import RolloutRow, RunFolder
 
 
@@ -38,8 +40,8 @@ def test_rollouts_of_the_first_and_last_version_are_paired_by_prompt() -> None:
         ("c 0", "c 8"),
         ("a 0", "a 8"),
     ]
-    assert before_and_after(rows[:3]) == []
-    assert before_and_after([]) == []
+    assert before_and_after(rows[:3], most=2) == []
+    assert before_and_after([], most=2) == []
 
 
 def test_a_long_prompt_is_shown_with_both_ends() -> None:

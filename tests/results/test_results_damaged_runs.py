@@ -140,7 +140,7 @@ def test_a_damaged_run_is_left_out_by_name(
     for name in ("sound", "damaged"):
         shutil.copytree(SOUND, experiment / name)
     damage(experiment / "damaged" / file)
-    page, trace = tmp_path / "report.html", tmp_path / "t.pftrace"
+    page, trace = tmp_path / "report.html", tmp_path / "t.json.gz"
     commands = {"compare": [], "report": ["-o", str(page)], "trace": ["-o", str(trace)]}
 
     for command, options in commands.items():

@@ -14,8 +14,9 @@ from harness.scenario import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.costing import Costing
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
+from harness.simulate.noise import Draw
 from harness.simulate.simulation import simulate_run
-from harness.simulate.world import Draw, build_world
+from harness.simulate.world import build_world
 
 GB = 1e9
 

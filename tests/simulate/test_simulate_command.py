@@ -12,7 +12,7 @@ from harness.cli import main as harness
 from harness.compare.caveats import caveats, differences, unlike
 from harness.compare.experiments import gather
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
-from harness.report.html.make import make_report
+from harness.report.html.page import make_report
 from harness.report.pictures import make_pictures
 from harness.report.trace.export import run_names, write_trace
 from harness.results import Run, RunFolder, find_runs, load_run
@@ -159,7 +159,7 @@ def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Pat
         "sync (simulated)",
         "lag1 (simulated)",
     ]
-    trace = write_trace(experiment, tmp_path / "trace.pftrace").path.read_bytes()
+    trace = write_trace(experiment, tmp_path / "trace.json").path.read_bytes()
     assert b"SIMULATED by the machine profile abacus" in trace
 
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from harness.compare import numbers
 from harness.compare.stats import STEP, Effect, Verdict
 from harness.compare.verdicts import Judgement, verdict_sentences, verdict_tables
-from harness.report.html.markup import Markup, element, join, share
-from harness.report.html.parts import bullets, details, figure, note, section, table
-from harness.report.html.scales import Scale
+from harness.report.html.charts import Scale
+from harness.report.html.markup import Markup, bullets, details, element, figure, join, note, section, share, table
 
 ROW = 22.0
 WIDEST = 4.0  # ratios beyond it, or below its inverse, end at the plot's edge

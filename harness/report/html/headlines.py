@@ -9,10 +9,10 @@ from harness.compare.findings import exposed_finding, findings, overlap_finding
 from harness.compare.sync_tables import sweep_points
 from harness.compare.verdicts import Judgement, verdict_sentence
 from harness.core.trace import Stage
-from harness.report.html.material import Material
+from harness.report.data import ReportData
 
 
-def headlines(material: Material, judgements: Sequence[Judgement] = ()) -> list[str]:
+def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> list[str]:
     """Return verdicts, what was learned, what dominates the loop, what overlap could gain, whether lag hurt, and KL."""
     found = findings(material.experiment)
     if sweep_points(material.experiment):
@@ -30,7 +30,7 @@ def headlines(material: Material, judgements: Sequence[Judgement] = ()) -> list[
     return [text for text in parts if text]
 
 
-def exposed_shares(material: Material, name: str) -> dict[Stage, float]:
+def exposed_shares(material: ReportData, name: str) -> dict[Stage, float]:
     """Return each stage's exposed share of the loop, as a mean over the variant's runs."""
     found = material.exposures.get(name, [])
     stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in found)]

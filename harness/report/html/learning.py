@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
-from harness.compare.learning import Evaluated, evaluations, metric_series
+from harness.compare.learning import evaluations
 from harness.compare.tables import outcome_table, targets
-from harness.report.html.markup import Markup, element, join
-from harness.report.html.material import Material
-from harness.report.html.parts import details, figure, section, tables, variant_legend
-from harness.report.html.plot import Chart, Line, Point, draw_chart
-from harness.results import Run
+from harness.report.data import (
+    SECONDS,
+    STEP,
+    Points,
+    ReportData,
+    evaluated_points,
+    metric_points,
+    metric_values,
+    needs_log_scale,
+    over_seeds,
+)
+from harness.report.html.charts import Chart, Line, draw_chart
+from harness.report.html.markup import Markup, details, element, figure, join, section, tables, variant_legend
 
 MOST_POINTS = 240  # of one line; longer series are averaged over runs of equal length
-LOG_ABOVE = 20.0  # highest over lowest gradient norm
-Points = Callable[[Run], list[Point]]
-STEP, SECONDS = "training step", "seconds of the loop"
 
 
-def learning_section(material: Material, anchor: str) -> Markup | None:
+def learning_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where nothing was evaluated or logged."""
-    return section(anchor, "What was learned", _reward(material), _kl(material), _stability(material))
+    return section(anchor, "What was learned", _reward(report_data), _kl(report_data), _stability(report_data))
 
 
-def over_steps(material: Material, points: Points) -> list[Line]:
+def over_steps(report_data: ReportData, points: Points) -> list[Line]:
     """Return one line for each variant: the mean over its runs, and a band from the lowest to the highest of them."""
     drawn = []
-    for index, runs in enumerate(material.curves.runs.values()):
-        at: dict[float, list[float]] = {}
-        for run in runs:
-            for x, y in points(run):
-                at.setdefault(x, []).append(y)
-        rows = thinned([(x, fmean(ys), min(ys), max(ys)) for x, ys in sorted(at.items())])
+    for index, runs in enumerate(report_data.curves.runs.values()):
+        rows = thinned(over_seeds(map(points, runs)))
         band = [(x, low, high) for x, _, low, high in rows] if len(runs) > 1 else []
         drawn.append(Line(index, [(x, mean) for x, mean, _, _ in rows], band))
     return drawn
 
 
-def over_seconds(material: Material, points: Points) -> list[Line]:
+def over_seconds(report_data: ReportData, points: Points) -> list[Line]:
     """Return one line for each run: seeds do not share their seconds."""
     return [
         Line(index, [(x, y) for x, y, _, _ in thinned([(x, y, y, y) for x, y in points(run)])], thin=len(runs) > 1)
-        for index, runs in enumerate(material.curves.runs.values())
+        for index, runs in enumerate(report_data.curves.runs.values())
         for run in runs
     ]
 
@@ -59,52 +60,35 @@ def thinned(rows: Sequence[tuple[float, float, float, float]]) -> list[tuple[flo
     ]
 
 
-def _reward(material: Material) -> Markup | None:
-    if not any(evaluations(run) for run in material.curves.all_runs()):
+def _reward(report_data: ReportData) -> Markup | None:
+    if not any(evaluations(run) for run in report_data.curves.all_runs()):
         return None
-    levels = tuple((f"target {target:g}", target) for target in targets(material.experiment.runs))
-    reward, length = (lambda item: item.reward), (lambda item: item.length)
-    steps, seconds = (lambda item: float(item.step)), (lambda item: item.elapsed_s)
-    says = _reward_says(material)
+    levels = tuple((f"target {target:g}", target) for target in targets(report_data.experiment.runs))
+    rewards = over_steps(report_data, evaluated_points(lambda item: item.step, lambda item: item.reward))
+    later = over_seconds(report_data, evaluated_points(lambda item: item.elapsed_s, lambda item: item.reward))
+    lengths = over_steps(report_data, evaluated_points(lambda item: item.step, lambda item: item.length))
+    says = _reward_says(report_data)
     charts = [
-        Chart("Reward over training steps", STEP, "validation reward", _over_steps(material, steps, reward), says,
+        Chart("Reward over training steps", STEP, "validation reward", rewards, says,
               levels=levels),
-        Chart("Reward over seconds", SECONDS, "validation reward", _over_seconds(material, seconds, reward), says,
+        Chart("Reward over seconds", SECONDS, "validation reward", later, says,
               levels=levels),
-        Chart("Response length", STEP, "tokens per response", _over_steps(material, steps, length),
+        Chart("Response length", STEP, "tokens per response", lengths,
               "Tokens of a validation response over training steps."),
     ]  # fmt: skip
-    sentence = says + _seeds_say(material)
-    return _panels(material, "Validation reward.", sentence, charts, details("Show the figures", _outcome(material)))
+    sentence = says + _seeds_say(report_data)
+    return _panels(
+        report_data, "Validation reward.", sentence, charts, details("Show the figures", _outcome(report_data))
+    )
 
 
-def _outcome(material: Material) -> Markup:
-    return join(*tables([outcome_table(material.experiment)], material.experiment))
+def _outcome(report_data: ReportData) -> Markup:
+    return join(*tables([outcome_table(report_data.experiment)], report_data.experiment))
 
 
-def _over_steps(
-    material: Material, when: Callable[[Evaluated], float], what: Callable[[Evaluated], float | None]
-) -> list[Line]:
-    return over_steps(material, _evaluated(when, what))
-
-
-def _over_seconds(
-    material: Material, when: Callable[[Evaluated], float], what: Callable[[Evaluated], float | None]
-) -> list[Line]:
-    return over_seconds(material, _evaluated(when, what))
-
-
-def _evaluated(when: Callable[[Evaluated], float], what: Callable[[Evaluated], float | None]) -> Points:
-    def points(run: Run) -> list[Point]:
-        pairs = [(when(item), what(item)) for item in evaluations(run)]
-        return [(x, y) for x, y in pairs if y is not None]
-
-    return points
-
-
-def _reward_says(material: Material) -> str:
+def _reward_says(report_data: ReportData) -> str:
     parts = []
-    for variant in material.experiment.variants:
+    for variant in report_data.experiment.variants:
         first = variant.spread(lambda run: run.first.reward if run.first else None)
         last = variant.spread(lambda run: run.last.reward if run.last else None)
         if first and last:
@@ -112,8 +96,8 @@ def _reward_says(material: Material) -> str:
     return f"Validation reward, first to last: {', '.join(parts)}."
 
 
-def _seeds_say(material: Material) -> str:
-    if not material.curves.several_seeds:
+def _seeds_say(report_data: ReportData) -> str:
+    if not report_data.curves.several_seeds:
         return ""
     return (
         " Over steps, a line is the mean of the seeds and its band runs from the lowest to the highest of them; over "
@@ -121,57 +105,50 @@ def _seeds_say(material: Material) -> str:
     )
 
 
-def _kl(material: Material) -> Markup | None:
+def _kl(report_data: ReportData) -> Markup | None:
     charts = []
     for pair, other in (("reference", "the reference policy"), ("previous", "the policy of the step before")):
         for name, unit in ((f"kl/{pair}_k3", "k3, nats per token"), (f"kl/{pair}_k1_sum", "k1, nats per response")):
-            if _values(material, name):
-                drawn = over_steps(material, metric_points(name))
+            if metric_values(report_data.curves, name):
+                drawn = over_steps(report_data, metric_points(name))
                 says = f"KL of the sampling policy to {other}, {unit}, over training steps."
                 charts.append(Chart(f"KL to {other}", STEP, unit, drawn, says, zero_line=True, from_zero=True))
     if not charts:
         return None
-    older = any(run.behaviour_is_older for run in material.experiment.runs)
+    older = any(run.behaviour_is_older for run in report_data.experiment.runs)
     sentence = "Estimated on the sampled tokens" + ("; biased where an older policy sampled them." if older else ".")
-    return _panels(material, "KL divergence.", sentence, charts)
+    return _panels(report_data, "KL divergence.", sentence, charts)
 
 
-def _stability(material: Material) -> Markup | None:
+def _stability(report_data: ReportData) -> Markup | None:
     charts, said = list[Chart](), list[str]()
-    norms, clips = _values(material, "grad_norm"), _values(material, "clip_fraction")
+    norms, clips = metric_values(report_data.curves, "grad_norm"), metric_values(report_data.curves, "clip_fraction")
     if norms:
-        log = min(norms) > 0 and max(norms) / min(norms) > LOG_ABOVE
+        log = needs_log_scale(norms)
         said.append(f"Gradient norm before clipping, from {min(norms):.3g} to {max(norms):.3g}.")
-        drawn = over_steps(material, metric_points("grad_norm"))
+        drawn = over_steps(report_data, metric_points("grad_norm"))
         charts.append(Chart("Gradient norm before clipping", STEP, "L2 norm", drawn, said[-1], not log, log_y=log))
     if any(clips):
         said.append(
             f"Clip fraction: response tokens where the clip changed the objective, up to {100 * max(clips):.2g}%."
         )
-        drawn = over_steps(material, metric_points("clip_fraction"))
+        drawn = over_steps(report_data, metric_points("clip_fraction"))
         charts.append(Chart("Clip fraction", STEP, "share of response tokens", drawn, said[-1], from_zero=True))
     elif clips:
         said.append("The clip changed the objective of no token.")
-    return _panels(material, "Stability of the updates.", " ".join(said), charts) if charts else None
+    return _panels(report_data, "Stability of the updates.", " ".join(said), charts) if charts else None
 
 
-def metric_points(name: str) -> Points:
-    """Return what reads a metric's (step, value) pairs from a run."""
-    return lambda run: [(float(step), value) for step, value in zip(*metric_series(run, name), strict=True)]
-
-
-def _values(material: Material, name: str) -> list[float]:
-    return [value for run in material.curves.all_runs() for value in metric_series(run, name)[1]]
-
-
-def _panels(material: Material, title: str, sentence: str, charts: Sequence[Chart], *below: Markup | None) -> Markup:
+def _panels(
+    report_data: ReportData, title: str, sentence: str, charts: Sequence[Chart], *below: Markup | None
+) -> Markup:
     class_ = "panels three" if len(charts) == 3 else "panels"
     panels = element("div", [draw_chart(chart) for chart in charts], class_=class_)
-    return figure(title, sentence, panels, *below, legend=variant_legend(_labels(material)))
+    return figure(title, sentence, panels, *below, legend=variant_legend(_labels(report_data)))
 
 
-def _labels(material: Material) -> list[str]:
+def _labels(report_data: ReportData) -> list[str]:
     return [
         f"{item.name} ({len(item.runs)} seeds)" if len(item.runs) > 1 else item.name
-        for item in material.experiment.variants
+        for item in report_data.experiment.variants
     ]

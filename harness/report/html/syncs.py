@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Mapping
 
 from harness.compare import numbers
-from harness.compare.experiments import Variant
-from harness.compare.sync import percentile
-from harness.compare.sync_tables import pooled, sweep_points, sweep_tables, sync_findings, sync_table, variant_syncs
-from harness.report.html.bars import Bar, Segment, draw_bars
-from harness.report.html.looks import stage_class
-from harness.report.html.markup import Markup, element
-from harness.report.html.material import Material
-from harness.report.html.parts import bullets, details, figure, section, stage_legend, table, tables, variant_legend
-from harness.report.html.plot import Chart, Line, draw_chart
-from harness.report.html.scales import linear
-from harness.report.sync import STAGES
+from harness.compare.sync_tables import sweep_tables, sync_findings, sync_table
+from harness.report.data import SYNC_STAGES, ReportData, SyncParts, sweep_lines, sync_parts
+from harness.report.html.charts import Bar, Chart, Line, Segment, draw_bars, draw_chart, linear
+from harness.report.html.markup import (
+    Markup,
+    bullets,
+    details,
+    element,
+    figure,
+    section,
+    stage_legend,
+    table,
+    tables,
+    variant_legend,
+)
+from harness.report.html.theme import stage_class
 
 
-def sync_section(material: Material, anchor: str) -> Markup | None:
+def sync_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no weights left the process."""
-    variants = [variant for variant in material.experiment.variants if variant_syncs(variant)]
-    found = sync_table(material.experiment)
-    if not variants or found is None:
+    variants = report_data.experiment.variants
+    parts = {variant.name: found for variant in variants if (found := sync_parts(variant)) is not None}
+    sync_figures = sync_table(report_data.experiment)
+    if not parts or sync_figures is None:
         return None
-    said = bullets(sync_findings(material.experiment), "plain-list")
-    return section(
-        anchor,
-        "Weight syncs",
-        _anatomy(variants),
-        said,
-        details("Show the figures", *tables([found], material.experiment)),
-    )
+    said = bullets(sync_findings(report_data.experiment), "plain-list")
+    data = details("Show the figures", *tables([sync_figures], report_data.experiment))
+    return section(anchor, "Weight syncs", _anatomy(parts), said, data)
 
 
-def _anatomy(variants: list[Variant]) -> Markup:
-    bars = [_bar(variant) for variant in variants]
+def _anatomy(parts: Mapping[str, SyncParts]) -> Markup:
+    bars = [_bar(name, sync) for name, sync in parts.items()]
     ends = [end for bar in bars for end in (sum(part.value for part in bar.segments), *(bar.whisker or ()))]
-    seen = [stage for part, stage in STAGES.items() if any(pooled(variant_syncs(item), part) for item in variants)]
+    seen = [stage for stage in SYNC_STAGES.values() if any(stage in sync.parts_ms for sync in parts.values())]
     sentence = (
         "Medians of each part over the training steps, the first left out. Whiskers: publish to loaded, from the 10th "
         "to the 90th percentile; verification is not in them."
@@ -46,41 +47,29 @@ def _anatomy(variants: list[Variant]) -> Markup:
     return figure("What a weight sync is made of.", sentence, drawing, legend=stage_legend(seen))
 
 
-def _bar(variant: Variant) -> Bar:
-    syncs = variant_syncs(variant)
-    segments = []
-    for part, stage in STAGES.items():
-        times = pooled(syncs, part)
-        if times:
-            milliseconds = 1e3 * median(times)
-            name = f"{part}: {numbers.number(milliseconds)} ms"
-            segments.append(Segment(stage_class(stage), milliseconds, name))
-    whole = [1e3 * seconds for seconds in pooled(syncs, "whole")]
-    size = f"{numbers.number(syncs[0].num_bytes / 1e6)} MB"
-    name = (
-        f"{variant.name}, {size}"
-        if syncs[0].transport in variant.name
-        else f"{variant.name}, {syncs[0].transport}, {size}"
-    )
-    if not whole:
+def _bar(variant: str, sync: SyncParts) -> Bar:
+    names = {stage: part for part, stage in SYNC_STAGES.items()}
+    segments = [
+        Segment(stage_class(stage), milliseconds, f"{names[stage]}: {numbers.number(milliseconds)} ms")
+        for stage, milliseconds in sync.parts_ms.items()
+    ]
+    transport = "" if sync.transport is None else f"{sync.transport}, "
+    name = f"{variant}, {transport}{numbers.number(sync.num_bytes / 1e6)} MB"
+    if sync.whole_ms is None:
         return Bar(name, segments, numbers.NOTHING)
-    low, middle, high = (percentile(whole, percent) for percent in (10, 50, 90))
+    low, middle, high = sync.whole_ms
     return Bar(name, segments, f"{numbers.number(middle)} ms", whisker=(low, high))
 
 
-def sweep_section(material: Material, anchor: str) -> Markup | None:
+def sweep_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return what a transport sweep measured: times against sizes, and its tables; None where nothing was swept."""
-    points = sweep_points(material.experiment)
-    if not points:
+    kinds = sweep_lines(report_data.experiment)
+    if not kinds:
         return None
-    names = list(dict.fromkeys(point.transport for point in points))
-    kinds = sorted({(point.receivers, point.tensors) for point in points})
     charts = []
-    for receivers, tensors in kinds:
+    for (receivers, tensors), by_transport in kinds.items():
         lines = []
-        for index, name in enumerate(names):
-            own = [p for p in points if (p.transport, p.receivers, p.tensors) == (name, receivers, tensors)]
-            own.sort(key=lambda point: point.num_bytes)
+        for index, own in enumerate(by_transport.values()):
             band = [(point.megabytes, 1e3 * point.low_s, 1e3 * point.high_s) for point in own]
             if own:
                 lines.append(Line(index, [(point.megabytes, 1e3 * point.median_s) for point in own], band))
@@ -89,5 +78,5 @@ def sweep_section(material: Material, anchor: str) -> Markup | None:
         charts.append(Chart(title, "size of the weights, MB", "milliseconds", lines, says, log_x=True, log_y=True))
     panels = element("div", [draw_chart(chart) for chart in charts], class_="panels")
     sentence = "Medians of a whole sync; bands from the 10th to the 90th percentile."
-    drawn = figure("A weight sync by size.", sentence, panels, legend=variant_legend(names))
-    return section(anchor, "Transports", drawn, *(table(item) for item in sweep_tables(material.experiment)))
+    drawn = figure("A weight sync by size.", sentence, panels, legend=variant_legend(list(next(iter(kinds.values())))))
+    return section(anchor, "Transports", drawn, *(table(item) for item in sweep_tables(report_data.experiment)))

@@ -1,4 +1,4 @@
-"""Where the time goes: spent and exposed seconds of a step side by side, and the account of each lane."""
+"""Where the time goes: seconds of a step spent and exposed, the account of each lane, and a timeline of a few steps."""
 
 from __future__ import annotations
 
@@ -8,28 +8,37 @@ from statistics import fmean
 from harness.compare import numbers
 from harness.compare.attribution import in_pipeline_order
 from harness.compare.experiments import FEWEST_SEEDS, Variant
-from harness.compare.figures import RunFigures
 from harness.compare.stats import t_interval
 from harness.compare.tables import Table, lane_table, stage_table
-from harness.core.trace import Stage
-from harness.report.html.bars import Bar, Segment, draw_bars
+from harness.core.trace import Span, Stage
+from harness.report.data import ReportData, spent_s, stage_seconds, wall_s
+from harness.report.html.charts import Bar, Scale, Segment, block, draw_axis, draw_bars, grid_lines, linear, whole
 from harness.report.html.headlines import exposed_shares
-from harness.report.html.looks import stage_class
-from harness.report.html.markup import Markup
-from harness.report.html.material import Material
-from harness.report.html.parts import details, figure, section, stage_legend, tables
-from harness.report.html.scales import Scale, linear
+from harness.report.html.markup import (
+    Markup,
+    details,
+    element,
+    figure,
+    note,
+    scroll,
+    section,
+    share,
+    stage_legend,
+    tables,
+)
+from harness.report.html.theme import stage_class
+from harness.report.timeline import MOST_VARIANTS, Excerpt, depth, excerpts
 
 NOBODY = ("nobody", "nobody's")
 Parts = dict[Stage, float]
 
 
-def times_section(material: Material, anchor: str) -> Markup | None:
+def times_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no run finished a step."""
-    variants = [variant for variant in material.experiment.variants if any(run.steps for run in variant.runs)]
+    variants = [variant for variant in report_data.experiment.variants if any(run.steps for run in variant.runs)]
     if not variants:
         return None
-    return section(anchor, "Where the time goes", _steps(material, variants), _lanes(material))
+    return section(anchor, "Where the time goes", _steps(report_data, variants), _lanes(report_data))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -43,22 +52,17 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return found.low, found.high
 
 
-def wall_s(variant: Variant) -> list[float]:
-    """Return the mean wall-clock seconds of a training step of each run, evaluation included."""
-    return [run.loop_s / (run.steps * run.row_steps) for run in variant.runs if run.steps]
-
-
-def _steps(material: Material, variants: Sequence[Variant]) -> Markup:
-    rows = [(variant, _spent(variant), *_exposed(material, variant.name)) for variant in variants]
+def _steps(report_data: ReportData, variants: Sequence[Variant]) -> Markup:
+    rows = [(variant, stage_seconds(variant), *_exposed(report_data, variant.name)) for variant in variants]
     ends = [max(sum(spent.values()), *_wall_ends(variant)) for variant, spent, _, _ in rows]
     axis, bars = linear([0.0, *ends], from_zero=True), list[Bar]()
     for variant, spent, parts, nobody in rows:
         bars += _bars(variant, spent, parts, nobody)
     seen = {stage for _, spent, _, _ in rows for stage in spent}
-    legend = stage_legend(seen, [NOBODY] if material.exposures else [])
-    sentence = _says(material, variants)
+    legend = stage_legend(seen, [NOBODY] if report_data.exposures else [])
+    sentence = _says(report_data, variants)
     drawing = draw_bars(bars, axis, "seconds per training step", sentence)
-    data = tables([_exposed_table(material, variants), stage_table(material.experiment)], material.experiment)
+    data = tables([_exposed_table(report_data, variants), stage_table(report_data.experiment)], report_data.experiment)
     return figure(
         "Time of a training step, spent and exposed.", sentence, drawing, details("Show the figures", *data),
         legend=legend,
@@ -94,32 +98,21 @@ def _segments(parts: Parts) -> list[Segment]:
     ]
 
 
-def _says(material: Material, variants: Sequence[Variant]) -> str:
+def _says(report_data: ReportData, variants: Sequence[Variant]) -> str:
     several = max(len(variant.runs) for variant in variants)
     base = (
         "Means over the loop, evaluation included. Spent: seconds of the stages, added over lanes. Exposed: the same "
         "clock divided among what the loop had to wait for, so it ends at the wall-clock of a step."
     )
-    if not any(material.exposures.values()):
+    if not any(report_data.exposures.values()):
         base = "Means over the loop, evaluation included; the thick mark is the wall-clock. No spans were kept."
     how = {1: "", 2: " Whiskers: lowest and highest of the two runs."}
     return base + how.get(several, f" Whiskers: 95% t-interval of the wall-clock over up to {several} runs.")
 
 
-def _spent(variant: Variant) -> Parts:
-    """Return mean seconds per step of each stage, added over lanes."""
-    runs = [run for run in variant.runs if run.steps]
-    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in runs)]
-    return {stage: fmean(_per_step(run, stage) for run in runs) for stage in stages}
-
-
-def _per_step(run: RunFigures, stage: Stage) -> float:
-    return run.stages[stage].total_s / run.steps if stage in run.stages else 0.0
-
-
-def _exposed(material: Material, name: str) -> tuple[Parts, float]:
+def _exposed(report_data: ReportData, name: str) -> tuple[Parts, float]:
     """Return mean exposed seconds per step of each stage, and nobody's."""
-    found = material.exposures.get(name, [])
+    found = report_data.exposures.get(name, [])
     if not found:
         return {}, 0.0
     stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in found)]
@@ -127,13 +120,14 @@ def _exposed(material: Material, name: str) -> tuple[Parts, float]:
     return parts, fmean(part.nobody_ns / 1e9 / steps for part, steps in found)
 
 
-def _exposed_table(material: Material, variants: Sequence[Variant]) -> Table:
+def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Table:
     """Return seconds per step spent and exposed, with the exposed share of the loop and intervals over runs."""
-    stages = [stage for stage in Stage if any(stage in _spent(variant) for variant in variants)]
+    stages = [stage for stage in Stage if any(stage in stage_seconds(variant) for variant in variants)]
     rows = [
-        (stage.value, *(cell for variant in variants for cell in _cells(material, variant, stage))) for stage in stages
+        (stage.value, *(cell for variant in variants for cell in _cells(report_data, variant, stage)))
+        for stage in stages
     ]
-    rows.append(("nobody's", *(cell for variant in variants for cell in _nobody_cells(material, variant))))
+    rows.append(("nobody's", *(cell for variant in variants for cell in _nobody_cells(report_data, variant))))
     columns = [f"{variant.name}, {what}" for variant in variants for what in ("spent", "exposed", "of the loop")]
     several = any(len(variant.runs) > 1 for variant in variants)
     notes = (
@@ -144,16 +138,16 @@ def _exposed_table(material: Material, variants: Sequence[Variant]) -> Table:
     return Table("Seconds per training step, spent and exposed", ("stage", *columns), tuple(rows), notes)
 
 
-def _cells(material: Material, variant: Variant, stage: Stage) -> tuple[str, str, str]:
-    spent = [_per_step(run, stage) for run in variant.runs if run.steps]
-    found = material.exposures.get(variant.name, [])
+def _cells(report_data: ReportData, variant: Variant, stage: Stage) -> tuple[str, str, str]:
+    spent = [spent_s(run, stage) for run in variant.runs if run.steps]
+    found = report_data.exposures.get(variant.name, [])
     mine = [part.stages_ns.get(stage, 0) / 1e9 / steps for part, steps in found]
-    fraction = exposed_shares(material, variant.name).get(stage, 0.0)
+    fraction = exposed_shares(report_data, variant.name).get(stage, 0.0)
     return _with_interval(spent), _with_interval(mine), numbers.percent(fraction) if found else numbers.NOTHING
 
 
-def _nobody_cells(material: Material, variant: Variant) -> tuple[str, str, str]:
-    found = material.exposures.get(variant.name, [])
+def _nobody_cells(report_data: ReportData, variant: Variant) -> tuple[str, str, str]:
+    found = report_data.exposures.get(variant.name, [])
     if not found:
         return (numbers.NOTHING,) * 3
     seconds = [part.nobody_ns / 1e9 / steps for part, steps in found]
@@ -168,10 +162,10 @@ def _with_interval(values: Sequence[float]) -> str:
     return text if ends is None else f"{text} [{numbers.number(ends[0])}, {numbers.number(ends[1])}]"
 
 
-def _lanes(material: Material) -> Markup | None:
+def _lanes(report_data: ReportData) -> Markup | None:
     """Return how the wall-clock of each lane divides into stages, waits and time under no span."""
     bars, seen = list[Bar](), set[Stage]()
-    for variant in material.experiment.variants:
+    for variant in report_data.experiment.variants:
         for place, lane in enumerate(in_pipeline_order({lane for run in variant.runs for lane in run.lanes})):
             segments, stages = _lane(variant, lane)
             seen |= stages
@@ -187,7 +181,7 @@ def _lanes(material: Material) -> Markup | None:
         for bar in bars
     ]
     drawing = draw_bars(scaled, axis, "percent of the loop", sentence)
-    data = tables([lane_table(material.experiment)], material.experiment)
+    data = tables([lane_table(report_data.experiment)], report_data.experiment)
     return figure(
         "What each lane did.", sentence, drawing, details("Show the figures", *data), legend=legend,
     )  # fmt: skip
@@ -203,3 +197,87 @@ def _lane(variant: Variant, lane: str) -> tuple[list[Segment], set[Stage]]:
     if rest > 0:
         segments.append(Segment("nobody", rest, f"under no span: {numbers.percent(rest)}"))
     return segments, set(stages)
+
+
+LANE_TOP, LANE_HEIGHT = 13.0, 18.0  # room for the versions above a lane, height of its bars, in pixels
+NARROWEST = 0.0012  # of the width: what is shorter is drawn as wide as this, so that it can be seen
+ROOM_OF_A_NUMBER = 0.045  # of the width
+MOST_SPANS = 4000  # of one variant; an engine that loads in flight may have very many
+
+
+def timeline_section(report_data: ReportData, anchor: str) -> Markup | None:
+    """Return the section; None where no run kept its spans."""
+    shown, total = excerpts(report_data.curves)
+    if not shown:
+        return None
+    axis = whole(0.0, max(part.seconds for part in shown.values()), 6)
+    rows = [cell for name, part in shown.items() for cell in _variant(name, part, axis)]
+    sentence = _timeline_says(shown)
+    drawn = element("div", rows, draw_axis(axis, "seconds"), class_="rows timeline", role="img", aria_label=sentence)
+    seen = {span.stage for part in shown.values() for span in part.spans}
+    more = note(f"The first {MOST_VARIANTS} of {total} variants.") if total > len(shown) else None
+    marks = [("#version-mark", "policy version now held")] if any(part.changes for part in shown.values()) else []
+    legend = stage_legend(seen, [("nobody", "under no span"), *marks])
+    return section(
+        anchor, "Timeline", figure("What each lane did when.", sentence, scroll(drawn, "Timeline"), more, legend=legend)
+    )
+
+
+def _timeline_says(shown: dict[str, Excerpt]) -> str:
+    parts = [f"{name} {part.title} in {numbers.number(part.seconds)} s" for name, part in shown.items()]
+    rule = "By rule, the first steps without an evaluation after the first quarter of the run of the lowest seed"
+    return f"{rule}: {'; '.join(parts)}."
+
+
+def _variant(name: str, part: Excerpt, axis: Scale) -> list[Markup]:
+    cells = [element("div", name, class_="head")]
+    for lane in part.lanes:
+        drawn = _timeline_lane(part, lane, axis)
+        svg = element("svg", drawn, width="100%", height=LANE_TOP + LANE_HEIGHT, class_="lane", aria_hidden="true")
+        cells += [
+            element("div", lane, class_="name"),
+            element("div", svg, class_="bar-cell"),
+            element("div", class_="value"),
+        ]
+    return cells
+
+
+def _timeline_lane(part: Excerpt, lane: str, axis: Scale) -> list[Markup]:
+    end = axis.place(part.seconds)
+    ground = element("rect", x=0, y=LANE_TOP, width=share(end), height=LANE_HEIGHT, class_="nobody")
+    spans = sorted(
+        (span for span in part.spans if span.lane == lane), key=lambda span: (depth(span.stage), span.start_ns)
+    )[:MOST_SPANS]
+    return [
+        *grid_lines(axis, LANE_TOP + LANE_HEIGHT),
+        ground,
+        *(_span(part, span, axis) for span in spans),
+        *_versions(part, lane, axis),
+    ]
+
+
+def _span(part: Excerpt, span: Span, axis: Scale) -> Markup:
+    low, high = part.window
+    start = axis.place(part.at(max(span.start_ns, low)))
+    stop = axis.place(part.at(min(span.end_ns, high)))
+    if not span.stage.is_wait:
+        stop = max(stop, start + NARROWEST)
+    step = f", step {span.step}" if span.step >= 0 else ""
+    name = f"{span.stage.value}{step}: {numbers.number((span.end_ns - span.start_ns) / 1e9)} s"
+    return block(name, stage_class(span.stage), start, stop, LANE_TOP, LANE_HEIGHT)
+
+
+def _versions(part: Excerpt, lane: str, axis: Scale) -> list[Markup]:
+    """Mark each change of the policy version with a triangle, and write it beside it where there is room."""
+    drawn, free_from = list[Markup](), 0.0
+    for name, time_ns, version in part.changes:
+        if name != lane:
+            continue
+        place = axis.place(part.at(time_ns))
+        drawn.append(element("use", href="#version-mark", x=share(place), y=LANE_TOP - 4, class_="version"))
+        if place >= free_from:
+            written = "none" if version < 0 else str(version)
+            inner = element("text", written, x=7, y=LANE_TOP - 2, class_="version-number")
+            drawn.append(element("svg", inner, x=share(place), y=0, overflow="visible"))
+            free_from = place + ROOM_OF_A_NUMBER
+    return drawn

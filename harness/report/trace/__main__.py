@@ -1,4 +1,4 @@
-"""The command ``python -m harness trace RUN_OR_CAMPAIGN [-o trace.pftrace] [--nsys FILE.sqlite ...]``.
+"""The command ``python -m harness trace RUN_OR_EXPERIMENT [-o trace.json.gz] [--nsys FILE.sqlite ...]``.
 
 Exit codes: 0 fine; 2 bad input.
 """
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.core.errors import UserError
-from harness.core.pipes import silence_output
-from harness.core.plain_text import plain, plain_lines
+from harness.core.terminal_text import plain, plain_lines, silence_output
 
 EXAMPLE = """examples:
-  python -m harness.report.trace results/reference/inflight -o inflight.pftrace
+  python -m harness trace results/reference/inflight -o inflight.json.gz
   python -m harness trace RUN --nsys RUN/profiles/learner.sqlite   # from: nsys export --type=sqlite learner.nsys-rep
 
 Open the file at https://ui.perfetto.dev (Open trace file). It is read in the browser and not uploaded."""
@@ -36,13 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m harness.report.trace",
-        description="Write a run, or all runs of an experiment side by side, as a Perfetto trace.",
+        prog="python -m harness trace",
+        description="Write a run, or all runs of an experiment side by side, as a trace for ui.perfetto.dev.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="RUN_OR_CAMPAIGN", type=Path, help="folder of a run or of an experiment")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="default: trace.pftrace in that folder")
+    parser.add_argument("folder", metavar="RUN_OR_EXPERIMENT", type=Path, help="folder of a run or of an experiment")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="default: trace.json.gz in that folder; .json: not compressed"
+    )
     told = "sqlite export of a report by Nsight Systems on this run, to be shown with it; may be given several times"
     parser.add_argument("--nsys", metavar="FILE", type=Path, action="append", default=[], help=told)
     return parser

@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from gzip import GzipFile
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.compare.attribution import loop_window
 from harness.compare.experiments import label_runs
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.core.trace import Span
 from harness.probes.nsight_export import read_export
-from harness.report.trace.deaths import read_deaths
-from harness.report.trace.events import Track
-from harness.report.trace.lanes import lane_tracks, version_tracks
-from harness.report.trace.nsight import MatchedReport, match_report, nsight_track
-from harness.report.trace.packets import Process, TraceWriter
-from harness.report.trace.resources import resource_tracks
-from harness.report.trace.steps import metric_tracks, step_windows, steps_track
+from harness.report.trace.chrome import TraceWriter
+from harness.report.trace.nsight import MatchedReport, match_report, nsight_tracks
+from harness.report.trace.tracks import run_tracks
 from harness.results import DamagedRun, Run, find_runs
-from harness.results.counters import read_counters
-from harness.results.writer import LOG
 
-ENDINGS = (".pftrace", ".perfetto-trace")
-DEFAULT_NAME = "trace.pftrace"
+ENDINGS = (".json.gz", ".json")
+DEFAULT_NAME = "trace.json.gz"
 
 
 @dataclass(frozen=True)
@@ -53,10 +46,10 @@ class WrittenTrace:
 
 
 def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] = ()) -> WrittenTrace:
-    """Write the runs of a run's or an experiment's folder as one Perfetto trace; every run starts at time 0.
+    """Write the runs of a run's or an experiment's folder as one trace; every run starts at time 0.
 
     Args:
-        path: of the file; by default ``trace.pftrace`` in the folder. A trace that is there is replaced.
+        path: of the file; by default ``trace.json.gz`` in the folder. A trace that is there is replaced.
         nsight: sqlite exports of Nsight Systems' reports on the run, to be shown below its own tracks.
 
     Raises:
@@ -66,22 +59,21 @@ def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] =
     path = folder / DEFAULT_NAME if path is None else path
     if not path.name.endswith(ENDINGS):
         what = f"the trace would be {path.name!r}; its name must end in {' or '.join(ENDINGS)}"
-        raise UserError(what, where=str(path), fix=f"-o {path.with_suffix('').name}{ENDINGS[0]}")
+        raise UserError(what, where=str(path), fix=f"-o {path.with_suffix('')}{ENDINGS[0]}")
     runs, damaged = _runs(folder)
     if nsight and len(runs) > 1:
         what = f"{str(folder)!r} holds {len(runs)} runs, and a report of Nsight Systems belongs to one"
         raise UserError(what, str(folder), f"python -m harness trace {runs[0].folder} --nsys {nsight[0]}")
     reports = tuple(match_report(read_export(export), runs[0]) for export in nsight)
     written = []
-    with _written_to(path) as stream:
-        writer = TraceWriter(stream)
+    with _written_to(path) as stream, TraceWriter(stream) as writer:
         for name, run in run_names(runs):
             try:
-                process = Process(name, _labels(run), [*run_tracks(run), *map(nsight_track, reports)])
+                tracks = run_tracks(run)
             except UserError as error:
                 damaged.append(DamagedRun(run.folder, error))
             else:
-                writer.write(process)
+                writer.write(name, [*tracks, *(track for report in reports for track in nsight_tracks(report))])
                 written.append((name, run))
         if not written:
             raise damaged[0].error
@@ -111,26 +103,6 @@ def run_names(runs: Sequence[Run]) -> list[tuple[str, Run]]:
     return named
 
 
-def run_tracks(run: Run) -> list[Track]:
-    """Return what a run's folder holds as tracks: steps, lanes, versions held, metrics, counters.
-
-    Raises:
-        UserError: a file is damaged, or a span ends before it begins.
-    """
-    spans = run.spans()
-    _check(spans, run.folder)
-    loop_ns = loop_window(spans, None)[0] if spans else round((run.manifest.startup_s or 0.0) * 1e9)
-    windows = step_windows(run.steps, loop_ns)
-    steps = steps_track(run.steps, windows, run.evaluations, run.tail, loop_ns)
-    deaths, stay_whole = read_deaths(run.folder / LOG), run.setting("lag_control") != "drop"
-    lanes = lane_tracks(spans, windows, run.version_changes, deaths, loop_ns, stay_whole)
-    groups = [
-        Track("policy versions", children=version_tracks(run.version_changes, loop_ns)),
-        Track("metrics of the steps", children=metric_tracks(run.steps, windows)),
-    ]
-    return [steps, *lanes, *(group for group in groups if group.children), *resource_tracks(read_counters(run.folder))]
-
-
 def _runs(folder: Path) -> tuple[list[Run], list[DamagedRun]]:
     """Return the runs of one experiment that have something to show, and those that cannot be read."""
     runs, damaged = find_runs(folder)
@@ -140,7 +112,7 @@ def _runs(folder: Path) -> tuple[list[Run], list[DamagedRun]]:
     if len(experiments) > 1:
         newest = max(runs, key=lambda run: run.manifest.started_at)
         has_siblings = newest.manifest.arm is not None or newest.manifest.point
-        fix = f"python -m harness.report.trace {newest.folder.parent if has_siblings else newest.folder}"
+        fix = f"python -m harness trace {newest.folder.parent if has_siblings else newest.folder}"
         raise UserError(f"{str(folder)!r} holds {len(experiments)} experiments; a trace shows one", str(folder), fix)
     shown = []
     for run in runs:
@@ -157,26 +129,9 @@ def _runs(folder: Path) -> tuple[list[Run], list[DamagedRun]]:
     return shown, damaged
 
 
-def _labels(run: Run) -> list[str]:
-    """Return what the trace says of a run beside its name."""
-    manifest = run.manifest
-    labels = [f"{manifest.scenario} {manifest.experiment}", run.status, f"seed {manifest.seed}"]
-    if manifest.simulated is not None:
-        labels.insert(0, f"SIMULATED by the machine profile {manifest.simulated}")
-    return labels + [f"{lane} died {times} times" for lane, times in sorted(run.replaced.items())]
-
-
-def _check(spans: Sequence[Span], folder: Path) -> None:
-    for span in spans:
-        if not 0 <= span.start_ns <= span.end_ns:
-            what = f"a span {span.stage.value!r} of {span.lane!r} goes from {span.start_ns} to {span.end_ns} ns"
-            bound = "it must begin at 0 or later and not end before that"
-            raise UserError(f"{what}; {bound}", where=str(folder / "spans.jsonl"), fix="leave this run out")
-
-
 @contextmanager
-def _written_to(path: Path) -> Iterator[BinaryIO]:
-    """Write to a file that appears whole or not at all.
+def _written_to(path: Path) -> Iterator[BinaryIO | GzipFile]:
+    """Write to a file that appears whole or not at all, compressed where its name ends in ``.gz``.
 
     Raises:
         UserError: it cannot be written.
@@ -184,7 +139,11 @@ def _written_to(path: Path) -> Iterator[BinaryIO]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as stream:
-            yield stream
+            if path.suffix == ".gz":
+                with GzipFile("", "wb", 6, stream, mtime=0) as compressed:  # no name and time: equal runs, equal bytes
+                    yield compressed
+            else:
+                yield stream
     except OSError as error:
         what = f"cannot write {str(path)!r}: {error.strerror}"
         raise UserError(what, where=str(path), fix="name another file with -o") from error

@@ -13,10 +13,10 @@ leave no doubt. Each span of a chain begins after the one before it; what does n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 
 from harness.core.trace import Span, Stage
+from harness.report.trace.chrome import Arrow
 
 Chain = list[int]
 """Places of spans in the list of all spans, in the order of their begin."""
@@ -25,27 +25,20 @@ _ARRIVAL = (Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
 _SAMPLING = (Stage.GENERATE, Stage.EVALUATE)
 
 
-@dataclass
-class Ends:
-    """The arrows at one span: those that begin here or pass through, and those that end here."""
-
-    flows: list[int] = field(default_factory=list)
-    last_of: list[int] = field(default_factory=list)
-
-
-def arrows(spans: Sequence[Span], batches_stay_whole: bool) -> dict[int, Ends]:
+def arrows(spans: Sequence[Span], batches_stay_whole: bool) -> dict[int, list[Arrow]]:
     """Return the arrows at each span that has any, by the span's place in ``spans``; they are numbered from 1.
 
     Args:
         batches_stay_whole: whether the batch ordered for a step is what the step's update trains on. Where stale
             rollouts are dropped it is not, and no arrow leads from score to update.
     """
-    found: dict[int, Ends] = {}
-    chains = rollout_chains(spans, batches_stay_whole) + weight_chains(spans)
-    for number, chain in enumerate(chains, start=1):
-        for place in chain[:-1]:
-            found.setdefault(place, Ends()).flows.append(number)
-        found.setdefault(chain[-1], Ends()).last_of.append(number)
+    found: dict[int, list[Arrow]] = {}
+    chains = [("rollouts", chain) for chain in rollout_chains(spans, batches_stay_whole)]
+    chains += [("weights", chain) for chain in weight_chains(spans)]
+    for number, (name, chain) in enumerate(chains, start=1):
+        for place in chain:
+            phase = "s" if place == chain[0] else "f" if place == chain[-1] else "t"
+            found.setdefault(place, []).append(Arrow(name, number, phase))
     return found
 
 

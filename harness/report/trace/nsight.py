@@ -21,8 +21,7 @@ from harness.core.errors import UserError
 from harness.core.intervals import Interval, both, merge, total
 from harness.core.trace import Span, Stage
 from harness.probes.nsight_export import Activity, NsightExport, StageRange
-from harness.report.trace.events import Arguments, Slice, Track
-from harness.report.trace.lanes import stacked_track
+from harness.report.trace.chrome import Arguments, Slice, Track, stacked_tracks
 from harness.results import Run
 
 NVTX = "nvtx"
@@ -180,15 +179,14 @@ def _note(report: MatchedReport) -> str:
     return f"{report.export.path.name}: {pairs} of {ranges} ranges found among the spans; {agree}."
 
 
-def nsight_track(report: MatchedReport) -> Track:
-    """Return a group of tracks on the run's clock: ranges, OS calls by thread, kernels and copies by stream."""
-    group, export = Track(f"Nsight Systems: {report.export.path.stem}"), report.export
+def nsight_tracks(report: MatchedReport) -> list[Track]:
+    """Return tracks on the run's clock: ranges, OS calls by thread, kernels and copies by stream."""
+    title, export = f"Nsight Systems, {report.export.path.stem}", report.export
     rows = {"NVTX ranges": [_slice(report, item, item.stage, NVTX, (("step", item.step),)) for item, _ in report.pairs]}
     for kind, activities in (("OS calls", export.os_calls), ("kernels", export.kernels), ("copies", export.copies)):
         for one in sorted(activities or (), key=attrgetter("place")):
             rows.setdefault(f"{kind}, {one.place}", []).append(_slice(report, one, one.name, kind))
-    group.children = [stacked_track(name, slices) for name, slices in rows.items()]
-    return group
+    return [track for name, slices in rows.items() for track in stacked_tracks(f"{title}: {name}", slices)]
 
 
 def _slice(

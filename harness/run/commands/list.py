@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from harness.core.errors import UserError
-from harness.core.plain_text import plain_lines
+from harness.core.terminal_text import plain_lines
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.compare.learning import divergence, evaluations
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.results import Manifest, load_run
 from harness.run.sweep.points import Point, State
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.probes.provenance import code_state
 from harness.run.arm_runner import Conductor
 from harness.run.command import show_results

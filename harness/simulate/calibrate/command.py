@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.errors import UserError
-from harness.core.plain_text import plain
+from harness.core.terminal_text import plain
 from harness.report.console import Output
 from harness.report.text import print_table
 from harness.scenario import Scenario, load_scenario

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from harness.compare.gates import read_limit
 from harness.core.errors import UserError
-from harness.core.pipes import silence_output
-from harness.core.plain_text import plain, plain_lines
+from harness.core.terminal_text import plain, plain_lines, silence_output
 from harness.simulate.whatif.choosing import choose_run
 from harness.simulate.whatif.effects import ERROR_BOUND, Answer, what_if
 

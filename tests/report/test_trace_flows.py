@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.core.trace import Span, Stage
-from harness.report.trace.flows import Ends, arrows, rollout_chains, weight_chains
+from harness.report.trace.chrome import Arrow
+from harness.report.trace.flows import arrows, rollout_chains, weight_chains
 
 GENERATE, SCORE, UPDATE = Stage.GENERATE, Stage.SCORE, Stage.UPDATE
 PUBLISH, TRANSFER, LOAD = Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD
@@ -33,17 +34,23 @@ def test_a_step_of_a_synchronous_run_is_one_story() -> None:
 
 
 def test_numbers_follow_each_other_and_each_arrow_ends_once() -> None:
+    def rollouts(phase: str) -> Arrow:
+        return Arrow("rollouts", 1, phase)
+
+    def weights(number: int, phase: str) -> Arrow:
+        return Arrow("weights", number, phase)
+
     assert arrows(ONE_STEP, True) == {
-        3: Ends([1], [2]),  # the rollouts begin here, the way of version 0 ends here
-        4: Ends([1], []),
-        5: Ends([3], [1]),
-        0: Ends([2], []),
-        1: Ends([2], []),
-        2: Ends([2], []),
-        6: Ends([3], []),
-        7: Ends([3], []),
-        8: Ends([3], []),
-        9: Ends([], [3]),
+        3: [rollouts("s"), weights(2, "f")],  # the rollouts begin here, the way of version 0 ends here
+        4: [rollouts("t")],
+        5: [rollouts("f"), weights(3, "s")],
+        0: [weights(2, "s")],
+        1: [weights(2, "t")],
+        2: [weights(2, "t")],
+        6: [weights(3, "t")],
+        7: [weights(3, "t")],
+        8: [weights(3, "t")],
+        9: [weights(3, "f")],
     }
 
 

@@ -1,7 +1,9 @@
-"""Text from files, made safe to print: a generated response may hold anything, terminal commands among it."""
+"""Text for a terminal; what comes from files is made safe to print, since it may hold terminal commands."""
 
 from __future__ import annotations
 
+import os
+import sys
 import unicodedata
 
 
@@ -38,3 +40,11 @@ def _visible(character: str) -> str:
     if kind[0] != "C" and kind not in ("Zl", "Zp"):
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+def silence_output() -> None:
+    """Send what is still written to standard output nowhere, the interpreter's last flush included.
+
+    For commands whose reader leaves early, as ``| head`` does: that is no error.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,11 +1,14 @@
-"""What the runs used beside time: cores and memory of each process, GPUs, energy, and what stood in the way."""
+"""What the runs ran on and used: processes, GPUs, energy; code, settings, and how to run them again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from harness.compare import numbers
+from harness.compare.caveats import origin
 from harness.compare.resources import (
     GpuFigures,
     contention,
@@ -15,20 +18,20 @@ from harness.compare.resources import (
     sampling_cpu_s,
 )
 from harness.compare.tables import Table
+from harness.report.data import Counted, ReportData
+from harness.report.html.charts import Chart, Line, draw_chart
 from harness.report.html.learning import thinned
-from harness.report.html.markup import Markup, element
-from harness.report.html.material import Counted, Material
-from harness.report.html.parts import bullets, details, figure, note, section, table, variant_legend
-from harness.report.html.plot import Chart, Line, draw_chart
+from harness.report.html.markup import Markup, bullets, details, element, figure, note, section, table, variant_legend
+from harness.results import Manifest, Run
 from harness.results.counters import explain, sources, stretches
 
 MOST_VARIANTS = 6  # with curves
 _GIB = 2**30
 
 
-def resources_section(material: Material, anchor: str) -> Markup | None:
+def resources_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no run has counters. Of several seeds, the first that has some is shown."""
-    counted = material.counted
+    counted = report_data.counted
     if not counted:
         return None
     said = [f"{item.name}: {text}" for item in counted for text in contention(item.rows, item.window)]
@@ -133,3 +136,94 @@ def _energy(counted: Sequence[Counted]) -> Markup | None:
         return None
     header = ("variant", "GPU", "stage", "energy, J", "seconds")
     return details("Show the energy by stage", table(Table("Energy by stage", header, tuple(rows), words=3)))
+
+
+_LONGEST = 120
+
+
+def provenance_section(report_data: ReportData, anchor: str) -> Markup | None:
+    """Return the section."""
+    runs = report_data.curves.all_runs()
+    tables = [details(f"Show the {len(runs)} runs", table(_runs(report_data)), class_="printed")]
+    tables += [
+        details("Show machine and versions", element("div", table(_machine(runs)), class_="wrap"), class_="printed")
+    ]
+    settings = _settings(report_data)
+    if settings.rows:
+        tables.append(details("Show the settings", element("div", table(settings), class_="wrap")))
+    shown = report_data.experiment
+    said = note(f"{origin(shown)}. Experiment {shown.name}, started {shown.started_at}.")
+    return section(anchor, "Provenance", said, _again(runs[0].manifest), *tables)
+
+
+def _again(manifest: Manifest) -> Markup:
+    """Say which command makes such an experiment."""
+    commands = [f"git checkout {manifest.commit}"] if manifest.commit else []
+    if manifest.simulated is None:
+        commands.append(f"make bench SCENARIO={manifest.scenario}")
+    else:
+        commands.append(f"python -m harness simulate {manifest.scenario} --machine {manifest.simulated}")
+    said = note("To run it again:")
+    if manifest.dirty:
+        said = note("To run it again (tracked files differed from the commit when these runs were made):")
+    return element("div", said, element("pre", Markup("\n".join(element("code", item) for item in commands))))
+
+
+def _runs(report_data: ReportData) -> Table:
+    header = ("variant", "seed", "block", "status", "started", "start-up, s", "steps", "loop, s", "folder")
+    rows = []
+    for variant in report_data.experiment.variants:
+        for figures, run in zip(variant.runs, report_data.curves.runs[variant.name], strict=True):
+            manifest = run.manifest
+            startup = numbers.NOTHING if manifest.startup_s is None else numbers.number(manifest.startup_s)
+            block = numbers.NOTHING if manifest.block is None else str(manifest.block)
+            facts = (str(manifest.seed), block, figures.status, manifest.started_at, startup, str(figures.steps))
+            rows.append((variant.name, *facts, numbers.number(figures.loop_s), run.folder.name))
+    return Table("Runs", header, tuple(rows), words=9)
+
+
+def _machine(runs: list[Run]) -> Table:
+    facts = dict[str, list[str]]()
+    for run in runs:
+        manifest = run.manifest
+        own = [(f"machine.{key}", value) for key, value in _flat(manifest.machine)]
+        own += [(f"version.{name}", version) for name, version in manifest.versions.items() if version]
+        own += [("threads", manifest.threads), ("commit", manifest.commit), ("uncommitted changes", manifest.dirty)]
+        own += [("policy parameters", manifest.parameters), ("probe profile", manifest.profile)]
+        own += [("interleaving", manifest.interleaving), ("simulated by the profile", manifest.simulated)]
+        for name, value in own:
+            if value is not None:
+                facts.setdefault(name, []).append(_written(value))
+    rows = tuple((name, " / ".join(dict.fromkeys(values))) for name, values in facts.items())
+    return Table("Machine and versions", ("fact", "value"), rows, words=2)
+
+
+def _settings(report_data: ReportData) -> Table:
+    """Return the resolved scenario, the settings in which variants differ first."""
+    names = report_data.names
+    columns = [dict(_flat(report_data.curves.runs[name][0].settings)) for name in names]
+    keys = dict.fromkeys(key for column in columns for key in column if key not in ("name", "description", "seed"))
+    same, differing = list[tuple[str, str]](), list[tuple[str, str]]()
+    for key in keys:
+        values = [_written(column.get(key)) for column in columns]
+        if len(set(values)) == 1:
+            same.append((key, values[0]))
+        else:
+            each = ", ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
+            differing.append((key, each))
+    notes = ("Settings that differ between the variants come first; of several seeds, those of the first.",)
+    return Table("Resolved settings", ("setting", "value"), (*differing, *same), notes, words=2)
+
+
+def _flat(values: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested mappings; empty ones stay as they are."""
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _written(value: Any) -> str:
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."

@@ -1,4 +1,4 @@
-"""How old the trained rollouts were, and what became of all that were generated."""
+"""What became of the rollouts: how old the trained ones were, what was used at all, and examples of their text."""
 
 from __future__ import annotations
 
@@ -6,34 +6,42 @@ from harness.compare import numbers
 from harness.compare.experiments import Variant
 from harness.compare.findings import off_policy_findings
 from harness.compare.tables import Table, off_policy_table
-from harness.report.html.bars import Bar, Segment, draw_bars
-from harness.report.html.markup import Markup, element
-from harness.report.html.material import Material
-from harness.report.html.parts import bullets, details, figure, section, table, tables
-from harness.report.html.scales import Scale
-from harness.report.lag import trained_by_lag
-from harness.results import LedgerFigures, Rollouts
+from harness.report.data import ReportData, lags_by_variant, mean_lag
+from harness.report.html.charts import Bar, Scale, Segment, draw_bars
+from harness.report.html.markup import (
+    Markup,
+    bullets,
+    details,
+    element,
+    figure,
+    join,
+    lines,
+    note,
+    section,
+    table,
+    tables,
+)
+from harness.results import LedgerFigures, RolloutRow, Rollouts
 
 PERCENT = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
 COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dropped as too old"), ("failed", "failed"))
 
 
-def waste_section(material: Material, anchor: str) -> Markup | None:
+def waste_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no rollout lagged and no run got to its end."""
-    found = off_policy_table(material.experiment)
-    said = bullets([item.text for item in off_policy_findings(material.experiment)], "plain-list")
-    data = details("Show the figures", *tables([found], material.experiment)) if found else None
-    return section(anchor, "Lag and waste", _lag(material), _ledger(material), said, data)
+    found = off_policy_table(report_data.experiment)
+    said = bullets([item.text for item in off_policy_findings(report_data.experiment)], "plain-list")
+    data = details("Show the figures", *tables([found], report_data.experiment)) if found else None
+    return section(anchor, "Lag and waste", _lag(report_data), _ledger(report_data), said, data)
 
 
-def _lag(material: Material) -> Markup | None:
-    lags = {name: found for name, runs in material.curves.runs.items() if (found := trained_by_lag(runs))}
-    if max((lag for found in lags.values() for lag in found), default=0) == 0:
+def _lag(report_data: ReportData) -> Markup | None:
+    lags = lags_by_variant(report_data.curves)
+    if not lags:
         return None
     bars, means = list[Bar](), []
     for name, found in lags.items():
-        mean = sum(lag * count for lag, count in found.items()) / found.total()
-        means.append(f"{name} {numbers.number(mean)}")
+        means.append(f"{name} {numbers.number(mean_lag(found))}")
         for place, lag in enumerate(range(max(found) + 1)):
             part = found[lag] / found.total()
             segment = Segment("lag-bar", 100 * part, f"{found[lag]} rollouts")
@@ -47,9 +55,9 @@ def _versions(lag: int) -> str:
     return "1 version" if lag == 1 else f"{lag} versions"
 
 
-def _ledger(material: Material) -> Markup | None:
+def _ledger(report_data: ReportData) -> Markup | None:
     """Return what became of the generated tokens, with the lengths that tell a bias."""
-    known = [variant for variant in material.experiment.variants if any(_ledgers(variant))]
+    known = [variant for variant in report_data.experiment.variants if any(_ledgers(variant))]
     if not known:
         return None
     bars = [_bar(variant) for variant in known]
@@ -121,3 +129,29 @@ def _rows(variant: Variant) -> list[tuple[str, ...]]:
             cells = (numbers.count(part.rollouts), portion, numbers.count(part.tokens), length, bias)
             rows.append((variant.name, name, *cells))
     return rows
+
+
+LONGEST_TEXT = 2000  # characters
+
+
+def examples_section(report_data: ReportData, anchor: str) -> Markup | None:
+    """Return the section, the first variant's pairs in view and the others' to open; None where none were kept."""
+    shown = list[Markup]()
+    known = {name: pairs for name, pairs in report_data.examples.items() if pairs}
+    for name, pairs in known.items():
+        exchanges = [_exchange(before, after) for before, after in pairs]
+        title = f"{name}: {len(pairs)} prompts before and after"
+        shown.append(details(title, *exchanges) if shown else join(exchanges))
+    if not shown:
+        return None
+    first = next(iter(known))
+    said = note(f"Validation prompts whose reward changed come first; those of {first} are in view. Text as generated.")
+    return section(anchor, "Example rollouts", said, *shown)
+
+
+def _exchange(before: RolloutRow, after: RolloutRow) -> Markup:
+    parts = [element("p", "Prompt"), element("pre", lines(before.prompt, LONGEST_TEXT))]
+    for when, item in (("Before", before), ("After", after)):
+        facts = f"{when}: version {item.version}, reward {item.reward:g}, {item.num_tokens} tokens"
+        parts += [element("p", facts), element("pre", lines(item.response, LONGEST_TEXT))]
+    return element("div", parts, class_="exchange")
