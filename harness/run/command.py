@@ -11,10 +11,11 @@ from rich.console import Console
 
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.results.writer import PICTURES, REPORT
-from harness.run.arm_runner import Conductor, interleaving_of, side_by_side
+from harness.run.arm_runner import ArmRunner
 from harness.run.block_watch import BlockWatch
 from harness.run.factory import Workshop
 from harness.run.full_gpu import told_when_gpu_is_full
+from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.interrupts import signals_as_interrupts
 from harness.run.machine_speed import measure_speed
 from harness.run.options import Build
@@ -69,15 +70,15 @@ def run_command(
         Workshop([group for variants in points for group in side_by_side(variants)]) as workshop,
     ):
         console = Console(stderr=True)
-        conductor = Conductor(experiment, build or workshop, console, quiet)
+        runner = ArmRunner(experiment, build or workshop, console, quiet)
         try:
             if scenario.blocks > 1:
-                _run_blocks(points, scenario, experiment, conductor)
+                _run_blocks(points, scenario, experiment, runner)
             for variants in points if scenario.blocks == 1 else ():
                 if scenario.transport_sweep is not None:
-                    conductor.failures += _sweep_transports(variants, experiment, workshop, console, quiet)
+                    runner.failures += _sweep_transports(variants, experiment, workshop, console, quiet)
                 else:
-                    conductor.run_point(variants)
+                    runner.run_point(variants)
         except (KeyboardInterrupt, Interrupted):
             kept = f"what was measured so far is in {experiment.folder}"
             raise Interrupted(kept if experiment.folder else "nothing had been measured yet") from None
@@ -85,8 +86,8 @@ def run_command(
         try:
             show(experiment.folder)
         except UserError as error:
-            conductor.failures.append(("showing the results", error))
-    _raise_first(conductor.failures, experiment.folder)
+            runner.failures.append(("showing the results", error))
+    _raise_first(runner.failures, experiment.folder)
     return 0
 
 
@@ -96,9 +97,7 @@ def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
         yield list(group)
 
 
-def _run_blocks(
-    points: Sequence[list[Variant]], scenario: Scenario, experiment: Experiment, conductor: Conductor
-) -> None:
+def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, experiment: Experiment, runner: ArmRunner) -> None:
     """Run block after block, the machine's speed measured before each, until there are enough.
 
     A block that fails for what the user wrote ends it, since the next one would too.
@@ -110,9 +109,9 @@ def _run_blocks(
     for block, members in enumerate(blocks):
         experiment.machine_speed = measure_speed()
         for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
-            conductor.run_point(variants, [watch.listener(block, variant.label) for variant in variants])
-        conductor.say(watch.line(block))
-        if watch.is_enough or any(isinstance(error, UserError) for _, error in conductor.failures):
+            runner.run_point(variants, [watch.listener(block, variant.label) for variant in variants])
+        runner.say(watch.line(block))
+        if watch.is_enough or any(isinstance(error, UserError) for _, error in runner.failures):
             return
 
 

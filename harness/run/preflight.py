@@ -15,7 +15,7 @@ from harness.probes.nvml import list_gpus
 from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
 from harness.results.trackers.streams import check_trackers
-from harness.run.arm_runner import interleaving_of, side_by_side
+from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import Room
 from harness.run.memory.room import free_main_memory

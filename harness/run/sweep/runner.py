@@ -14,7 +14,7 @@ from rich.console import Console
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.plain_text import plain
 from harness.probes.provenance import code_state
-from harness.run.arm_runner import Conductor
+from harness.run.arm_runner import ArmRunner
 from harness.run.command import show_results
 from harness.run.factory import Workshop
 from harness.run.interrupts import signals_as_interrupts
@@ -197,20 +197,18 @@ class _Sweep:
         variants = [point.variant for point in group]
         self._starts.update(variant.name for variant in variants)
         number = 1 + min(self._variants.index(variant) for variant in variants)
-        conductor = Conductor(
+        runner = ArmRunner(
             self._experiment, self._build, self._console, self._options.quiet, f"{number}/{len(self._variants)}"
         )
         interleaving = ("step" if len(group) > 1 else "run") if len(self._variants) > 1 else None
         try:
-            conductor.run_point(variants, interleaving=interleaving)
+            runner.run_point(variants, interleaving=interleaving)
         except (HarnessError, KeyboardInterrupt):
             raise
         except Exception as error:  # a bug in one point must not cost the others
             traceback.print_exc()
-            conductor.failures += [
-                (variant.name, RunStopped(f"{type(error).__name__}: {error}")) for variant in variants
-            ]
-        self._record(variants, conductor.failures)
+            runner.failures += [(variant.name, RunStopped(f"{type(error).__name__}: {error}")) for variant in variants]
+        self._record(variants, runner.failures)
         self._say_points(variants)
 
     def _record(self, variants: Sequence[Variant], failures: Sequence[tuple[str, HarnessError]]) -> None:
