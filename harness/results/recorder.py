@@ -13,7 +13,7 @@ from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_me
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.ledger import count
 from harness.loop.replay import ReplayStats
-from harness.models.utilisation import Utilisation
+from harness.models.flops import Utilisation
 from harness.results import (
     RunFolder,
     VersionChange,

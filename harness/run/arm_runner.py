@@ -30,7 +30,7 @@ from harness.run.interleaving import (
     interleaving_of,
     order_in_block,
 )
-from harness.run.memory.outcome import memory_line, planned_bytes
+from harness.run.memory.check import memory_line, planned_bytes
 from harness.run.options import Build
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
@@ -233,7 +233,7 @@ def _schedule(arms: Sequence[Arm]) -> RoundRobinSchedule:
 
 
 def _measure_memory(sessions: Sequence[RunSession], has_gpu: bool) -> dict[str, Any]:
-    """Return what the runs side by side have held at most so far, beside what was planned; see ``memory.outcome``.
+    """Return what the runs side by side have held at most so far, beside what was planned; see ``memory.check``.
 
     Empty where main memory cannot be read.
     """

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
-from harness.models.utilisation import utilisation_of
+from harness.models.flops import utilisation_of
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.provenance import code_state, machine_facts, package_versions
@@ -22,8 +24,7 @@ from harness.results.anonymous import safe_name
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
-from harness.run.memory import memory_table
-from harness.run.memory.outcome import memory_line
+from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import Parts
 from harness.scenario import Variant, resolved_yaml
 
@@ -61,7 +62,7 @@ class RunSession:
         durable: see ``Experiment``.
 
     Attributes:
-        memory: what ``measure_memory`` returned; see ``harness.run.memory.outcome``.
+        memory: what ``measure_memory`` returned; see ``harness.run.memory.check``.
     """
 
     def __init__(
@@ -98,17 +99,18 @@ class RunSession:
             return
         self._finished = True
         if error is None:
-            self._write_end("completed", None, {})
-        elif isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted):
-            with suppress(UserError):
-                self._write_end("interrupted", None, {})
-        else:
-            diverged = isinstance(error, Diverged)
-            step = self.recorder.steps_done if not diverged or error.step is None else error.step
-            with suppress(UserError):
-                self._write_end("failed", str(error), {"diverged": {"step": step}} if diverged else {})
+            self._write_end("completed")
+            return
+        diverged = {}
+        if isinstance(error, Diverged):
+            diverged = {"diverged": {"step": self.recorder.steps_done if error.step is None else error.step}}
+        with suppress(UserError):
+            if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted):
+                self._write_end("interrupted")
+            else:
+                self._write_end("failed", str(error), diverged)
 
-    def _write_end(self, status: str, error: str | None, more: dict[str, Any]) -> None:
+    def _write_end(self, status: str, error: str | None = None, more: dict[str, Any] | None = None) -> None:
         self._streams.close()  # what they have to say goes into the log
         with suppress(RunStopped):  # what py-spy lacks was said, or is no news after another error
             self.probes.close()
@@ -121,7 +123,7 @@ class RunSession:
             self.folder.flush()
             sync_to_disk(self.folder.folder)
         outcome = self.recorder.outcome() | ({"memory": self.memory} if self.memory else {})
-        self.folder.finish(status, error, outcome | more)
+        self.folder.finish(status, error, outcome | (more or {}))
         if self._durable:
             sync_to_disk(self.folder.folder)
 
@@ -153,8 +155,8 @@ class Experiment:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether this machine has a GPU."""
-        return bool(self._machine["gpus"])
+        """Whether this machine has a GPU for a run; see ``preflight.free_memory``."""
+        return bool(self._machine["gpus"]) or torch.cuda.is_available()
 
     def _folder_called(self, name: str) -> Path:
         return self._out / safe_name(self._scenario_name) / name

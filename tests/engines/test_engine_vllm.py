@@ -19,8 +19,8 @@ from harness.models.decoder import DecoderLM
 from harness.models.public_shapes import PUBLIC_SHAPES
 from harness.models.shape import shape_of, shape_of_own
 from harness.run.actor_parts import environment_of
+from harness.run.memory.check import full_table
 from harness.run.memory.plan import CUDA_BYTES, beside_vllm, generator_amounts, make_plan
-from harness.run.memory.table import full_table
 from harness.scenario import load_scenario
 from harness.scenario.engine_sections import VllmEngineSettings
 
