@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from harness.models.activations import MAX_SCORES
 from harness.models.precision import widen
-
-MAX_SCORES = 2**24
-"""Most attention scores that the plain kernel keeps in memory for a layer (64 MiB in float32)."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_scores: int = MAX_SCORES) -> Tensor:

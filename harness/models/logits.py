@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from harness.models.activations import MAX_LOGITS
 from harness.models.scoring import score_tokens
-
-MAX_LOGITS = 2**26
-"""Most logits held at a time, tokens x vocabulary: 256 MiB of float32 for each of the copies that scoring makes."""
 
 PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")
 """Model types of transformers whose logits are the output matrix times the last hidden states, and nothing else."""
