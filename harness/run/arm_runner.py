@@ -27,7 +27,6 @@ from harness.run.interleaving import (
     RoundRobinSchedule,
     Slot,
     alternating_order,
-    interleaving_of,
     order_in_block,
 )
 from harness.run.memory.check import memory_line, planned_bytes
@@ -35,8 +34,6 @@ from harness.run.options import Build
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
 from harness.scenario import Variant
-
-AS_THE_SCENARIO_SAYS = "as the scenario says"
 
 
 class ArmRunner:
@@ -62,21 +59,19 @@ class ArmRunner:
     def run_point(
         self,
         variants: Sequence[Variant],
-        listeners: Sequence[RowListener] | None = None,
-        interleaving: str | None = AS_THE_SCENARIO_SAYS,
+        interleaving: str | None,
+        listeners: Sequence[RowListener] = (),
     ) -> None:
         """Run the arms of one point; what fails is remembered in ``failures``.
 
         Args:
             variants: the arms.
-            listeners: for each arm, what hears of its rows beside the progress; None: nobody.
             interleaving: how they take turns, by ``step`` or by ``run``, or None for a single run.
+            listeners: for each arm, what takes its rows beside the progress; none where nobody does.
 
         Raises:
             KeyboardInterrupt, Interrupted: the user asked to stop.
         """
-        if interleaving == AS_THE_SCENARIO_SAYS:
-            interleaving = interleaving_of(variants)
         heard_by = [[listener] for listener in listeners] if listeners else [list[RowListener]() for _ in variants]
         if interleaving == "step":
             self._run_together(variants, heard_by, interleaving)

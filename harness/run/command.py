@@ -19,7 +19,6 @@ from harness.run.factory import Workshop
 from harness.run.full_gpu import told_when_gpu_is_full
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.interrupts import signals_as_interrupts
-from harness.run.machine_speed import measure_speed
 from harness.run.options import Build
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
@@ -81,7 +80,7 @@ def run_command(
                 if scenario.transport_sweep is not None:
                     runner.failures += _sweep_transports(variants, experiment, workshop, console, quiet)
                 else:
-                    runner.run_point(variants)
+                    runner.run_point(variants, interleaving_of(variants))
         except (KeyboardInterrupt, Interrupted):
             kept = f"what was measured so far is in {experiment.folder}"
             raise Interrupted(kept if experiment.folder else "nothing had been measured yet") from None
@@ -110,9 +109,10 @@ def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, experiment:
     alternated = len(blocks[0]) == 1 and interleaving_of(blocks[0][0]) == "step"
     watch = BlockWatch(labels, len(blocks), scenario.stop_at_half_width, alternated)
     for block, members in enumerate(blocks):
-        experiment.machine_speed = measure_speed()
+        experiment.measure_speed()
         for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
-            runner.run_point(variants, [watch.listener(block, variant.label) for variant in variants])
+            listeners = [watch.listener(block, variant.label) for variant in variants]
+            runner.run_point(variants, interleaving_of(variants), listeners)
         runner.say(watch.line(block))
         if watch.is_enough or any(isinstance(error, UserError) for _, error in runner.failures):
             return

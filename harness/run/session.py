@@ -24,6 +24,7 @@ from harness.results.anonymous import safe_name
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
+from harness.run.machine_speed import measure_speed
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import Parts
 from harness.scenario import Variant, resolved_yaml
@@ -140,12 +141,11 @@ class Experiment:
 
     Attributes:
         folder: the folder; None until then.
-        machine_speed: speed of the machine before the block that runs next; None without blocks.
     """
 
     def __init__(self, out: Path, scenario_name: str, name: str | None = None, durable: bool = False) -> None:
         self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
-        self.machine_speed: dict[str, float] | None = None
+        self._machine_speed: dict[str, float] | None = None
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
     @property
@@ -157,6 +157,10 @@ class Experiment:
     def has_gpu(self) -> bool:
         """Whether this machine has a GPU for a run; see ``preflight.free_memory``."""
         return bool(self._machine["gpus"]) or torch.cuda.is_available()
+
+    def measure_speed(self) -> None:
+        """Measure how fast the machine is now, before a block, for the manifests of the runs from here on."""
+        self._machine_speed = measure_speed()
 
     def _folder_called(self, name: str) -> Path:
         return self._out / safe_name(self._scenario_name) / name
@@ -182,18 +186,16 @@ class Experiment:
         Raises:
             UserError: the folder cannot be made, or a metric stream not be opened.
         """
-        scenario, parts = arm.variant.scenario, arm.parts
+        scenario, parts, profile = arm.variant.scenario, arm.parts, load_profile(arm.variant.scenario.profile)
         startup_s = arm.tracer.clock_ns() / 1e9
         folder = self.open_folder(arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters)
         try:
             streams = open_streams(scenario.trackers, folder.folder, arm.label, note=folder.log)
-        except UserError as error:
+            elsewhere, profiles = parts.sample_elsewhere(profile.sampler_hz), folder.folder / PROFILES
+            probes = RunProbes(profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere)
+        except Exception as error:
             folder.finish("failed", str(error))
             raise
-        profile = load_profile(scenario.profile)
-        elsewhere = parts.sample_elsewhere(profile.sampler_hz)
-        profiles = folder.folder / PROFILES
-        probes = RunProbes(profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere)
         gpus = self._machine["gpus"] or ()
         recorder = RunRecorder(
             folder,
@@ -244,7 +246,7 @@ class Experiment:
                 seed=variant.scenario.seed,
                 interleaving=interleaving,
                 block=variant.block,
-                machine_speed=self.machine_speed,
+                machine_speed=self._machine_speed,
                 profile=variant.scenario.profile,
                 versions=dict(self._versions),
                 machine=self._machine,

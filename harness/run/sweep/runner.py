@@ -24,7 +24,6 @@ from harness.run.arm_runner import ArmRunner
 from harness.run.command import show_results
 from harness.run.factory import Workshop
 from harness.run.interrupts import signals_as_interrupts
-from harness.run.machine_speed import measure_speed
 from harness.run.options import Build
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
@@ -180,7 +179,7 @@ class _Sweep:
             for group in groups:
                 if group[0].variant.block != block:  # before each block of which something is left
                     block = group[0].variant.block
-                    self._experiment.machine_speed = measure_speed()
+                    self._experiment.measure_speed()
                 self._run(group)
 
     def _allowance(self, point: Point) -> int:
@@ -217,7 +216,7 @@ class _Sweep:
         )
         interleaving = ("step" if len(group) > 1 else "run") if len(self._variants) > 1 else None
         try:
-            runner.run_point(variants, interleaving=interleaving)
+            runner.run_point(variants, interleaving)
         except (HarnessError, KeyboardInterrupt):
             raise
         except Exception as error:  # a bug in one point must not cost the others
