@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from harness.models.shape import Shape
 
 MAX_LOGITS = 2**26
-"""As ``models.logits.MAX_LOGITS``; a test compares the two."""
+"""Most logits held at a time, tokens x vocabulary: 256 MiB of float32 for each of the copies that scoring makes."""
 LOGIT_COPIES = 4
 """Float32 tensors the size of the logits at once: the logits, their log-softmax, its gradient, and the entropy's."""
-MAX_PLAIN_SCORES = 2**24
-"""As ``models.attention.MAX_SCORES``: above it the harness' own attention keeps no scores."""
+MAX_SCORES = 2**24
+"""Most attention scores that the plain kernel keeps in memory for a layer (64 MiB in float32); above it none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on
     packed = batch.packed_tokens * (2 * 4 * h + narrow * (2 * h + q + 4 * i))
     queries, keys = batch.response - 1, batch.prompt + batch.response - 1
     scores = batch.rows * shape.num_heads * queries * keys
-    if on_gpu or scores > MAX_PLAIN_SCORES:
+    if on_gpu or scores > MAX_SCORES:
         padded = narrow * batch.rows * (2 * q * queries + 2 * q * keys)
     else:
         padded = 4 * (batch.rows * (q * queries + 2 * k * keys) + scores)

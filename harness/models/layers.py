@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from harness.models.activations import MAX_SCORES
+
 
 def widen(x: Tensor) -> Tensor:
     """``x`` in float32, or as it is where it is float64: for norms, softmax and whatever is summed."""
@@ -60,10 +62,6 @@ class _RMSNorm(torch.autograd.Function):
         grad = grad * weight
         projection = (grad * normalized).sum(-1, keepdim=True).div_(-normalized.shape[-1])
         return grad.addcmul_(normalized, projection).mul_(inverse).to(ctx.input_dtype), grad_weight, None, None
-
-
-MAX_SCORES = 2**24
-"""Most attention scores that the plain kernel keeps in memory for a layer (64 MiB in float32)."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_scores: int = MAX_SCORES) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from harness.models.activations import MAX_LOGITS
 from harness.models.layers import widen
 
 
@@ -79,9 +80,6 @@ def _require(holds: bool, message: str) -> None:
     if not holds:
         raise ValueError(message)
 
-
-MAX_LOGITS = 2**26
-"""Most logits held at a time, tokens x vocabulary: 256 MiB of float32 for each of the copies that scoring makes."""
 
 PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")
 """Model types of transformers whose logits are the output matrix times the last hidden states, and nothing else."""

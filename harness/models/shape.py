@@ -1,19 +1,22 @@
-"""What a model's ``config.json`` says about its size: weights, keys and values, activations of one token."""
+"""The sizes of a model, from its ``config.json`` or the scenario that names it; nothing is loaded."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.models.config import ModelConfig
+from harness.models.config import PRESETS, PUBLISHED, ModelConfig
+from harness.scenario import Scenario
 
 _ATTENTION_BIAS = {"qwen2": True}
 """Model types with biases on query, key and value that their ``config.json`` does not name."""
 _HEAD_NORMS = ("qwen3",)
 """Model types with a norm on each query and key head."""
+VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
+"""Tokens of a preset's tokenizer, as ``harness.learner.warm_start.presets`` has them; importing that needs torch."""
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -127,3 +130,37 @@ def _is_own(config: Mapping[str, Any]) -> bool:
     except ValueError:
         return False
     return True
+
+
+def shape_for(scenario: Scenario) -> tuple[Shape | None, str]:
+    """Return the shape of the scenario's model, or None and why it is not known."""
+    settings: Any = scenario.model
+    if scenario.transport_sweep is not None:
+        return None, "a transport sweep trains no model"
+    if settings.type == "preset":
+        return shape_of_own(replace(PRESETS[settings.preset], vocab_size=VOCABULARY[settings.preset])), ""
+    if settings.type != "folder":
+        return None, f"model.type {settings.type} has next to no weights"
+    folder = _folder(settings.path)
+    if folder is None and settings.path in PUBLISHED:
+        return shape_of(PUBLISHED[settings.path]), ""
+    if folder is None:
+        return None, f"{settings.path} is not on this machine yet, and the plan reads its config.json"
+    shape = read_shape(folder)
+    return shape, "" if shape else f"the config.json of {settings.path} is of no family that the plan knows"
+
+
+def _folder(name: str) -> Path | None:
+    """The folder of that name, or where the hub's cache keeps a model of that name; nothing is fetched."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(found).parent if isinstance(found, str) else None

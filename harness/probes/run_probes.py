@@ -81,13 +81,8 @@ class RunProbes:
         if self._clock.is_running:
             self._go()
 
-    def before_next_step(self) -> None:
-        """The next training step begins, unless another arm has its turn first."""
-        if self._pyspy is not None and self._clock.is_running:
-            self._pyspy.on_step_starts(self._next_step)
-
     def after_step(self, step: int) -> None:
-        """A training step is complete.
+        """A training step is complete, and the turn not yet passed on.
 
         Raises:
             RunStopped: py-spy recorded nothing.
@@ -97,6 +92,11 @@ class RunProbes:
         if self._pyspy is not None:
             self._pyspy.on_step(step)
         self._watch()
+
+    def before_next_step(self, step: int) -> None:
+        """The turn was passed on after this step: the next one begins now, unless another arm has its turn first."""
+        if self._clock.is_running:
+            self._next_step_starts()
 
     def drain(self) -> list[CounterRow]:
         """See ``recorder.Probes``."""
@@ -148,9 +148,13 @@ class RunProbes:
         self._order_elsewhere("go")
         self._session.go()
         try:
-            self.before_next_step()
+            self._next_step_starts()
         except RunStopped as error:  # the turn was passed on by another arm, whose fault it is not
             self._failure = error
+
+    def _next_step_starts(self) -> None:
+        if self._pyspy is not None:
+            self._pyspy.on_step_starts(self._next_step)
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

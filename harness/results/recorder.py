@@ -13,7 +13,7 @@ from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_me
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
 from harness.loop.replay import ReplayStats
-from harness.models.utilisation import Utilisation
+from harness.models.flops import Utilisation
 from harness.results import (
     RunFolder,
     VersionChange,
@@ -36,6 +36,9 @@ from harness.results.step_metrics import (
 )
 
 Row = dict[str, Any]
+RowListener = Callable[[Row, float], None]
+"""Takes a row and, for a step, its seconds without evaluation."""
+StepListener = Callable[[int], None]
 NO_VERSION = -1
 LEDGER_COLUMNS = ("generated", "failed", "dropped", "trained", "trained_again", "unused")
 
@@ -52,9 +55,6 @@ class Probes(Protocol):
     def step_metrics(self) -> Metrics:
         """Return the probes' own figures since the last call."""
 
-    def close(self) -> None:
-        """End the probes; what came in last can still be drained. Closing twice does no harm."""
-
 
 class NoProbes:
     """The probes of a run that has none."""
@@ -68,8 +68,6 @@ class NoProbes:
     def step_metrics(self) -> Metrics:
         return {}
 
-    def close(self) -> None: ...
-
 
 class RunRecorder:
     """The observer of one run: writes its spans, steps, evaluations, examples and log.
@@ -80,31 +78,31 @@ class RunRecorder:
         folder: where the rows go.
         tracer: whose spans are drained at each row.
         synchronous: whether evaluation and training take turns; only then is evaluation taken out of a step's seconds.
-        on_row: called with each step or evaluation row and, for a step, its seconds without evaluation.
         profiled: training steps in which a profiler runs.
         probes: what runs beside the run; None where nothing does.
         utilisation: of the Learner's GPU.
-
-    Attributes:
-        on_step_done: called last when a training step is complete: passes the turn to the next arm.
+        row_listeners: called in order with each step or evaluation row that is on disk.
+        step_listeners: called in order with the number of each complete training step, after everything else: they may
+            pass the turn to another arm.
     """
 
     def __init__(
         self,
         folder: RunFolder,
         tracer: RecordingTracer,
+        *,
         synchronous: bool = True,
-        on_row: Callable[[Row, float], None] = lambda row, train_s: None,
         profiled: frozenset[int] = frozenset(),
         probes: Probes | None = None,
         utilisation: Utilisation | None = None,
+        row_listeners: Sequence[RowListener] = (),
+        step_listeners: Sequence[StepListener] = (),
     ) -> None:
-        self.folder, self._tracer, self._synchronous = folder, tracer, synchronous
-        self._on_row, self._profiled = on_row, profiled
-        self.probes: Probes = probes or NoProbes()
+        self.folder, self._tracer, self._synchronous, self._profiled = folder, tracer, synchronous, profiled
+        self._probes: Probes = probes or NoProbes()
         self._utilisation = utilisation or Utilisation()
+        self._row_listeners, self._step_listeners = tuple(row_listeners), tuple(step_listeners)
         self._plain_seconds: dict[int, float] = {}  # of steps without evaluation and profiler
-        self.on_step_done: Callable[[int], None] = lambda step: None
         self._loop_start_ns = self._row_start_ns = 0
         self._lanes: tuple[str, ...] = ()
         self._versions: dict[str, int] = {}
@@ -180,9 +178,10 @@ class RunRecorder:
             self.folder.append_groups([batch_row(facts.step, facts.groups)])
         self.folder.flush()
         self.steps_done += 1
-        self._on_row(row, train_s)
+        self._tell(row, train_s)
         self._idle_since(window[1], facts.step)
-        self.on_step_done(facts.step)
+        for listener in self._step_listeners:
+            listener(facts.step)
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
         """See ``Observer``."""
@@ -196,14 +195,18 @@ class RunRecorder:
         self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
         self.folder.flush()
         self.evaluations.append((version, scored.metrics))
-        self._on_row(row, 0.0)
+        self._tell(row, 0.0)
 
     def drain_probes(self) -> Metrics:
         """Write the counters that have come in; return what the probes cost, and what GPUs took for stages."""
-        self.folder.append_counters(self.probes.drain())
-        for note in self.probes.drain_notes():
+        self.folder.append_counters(self._probes.drain())
+        for note in self._probes.drain_notes():
             self.folder.log(note)
-        return dict(self.probes.step_metrics())
+        return dict(self._probes.step_metrics())
+
+    def _tell(self, row: Row, train_s: float) -> None:
+        for listener in self._row_listeners:
+            listener(row, train_s)
 
     def _log_failure(self, scored: ScoredBatch) -> None:
         if scored.failure is not None:

@@ -160,7 +160,7 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
 def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.vllm import vllm_engine
     from harness.engines.vllm_memory import ALONE
-    from harness.models.scenario_shape import shape_for
+    from harness.models.shape import shape_for
     from harness.run.memory.plan import beside_vllm
 
     assert policy.model is not None

@@ -9,18 +9,21 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.compare.stats import PairedBlock, enough, judge_step
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.core.trace import Stage
+from harness.results.recorder import Row, RowListener
 from harness.results.writer import PICTURES, REPORT
-from harness.run.arm_runner import Conductor, interleaving_of, side_by_side
-from harness.run.block_watch import BlockWatch
+from harness.run.arm_runner import ArmRunner
 from harness.run.factory import Workshop
 from harness.run.full_gpu import told_when_gpu_is_full
+from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.interrupts import signals_as_interrupts
-from harness.run.machine_speed import measure_speed
 from harness.run.options import Build
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
+from harness.scenario.axes import FEWEST_BLOCKS
 
 
 def show_results(folder: Path) -> None:
@@ -69,15 +72,15 @@ def run_command(
         Workshop([group for variants in points for group in side_by_side(variants)]) as workshop,
     ):
         console = Console(stderr=True)
-        conductor = Conductor(experiment, build or workshop, console, quiet)
+        runner = ArmRunner(experiment, build or workshop, console, quiet)
         try:
             if scenario.blocks > 1:
-                _run_blocks(points, scenario, experiment, conductor)
+                _run_blocks(points, scenario, experiment, runner)
             for variants in points if scenario.blocks == 1 else ():
                 if scenario.transport_sweep is not None:
-                    conductor.failures += _sweep_transports(variants, experiment, workshop, console, quiet)
+                    runner.failures += _sweep_transports(variants, experiment, workshop, console, quiet)
                 else:
-                    conductor.run_point(variants)
+                    runner.run_point(variants, interleaving_of(variants))
         except (KeyboardInterrupt, Interrupted):
             kept = f"what was measured so far is in {experiment.folder}"
             raise Interrupted(kept if experiment.folder else "nothing had been measured yet") from None
@@ -85,8 +88,8 @@ def run_command(
         try:
             show(experiment.folder)
         except UserError as error:
-            conductor.failures.append(("showing the results", error))
-    _raise_first(conductor.failures, experiment.folder)
+            runner.failures.append(("showing the results", error))
+    _raise_first(runner.failures, experiment.folder)
     return 0
 
 
@@ -96,9 +99,7 @@ def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
         yield list(group)
 
 
-def _run_blocks(
-    points: Sequence[list[Variant]], scenario: Scenario, experiment: Experiment, conductor: Conductor
-) -> None:
+def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, experiment: Experiment, runner: ArmRunner) -> None:
     """Run block after block, the machine's speed measured before each, until there are enough.
 
     A block that fails for what the user wrote ends it, since the next one would too.
@@ -108,11 +109,12 @@ def _run_blocks(
     alternated = len(blocks[0]) == 1 and interleaving_of(blocks[0][0]) == "step"
     watch = BlockWatch(labels, len(blocks), scenario.stop_at_half_width, alternated)
     for block, members in enumerate(blocks):
-        experiment.machine_speed = measure_speed()
+        experiment.measure_speed()
         for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
-            conductor.run_point(variants, [watch.listener(block, variant.label) for variant in variants])
-        conductor.say(watch.line(block))
-        if watch.is_enough or any(isinstance(error, UserError) for _, error in conductor.failures):
+            listeners = [watch.listener(block, variant.label) for variant in variants]
+            runner.run_point(variants, interleaving_of(variants), listeners)
+        runner.say(watch.line(block))
+        if watch.is_enough or any(isinstance(error, UserError) for _, error in runner.failures):
             return
 
 
@@ -142,3 +144,62 @@ def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | No
     if isinstance(error, UserError):
         raise UserError(f"{label} failed{others}: {error.what}", error.where, error.fix) from error
     raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}") from error
+
+
+class BlockWatch:
+    """Keeps the step times of each arm and block, and sets every arm against the first one.
+
+    Args:
+        arms: names, the baseline first.
+        blocks: how many are made at most.
+        stop_at: no more are made once the 95% interval of every ratio is within this of its middle; None makes all.
+        alternated: whether arms take turns by step, so that step i of two arms are neighbours in time.
+    """
+
+    def __init__(self, arms: Sequence[str], blocks: int, stop_at: float | None, alternated: bool) -> None:
+        self._arms, self._blocks, self._stop_at, self._alternated = list(arms), blocks, stop_at, alternated
+        self._seconds: dict[tuple[int, str], dict[int, float]] = {}
+
+    def listener(self, block: int, arm: str) -> RowListener:
+        """Return what hears of each row of an arm's run in a block."""
+        seconds = self._seconds.setdefault((block, arm), {})
+
+        def keep(row: Row, train_s: float) -> None:
+            left_out = row.get("warmup") or row.get("profiled") or row.get("stages_s", {}).get(Stage.EVALUATE.value)
+            if row["kind"] == "step" and not left_out:
+                seconds[row["step"]] = row["wall_s"]
+
+        return keep
+
+    def paired(self, arm: str) -> list[PairedBlock]:
+        """Return the blocks in which both this arm and the first one have steps to compare."""
+        numbers = sorted({block for block, _ in self._seconds})
+        pairs = [
+            PairedBlock.from_steps(
+                self._seconds.get((block, self._arms[0]), {}), self._seconds.get((block, arm), {}), self._alternated
+            )
+            for block in numbers
+        ]
+        return [pair for pair in pairs if pair is not None]
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether every arm's interval is as narrow as asked for."""
+        if self._stop_at is None:
+            return False
+        return all(enough(self.paired(arm), self._stop_at, FEWEST_BLOCKS, self._blocks) for arm in self._arms[1:])
+
+    def line(self, block: int) -> str:
+        """Say how the arms stand after a block."""
+        said = [self._standing(arm) for arm in self._arms[1:]]
+        return f"block {block + 1} of {self._blocks}" + (f": {'; '.join(said)}" if said else " done")
+
+    def _standing(self, arm: str) -> str:
+        pairs = self.paired(arm)
+        effect = judge_step(pairs)
+        if effect.ratio is None:
+            return f"{arm}: no step to compare with {self._arms[0]}"
+        text = f"{arm} takes {effect.ratio:.3f} times the step time of {self._arms[0]}"
+        if effect.low is None or effect.high is None:
+            return text
+        return f"{text}, 95% interval {effect.low:.3f} to {effect.high:.3f}"

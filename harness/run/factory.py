@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer
 from harness.engines.vllm_machine import check_vllm_installed
-from harness.models.scenario_shape import shape_for
+from harness.models.shape import shape_for
 from harness.probes.load import load_profile
 from harness.probes.provenance import usable_cores
 from harness.run.memory.plan import stored_weights

@@ -12,6 +12,26 @@ from collections.abc import Sequence
 
 from harness.loop import Condition
 from harness.probes.clock import PausableClock
+from harness.scenario import Scenario, Variant
+
+
+def interleaving_of(variants: Sequence[Variant]) -> str | None:
+    """Return how a point's arms take turns: as asked for, else by ``step`` where all are synchronous, else by ``run``.
+
+    None for a single arm.
+    """
+    if len(variants) == 1:
+        return None
+    asked = variants[0].scenario.interleaving
+    if asked != "auto":
+        return asked
+    return "step" if all(variant.scenario.is_synchronous for variant in variants) else "run"
+
+
+def side_by_side(variants: Sequence[Variant]) -> list[list[Scenario]]:
+    """Return the scenarios of a point's arms whose parts are alive at the same time, group by group."""
+    scenarios = [variant.scenario for variant in variants]
+    return [scenarios] if interleaving_of(variants) == "step" else [[scenario] for scenario in scenarios]
 
 
 def alternating_order(arms: int, steps: Sequence[int], seed: int) -> list[tuple[int, int]]:
@@ -40,29 +60,34 @@ def order_in_block(arms: int, block: int, seed: int) -> list[int]:
     return [arm for arm, number in order if number == block]
 
 
-class Turnstile:
-    """Lets one arm at a time through, in a given order; the clocks of the others stand still. ``start`` opens it."""
+class RoundRobinSchedule:
+    """Gives one arm at a time its turn, in a given order; the clocks of the others stand still.
+
+    Args:
+        order: arm and step of each turn.
+        clocks: of the arms.
+    """
 
     def __init__(self, order: Sequence[tuple[int, int]], clocks: Sequence[PausableClock]) -> None:
         self._order, self._clocks = deque(order), clocks
         self._started = False
-        self._bell = Condition()
+        self._turn_passed = Condition()
 
     def start(self) -> None:
-        """Let the first arm through."""
+        """Let the first arm begin."""
         self._started = True
-        self._let_in()
+        self._let_next_begin()
 
-    def lane(self, arm: int) -> Turn:
-        """Return the pace of one arm."""
-        return Turn(self, arm)
+    def slot(self, arm: int) -> Slot:
+        """Return the turns of one arm."""
+        return Slot(self, arm, last=max(step for number, step in self._order if number == arm))
 
     async def acquire(self, arm: int, step: int) -> None:
         """Return when it is this arm's turn to run this step."""
-        await self._bell.until(lambda: self._started and bool(self._order) and self._order[0] == (arm, step))
+        await self._turn_passed.until(lambda: self._started and bool(self._order) and self._order[0] == (arm, step))
 
     def advance(self, arm: int, step: int) -> None:
-        """The arm has finished the step: stop its clock, start that of the next arm and let it through.
+        """The arm has finished the step: stop its clock, start that of the next arm and let it begin.
 
         Raises:
             ValueError: it was not this arm's turn.
@@ -71,30 +96,60 @@ class Turnstile:
             raise ValueError(f"arm {arm} finished step {step} out of turn; expected {self._order[0]}")
         self._clocks[arm].pause()
         self._order.popleft()
-        self._let_in()
+        self._let_next_begin()
 
     def drop(self, arm: int) -> None:
-        """Take an arm out that will not finish: the others go on without it."""
+        """Take an arm out: the others go on without it."""
         self._clocks[arm].pause()
         self._order = deque(entry for entry in self._order if entry[0] != arm)
-        self._let_in()
+        self._let_next_begin()
 
-    def _let_in(self) -> None:
+    def _let_next_begin(self) -> None:
         if self._order and self._started:
             self._clocks[self._order[0][0]].resume()
-        self._bell.notify()
+        self._turn_passed.notify()
 
 
-class Turn:
-    """The pace of one arm behind a turnstile."""
+class Slot:
+    """The turns of one arm in a schedule; the loop's ``Throttle``."""
 
-    def __init__(self, turnstile: Turnstile, arm: int) -> None:
-        self._turnstile, self._arm = turnstile, arm
+    def __init__(self, schedule: RoundRobinSchedule, arm: int, last: int) -> None:
+        self._schedule, self._arm, self._last = schedule, arm, last
 
     async def acquire(self, step: int) -> None:
         """See ``Throttle``."""
-        await self._turnstile.acquire(self._arm, step)
+        await self._schedule.acquire(self._arm, step)
 
     def finished(self, step: int) -> None:
-        """Pass the turn on."""
-        self._turnstile.advance(self._arm, step)
+        """Pass the turn on. That of the last step ends with ``leave``, when the run is saved, at nobody else's cost."""
+        if step < self._last:
+            self._schedule.advance(self._arm, step)
+
+    def leave(self) -> None:
+        """The arm has finished its run, or will not."""
+        self._schedule.drop(self._arm)
+
+
+class Alone:
+    """The schedule and the slot of an arm that has the machine to itself: it never waits."""
+
+    def __init__(self, clock: PausableClock) -> None:
+        self._clock = clock
+
+    def start(self) -> None:
+        """Let the arm's time run."""
+        self._clock.resume()
+
+    def slot(self, arm: int) -> Alone:
+        """Return the turns of the arm."""
+        return self
+
+    async def acquire(self, step: int) -> None:
+        """See ``Throttle``."""
+
+    def finished(self, step: int) -> None:
+        """Go on."""
+
+    def leave(self) -> None:
+        """Stop the arm's time."""
+        self._clock.pause()

@@ -1,4 +1,4 @@
-"""The books of a command's runs: where their folders are, how they begin, and what they say about how they ended."""
+"""One run on its way: its folder, recorder, probes and metric streams, and what its manifest says of how it ended."""
 
 from __future__ import annotations
 
@@ -6,80 +6,118 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
-from harness.models.utilisation import utilisation_of
+from harness.models.flops import utilisation_of
+from harness.probes.clock import PausableClock
+from harness.probes.load import load_profile
 from harness.probes.provenance import code_state, machine_facts, package_versions
+from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import safe_name
-from harness.results.recorder import Row, RunRecorder
-from harness.results.trackers.streams import Streams
-from harness.results.writer import begin_experiment, timestamp, utc_now
-from harness.run.memory import memory_table
-from harness.run.memory.outcome import memory_line
+from harness.results.recorder import RowListener, RunRecorder, StepListener
+from harness.results.trackers.streams import Streams, open_streams
+from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
+from harness.run.machine_speed import measure_speed
+from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import Parts
 from harness.scenario import Variant, resolved_yaml
 
 
-class Books:
-    """One run's folder, recorder and metric streams, closed exactly once.
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What a run needs before it has a folder: its clock stands still while another arm has its turn."""
+
+    variant: Variant
+    clock: PausableClock
+    tracer: RecordingTracer
+    parts: Parts
+
+    @property
+    def label(self) -> str:
+        """Name to show."""
+        return run_label(self.variant)
+
+
+def run_label(variant: Variant) -> str:
+    """Return what a run is called beside the others of its command."""
+    return variant.name or variant.scenario.name
+
+
+class RunSession:
+    """One run with a folder, finished exactly once.
 
     Args:
+        arm: what is run.
+        folder: where it is recorded.
+        recorder: writes its rows.
+        probes: what runs beside it.
+        streams: its metrics for other programs.
+        measure_memory: called once at the end: returns what the run held at most, for the manifest.
         durable: see ``Experiment``.
 
     Attributes:
-        streams: metrics for other programs; none until they are opened.
-        measure_memory: called once at the end: returns what the run held at most, for the manifest.
-        memory: what it returned; see ``harness.run.memory.outcome``.
+        memory: what ``measure_memory`` returned; see ``harness.run.memory.check``.
     """
 
-    def __init__(self, folder: RunFolder, recorder: RunRecorder, durable: bool = False) -> None:
-        self.folder, self.recorder, self._durable = folder, recorder, durable
-        self.streams = Streams({}, folder.log)
-        self.measure_memory: Callable[[], dict[str, Any]] = dict
+    def __init__(
+        self,
+        arm: Arm,
+        *,
+        folder: RunFolder,
+        recorder: RunRecorder,
+        probes: RunProbes,
+        streams: Streams,
+        measure_memory: Callable[[], dict[str, Any]] = dict,
+        durable: bool = False,
+    ) -> None:
+        self.arm, self.folder, self.recorder, self.probes, self._streams = arm, folder, recorder, probes, streams
+        self._measure_memory, self._durable = measure_memory, durable
         self.memory: dict[str, Any] = {}
-        self._closed = False
+        self._finished = False
 
     def log_lines(self, lines: Sequence[str]) -> None:
         """Add lines to the run's log."""
         for line in lines:
             self.folder.log(line)
 
-    def complete(self) -> None:
-        """The run has made all its steps, and its recorder knows."""
-        self._close("completed", None)
+    def finish(self, error: BaseException | None = None) -> None:
+        """Write how the run ended. What was flushed before stays readable; a second call does nothing.
 
-    def close_after(self, error: BaseException) -> None:
-        """The run ended by this error; what was flushed stays readable. Nothing happens if it was closed before.
+        Args:
+            error: what ended it, which a disk that is full as well does not hide; None where it made all its steps.
 
-        A disk that is full as well does not hide the error.
+        Raises:
+            UserError: the folder cannot be written, where there was no other error.
         """
-        if self._closed:
+        if self._finished:
             return
-        interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted)
+        self._finished = True
+        if error is None:
+            self._write_end("completed")
+            return
+        diverged = {}
+        if isinstance(error, Diverged):
+            diverged = {"diverged": {"step": self.recorder.steps_done if error.step is None else error.step}}
         with suppress(UserError):
-            if interrupted:
-                self._close("interrupted", None)
+            if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted):
+                self._write_end("interrupted")
             else:
-                self._close("failed", str(error), self._divergence(error))
+                self._write_end("failed", str(error), diverged)
 
-    def _divergence(self, error: BaseException) -> dict[str, Any]:
-        """What the outcome says of a run that diverged: the training step."""
-        if not isinstance(error, Diverged):
-            return {}
-        return {"diverged": {"step": self.recorder.steps_done if error.step is None else error.step}}
-
-    def _close(self, status: str, error: str | None, more: dict[str, Any] | None = None) -> None:
-        self._closed = True
-        self.streams.close()  # what they have to say goes into the log
+    def _write_end(self, status: str, error: str | None = None, more: dict[str, Any] | None = None) -> None:
+        self._streams.close()  # what they have to say goes into the log
         with suppress(RunStopped):  # what py-spy lacks was said, or is no news after another error
-            self.recorder.probes.close()
+            self.probes.close()
         self.recorder.write_spans()
         self.recorder.drain_probes()
-        self.memory = self.measure_memory()
+        self.memory = self._measure_memory()
         if self.memory:
             self.folder.log(memory_line(self.memory))
         if self._durable:
@@ -103,12 +141,11 @@ class Experiment:
 
     Attributes:
         folder: the folder; None until then.
-        machine_speed: speed of the machine before the block that runs next; None without blocks.
     """
 
     def __init__(self, out: Path, scenario_name: str, name: str | None = None, durable: bool = False) -> None:
         self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
-        self.machine_speed: dict[str, float] | None = None
+        self._machine_speed: dict[str, float] | None = None
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
     @property
@@ -118,34 +155,69 @@ class Experiment:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether this machine has a GPU."""
-        return bool(self._machine["gpus"])
+        """Whether this machine has a GPU for a run; see ``preflight.free_memory``."""
+        return bool(self._machine["gpus"]) or torch.cuda.is_available()
+
+    def measure_speed(self) -> None:
+        """Measure how fast the machine is now, before a block, for the manifests of the runs from here on."""
+        self._machine_speed = measure_speed()
 
     def _folder_called(self, name: str) -> Path:
         return self._out / safe_name(self._scenario_name) / name
 
-    def open_books(
+    def open_run(
         self,
-        variant: Variant,
-        tracer: RecordingTracer,
-        parts: Parts,
-        interleaving: str | None,
-        on_row: Callable[[Row, float], None],
-        profiled: frozenset[int] = frozenset(),
-    ) -> Books:
-        """Make a run's folder with its manifest and resolved scenario.
+        arm: Arm,
+        *,
+        interleaving: str | None = None,
+        row_listeners: Sequence[RowListener] = (),
+        pass_turn: StepListener = lambda step: None,
+        measure_memory: Callable[[], dict[str, Any]] = dict,
+    ) -> RunSession:
+        """Make a run's folder with its manifest and resolved scenario, and what records the run there.
+
+        Args:
+            arm: the run.
+            interleaving: see ``Manifest``.
+            row_listeners: hear of each row, before the metric streams do.
+            pass_turn: called when a training step is complete, recorded and seen by the probes.
+            measure_memory: see ``RunSession``.
 
         Raises:
-            UserError: the folder cannot be made.
+            UserError: the folder cannot be made, or a metric stream not be opened.
         """
-        startup_s = tracer.clock_ns() / 1e9
-        folder = self.open_folder(variant, startup_s, interleaving, parts.threads, parts.num_parameters)
+        scenario, parts, profile = arm.variant.scenario, arm.parts, load_profile(arm.variant.scenario.profile)
+        startup_s = arm.tracer.clock_ns() / 1e9
+        folder = self.open_folder(arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters)
+        try:
+            streams = open_streams(scenario.trackers, folder.folder, arm.label, note=folder.log)
+            elsewhere, profiles = parts.sample_elsewhere(profile.sampler_hz), folder.folder / PROFILES
+            probes = RunProbes(profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere)
+        except Exception as error:
+            folder.finish("failed", str(error))
+            raise
         gpus = self._machine["gpus"] or ()
-        utilisation = utilisation_of(variant.scenario, gpus if parts.learner_on_gpu else ())
-        recorder = RunRecorder(folder, tracer, parts.plan.is_synchronous, on_row, profiled, utilisation=utilisation)
-        books = Books(folder, recorder, self._durable)
-        books.log_lines(memory_table(variant.scenario, self.has_gpu))
-        return books
+        recorder = RunRecorder(
+            folder,
+            arm.tracer,
+            synchronous=parts.plan.is_synchronous,
+            profiled=profile.touched_steps(scenario.max_lag),
+            probes=probes,
+            utilisation=utilisation_of(scenario, gpus if parts.learner_on_gpu else ()),
+            row_listeners=[*row_listeners, lambda row, train_s: streams.on_row(row)],
+            step_listeners=[probes.after_step, pass_turn, probes.before_next_step],
+        )
+        session = RunSession(
+            arm,
+            folder=folder,
+            recorder=recorder,
+            probes=probes,
+            streams=streams,
+            measure_memory=measure_memory,
+            durable=self._durable,
+        )
+        session.log_lines(memory_table(scenario, self.has_gpu))
+        return session
 
     def open_folder(
         self,
@@ -174,7 +246,7 @@ class Experiment:
                 seed=variant.scenario.seed,
                 interleaving=interleaving,
                 block=variant.block,
-                machine_speed=self.machine_speed,
+                machine_speed=self._machine_speed,
                 profile=variant.scenario.profile,
                 versions=dict(self._versions),
                 machine=self._machine,

@@ -112,7 +112,7 @@ def _simulate(
 ) -> RunRecorder:
     async def main(tracer: RecordingTracer) -> RunRecorder:
         world = build_world(scenario, machine, tracer, draw=draw, allow=allow)
-        recorder = RunRecorder(folder, tracer, world.plan.is_synchronous, on_row=world.on_row)
+        recorder = RunRecorder(folder, tracer, synchronous=world.plan.is_synchronous, row_listeners=[world.on_row])
         recorder.loop_starts(world.lanes)
         await world.run(WithoutRewards(recorder))
         recorder.loop_ends()

@@ -8,8 +8,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from harness.core.types import RolloutGroup
-from harness.models.scenario_shape import shape_for
-from harness.models.shape import Shape
+from harness.models.shape import Shape, shape_for
 from harness.scenario import Scenario
 from harness.simulate.terms import (
     BFLOAT16_BYTES,

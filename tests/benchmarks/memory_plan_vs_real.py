@@ -92,7 +92,7 @@ def run_here(order: dict[str, Any]) -> int:
     """Carry a case out in this process and print the plan's peak and the real one, in bytes."""
     import yaml
 
-    from harness.models.scenario_shape import shape_for
+    from harness.models.shape import shape_for
     from harness.run.command import run_command
     from harness.run.memory.plan import make_plan
     from harness.scenario import load_scenario

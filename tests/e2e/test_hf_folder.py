@@ -14,7 +14,7 @@ from harness.models.storage import load_policy
 from harness.results import Run, find_runs
 from harness.run.command import run_command
 from harness.run.memory.check import check_memory
-from harness.run.memory.fit import Room
+from harness.run.memory.fit import FreeMemory
 from harness.scenario import Scenario, load_scenario
 
 REWARDS = """
@@ -124,7 +124,7 @@ def test_bfloat16_weights_train(tiny_folder: Path, tmp_path: Path, monkeypatch: 
 def test_its_memory_is_planned_before_it_is_loaded(
     wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = check_memory([scenario(wide_folder, tmp_path, monkeypatch)], Room(64 * 2**30))
+    line = check_memory([scenario(wide_folder, tmp_path, monkeypatch)], FreeMemory(64 * 2**30))
     assert "optimizer 0.70 GiB" in line  # 2 x 4 x 94,383,616 bytes
 
 

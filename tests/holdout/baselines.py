@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from harness.core.trace import Stage
-from harness.models.scenario_shape import shape_for
+from harness.models.shape import shape_for
 from harness.results import Run
 from harness.scenario import Scenario
 from harness.simulate.forecast import StepWatch

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from harness.models import layers, scoring
 from harness.models.activations import (
     LOGIT_COPIES,
     MAX_LOGITS,
-    MAX_PLAIN_SCORES,
+    MAX_SCORES,
     Batch,
     cast_bytes,
     kept_bytes,
@@ -135,15 +134,11 @@ def test_autocast_keeps_a_narrow_copy_of_the_weights() -> None:
     assert cast_bytes(shape(QWEN), autocast=False) == 0
 
 
-def test_bounds_are_those_of_the_code_that_runs() -> None:
-    assert (MAX_LOGITS, MAX_PLAIN_SCORES) == (scoring.MAX_LOGITS, layers.MAX_SCORES)
-
-
 def test_own_attention_beyond_its_bound_keeps_no_scores() -> None:
     small = shape_of_own(PRESETS["small"])
     below, above = Batch(1, 1, 1, 1449), Batch(1, 1, 1, 1450)  # 8 heads x 1448 x 1449 = 16,785,216 > 2^24 = 16,777,216
     scores = [8 * (batch.response - 1) * batch.response for batch in (Batch(1, 1, 1, 1448), below)]
-    assert scores[0] <= MAX_PLAIN_SCORES < scores[1]
+    assert scores[0] <= MAX_SCORES < scores[1]
     fused = layer_bytes(small, above, 4, False)
     plain = layer_bytes(small, Batch(1, 1, 1, 1448), 4, False)
     assert plain - fused > 50e6  # 67 MB of probabilities

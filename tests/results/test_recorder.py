@@ -24,7 +24,7 @@ from harness.results.step_metrics import (
     trained_lags,
     warmup_figures,
 )
-from harness.results.writer import MANIFEST
+from harness.results.writer import MANIFEST, STEPS
 
 MB = 1_000_000
 ITEM = WorkItem(Purpose.TRAIN, 3, 0, (0, 1), 2, 0)
@@ -191,6 +191,36 @@ def test_lengths_and_rewards_of_every_shard_and_evaluation_are_kept(recorder: Ru
         ),
         ShardRow("train", 3, 1, (0,), (7,), ((3, 3),), ((4, 6),), ((0.0, 1.0),), 1),
         ShardRow("evaluate", 4, 0, (0,), (None,), ((4, 4),), ((9,),), ((1.0,),), 0),
+    ]
+
+
+def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_order(
+    tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber
+) -> None:
+    story: list[tuple[str, object]] = []
+    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
+
+        def on_row(row: dict[str, Any], train_s: float) -> None:
+            _, *written = [json.loads(line)["kind"] for line in (folder.folder / STEPS).read_text().splitlines()]
+            story.append(("row", (row["kind"], train_s, written)))
+
+        recorder = RunRecorder(
+            folder,
+            tracer,
+            row_listeners=[on_row, lambda row, train_s: story.append(("second", row["kind"]))],
+            step_listeners=[lambda step: story.append(("first", step)), lambda step: story.append(("last", step))],
+        )
+        recorder.loop_starts(["learner"])
+        clock.set(2.0)
+        recorder.on_step(FACTS)
+        recorder.on_evaluation(4, replace(SCORED, item=replace(ITEM, purpose=Purpose.EVALUATE)))
+    assert story == [
+        ("row", ("step", 2.0, ["step"])),
+        ("second", "step"),
+        ("first", 3),
+        ("last", 3),
+        ("row", ("evaluation", 0.0, ["step", "evaluation"])),
+        ("second", "evaluation"),
     ]
 
 

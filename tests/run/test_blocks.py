@@ -2,9 +2,7 @@
 
 from math import exp, sqrt
 
-from harness.compare.stats.verdicts import FEWEST_TO_STOP
-from harness.run.block_watch import BlockWatch
-from harness.scenario.axes import FEWEST_BLOCKS
+from harness.run.command import BlockWatch
 
 
 def feed(watch: BlockWatch, block: int, arm: str, seconds: list[float], **flags: object) -> None:
@@ -62,10 +60,6 @@ def test_it_is_enough_when_every_interval_is_narrow_and_never_below_ten_blocks()
         feed(wide, block, "a", [1.0])
         feed(wide, block, "b", [1.0 + 0.2 * (block % 2)])
     assert not wide.is_enough
-
-
-def test_the_scenario_asks_for_as_many_blocks_as_the_rule() -> None:
-    assert FEWEST_BLOCKS == FEWEST_TO_STOP
 
 
 def test_without_a_width_all_blocks_are_made() -> None:

@@ -150,12 +150,9 @@ def test_numbers_to_lower_are_those_of_the_part_that_was_full(
 ) -> None:
     halves = "placement: {generator: {gpus: 0.5}, learner: {gpus: 0.5}}\n"
     asked = scenario(tmp_path, "steps: 2\nevaluation: {prompts: 64}\ntransport: {type: nixl}\n" + halves)
-    run = asked, shape_of_own(PRESETS["small"])
+    run = make_plan(asked, shape_of_own(PRESETS["small"]), has_gpu=True)
     assert first_changes(run, part) == expected
     for change in expected:
         (after,) = changed([run], [change])
-        now, then = (
-            sum(process.peak for process in make_plan(*each, has_gpu=True).processes if process.name == part)
-            for each in (run, after)
-        )
+        now, then = (sum(process.peak for process in each.processes if process.name == part) for each in (run, after))
         assert then < now

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
-from harness.run.memory.fit import Room
+from harness.run.memory.fit import FreeMemory
 from harness.run.options import check_gpu_is_found
 from harness.run.preflight import check_before_start
 from harness.scenario import Scenario, expand, load_scenario
@@ -16,7 +16,7 @@ from tests.stand_ins.fake_nvml import DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, Fak
 
 H200 = FakeDevice("GPU-a", "NVIDIA H200")
 OLD = FakeNvml([H200], driver="535.104.05", cuda=12020)
-ROOM = Room(64 * 2**30, (64 * 2**30,))
+FREE = FreeMemory(64 * 2**30, (64 * 2**30,))
 
 
 def scenario(tmp_path: Path, text: str = "") -> Scenario:
@@ -94,8 +94,8 @@ def test_torch_is_asked_only_where_the_driver_lists_a_gpu(tmp_path: Path) -> Non
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch finds a GPU here")
 def test_a_run_is_refused_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="PyTorch finds no GPU"):
-        check_before_start([expand(scenario(tmp_path))], room=ROOM, nvml=OLD)
-    check_before_start([expand(scenario(tmp_path, "placement: {device: cpu}\n"))], room=ROOM, nvml=OLD)
+        check_before_start([expand(scenario(tmp_path))], free=FREE, nvml=OLD)
+    check_before_start([expand(scenario(tmp_path, "placement: {device: cpu}\n"))], free=FREE, nvml=OLD)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,6 @@ def test_a_run_is_refused_before_it_starts(tmp_path: Path) -> None:
 )
 def test_nsight_traces_cuda_in_one_process_that_computes_on_a_gpu(tmp_path: Path, text: str, traced: bool) -> None:
     with pytest.raises(UserError) as refused:
-        check_before_start([expand(scenario(tmp_path, text + "profile: nsight\n"))], room=ROOM)
+        check_before_start([expand(scenario(tmp_path, text + "profile: nsight\n"))], free=FREE)
     (trace,) = [word for word in (refused.value.fix or "").split() if word.startswith("--trace=")]
     assert ("cuda" in trace) is traced

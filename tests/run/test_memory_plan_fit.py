@@ -1,4 +1,4 @@
-"""Whether runs fit, and what is said where they do not."""
+"""Whether plans fit, and what is said where they do not."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from harness.models.config import PUBLIC_SHAPES
 from harness.models.shape import Shape, shape_of
 from harness.run.memory.check import check_memory, memory_table
 from harness.run.memory.fit import (
-    Room,
+    FreeMemory,
     Shortage,
     amounts_by_name,
     changed,
+    free_main_memory,
     gib,
     require_fit,
-    shortage,
+    shortages,
     smallest_changes,
 )
-from harness.run.memory.plan import CUDA_BYTES, PROCESS_BYTES, make_plan, stored_weights
-from harness.run.memory.room import free_main_memory, object_store_bytes
+from harness.run.memory.plan import CUDA_BYTES, PROCESS_BYTES, make_plan, object_store_bytes, stored_weights
 from harness.scenario import Scenario, load_scenario
 
 GIB = 2**30
@@ -109,36 +109,36 @@ def test_actors_have_a_process_each(tmp_path: Path) -> None:
 
 def test_what_is_advised_fits_and_is_the_least_that_does(tmp_path: Path) -> None:
     text = LONG.replace("folder,", "folder, gradient_checkpointing: true,")
-    runs, room = [(scenario(tmp_path, text), qwen())], Room(48 * GIB)
-    assert shortage(runs, room) is not None
-    (change,) = smallest_changes(runs, room) or []
+    plans, free = [make_plan(scenario(tmp_path, text), qwen())], FreeMemory(48 * GIB)
+    assert shortages(plans, free)
+    (change,) = smallest_changes(plans, free) or []
     assert change == ("gradient_accumulation_steps", 2)
-    assert shortage(changed(runs, [change]), room) is None
+    assert not shortages(changed(plans, [change]), free)
 
 
 def test_neutral_numbers_come_before_those_that_change_the_experiment(tmp_path: Path) -> None:
-    runs = [(scenario(tmp_path, LONG), qwen())]
-    (change,) = smallest_changes(runs, Room(60 * GIB)) or []
+    plans = [make_plan(scenario(tmp_path, LONG), qwen())]
+    (change,) = smallest_changes(plans, FreeMemory(60 * GIB)) or []
     key, value = change
     assert key == "gradient_accumulation_steps"
     smaller = [steps for steps in (2, 4, 8, 16, 32, 64) if steps < value]
     for steps in smaller:
-        assert shortage(changed(runs, [(key, steps)]), Room(60 * GIB)) is not None
+        assert shortages(changed(plans, [(key, steps)]), FreeMemory(60 * GIB))
 
 
 def test_several_numbers_where_one_does_not_suffice(tmp_path: Path) -> None:
-    runs, room = [(scenario(tmp_path, LONG), qwen())], Room(18 * GIB)
-    changes = smallest_changes(runs, room)
+    plans, free = [make_plan(scenario(tmp_path, LONG), qwen())], FreeMemory(18 * GIB)
+    changes = smallest_changes(plans, free)
     assert changes is not None
     assert len(changes) > 1
     assert changes[0][0] == "gradient_accumulation_steps"
-    assert shortage(changed(runs, changes), room) is None
-    assert shortage(changed(runs, changes[:-1]), room) is not None
+    assert not shortages(changed(plans, changes), free)
+    assert shortages(changed(plans, changes[:-1]), free)
 
 
-def test_the_refusal_says_need_room_largest_part_and_what_to_write(tmp_path: Path) -> None:
+def test_the_refusal_says_need_free_largest_part_and_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
-        require_fit([(scenario(tmp_path, LONG), qwen())], Room(60 * GIB))
+        require_fit([make_plan(scenario(tmp_path, LONG), qwen())], FreeMemory(60 * GIB))
     text = str(refused.value)
     # 28 x 64 x 1071 x 204,800 bytes
     assert "60.0 GiB are free; the largest part is 366.1 GiB for activations" in text
@@ -147,7 +147,7 @@ def test_the_refusal_says_need_room_largest_part_and_what_to_write(tmp_path: Pat
 
 def test_a_model_that_nothing_makes_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no setting makes it fit: take a smaller model or a machine with more memory"):
-        require_fit([(scenario(tmp_path, LONG), qwen())], Room(4 * GIB))
+        require_fit([make_plan(scenario(tmp_path, LONG), qwen())], FreeMemory(4 * GIB))
 
 
 def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
@@ -155,27 +155,25 @@ def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
         "gradient_accumulation_steps: 16\ntransport: {type: nixl}\n"
         "placement: {device: cuda, generator: {gpus: SHARE}, learner: {gpus: SHARE}}\n"
     )
-    halves = [(scenario(tmp_path, text.replace("SHARE", "0.5")), qwen())]
-    whole = [(scenario(tmp_path, text.replace("SHARE", "1")), qwen())]
-    plan = make_plan(halves[0][0], qwen(), has_gpu=True)
+    halves = [make_plan(scenario(tmp_path, text.replace("SHARE", "0.5")), qwen(), has_gpu=True)]
+    whole = [make_plan(scenario(tmp_path, text.replace("SHARE", "1")), qwen(), has_gpu=True)]
+    (plan,) = halves
     learner, generator = plan.processes[0].peak, plan.processes[1].peak
     assert sizes(plan.processes[0])["CUDA"] == CUDA_BYTES
-    fits_each = Room(64 * GIB, (learner, generator))
-    assert shortage(whole, fits_each) is None
-    found = shortage(halves, fits_each)
-    assert found is not None
+    fits_each = FreeMemory(64 * GIB, (learner, generator))
+    assert not shortages(whole, fits_each)
+    (found,) = shortages(halves, fits_each)
     assert (found.memory, found.needed, found.present) == ("GPU 0", learner + generator, learner)
-    assert shortage(halves, Room(64 * GIB, (learner + generator,))) is None
-    lost = shortage(whole, Room(64 * GIB, (learner,)))
-    assert lost is not None
+    assert not shortages(halves, FreeMemory(64 * GIB, (learner + generator,)))
+    (lost,) = shortages(whole, FreeMemory(64 * GIB, (learner,)))
     assert (lost.memory, lost.present) == ("GPU 1", 0)
 
 
 def test_arms_side_by_side_add_up_but_for_the_libraries(tmp_path: Path) -> None:
-    one = scenario(tmp_path, "steps: 2\n")
-    need = make_plan(one, shape_for_small()).total("cpu")
-    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES)) is None
-    assert shortage([(one, shape_for_small())] * 2, Room(2 * need - PROCESS_BYTES - 1)) is not None
+    one = make_plan(scenario(tmp_path, "steps: 2\n"), shape_for_small())
+    need = one.total("cpu")
+    assert not shortages([one] * 2, FreeMemory(2 * need - PROCESS_BYTES))
+    assert shortages([one] * 2, FreeMemory(2 * need - PROCESS_BYTES - 1))
 
 
 def test_libraries_of_actors_by_hand(tmp_path: Path) -> None:
@@ -196,8 +194,7 @@ def test_parts_on_gpus_have_processes_in_main_memory_too(tmp_path: Path) -> None
 
 def test_a_learner_on_a_gpu_and_a_generator_on_a_cpu_are_planned_each_where_it_is(tmp_path: Path) -> None:
     text = LONG + "gradient_accumulation_steps: 64\ntransport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"
-    one = scenario(tmp_path, text), qwen()
-    plan = make_plan(*one, has_gpu=True)
+    plan = make_plan(scenario(tmp_path, text), qwen(), has_gpu=True)
     assert {process.name: process.device for process in plan.processes} == {
         "learner": "cuda",
         "generator": "cpu",
@@ -209,38 +206,40 @@ def test_a_learner_on_a_gpu_and_a_generator_on_a_cpu_are_planned_each_where_it_i
     assert sizes(learner)["optimizer"] == 2 * 4 * WEIGHTS
     assert sizes(generator)["engine weights"] == 2 * WEIGHTS
     main = generator.peak + sum(process.peak for process in others)
-    assert shortage([one], Room(main, (learner.peak,))) is None
-    assert shortage([one], Room(main - 1, (learner.peak,))) == Shortage("main memory", main, main - 1)
-    assert shortage([one], Room(main, (learner.peak - 1,))) == Shortage("GPU 0", learner.peak, learner.peak - 1)
+    assert shortages([plan], FreeMemory(main, (learner.peak,))) == []
+    assert shortages([plan], FreeMemory(main - 1, (learner.peak,))) == [Shortage("main memory", main, main - 1)]
+    on_gpu = Shortage("GPU 0", learner.peak, learner.peak - 1)
+    assert shortages([plan], FreeMemory(main, (learner.peak - 1,))) == [on_gpu]
+    assert shortages([plan], FreeMemory(main, (None,))) == []  # how much is free there is not known
 
 
 def test_numbers_are_lowered_for_the_memory_that_is_short(tmp_path: Path) -> None:
-    """Main memory holds the Generator alone: more microbatches would save on the GPU, where there is room."""
+    """Main memory holds the Generator alone: more microbatches would save on the GPU, where there is free."""
     text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 16\n"
-    one = scenario(tmp_path, text + "transport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"), qwen()
-    main = make_plan(*one, has_gpu=True).total("cpu")
-    changes = smallest_changes([one], Room(main - 2**20, (200 * GIB,)))
+    text += "transport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"
+    one = make_plan(scenario(tmp_path, text), qwen(), has_gpu=True)
+    main = one.total("cpu")
+    changes = smallest_changes([one], FreeMemory(main - 2**20, (200 * GIB,)))
     assert changes == [("engine.max_batch", 32)]
 
 
 def test_arms_of_one_process_share_its_first_gpu(tmp_path: Path) -> None:
-    one = scenario(tmp_path, "placement: {device: cuda}\n"), shape_for_small()
-    (run, host) = make_plan(*one, has_gpu=True).processes
-    assert shortage([one, one], Room(host.peak, (2 * run.peak,))) is None
-    found = shortage([one, one], Room(host.peak, (2 * run.peak - 1, 80 * GIB)))
-    assert found is not None
+    one = make_plan(scenario(tmp_path, "placement: {device: cuda}\n"), shape_for_small(), has_gpu=True)
+    (run, host) = one.processes
+    assert not shortages([one, one], FreeMemory(host.peak, (2 * run.peak,)))
+    (found,) = shortages([one, one], FreeMemory(host.peak, (2 * run.peak - 1, 80 * GIB)))
     assert (found.memory, found.needed) == ("GPU 0", 2 * run.peak)
 
 
 def test_arms_that_fit_one_by_one_are_told_to_run_so(tmp_path: Path) -> None:
-    one = scenario(tmp_path, "transport: {type: shared_memory}\n"), shape_for_small()
-    need = make_plan(*one).total("cpu")
+    one = make_plan(scenario(tmp_path, "transport: {type: shared_memory}\n"), shape_for_small())
+    need = one.total("cpu")
     with pytest.raises(UserError) as refused:
-        require_fit([one] * 5, Room(need))
+        require_fit([one] * 5, FreeMemory(need))
     assert "set interleaving to run" in (refused.value.fix or "")
     assert f"the largest needs about {gib(need)}" in (refused.value.fix or "")
     with pytest.raises(UserError) as refused:
-        require_fit([one] * 5, Room(GIB))
+        require_fit([one] * 5, FreeMemory(GIB))
     assert (refused.value.fix or "").startswith("no setting makes it fit")
 
 
@@ -253,7 +252,7 @@ def shape_for_small() -> Shape:
 
 def test_the_line_before_a_run(tmp_path: Path) -> None:
     text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 64\n"
-    line = check_memory([scenario(tmp_path, text)], Room(64 * GIB))
+    line = check_memory([scenario(tmp_path, text)], FreeMemory(64 * GIB))
     # optimizer 8 x 1,543,714,304 = 12,349,714,432 bytes, policy and gradients half of that
     assert line.startswith("memory plan: about ")
     assert line.endswith("of 64.0 GiB free (largest: optimizer 11.5 GiB, policy 5.8 GiB, gradients 5.8 GiB)")
@@ -271,13 +270,13 @@ def test_the_line_before_a_run(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_planned_is_said_and_let_through(tmp_path: Path, text: str, reason: str) -> None:
-    assert check_memory([scenario(tmp_path, text)], Room(1)) == f"memory plan: none, {reason}"
+    assert check_memory([scenario(tmp_path, text)], FreeMemory(1)) == f"memory plan: none, {reason}"
 
 
 def test_an_unknown_architecture_is_let_through(tmp_path: Path) -> None:
     trial = scenario(tmp_path, LONG)
     (tmp_path / "qwen" / "config.json").write_text('{"model_type": "mamba"}')
-    assert "is of no family that the plan knows" in check_memory([trial], Room(1))
+    assert "is of no family that the plan knows" in check_memory([trial], FreeMemory(1))
 
 
 def test_the_table_names_every_amount_and_its_time(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from harness.core.trace import RecordingTracer, Stage
 from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.results import Run, find_runs
 from harness.run.command import run_command
-from harness.run.memory.check import check_memory
-from harness.run.memory.fit import Room, gib
-from harness.run.memory.outcome import memory_line, planned_bytes
+from harness.run.memory.check import check_memory, memory_line, planned_bytes
+from harness.run.memory.fit import FreeMemory, gib
 from harness.run.parts import Parts
 from harness.scenario import Scenario, expand, load_scenario
 from tests.stand_ins.simulated_parts import build_simulated_parts
@@ -72,7 +71,7 @@ def test_what_is_planned_is_what_was_told_before_the_run(tmp_path: Path) -> None
     file.write_text(ARMS)
     scenarios = [variant.scenario for variant in expand(load_scenario(file))]
     for group in (scenarios, scenarios[:1]):
-        told = check_memory(group, Room(64 * GIB))
+        told = check_memory(group, FreeMemory(64 * GIB))
         assert told.startswith(f"memory plan: about {gib(planned_bytes(group, False)['main'])} of ")
 
 

@@ -1,4 +1,4 @@
-"""The composition root on simulated parts: turns, books, and how a run ends when something goes wrong."""
+"""The composition root on simulated parts: turns, folders, and how a run ends when something goes wrong."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,11 +9,12 @@ import pytest
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
 from harness.core.types import RolloutGroup, UpdateResult
+from harness.probes.clock import PausableClock
 from harness.results import Run, find_runs
 from harness.run.builders import BUILDERS
 from harness.run.command import run_command
 from harness.run.parts import Parts
-from harness.run.session import Experiment
+from harness.run.session import Arm, Experiment
 from harness.scenario import Scenario, Variant, json_schema, load_scenario
 from harness.simulate.stages import SimulatedLearner
 from harness.transports.catalogue import TRANSPORTS
@@ -152,27 +153,27 @@ def test_an_interrupted_run_says_so_and_names_the_folder(tmp_path: Path, error: 
     assert [row.step for row in runs["k4"].steps] == [0]
 
 
+def arm_of(resolved: Scenario) -> Arm:
+    """An arm on simulated parts whose clock stands at 0."""
+    clock = PausableClock()
+    tracer = RecordingTracer(clock, clock.at)
+    return Arm(Variant(None, {}, "", resolved), clock, tracer, build_simulated_parts(resolved, tracer, lambda: False))
+
+
 def test_two_commands_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
     experiments = [Experiment(tmp_path, "trial") for _ in range(3)]
     resolved = load_scenario("quickstart")
     for experiment in experiments:
-        tracer = RecordingTracer(lambda: 0)
-        parts = build_simulated_parts(resolved, tracer, lambda: False)
-        variant = Variant(None, {}, "", resolved)
-        experiment.open_books(variant, tracer, parts, None, lambda row, train_s: None).close_after(Interrupted())
+        experiment.open_run(arm_of(resolved)).finish(Interrupted())
     assert len({experiment.folder for experiment in experiments}) == 3
     assert len(runs_by_name(tmp_path)) == 3
 
 
-def test_books_are_closed_once(tmp_path: Path) -> None:
-    resolved = load_scenario("quickstart")
-    tracer = RecordingTracer(lambda: 0)
-    parts = build_simulated_parts(resolved, tracer, lambda: False)
-    books = Experiment(tmp_path, "trial").open_books(
-        Variant(None, {}, "", resolved), tracer, parts, None, lambda row, train_s: None
-    )
-    books.close_after(RunStopped("first"))
-    books.close_after(KeyboardInterrupt())
+def test_a_run_is_finished_once(tmp_path: Path) -> None:
+    session = Experiment(tmp_path, "trial").open_run(arm_of(load_scenario("quickstart")))
+    session.finish(RunStopped("first"))
+    session.finish(KeyboardInterrupt())
+    session.finish()
     (run,) = runs_by_name(tmp_path).values()
     assert (run.manifest.status, run.manifest.error) == ("failed", "first")
 

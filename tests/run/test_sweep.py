@@ -16,10 +16,8 @@ from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.results import RunFolder, find_runs, read_manifest
 from harness.run.parts import Parts
 from harness.run.sweep import SweepOptions, run_sweep
-from harness.run.sweep.experiment import IDENTITY, changes_since_newest, find_experiment
-from harness.run.sweep.lines import what_came_of_it
-from harness.run.sweep.points import State, read_point, read_points
-from harness.run.sweep.runner import show_status, variants_of
+from harness.run.sweep.points import IDENTITY, State, changes_since_newest, find_experiment, read_point, read_points
+from harness.run.sweep.runner import show_status, variants_of, what_came_of_it
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.stages import SimulatedLearner
 from tests.stand_ins.simulated_parts import build_simulated_parts

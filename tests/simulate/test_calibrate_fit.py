@@ -18,7 +18,7 @@ import pytest
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
-from harness.models.scenario_shape import shape_for
+from harness.models.shape import shape_for
 from harness.results import Manifest, Run, RunFolder, Scrubber, find_runs, step_row, tail_row
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.calibrate.command import calibrate

@@ -369,7 +369,7 @@ def test_a_recorder_sees_the_same_run_and_writes_the_wait_for_itself(tmp_path):
 
     async def main(tracer):
         world = build_world(scenario(), machine(), tracer)
-        recorder = RunRecorder(folder, tracer, True, on_row=world.on_row)
+        recorder = RunRecorder(folder, tracer, row_listeners=[world.on_row])
         recorder.loop_starts(world.lanes)
         await world.run(recorder)
         recorder.loop_ends()

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.models.config import PUBLISHED
-from harness.models.scenario_shape import shape_for
+from harness.models.shape import shape_for
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.learners import all_reduce_s_per_gb, shares, with_learners
 from harness.simulate.machine import Device, MachineProfile, StageCost

@@ -84,7 +84,7 @@ def record(tmp_path: Path) -> Record:
             ]
             scorers = [SimulatedScorer(tracer, c["score"], fails=fails)]
             learner = SimulatedLearner(tracer, c["update"], c["publish"], epochs_per_batch=scenario.epochs_per_batch)
-            recorder = RunRecorder(folder, tracer, scenario.max_lag == 0)
+            recorder = RunRecorder(folder, tracer, synchronous=scenario.max_lag == 0)
             recorder.loop_starts([*lanes_of("generator", scenario), "scorer", "learner"])
             await run_loop(generators, scorers, learner, loop_plan(scenario, num_train, 8), tracer, recorder)
             recorder.loop_ends()

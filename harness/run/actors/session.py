@@ -23,7 +23,8 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 
 from harness.core.errors import UserError
 from harness.probes.nsight import SESSION_CONFIG
-from harness.run.memory.room import free_main_memory, object_store_bytes
+from harness.run.memory.fit import free_main_memory
+from harness.run.memory.plan import object_store_bytes
 
 PROBE_S = 5.0
 """Seconds that a cluster may take to accept a connection."""

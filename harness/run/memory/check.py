@@ -1,23 +1,27 @@
-"""The memory plan of runs that stand side by side: told, and refused where it cannot fit."""
+"""What is said of the memory of runs: a line before them, the whole table, and what they really held."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from harness.models.scenario_shape import shape_for
 from harness.results import lane_kind
-from harness.run.memory.fit import Room, first_changes, plans_of, require_fit, yaml_of
-from harness.run.memory.plan import make_plan
-from harness.run.memory.table import full_table, summary
+from harness.run.memory.fit import FreeMemory, amounts_by_name, first_changes, gib, needed_main, require_fit, yaml_of
+from harness.run.memory.plan import MemoryPlan, ProcessPlan, plan_of, plans_of
 from harness.scenario import Scenario
 
+MEMORIES = {"gpu": "GPU memory", "main": "main memory"}
+"""Where a run holds something, by its key in the manifest."""
+_PHASES = {"held": "", "sampling": "while sampling", "loading": "while weights come", "update": "while training"}
+_SHOWN = 3
 
-def check_memory(scenarios: Sequence[Scenario], room: Room) -> str:
+
+def check_memory(scenarios: Sequence[Scenario], free: FreeMemory) -> str:
     """Plan the memory of runs whose parts are alive at the same time.
 
     Args:
         scenarios: of those runs, resolved.
-        room: what the machine has left.
+        free: what the machine has left.
 
     Returns:
         A line to show and to log: what is needed of what there is, or why there is no plan.
@@ -25,18 +29,11 @@ def check_memory(scenarios: Sequence[Scenario], room: Room) -> str:
     Raises:
         UserError: they cannot fit; it says which number to lower to what.
     """
-    known = []
-    for scenario in scenarios:
-        shape, reason = shape_for(scenario)
-        if shape is None:
-            return f"memory plan: none, {reason}"
-        known.append((scenario, shape))
-    if any(scenario.placement.address != "local" for scenario in scenarios):
-        return "memory plan: none, the parts run on a cluster"
-    if not room.gpus and any(scenario.uses_gpu(has_gpu=False) for scenario in scenarios):
-        return "memory plan: none, the GPU's memory is not known"
-    require_fit(known, room)
-    return summary(plans_of(known, room), room)
+    plans, reason = plans_of(scenarios, free.has_gpu)
+    if not plans:
+        return f"memory plan: none, {reason}"
+    require_fit(plans, free)
+    return _summary(plans, free)
 
 
 def what_to_lower(scenario: Scenario, lane: str) -> str:
@@ -46,15 +43,84 @@ def what_to_lower(scenario: Scenario, lane: str) -> str:
         scenario: resolved.
         lane: on which memory ran out; ``run`` where that is not known.
     """
-    shape, _ = shape_for(scenario)
-    changes = [] if shape is None else first_changes((scenario, shape), lane_kind(lane))
+    plan, _ = plan_of(scenario, has_gpu=True)
+    changes = [] if plan is None else first_changes(plan, lane_kind(lane))
     ways = [f"set {key} to {yaml_of(value)}" for key, value in changes]
     return ", or ".join([*ways, "take a GPU with more free memory (nvidia-smi names what else is on it)"])
 
 
+def planned_bytes(scenarios: Sequence[Scenario], has_gpu: bool) -> dict[str, int]:
+    """Return what is planned for runs side by side, by memory; empty where there is no plan.
+
+    Args:
+        scenarios: of those runs, resolved.
+        has_gpu: whether this machine has a GPU.
+    """
+    plans, _ = plans_of(scenarios, has_gpu)
+    if not plans:
+        return {}
+    taken_where_free = sum(process.count * process.more for plan in plans for process in plan.processes)
+    return {"main": needed_main(plans), "gpu": sum(plan.total("cuda") for plan in plans) + taken_where_free}
+
+
+def memory_line(outcome: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return ``planned 1.4 GiB, peak 1.3 GiB (main memory, 4 processes)``, for each memory that was measured.
+
+    Args:
+        outcome: by memory: ``peak_bytes`` and ``processes``; ``planned_bytes`` where there was a plan, and
+            ``reserved_bytes`` where an allocator took more than it gave out.
+    """
+    parts = []
+    for key, name in MEMORIES.items():
+        if key not in outcome:
+            continue
+        found = outcome[key]
+        planned = f"planned {gib(found['planned_bytes'])}, " if "planned_bytes" in found else ""
+        reserved = f", {gib(found['reserved_bytes'])} reserved" if "reserved_bytes" in found else ""
+        number = "1 process" if found["processes"] == 1 else f"{found['processes']} processes"
+        parts.append(f"{planned}peak {gib(found['peak_bytes'])}{reserved} ({name}, {number})")
+    return "memory: " + "; ".join(parts)
+
+
 def memory_table(scenario: Scenario, has_gpu: bool) -> list[str]:
-    """Return the lines of the whole plan of one run, or one line that says why there is none."""
-    shape, reason = shape_for(scenario)
-    if shape is None:
-        return [f"no memory plan: {reason}"]
-    return full_table(make_plan(scenario, shape, has_gpu=has_gpu))
+    """Return a table of one run's plan: by process every purpose, its bytes and when they are held, and the peak.
+
+    Where there is no plan, one line says why.
+    """
+    plan, reason = plan_of(scenario, has_gpu)
+    return [f"no memory plan: {reason}"] if plan is None else full_table(plan)
+
+
+def full_table(plan: MemoryPlan) -> list[str]:
+    """Return the lines of a plan's table; see ``memory_table``."""
+    shape = plan.shape
+    lines = [
+        f"{shape.num_parameters:,} weights, {shape.num_layers} layers; prompts of up to {plan.prompt_tokens} tokens "
+        "are assumed"
+    ]
+    for process in plan.processes:
+        lines.append(_title(process))
+        for amount in process.amounts:
+            when = f"and up to {gib(amount.more)} more where free" if amount.more else _PHASES[amount.phase]
+            lines.append(f"  {amount.name:<32} {gib(amount.num_bytes):>10}  {when}".rstrip())
+        lines.append(f"  {'at most':<32} {gib(process.peak + process.more):>10}")
+    return lines
+
+
+def _title(process: ProcessPlan) -> str:
+    count = f"{process.count} x " if process.count > 1 else ""
+    where = "main memory" if process.device == "cpu" else "GPU memory"
+    together = ", sampling and training at once" if process.overlapping else ""
+    return f"{count}{process.name} ({where}{together})"
+
+
+def _summary(plans: Sequence[MemoryPlan], free: FreeMemory) -> str:
+    """Return one line: what is needed at most, what there is, and the largest parts."""
+    largest = sorted(amounts_by_name(plans).items(), key=lambda item: -item[1])[:_SHOWN]
+    parts = ", ".join(f"{name} {gib(num_bytes)}" for name, num_bytes in largest)
+    text = f"memory plan: about {gib(needed_main(plans))} of {gib(free.main)} free"
+    on_gpus = sum(plan.total("cuda") for plan in plans)
+    if on_gpus:
+        known = ", ".join("an unknown size" if size is None else gib(size) for size in free.gpus or (None,))
+        text += f", and {gib(on_gpus)} on GPUs of {known} free"
+    return f"{text} (largest: {parts})"

@@ -1,17 +1,19 @@
-"""Whether runs fit into what a machine has, and which number to lower where they do not."""
+"""Whether runs fit into what a machine has free, and which number to lower where they do not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.core.errors import UserError
-from harness.models.shape import Shape
-from harness.run.memory.levers import LEVERS, Lever
-from harness.run.memory.plan import MemoryPlan, ProcessPlan, make_plan
+from harness.run.memory.plan import MemoryPlan, make_plan
 from harness.scenario import Scenario, broken_rules
 
+MAIN = "main memory"
 SHARED = {
     "run": ("Python and its libraries",),
     "host of the GPU": ("Python and its libraries",),
@@ -19,17 +21,48 @@ SHARED = {
 }
 """What runs side by side have once, by process."""
 
-Runs = Sequence[tuple[Scenario, Shape]]
+Plans = Sequence[MemoryPlan]
+"""Of runs side by side: their parts are alive at the same time."""
 Change = tuple[str, Any]
 """A dotted key and its new value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What a machine has left, in bytes: main memory, and the memory of each GPU that a run may use."""
+class FreeMemory:
+    """Bytes that a machine has left: main memory, and that of each GPU which a run may use, None where not known."""
 
     main: int
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[int | None, ...] = ()
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether there is a GPU for a run, however little is known of it."""
+        return bool(self.gpus)
+
+
+def free_main_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that new processes can take now: the smaller of the system's and the cgroup's."""
+    free: int = psutil.virtual_memory().available
+    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    if limit is None or used is None:
+        return free
+    return max(0, min(free, limit - used + _reclaimable(cgroup / "memory.stat")))
+
+
+def _reclaimable(path: Path) -> int:
+    """Bytes of files in memory that the cgroup counts as used and gives back when asked for."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.split()[:1] in (["inactive_file"], ["active_file"]))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # "max" where there is no limit
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +74,27 @@ class Shortage:
     present: int
 
 
-def shortage(runs: Runs, room: Room) -> Shortage | None:
-    """Return where runs that stand side by side do not fit; None where they do.
+def needs(plans: Plans) -> dict[str, int]:
+    """Return the bytes needed of ``main memory``, ``GPU 0`` and so on.
 
     Processes of one run that compute on GPUs are laid onto them one after the other, as Ray does it with the shares
-    that they reserve.
+    that they reserve: each onto the first one with enough share left.
     """
-    return next(iter(_shortages(runs, room)), None)
+    left: list[float] = []
+    on_gpus: list[int] = []
+    for process in (each for plan in plans for each in plan.processes if each.device == "cuda"):
+        share = min(process.gpus, 1.0)
+        for _ in range(process.count):
+            index = next((index for index, free in enumerate(left) if free + 1e-9 >= share), len(left))
+            if index == len(left):
+                left.append(1.0)
+                on_gpus.append(0)
+            left[index] -= share
+            on_gpus[index] += process.peak
+    return {MAIN: needed_main(plans)} | {f"GPU {index}": needed for index, needed in enumerate(on_gpus)}
 
 
-def plans_of(runs: Runs, room: Room) -> list[MemoryPlan]:
-    """Return the plan of each run on a machine with this room."""
-    return [make_plan(scenario, shape, has_gpu=bool(room.gpus)) for scenario, shape in runs]
-
-
-def _shortages(runs: Runs, room: Room) -> list[Shortage]:
-    plans = plans_of(runs, room)
-    needs = [Shortage("main memory", needed_main(plans), room.main)]
-    for index, needed in enumerate(_per_gpu(plans)):
-        needs.append(Shortage(f"GPU {index}", needed, room.gpus[index] if index < len(room.gpus) else 0))
-    return [need for need in needs if need.needed > need.present]
-
-
-def needed_main(plans: Sequence[MemoryPlan]) -> int:
+def needed_main(plans: Plans) -> int:
     """Bytes of main memory that plans need together; what several of them share counts once."""
     total = sum(plan.total("cpu") for plan in plans)
     shared = [
@@ -78,175 +109,7 @@ def needed_main(plans: Sequence[MemoryPlan]) -> int:
     return total - sum(shared) + max(shared, default=0)
 
 
-def require_fit(runs: Runs, room: Room) -> None:
-    """Refuse runs that cannot fit.
-
-    Raises:
-        UserError: with what is needed, what there is, and what to write instead; that was computed again and fits.
-    """
-    found = shortage(runs, room)
-    if found is None:
-        return
-    sizes = amounts_by_name(plans_of(runs, room), "cpu" if found.memory == "main memory" else "cuda")
-    name, num_bytes = max(sizes.items(), key=lambda item: item[1])
-    raise UserError(
-        f"the run needs about {gib(found.needed)} of {found.memory}, and {gib(found.present)} are free; the largest "
-        f"part is {gib(num_bytes)} for {name}",
-        "memory plan",
-        advice(runs, room, found),
-    )
-
-
-def advice(runs: Runs, room: Room, found: Shortage) -> str:
-    """Return what to write so that the runs fit, neutral changes first."""
-    changes = smallest_changes(runs, room)
-    neutral = {lever.key for lever in LEVERS if lever.neutral}
-    if not changes or not {key for key, _ in changes} <= neutral:
-        largest = _largest_alone(runs, room, found.memory)
-        if largest is not None:
-            return (
-                "set interleaving to run: the arms then run one after the other, each in the memory of the one before, "
-                f"and the largest needs about {gib(largest)}"
-            )
-    if changes is None:
-        what = "no setting makes it fit: take a smaller model"
-        return what + (" or a GPU with more memory" if "GPU" in found.memory else " or a machine with more memory")
-    after = needed_after(runs, changes, room, found.memory)
-    text = " and ".join(f"{key} to {yaml_of(value)}" for key, value in changes)
-    return f"set {text}: then it needs about {gib(after)}"
-
-
-def _largest_alone(runs: Runs, room: Room, memory: str) -> int | None:
-    """Bytes that the largest run needs by itself; None where there is one run, or one that does not even fit alone."""
-    if len(runs) < 2 or any(shortage([run], room) is not None for run in runs):
-        return None
-    return max(needed_after([run], (), room, memory) for run in runs)
-
-
-def smallest_changes(runs: Runs, room: Room) -> list[Change] | None:
-    """Return the changes after which the runs fit; None where all levers together do not suffice.
-
-    First every neutral lever alone, the one that saves most first, then the others likewise; then levers put together
-    in the same order until it fits, each at the first value that suffices or else at its last.
-    """
-    ordered = _by_saving(runs, room)
-    for lever in ordered:
-        for value in lever.values(runs[0][0]):
-            if _fits(changed(runs, [(lever.key, value)]), room):
-                return [(lever.key, value)]
-    together: list[Change] = []
-    for lever in ordered:
-        last: Change | None = None
-        for value in lever.values(runs[0][0]):
-            if not is_valid(changed(runs, [*together, (lever.key, value)])):
-                continue
-            last = (lever.key, value)
-            if _fits(changed(runs, [*together, last]), room):
-                return [*together, last]
-        together += [last] if last else []
-    return None
-
-
-def first_changes(run: tuple[Scenario, Shape], part: str) -> list[Change]:
-    """Return the first change of each neutral lever that saves GPU memory of a part; else of one that is not neutral.
-
-    Args:
-        run: whose numbers may be lowered.
-        part: ``learner`` or ``generator``; parts of one process are planned together.
-    """
-
-    def need(runs: Runs) -> int:
-        processes = make_plan(*runs[0], has_gpu=True).processes
-        return max((each.peak for each in processes if each.device == "cuda" and each.name in (part, "run")), default=0)
-
-    found: list[Change] = []
-    levers = levers_in_order([run], need)
-    for lever in [lever for lever in levers if lever.neutral] or levers[:1]:
-        values = lever.values(run[0])
-        after = ((value, changed([run], [(lever.key, value)])) for value in values)
-        found.append((lever.key, next(value for value, runs in after if is_valid(runs) and need(runs) < need([run]))))
-    return found
-
-
-def changed(runs: Runs, changes: Sequence[Change]) -> list[tuple[Scenario, Shape]]:
-    """Return the runs with these settings in the place of their own."""
-    result = []
-    for scenario, shape in runs:
-        for key, value in changes:
-            scenario = _with(scenario, key.split("."), value)
-        result.append((scenario, shape))
-    return result
-
-
-def is_valid(runs: Runs) -> bool:
-    """Whether every scenario keeps the rules."""
-    return not any(broken_rules(scenario) for scenario, _ in runs)
-
-
-def needed_after(runs: Runs, changes: Sequence[Change], room: Room, memory: str) -> int:
-    """Return the bytes that the runs need of that memory after these changes."""
-    plans = plans_of(changed(runs, changes), room)
-    if memory == "main memory":
-        return needed_main(plans)
-    return dict(enumerate(_per_gpu(plans))).get(int(memory.removeprefix("GPU ")), 0)
-
-
-def gib(num_bytes: float) -> str:
-    """A size in GiB with one or two decimals."""
-    size = num_bytes / 2**30
-    return f"{size:.1f} GiB" if size >= 1 else f"{size:.2f} GiB"
-
-
-def _fits(runs: Runs, room: Room) -> bool:
-    return is_valid(runs) and shortage(runs, room) is None
-
-
-def _by_saving(runs: Runs, room: Room) -> list[Lever]:
-    """The levers that save something where memory is short; see ``levers_in_order``."""
-    short = [found.memory for found in _shortages(runs, room)]
-    return levers_in_order(runs, lambda of: sum(needed_after(of, (), room, memory) for memory in short))
-
-
-def levers_in_order(runs: Runs, need: Callable[[Runs], int]) -> list[Lever]:
-    """Return the levers that have room to move, neutral ones first, those that save most at their last value first.
-
-    Args:
-        runs: whose numbers may be lowered.
-        need: the bytes to be saved.
-    """
-    now = need(runs)
-    savings = []
-    for lever in LEVERS:
-        values = [value for value in lever.values(runs[0][0]) if is_valid(changed(runs, [(lever.key, value)]))]
-        saving = now - need(changed(runs, [(lever.key, values[-1])])) if values else 0
-        if saving > 0:
-            savings.append((not lever.neutral, -saving, lever.key, lever))
-    return [lever for *_, lever in sorted(savings, key=lambda entry: entry[:3])]
-
-
-def _per_gpu(plans: Sequence[MemoryPlan]) -> list[int]:
-    """Bytes on each GPU when processes are laid onto GPUs in order, each into the first one with enough share left."""
-    free: list[float] = []
-    needed: list[int] = []
-    for process in _on_gpus(plans):
-        share = min(process.gpus, 1.0)
-        index = next((index for index, left in enumerate(free) if left + 1e-9 >= share), len(free))
-        if index == len(free):
-            free.append(1.0)
-            needed.append(0)
-        free[index] -= share
-        needed[index] += process.peak
-    return needed
-
-
-def _on_gpus(plans: Sequence[MemoryPlan]) -> Iterator[ProcessPlan]:
-    for plan in plans:
-        for process in plan.processes:
-            if process.device == "cuda":
-                yield from [process] * process.count
-
-
-def amounts_by_name(plans: Sequence[MemoryPlan], device: str | None = None) -> dict[str, int]:
+def amounts_by_name(plans: Plans, device: str | None = None) -> dict[str, int]:
     """Bytes for each purpose, of all processes together; what plans share counts once.
 
     Args:
@@ -262,13 +125,201 @@ def amounts_by_name(plans: Sequence[MemoryPlan], device: str | None = None) -> d
     return sizes
 
 
-def _with(scenario: Scenario, path: Sequence[str], value: Any) -> Any:
-    section: Any = scenario
-    if len(path) == 1:
-        return section.model_copy(update={path[0]: value})
-    return section.model_copy(update={path[0]: _with(getattr(section, path[0]), path[1:], value)})
+def shortages(plans: Plans, free: FreeMemory) -> list[Shortage]:
+    """Return where runs do not fit. A GPU whose memory is not known is taken to be large enough."""
+    present: dict[str, int | None] = {MAIN: free.main}
+    present |= {f"GPU {index}": size for index, size in enumerate(free.gpus)}
+    beyond = 0 if free.has_gpu else None
+    found = [(memory, needed, present.get(memory, beyond)) for memory, needed in needs(plans).items()]
+    return [Shortage(memory, needed, there) for memory, needed, there in found if there is not None and needed > there]
+
+
+def require_fit(plans: Plans, free: FreeMemory) -> None:
+    """Refuse runs that cannot fit.
+
+    Raises:
+        UserError: with what is needed, what there is, and what to write instead; that was computed again and fits.
+    """
+    found = shortages(plans, free)
+    if not found:
+        return
+    first = found[0]
+    sizes = amounts_by_name(plans, "cpu" if first.memory == MAIN else "cuda")
+    name, num_bytes = max(sizes.items(), key=lambda item: item[1])
+    raise UserError(
+        f"the run needs about {gib(first.needed)} of {first.memory}, and {gib(first.present)} are free; the largest "
+        f"part is {gib(num_bytes)} for {name}",
+        "memory plan",
+        _advice(plans, free, first.memory),
+    )
+
+
+def _advice(plans: Plans, free: FreeMemory, memory: str) -> str:
+    """Return what to write so that the runs fit, neutral changes first."""
+    changes = smallest_changes(plans, free)
+    neutral = {tunable.key for tunable in TUNABLES if tunable.neutral}
+    fit_alone = len(plans) > 1 and not any(shortages([plan], free) for plan in plans)
+    if fit_alone and (not changes or not {key for key, _ in changes} <= neutral):
+        largest = max(needs([plan]).get(memory, 0) for plan in plans)
+        return (
+            "set interleaving to run: the arms then run one after the other, each in the memory of the one before, "
+            f"and the largest needs about {gib(largest)}"
+        )
+    if changes is None:
+        what = "no setting makes it fit: take a smaller model"
+        return what + (" or a machine with more memory" if memory == MAIN else " or a GPU with more memory")
+    text = " and ".join(f"{key} to {yaml_of(value)}" for key, value in changes)
+    return f"set {text}: then it needs about {gib(needs(changed(plans, changes)).get(memory, 0))}"
+
+
+def smallest_changes(plans: Plans, free: FreeMemory) -> list[Change] | None:
+    """Return the changes after which the runs fit; None where all tunables together do not suffice.
+
+    First every neutral tunable alone, the one that saves most first, then the others likewise; then tunables put
+    together in the same order until it fits, each at the first value that suffices or else at its last.
+    """
+    short = [found.memory for found in shortages(plans, free)]
+    ordered = _tunables_in_order(plans, lambda of: sum(needs(of).get(memory, 0) for memory in short))
+    for tunable in ordered:
+        for value in tunable.values(plans[0].scenario):
+            alone = changed(plans, [(tunable.key, value)])
+            if _is_valid(alone) and not shortages(alone, free):
+                return [(tunable.key, value)]
+    together: list[Change] = []
+    for tunable in ordered:
+        last: Change | None = None
+        for value in tunable.values(plans[0].scenario):
+            after = changed(plans, [*together, (tunable.key, value)])
+            if _is_valid(after):
+                last = (tunable.key, value)
+                if not shortages(after, free):
+                    return [*together, last]
+        together += [last] if last else []
+    return None
+
+
+def first_changes(plan: MemoryPlan, part: str) -> list[Change]:
+    """Return the first change of each neutral tunable that saves GPU memory of a part; else of one that is not neutral.
+
+    Args:
+        plan: of the run whose numbers may be lowered.
+        part: ``learner`` or ``generator``; parts of one process are planned together.
+    """
+
+    def need(plans: Plans) -> int:
+        processes = plans[0].processes
+        return max((each.peak for each in processes if each.device == "cuda" and each.name in (part, "run")), default=0)
+
+    found: list[Change] = []
+    tunables = _tunables_in_order([plan], need)
+    for tunable in [tunable for tunable in tunables if tunable.neutral] or tunables[:1]:
+        after = ((value, changed([plan], [(tunable.key, value)])) for value in tunable.values(plan.scenario))
+        saves = (value for value, plans in after if _is_valid(plans) and need(plans) < need([plan]))
+        found.append((tunable.key, next(saves)))
+    return found
+
+
+def changed(plans: Plans, changes: Sequence[Change]) -> list[MemoryPlan]:
+    """Return the plans of the same runs with these settings in the place of their own."""
+    result = []
+    for plan in plans:
+        scenario = plan.scenario
+        for key, value in changes:
+            scenario = _with(scenario, key.split("."), value)
+        result.append(make_plan(scenario, plan.shape, has_gpu=plan.has_gpu))
+    return result
+
+
+def _with(section: Any, path: Sequence[str], value: Any) -> Any:
+    name, *rest = path
+    return section.model_copy(update={name: _with(getattr(section, name), rest, value) if rest else value})
+
+
+def _is_valid(plans: Plans) -> bool:
+    """Whether every scenario keeps the rules."""
+    return not any(broken_rules(plan.scenario) for plan in plans)
+
+
+def _tunables_in_order(plans: Plans, need: Callable[[Plans], int]) -> list[Tunable]:
+    """Return the tunables that can save something, neutral ones first, those that save most at their last value first.
+
+    Args:
+        plans: of the runs whose numbers may be lowered.
+        need: the bytes to be saved.
+    """
+    now = need(plans)
+    savings = []
+    for tunable in TUNABLES:
+        changes = [[(tunable.key, value)] for value in tunable.values(plans[0].scenario)]
+        valid = [after for after in (changed(plans, change) for change in changes) if _is_valid(after)]
+        saving = now - need(valid[-1]) if valid else 0
+        if saving > 0:
+            savings.append((not tunable.neutral, -saving, tunable.key, tunable))
+    return [tunable for *_, tunable in sorted(savings, key=lambda entry: entry[:3])]
+
+
+def gib(num_bytes: float) -> str:
+    """A size in GiB with one or two decimals."""
+    size = num_bytes / 2**30
+    return f"{size:.1f} GiB" if size >= 1 else f"{size:.2f} GiB"
 
 
 def yaml_of(value: Any) -> str:
     """A value as it is written in a scenario."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """A number that decides about memory: its values from the present one on, each smaller than the one before.
+
+    ``neutral`` ones change seconds and nothing else; the others change the experiment.
+    """
+
+    key: str
+    neutral: bool
+    values: Callable[[Scenario], Iterator[Any]]
+
+
+def _more_microbatches(scenario: Scenario) -> Iterator[int]:
+    size, now = scenario.train_batch_size, scenario.gradient_accumulation_steps
+    yield from (steps for steps in range(now + 1, size + 1) if size % steps == 0)
+
+
+def _halves(now: int, least: int) -> Iterator[int]:
+    while now // 2 >= least:
+        now //= 2
+        yield now
+
+
+def _checkpointing(scenario: Scenario) -> Iterator[bool]:
+    if getattr(scenario.model, "gradient_checkpointing", None) is False:
+        yield True
+
+
+def _bfloat16(section: str, name: str) -> Callable[[Scenario], Iterator[str]]:
+    def values(scenario: Scenario) -> Iterator[str]:
+        if getattr(getattr(scenario, section), name, None) == "float32":
+            yield "bfloat16"
+
+    return values
+
+
+def _smaller_engine_batch(scenario: Scenario) -> Iterator[int]:
+    now = getattr(scenario.engine, "max_batch", 1)
+    used = max(scenario.rollout_batch_size, scenario.evaluation.prompts)
+    yield from _halves(min(now, used), 1)
+
+
+TUNABLES = (
+    Tunable("gradient_accumulation_steps", True, _more_microbatches),
+    Tunable("engine.max_batch", True, _smaller_engine_batch),
+    Tunable("model.gradient_checkpointing", True, _checkpointing),
+    Tunable("engine.precision", False, _bfloat16("engine", "precision")),
+    Tunable("model.precision", False, _bfloat16("model", "precision")),
+    Tunable("model.dtype", False, _bfloat16("model", "dtype")),
+    Tunable("sampling.max_tokens", False, lambda scenario: _halves(scenario.sampling.max_tokens, 1)),
+    Tunable("placement.generator.count", True, lambda scenario: _halves(scenario.placement.generator.count, 1)),
+)
+"""What decides about memory. Not among them: ``rollout_batch_size``, which ``gradient_accumulation_steps`` stands for
+as far as memory goes."""

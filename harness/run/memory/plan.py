@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from harness.core.errors import UserError
 from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours
 from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
-from harness.models.shape import Shape
+from harness.models.shape import Shape, shape_for
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import on_one_thread
 
@@ -32,6 +33,14 @@ CUDA_BYTES = 2**29
 """A CUDA context and its kernels. Not measured here: the size usually seen on recent GPUs."""
 SAMPLING_COPIES = 4
 """Float32 tensors of (rows, vocabulary) while a token is drawn: logits, probabilities, their sums, and a spare one."""
+STORE_SHARE = 0.3
+"""Of the free main memory that Ray's object store may fill; Ray's own default, there of the memory not in use."""
+_STORE_SPARE = 2**28
+"""Bytes in the store beside weights: batches, and what Ray keeps for itself."""
+_LEAST_STORE = 75 * 2**20
+"""Ray refuses less."""
+_MOST_SLOW_STORE = 10**10
+"""Bytes of a store outside of shared memory; Ray refuses more."""
 _WIDTH = {"float32": 4, "bfloat16": 2}
 _PUBLISHED_COPIES = 2
 """Versions that a transport keeps at the sender: the one in use, and the one being published."""
@@ -89,11 +98,21 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a run holds, process by process, and the prompt length that was assumed."""
+    """What a run holds, process by process.
 
-    processes: tuple[ProcessPlan, ...]
+    Attributes:
+        scenario: of the run, resolved.
+        shape: of its model.
+        has_gpu: whether the machine has a GPU.
+        prompt_tokens: the prompt length that was assumed.
+        processes: of the run.
+    """
+
+    scenario: Scenario
     shape: Shape
+    has_gpu: bool
     prompt_tokens: int
+    processes: tuple[ProcessPlan, ...]
 
     def total(self, device: Device) -> int:
         """Peak bytes of all processes together."""
@@ -117,13 +136,38 @@ def make_plan(
     on_gpu = devices["learner"] == "cuda"
     learner = learner_amounts(scenario, shape, prompt, on_gpu)
     generator = generator_amounts(scenario, shape, prompt, devices["generator"] == "cuda")
-    if not scenario.uses_ray:
+    if scenario.uses_ray:
+        processes = _actors(scenario, {"learner": learner, "generator": generator}, devices)
+    else:
         base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
         amounts = (_cuda() if on_gpu else base, *learner, *generator)
         run = ProcessPlan("run", devices["learner"], amounts, overlapping=not scenario.is_synchronous)
-        hosts = (ProcessPlan("host of the GPU", "cpu", (base,)),) if on_gpu else ()
-        return MemoryPlan((run, *hosts), shape, prompt)
-    return MemoryPlan(_actors(scenario, {"learner": learner, "generator": generator}, devices), shape, prompt)
+        processes = (run, ProcessPlan("host of the GPU", "cpu", (base,))) if on_gpu else (run,)
+    return MemoryPlan(scenario, shape, has_gpu, prompt, processes)
+
+
+def plan_of(scenario: Scenario, has_gpu: bool) -> tuple[MemoryPlan | None, str]:
+    """Return the plan of one run, or None and why there is none; for the arguments see ``make_plan``."""
+    shape, reason = shape_for(scenario)
+    return (None, reason) if shape is None else (make_plan(scenario, shape, has_gpu=has_gpu), "")
+
+
+def plans_of(scenarios: Sequence[Scenario], has_gpu: bool) -> tuple[list[MemoryPlan], str]:
+    """Return the plans of runs side by side on this machine, or none and why.
+
+    Args:
+        scenarios: of those runs, resolved.
+        has_gpu: whether this machine has a GPU.
+    """
+    plans = list[MemoryPlan]()
+    for scenario in scenarios:
+        plan, reason = plan_of(scenario, has_gpu)
+        if plan is None:
+            return [], reason
+        plans.append(plan)
+    if any(scenario.placement.address != "local" for scenario in scenarios):
+        return [], "the parts run on a cluster"
+    return plans, ""
 
 
 def longest_prompt(scenario: Scenario, shape: Shape, counted: int | None = None) -> int:
@@ -277,6 +321,35 @@ def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
         return round(_PUBLISHED_COPIES * max(sweep.megabytes) * 1e6)
     width = _WIDTH[getattr(scenario.model, "dtype", "float32")]
     return _PUBLISHED_COPIES * shape.num_parameters * width if shape else 0
+
+
+def object_store_bytes(weights: int, free: int, shared: int) -> int:
+    """Return how large to make Ray's object store, so that weights stay in memory and are not written to a disk.
+
+    Ray alone takes a share of the memory at its start, whatever is asked of it: where a machine's memory starts small
+    and grows, or a container has a limit, that may be less than the weights that a transport keeps there. Where
+    /dev/shm is smaller, as in a container by default, Ray keeps its store in a file and warns of it.
+
+    Args:
+        weights: bytes of those; 0 where the transport passes them by another way.
+        free: bytes of main memory that are available now.
+        shared: bytes that are free in /dev/shm.
+
+    Raises:
+        UserError: the weights do not fit into the main memory that is free.
+    """
+    needed = weights + _STORE_SPARE if weights else _LEAST_STORE
+    if weights and needed > free:
+        raise UserError(
+            f"the transport keeps {weights / 2**30:.2f} GiB of weights in Ray's object store, which needs "
+            f"{needed / 2**30:.2f} GiB; free are {free / 2**30:.2f} GiB of main memory",
+            "transport.type",
+            "take smaller weights (model, transport_sweep.megabytes), set transport.type to disk, or free memory (in a "
+            "container: raise its limit)",
+        )
+    in_memory = shared >= 2**30 or (weights and needed <= 0.95 * shared)
+    most = round(0.95 * shared) if in_memory else _MOST_SLOW_STORE
+    return max(min(round(STORE_SHARE * free), most), needed)
 
 
 def _published(scenario: Scenario) -> int:

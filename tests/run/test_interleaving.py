@@ -6,7 +6,7 @@ import time
 import pytest
 
 from harness.probes.clock import PausableClock
-from harness.run.interleaving import Turnstile, alternating_order, order_in_block
+from harness.run.interleaving import RoundRobinSchedule, alternating_order, order_in_block
 
 
 def test_each_round_gives_every_arm_one_step_and_the_next_runs_it_backwards() -> None:
@@ -25,66 +25,70 @@ def test_an_arm_with_fewer_steps_drops_out() -> None:
     assert sorted(order) == [(0, 0), (1, 0), (1, 1), (1, 2)]
 
 
-def test_the_turnstile_lets_arms_through_in_order() -> None:
+def test_arms_begin_in_order_and_the_last_turn_is_passed_on_when_the_run_is_saved() -> None:
     order = [(0, 0), (1, 0), (1, 1), (0, 1)]
     story: list[tuple[int, int]] = []
 
-    async def arm(turnstile: Turnstile, number: int) -> None:
-        turn = turnstile.lane(number)
+    async def arm(schedule: RoundRobinSchedule, number: int) -> None:
+        turn = schedule.slot(number)
         for step in range(2):
             await turn.acquire(step)
             story.append((number, step))
             await asyncio.sleep(0)
             turn.finished(step)
+        story.append((number, -1))  # saved
+        turn.leave()
 
     async def main() -> None:
-        turnstile = Turnstile(order, [PausableClock(), PausableClock()])
-        turnstile.start()
-        await asyncio.gather(arm(turnstile, 0), arm(turnstile, 1))
+        schedule = RoundRobinSchedule(order, [PausableClock(), PausableClock()])
+        schedule.start()
+        await asyncio.gather(arm(schedule, 0), arm(schedule, 1))
 
     asyncio.run(main())
-    assert story == order
+    assert story == [(0, 0), (1, 0), (1, 1), (1, -1), (0, 1), (0, -1)]
 
 
 def test_finishing_out_of_turn_is_an_error() -> None:
-    turnstile = Turnstile([(0, 0), (1, 0)], [PausableClock(), PausableClock()])
+    schedule = RoundRobinSchedule([(0, 0), (1, 0)], [PausableClock(), PausableClock()])
     with pytest.raises(ValueError, match=r"arm 1 finished step 0 out of turn; expected \(0, 0\)"):
-        turnstile.advance(1, 0)
+        schedule.advance(1, 0)
 
 
 def test_a_clock_stands_still_while_another_arm_works() -> None:
     clocks = [PausableClock(), PausableClock()]
-    turnstile = Turnstile([(0, 0), (1, 0)], clocks)
+    schedule = RoundRobinSchedule([(0, 0), (1, 0)], clocks)
     assert clocks[0]() == clocks[0]() == 0  # nothing runs before the start
-    turnstile.start()
+    schedule.start()
     assert clocks[1]() == 0
-    turnstile.advance(0, 0)
+    schedule.advance(0, 0)
     frozen = clocks[0]()
     assert frozen > 0
     while clocks[1]() == 0:
         pass
     assert clocks[0]() == frozen
-    turnstile.advance(1, 0)
+    schedule.advance(1, 0)
     assert clocks[1]() == clocks[1]() > 0
 
 
 def test_the_others_go_on_when_an_arm_drops_out() -> None:
     story: list[tuple[int, int]] = []
 
-    async def arm(turnstile: Turnstile, number: int) -> None:
-        turn = turnstile.lane(number)
+    async def arm(schedule: RoundRobinSchedule, number: int) -> None:
+        turn = schedule.slot(number)
         for step in range(3):
             await turn.acquire(step)
             story.append((number, step))
             if (number, step) == (0, 1):
-                turnstile.drop(0)
+                schedule.drop(0)
                 return
             turn.finished(step)
 
     async def main() -> None:
-        turnstile = Turnstile([(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (0, 2)], [PausableClock(), PausableClock()])
-        turnstile.start()
-        await asyncio.gather(arm(turnstile, 0), arm(turnstile, 1))
+        schedule = RoundRobinSchedule(
+            [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (0, 2)], [PausableClock(), PausableClock()]
+        )
+        schedule.start()
+        await asyncio.gather(arm(schedule, 0), arm(schedule, 1))
 
     asyncio.run(main())
     assert story == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]

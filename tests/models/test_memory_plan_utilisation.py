@@ -10,8 +10,8 @@ import pytest
 
 from harness.core.trace import Span, Stage
 from harness.core.types import RolloutGroup
+from harness.models.flops import Utilisation, utilisation_of
 from harness.models.shape import Shape
-from harness.models.utilisation import Utilisation, utilisation_of
 from harness.scenario import load_scenario
 
 SHAPE = Shape(
