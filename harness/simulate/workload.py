@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
 
+from harness.core.trace import Stage
 from harness.core.types import RolloutGroup
 from harness.models.scenario_shape import shape_for
 from harness.models.shape import Shape
@@ -120,6 +121,16 @@ class Workload:
         steps = decode_steps([length for _, lengths in groups for length in lengths], self._max_batch)
         weight_gb = steps * self.shape.num_parameters * BFLOAT16_BYTES / 1e9
         return terms | {"decode_step": steps, "decode_layer": steps * self.shape.num_layers, "weight_gb": weight_gb}
+
+    @cached_property
+    def training(self) -> dict[Stage, Callable[[Sequence[Group]], Terms]]:
+        """The stages of a training step in their order, each with what counts its work on a rollout batch."""
+        stages: dict[Stage, Callable[[Sequence[Group]], Terms]] = {Stage.PREPARE_BATCH: self.batch}
+        if self.has_old_log_probs:
+            stages[Stage.OLD_LOGPROBS] = self.log_probs
+        if self.has_reference:
+            stages[Stage.REFERENCE_LOGPROBS] = self.reference_log_probs
+        return stages | {Stage.UPDATE: self.update}
 
     def batch(self, groups: Sequence[Group]) -> Terms:
         """Count what goes by rollouts and tokens: scoring, preparing a batch, recording."""

@@ -5,16 +5,14 @@ with ``run_virtual``: ``world = build_world(scenario, machine, tracer)``, then `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from harness.core.errors import UserError
-from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer
-from harness.core.types import WorkItem
+from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import LoopPlan, Observer, SilentObserver, run_loop
 from harness.models.shape import Shape
 from harness.results import lane_kind
@@ -28,18 +26,19 @@ from harness.scenario.loop_plan import (
 )
 from harness.simulate.bookkeeping import Bookkeeping
 from harness.simulate.circumstances import model_name
-from harness.simulate.contention import OwnDevice, Place, SharedCores
 from harness.simulate.costing import Costing, Seconds
-from harness.simulate.desk import Desk
 from harness.simulate.lengths import LengthSource, length_source
 from harness.simulate.machine import MachineProfile
 from harness.simulate.noise import Draw
-from harness.simulate.parts import PricedGenerator, PricedLearner, PricedScorer
+from harness.simulate.parts import ProfileCosts, SimulatedGenerator, SimulatedLearner, SimulatedScorer, with_rewards
 from harness.simulate.prompts import number_of_prompts
+from harness.simulate.timeline import CallTimeline, OwnDevice, Place, SharedCores
 from harness.simulate.workload import Workload
 
 __all__ = ["Draw", "World", "build_world"]
 
+NO_REWARD = 0.0
+"""What a rollout gets where the replay buffer asks for rewards: nobody knows what it would be."""
 CALL_CORES = 2
 """Cores that a call to an actor would like to have on its way: the driver packs what the actor unpacks, or unpacks what
 it packs. In calibration runs with two Generators, calls beside the other one's work took 1.6 times as long as alone."""
@@ -59,9 +58,9 @@ class World:
         crowded: a sentence where more parts share the cores than were ever measured together.
     """
 
-    generators: tuple[PricedGenerator, ...]
-    scorers: tuple[PricedScorer, ...]
-    learner: PricedLearner
+    generators: Sequence[SimulatedGenerator]
+    scorers: Sequence[SimulatedScorer]
+    learner: SimulatedLearner
     plan: LoopPlan
     lanes: tuple[str, ...]
     tracer: RecordingTracer
@@ -131,22 +130,32 @@ def build_world(
     model = model_name(scenario)
     costs = costs or Costing(scenario, machine, draw, model=model, allow=allow)
     lengths = lengths or length_source(scenario, machine, model, allow=allow)
-    desk = _Desks(scenario, machine, tracer, draw, costs, work)
-    settings: Any = scenario.model
-    paced = settings.type == "paced"
-    generators = tuple(
-        PricedGenerator(desk(lane), lengths, _pace(scenario)) for lane in lanes_of("generator", scenario)
-    )
+    timelines = _Timelines(scenario, machine, tracer, draw)
+    delays: dict[str, float] = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
+    steady = draw is None and isinstance(costs, Costing)
     plan = loop_plan(scenario, *number_of_prompts(scenario))
-    scorers = tuple(
-        PricedScorer(desk(lane), scenario.sampling.max_tokens, rewarded=plan.replay is not None)
-        for lane in lanes_of("scorer", scenario)
-    )
-    learner = PricedLearner(
-        desk("learner"), settings.update_s if paced else None, saves=scenario.save_policy and not paced
-    )
+
+    def part(lane: str) -> tuple[CallTimeline, ProfileCosts]:
+        return timelines.of(lane), ProfileCosts(lane, costs, work, delays, steady)
+
+    generators = [SimulatedGenerator(*part(lane), lengths.groups) for lane in lanes_of("generator", scenario)]
+    score = partial(_scored, cap=scenario.sampling.max_tokens, rewarded=plan.replay is not None)
+    scorers = [SimulatedScorer(*part(lane), score) for lane in lanes_of("scorer", scenario)]
+    optimizer_steps = scenario.optimizer_steps_per_batch
+    learner = SimulatedLearner(*part("learner"), optimizer_steps, work.weight_bytes, work.weight_tensors)
     crowded = _crowded(scenario, machine)
-    return World(generators, scorers, learner, plan, all_lanes(scenario), tracer, costs, lengths, work, crowded)
+    return World(
+        generators=generators,
+        scorers=scorers,
+        learner=learner,
+        plan=plan,
+        lanes=all_lanes(scenario),
+        tracer=tracer,
+        costs=costs,
+        lengths=lengths,
+        work=work,
+        crowded=crowded,
+    )
 
 
 def _crowded(scenario: Scenario, machine: MachineProfile) -> tuple[str, ...]:
@@ -167,46 +176,53 @@ def _check_shape(work: Workload) -> None:
         )
 
 
-class _Desks:
-    """Makes the desk of each lane, and the places that lanes share."""
+def _scored(item: WorkItem, groups: tuple[RolloutGroup, ...], cap: int, rewarded: bool) -> ScoredBatch:
+    """Return the groups with what is known of them.
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        machine: MachineProfile,
-        tracer: RecordingTracer,
-        draw: Draw | None,
-        costs: Seconds,
-        work: Workload,
-    ) -> None:
-        self._scenario, self._tracer, self._costs, self._work = scenario, tracer, costs, work
-        self._steady = draw is None and isinstance(costs, Costing)
+    Args:
+        item: their order.
+        groups: as sampled.
+        cap: ``sampling.max_tokens``: a response as long counts as cut.
+        rewarded: whether rollouts get ``NO_REWARD``, since a replay buffer takes none without.
+    """
+    lengths = [length for group in groups for length in group.lengths]
+    prefix = "validation/" if item.purpose is Purpose.EVALUATE else ""
+    cut, count = sum([length >= cap for length in lengths]), len(lengths)
+    metrics = {
+        f"{prefix}response_length": Metric(sum(lengths) / count, count=count),
+        f"{prefix}truncated_fraction": Metric(cut / count, count=count),
+    }
+    rewards = [(NO_REWARD,) * len(group.lengths) if rewarded else () for group in groups]
+    return ScoredBatch(item, tuple(map(with_rewards, groups, rewards)), metrics)
+
+
+class _Timelines:
+    """Makes the timeline of each lane, and the places that lanes share."""
+
+    def __init__(self, scenario: Scenario, machine: MachineProfile, tracer: RecordingTracer, draw: Draw | None) -> None:
+        self._scenario, self._tracer = scenario, tracer
         self._cores = _shared_cores(machine, draw)
         self._has_gpu = machine.has_gpu
         self._number_of_cores = machine.contention.cores if machine.contention else 1
         self._gpu: Place = SharedCores(1)  # colocated parts share it: together they get its whole speed
         self._takes_turns = on_one_thread(scenario)
         self._thread_of_all = OwnDevice()
-        self._delays: dict[str, float] = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
 
-    def __call__(self, lane: str) -> Desk:
+    def of(self, lane: str) -> CallTimeline:
+        """Return the timeline of a lane."""
         kind = lane_kind(lane)
         part: PartSettings = getattr(self._scenario.placement, kind)
         threads = threads_on(self._number_of_cores, self._scenario, part)
         on_gpu = kind != "scorer" and self._scenario.device_of(part, self._has_gpu) == "cuda"
-        return Desk(
+        return CallTimeline(
             lane=lane,
             tracer=self._tracer,
             place=self._place(on_gpu),
             thread=self._thread(lane),
             loading=self._thread(f"{lane} weights"),
-            costs=self._costs,
-            work=self._work,
             remote=self._scenario.uses_ray,
             cores=1 if on_gpu else threads,
-            way_cores=CALL_CORES if self._scenario.uses_ray and not on_gpu else 0,
-            delays=self._delays,
-            steady=self._steady,
+            transit_cores=CALL_CORES if self._scenario.uses_ray and not on_gpu else 0,
         )
 
     def _place(self, on_gpu: bool) -> Place:
@@ -237,18 +253,3 @@ def _shared_cores(machine: MachineProfile, draw: Draw | None) -> Place | None:
     if draw is not None:
         slowdown = draw.at_least_0(slowdown, contention.slowdown_sd, "slowdown")
     return SharedCores(contention.cores, slowdown)
-
-
-def _pace(scenario: Scenario) -> Callable[[WorkItem], float] | None:
-    """Return the seconds of an order of a paced engine, as ``harness.engines.paced`` draws them; None for others."""
-    engine: Any = scenario.engine
-    if engine.type != "paced":
-        return None
-    generate_s, spread, prompts = engine.generate_s, engine.spread, scenario.prompts_per_batch
-
-    def seconds(item: WorkItem) -> float:
-        share = len(item.prompt_ids) / prompts
-        drawn = np.random.default_rng(derive_seed(item.seed, "pace")).uniform(-1, 1) if spread else 0.0
-        return float(generate_s * share * (1 + spread * drawn))
-
-    return seconds

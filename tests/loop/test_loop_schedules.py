@@ -26,14 +26,15 @@ from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult,
 from harness.loop import Count, LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
-from harness.simulate.stages import (
+from harness.simulate.parts import SimulatedLearner
+from tests.stand_ins.simulated_parts import (
     Cost,
     Dies,
     MortalGenerator,
     MortalScorer,
-    SimulatedGenerator,
-    SimulatedLearner,
-    SimulatedScorer,
+    simulated_generator,
+    simulated_learner,
+    simulated_scorer,
     varying_lengths,
 )
 
@@ -248,20 +249,20 @@ def run_schedule(seed: int) -> tuple[Watch, list[Span], RunStopped | None]:
         def generator(index: int) -> Generator:
             costs, dies = [schedule.cost() for _ in range(4)], schedule.dies()
             return MortalGenerator(
-                lambda: SimulatedGenerator(tracer, *costs, f"generator{index}", lengths),
+                lambda: simulated_generator(tracer, *costs, f"generator{index}", lengths),
                 dies,
             )
 
         def scorer(index: int) -> Scorer:
             cost, dies = schedule.cost(), schedule.dies()
             return MortalScorer(
-                lambda: SimulatedScorer(tracer, cost, f"scorer{index}", fails=schedule.fails),
+                lambda: simulated_scorer(tracer, cost, f"scorer{index}", fails=schedule.fails),
                 dies,
             )
 
         generators = [WatchedGenerator(generator(index), watch) for index in range(schedule.generators)]
         scorers = [WatchedScorer(scorer(index), watch) for index in range(schedule.scorers)]
-        learner = WatchedLearner(tracer, schedule.cost(), schedule.cost())
+        learner = simulated_learner(tracer, schedule.cost(), schedule.cost(), of=WatchedLearner)
         learner.watch = watch
         await run_loop(generators, scorers, learner, plan, tracer, watch)
 

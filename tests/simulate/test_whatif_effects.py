@@ -25,17 +25,17 @@ from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
 from harness.simulate.machines import save_machine
 from harness.simulate.measures import stage_times, step_time
-from harness.simulate.stages import (
-    Fails,
-    SimulatedGenerator,
-    SimulatedLearner,
-    SimulatedScorer,
-    constant,
-    equal_lengths,
-    varying_lengths,
-)
 from harness.simulate.whatif.effects import Answer, what_if
 from harness.simulate.whatif.table import sentences, tables
+from tests.stand_ins.simulated_parts import (
+    Fails,
+    constant,
+    equal_lengths,
+    simulated_generator,
+    simulated_learner,
+    simulated_scorer,
+    varying_lengths,
+)
 
 RECORDED: dict[str, Any] = {
     "name": "known",
@@ -78,11 +78,11 @@ def record(tmp_path: Path) -> Record:
             make_lengths = lengths or equal_lengths(8)
             c = {stage: constant(value) for stage, value in seconds.items()}
             generators = [
-                SimulatedGenerator(tracer, c["generate"], constant(2.0), c["transfer"], c["load"], lane, make_lengths)
+                simulated_generator(tracer, c["generate"], constant(2.0), c["transfer"], c["load"], lane, make_lengths)
                 for lane in lanes_of("generator", scenario)
             ]
-            scorers = [SimulatedScorer(tracer, c["score"], fails=fails)]
-            learner = SimulatedLearner(tracer, c["update"], c["publish"], epochs_per_batch=scenario.epochs_per_batch)
+            scorers = [simulated_scorer(tracer, c["score"], fails=fails)]
+            learner = simulated_learner(tracer, c["update"], c["publish"], epochs_per_batch=scenario.epochs_per_batch)
             recorder = RunRecorder(folder, tracer, scenario.max_lag == 0)
             recorder.loop_starts([*lanes_of("generator", scenario), "scorer", "learner"])
             await run_loop(generators, scorers, learner, loop_plan(scenario, num_train, 8), tracer, recorder)

@@ -22,7 +22,7 @@ from harness.scenario.check import check_variant
 from harness.scenario.parse import parse_yaml
 from harness.scenario.problems import as_user_error
 from harness.scenario.tree import Tree, paths_in, tree_of_key
-from harness.simulate.whatif.recorded import Recording
+from harness.simulate.whatif.recording import Recording
 from harness.simulate.whatif.replay import CALL, RECORD, Factors
 from harness.simulate.workload import Workload
 
@@ -75,7 +75,7 @@ class Change:
         work = [key for key in self.keys if _falls_under(key, WORK)]
         if work:
             return f"{' and '.join(work)} changes how much work a stage is"
-        if old_log_probs(self.after) and not old_log_probs(self.before):
+        if has_old_log_probs(self.after) and not has_old_log_probs(self.before):
             return "the Learner would compute old log-probs, which this run has not timed"
         if self.after.replay.capacity and self.after.replay_sample_groups != self.after.prompts_per_batch:
             return "replay.sample_groups changes how many rollouts a step trains on"
@@ -87,7 +87,7 @@ class Change:
         return self.needs_costs is not None and any(not _falls_under(key, ("transport",)) for key in self.keys)
 
 
-def old_log_probs(scenario: Scenario) -> bool:
+def has_old_log_probs(scenario: Scenario) -> bool:
     """Whether a training step has the stage ``old_logprobs``."""
     return Workload(scenario).has_old_log_probs
 
@@ -176,9 +176,9 @@ def _scale(text: str, recording: Recording) -> tuple[str, float]:
 
 def stages_of(recording: Recording) -> list[str]:
     """Return what of a recording can be scaled, in the order of the stages; ``call`` and ``record`` come last."""
-    seen = {piece.stage for call in recording.calls for piece in call.pieces}
+    seen = {each.stage for call in recording.calls for each in call.stages}
     names = [stage.value for stage in Stage if stage in seen]
-    names += [CALL] if any(call.before_s or call.after_s for call in recording.calls) else []
+    names += [CALL] if any(call.request_s or call.response_s for call in recording.calls) else []
     return names + ([RECORD] if any(recording.record_s.values()) else [])
 
 
