@@ -4,19 +4,32 @@ A machine profile is a YAML file in ``profiles/machines/``, written by ``python 
 that nobody here has, made from data sheets and tagged as such.
 
 Seconds of a stage = (sum over its terms of coefficient x units) x (factor of the model, where it was measured). What a
-term counts is said in ``harness.simulate.terms``, when a cost holds in ``harness.simulate.circumstances``.
+term counts is said in ``harness.simulate.features``, when a cost holds in ``harness.simulate.cost_model``.
 
 These seconds are means. A spread s of logarithms is that of a factor with the mean 1, exp(s z - s^2 / 2) with z
 standard normal, so that drawing it changes no mean.
+
+Machine profile files: found by name or path, checked, written; errors say what, where and what to write instead.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
+from harness.scenario.check import BOUNDS, EXPECTED
+from harness.scenario.named_files import NamedFiles, display, read_text
+from harness.scenario.parse import parse_document
+from harness.scenario.problems import Path as KeyPath
+from harness.scenario.problems import Problem, as_user_error, dotted, nearest, shown
 from harness.scenario.sections import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
 
 Origin = Literal["measured", "datasheet"]
@@ -40,7 +53,7 @@ class StageCost(Section):
     Attributes:
         stage: a stage's name; ``call`` is a call to a part, one way, ``record`` the harness's own bookkeeping after a
             training step. A Generator evaluates at the cost of ``generate``, a Scorer at that of ``score``.
-        where: circumstances that must agree; see ``harness.simulate.circumstances``. One that is not named may be any.
+        where: circumstances that must agree; see ``harness.simulate.cost_model``. One that is not named may be any.
         seconds: of one unit of each term.
         covariance: of these coefficients, in their order; empty where they are not measured.
         models: corrections by model name.
@@ -175,3 +188,149 @@ class MachineProfile(Section):
         """Return the cost of a stage that holds under these circumstances, the one that names most of them."""
         fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(circumstances)]
         return max(fitting, key=lambda cost: len(cost.where), default=None)
+
+
+FOLDER = "profiles/machines"
+MACHINES = NamedFiles("machine profile", FOLDER, "(`python -m harness calibrate --name NAME` makes one)")
+WIDTH = 120
+"""Characters of a line in a written profile."""
+DIGITS = 6
+"""Significant digits of its figures."""
+_SECTIONS: tuple[type[BaseModel], ...] = (MachineProfile, Device, Contention, StageCost, Correction, Lengths)
+
+
+def known_machines() -> list[str]:
+    """Return the names of all profiles, sorted."""
+    return [path.stem for path in MACHINES.files()]
+
+
+def load_machine(name_or_path: str | Path) -> MachineProfile:
+    """Load a machine profile and check it.
+
+    Args:
+        name_or_path: a YAML file, or the name of one in ``profiles/machines``.
+
+    Raises:
+        UserError: there is none of that name (the nearest ones are named), it is not YAML, or it says something wrong;
+            one error names every problem.
+    """
+    path = MACHINES.find(name_or_path)
+    subject = display(path)
+    tree = parse_document(read_text(path), subject, "machine profile", "name: my-machine")
+    problems = list(tree.problems)
+    try:
+        profile = MachineProfile.model_validate_json(json.dumps({"name": path.stem, **tree.data}))
+    except ValidationError as error:
+        problems += [_as_problem(details) for details in error.errors(include_url=False)]
+    else:
+        problems += _broken_rules(profile)
+    if problems:
+        raise as_user_error([problem.located(tree.origins) for problem in problems], subject)
+    return profile
+
+
+def save_machine(profile: MachineProfile, path: Path) -> None:
+    """Write a profile, whole or not at all; its folder is made where it is missing.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as stream:
+            stream.write(profile_yaml(profile).encode())
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}", str(path), "give a file you may write: --out FILE"
+        ) from None
+
+
+def profile_yaml(profile: MachineProfile) -> str:
+    """Return the text of a profile's file: the same profile always gives the same bytes."""
+    data = profile.model_dump(mode="json", exclude_defaults=True)
+    data = {"name": profile.name, "description": profile.description, "origin": profile.origin} | data
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=WIDTH, allow_unicode=True)
+    return _header(profile) + "\n" + text
+
+
+def rounded(value: float) -> float:
+    """Return a number with ``DIGITS`` significant digits: a profile of such numbers reads back as itself."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def check_versions(profile: MachineProfile, installed: Mapping[str, str]) -> list[str]:
+    """Return in words how the versions that a profile was measured with differ from others; none where they agree.
+
+    Args:
+        profile: of the machine.
+        installed: versions by package; one that is not among them is not compared.
+    """
+    return [
+        f"{package} {version} in the profile {profile.name}, {installed[package]} installed here"
+        for package, version in profile.versions.items()
+        if package in installed and installed[package] != version
+    ]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes plain values without aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _header(profile: MachineProfile) -> str:
+    if profile.origin == "datasheet":
+        return (
+            "# Not measured: derived from data sheets (see `sources`) by `python docs/datasheet_profiles.py`.\n"
+            "# Predictions from it are rough; docs/calibrating.md says how it is derived.\n"
+        )
+    return (
+        f"# Measured: written by `python -m harness calibrate --name {profile.name}` from the runs in `sources`.\n"
+        "# docs/calibrating.md says what stands here and when not to believe it.\n"
+    )
+
+
+def _broken_rules(profile: MachineProfile) -> list[Problem]:
+    """What types cannot say: a covariance is square and as large as its terms, a range does not run backwards."""
+    problems = []
+    for index, cost in enumerate(profile.stages):
+        path: KeyPath = ("stages", index)
+        terms = len(cost.seconds)
+        if cost.covariance and [len(row) for row in cost.covariance] != [terms] * terms:
+            what = f"`{dotted((*path, 'covariance'))}` must have {terms} rows of {terms} numbers, as many as `seconds`"
+            problems.append(Problem(what, "leave it out where it is not known", ((*path, "covariance"),)))
+        for term, (low, high) in cost.ranges.items():
+            if low > high:
+                what = f"`{dotted((*path, 'ranges', term))}` runs from {low:g} down to {high:g}"
+                problems.append(Problem(what, "write the smaller one first", ((*path, "ranges", term),)))
+    for index, lengths in enumerate(profile.lengths):
+        for key, values in (("prompts", lengths.prompts), ("trained", lengths.trained)):
+            if values and len(values) != len(lengths.groups):
+                what = f"`lengths[{index}].{key}` has {len(values)} items, one for each of {len(lengths.groups)} groups"
+                problems.append(Problem(what, "leave none out", (("lengths", index, key),)))
+    if not profile.sources:
+        problems.append(Problem("`sources` must not be empty", "name the runs or web addresses", (("sources",),)))
+    return problems
+
+
+def _as_problem(details: ErrorDetails) -> Problem:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    path: KeyPath = tuple(details["loc"])
+    key = dotted(path)
+    if kind == "extra_forbidden":
+        names = {name for section in _SECTIONS for name in section.model_fields}
+        close = nearest(str(path[-1]), names, 2)
+        return Problem(f"unknown key `{key}`", f"did you mean {' or '.join(close)}?" if close else None, (path,))
+    if kind == "missing" and isinstance(path[-1], int):
+        return Problem(f"`{dotted(path[:-1])}` has {path[-1]} items, must have more", None, (path[:-1],))
+    if kind == "missing":
+        return Problem(f"`{key}` is missing", f"add `{path[-1]}`", (path[:-1],) if len(path) > 1 else ())
+    if kind == "literal_error":
+        return Problem(f"`{key}` is {shown(value)}, which is none of its values", context["expected"], (path,))
+    if kind in BOUNDS:
+        name, words = BOUNDS[kind]
+        return Problem(f"`{key}` is {shown(value)}, must be {words} {context[name]}", None, (path,))
+    if kind in EXPECTED:
+        return Problem(f"`{key}` is {shown(value)}, expected {EXPECTED[kind]}", None, (path,))
+    return Problem(f"`{key}` is {shown(value)}: {details['msg']}", None, (path,))

@@ -26,10 +26,9 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.scenario import Scenario
-from harness.simulate.costing import Seconds
-from harness.simulate.terms import Group
+from harness.simulate.cost_model import Seconds
+from harness.simulate.features import Group, Workload, sizes_of
 from harness.simulate.timeline import CallPlan, StagePlan, Times
-from harness.simulate.workload import Workload, sizes_of
 
 Sampled = tuple[int | None, Sequence[int]]
 """Tokens of a prompt, None where they are not known, and of each response to it."""

@@ -102,7 +102,7 @@ def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTra
     """The same sizes as a scenario of a tiny model on a machine profile, every part with a device of its own."""
     from harness.scenario import Scenario
     from harness.simulate.machine import Device, MachineProfile, StageCost
-    from harness.simulate.world import build_world
+    from harness.simulate.simulated_run import build_world
 
     stages = {
         "generate": {"decode_step": 0.25, "response": 0.01},

@@ -15,11 +15,11 @@ from harness.core.trace import Stage
 from harness.models.scenario_shape import shape_for
 from harness.results import Run
 from harness.scenario import Scenario
+from harness.simulate.features import FLOAT32_BYTES, generate_terms, update_terms
 from harness.simulate.forecast import StepWatch
 from harness.simulate.machine import MachineProfile
-from harness.simulate.measures import counted_rows
-from harness.simulate.simulation import simulate_run
-from harness.simulate.terms import FLOAT32_BYTES, generate_terms, update_terms
+from harness.simulate.metrics import counted_rows
+from harness.simulate.simulated_run import simulate_run
 from tests.holdout.work import BACKWARD, FittedRun, expected_groups, tokens_of
 
 COSTS_NAMED_WAITS = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)

@@ -11,8 +11,8 @@ from harness.models.config import PRESETS
 from harness.models.shape import shape_of_own
 from harness.results import Run, ShardRow
 from harness.scenario import Scenario
-from harness.simulate.measures import stage_times, step_time
-from harness.simulate.terms import Group, pass_terms
+from harness.simulate.features import Group, pass_terms
+from harness.simulate.metrics import stage_times, step_time
 
 PROMPT_TOKENS = 12
 """Where no fitted run has told its prompts' lengths."""

@@ -12,7 +12,7 @@ from harness.models.shape import shape_of_own
 from harness.run.memory.plan import make_plan
 from harness.run.options import resolve_device
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.circumstances import circumstances
+from harness.simulate.cost_model import circumstances
 
 NIXL = "transport: {type: nixl}\n"
 HALVES = "generator: {gpus: 0.5}, learner: {gpus: 0.5}"

@@ -22,14 +22,11 @@ from harness.models.scenario_shape import shape_for
 from harness.results import Manifest, Run, RunFolder, Scrubber, find_runs, step_row, tail_row
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.calibrate.command import calibrate
-from harness.simulate.calibrate.contention import ASSUMED
+from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
 from harness.simulate.calibrate.fit import fit
-from harness.simulate.calibrate.observations import observe, run_label
-from harness.simulate.calibrate.sources import find_sources
-from harness.simulate.circumstances import circumstances
-from harness.simulate.machine import MachineProfile
-from harness.simulate.machines import load_machine, profile_yaml
-from harness.simulate.terms import (
+from harness.simulate.calibrate.observations import find_sources, observe, run_label
+from harness.simulate.cost_model import circumstances
+from harness.simulate.features import (
     Group,
     batch_terms,
     generate_terms,
@@ -38,6 +35,7 @@ from harness.simulate.terms import (
     weight_bytes,
     weight_tensors,
 )
+from harness.simulate.machine import MachineProfile, load_machine, profile_yaml
 
 GENERATE = {"prompt_gflop": 0.007, "decode_layer": 0.0003, "weight_gb": 0.07, "row_layer": 1e-5, "row_gflop": 0.006}
 UPDATE = {"parameter_gb": 1.3, "position_gflop": 0.016, "position_layer": 1.5e-5, "pair_gb": 4.0}
@@ -250,7 +248,7 @@ def test_without_parts_at_work_at_once_the_contention_is_assumed_and_said(writer
     writer.write_all(noise=0.0)
     profile = fit(_runs(writer), "abacus")
     assert profile.contention is not None
-    assert (profile.contention.cores, profile.contention.slowdown) == (2, ASSUMED)
+    assert (profile.contention.cores, profile.contention.slowdown) == (2, ASSUMED_SLOWDOWN)
     assert "a slow-down of 0.2 was assumed" in profile.notes[-1]
 
 
@@ -401,7 +399,7 @@ def test_fitting_and_loading_need_no_heavy_library() -> None:
     """A fresh interpreter: torch alone would take longer to import than the fit takes."""
     code = (
         "import sys, harness.simulate.calibrate.command, harness.simulate.calibrate.__main__;"
-        "import harness.simulate.machines;"
+        "import harness.simulate.machine;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'transformers', 'vllm')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,9 +7,8 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.scenario import Scenario
-from harness.simulate.costing import Costing
+from harness.simulate.cost_model import Costing, Draw
 from harness.simulate.machine import Correction, Device, MachineProfile, StageCost
-from harness.simulate.noise import Draw
 
 SCENARIO = Scenario(model={"type": "preset", "preset": "tiny", "threads": 1})
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.models.shape import Shape
-from harness.simulate.terms import (
+from harness.simulate.features import (
     batch_terms,
     call_terms,
     generate_terms,

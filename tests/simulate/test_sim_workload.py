@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from harness.run.options import mismatch_bound, trainer_options
 from harness.scenario import Scenario
-from harness.simulate.terms import generate_terms, pass_terms, update_terms
-from harness.simulate.workload import Workload, decode_steps
+from harness.simulate.features import Workload, decode_steps, generate_terms, pass_terms, update_terms
 from harness.transports.catalogue import transport_kind
 
 TINY = {"type": "preset", "preset": "tiny", "threads": 1}

@@ -12,10 +12,9 @@ from harness.results import RunFolder
 from harness.results.recorder import RunRecorder
 from harness.scenario import Scenario
 from harness.simulate.clock import run_virtual
-from harness.simulate.costing import Costing
+from harness.simulate.cost_model import Costing
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
-from harness.simulate.simulation import simulate_run
-from harness.simulate.world import Draw, build_world
+from harness.simulate.simulated_run import Draw, build_world, simulate_run
 
 GB = 1e9
 

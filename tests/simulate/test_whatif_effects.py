@@ -22,11 +22,10 @@ from harness.results.recorder import RunRecorder
 from harness.scenario import Scenario, resolved_yaml
 from harness.scenario.loop_plan import lanes_of, loop_plan
 from harness.simulate.clock import run_virtual
-from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
-from harness.simulate.machines import save_machine
-from harness.simulate.measures import stage_times, step_time
+from harness.simulate.machine import Contention, Device, MachineProfile, StageCost, save_machine
+from harness.simulate.metrics import stage_times, step_time
 from harness.simulate.whatif.effects import Answer, what_if
-from harness.simulate.whatif.table import sentences, tables
+from harness.simulate.whatif.report import sentences, tables
 from tests.stand_ins.simulated_parts import (
     Fails,
     constant,

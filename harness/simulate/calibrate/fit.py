@@ -10,16 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.results import Run
-from harness.simulate.calibrate.contention import fit_contention
-from harness.simulate.calibrate.least_squares import Fit, active_terms, fit_costs
-from harness.simulate.calibrate.lengths import recorded_lengths
-from harness.simulate.calibrate.observations import Observation, observe, observe_sweep, run_label
-from harness.simulate.calibrate.run_effects import run_correlation
-from harness.simulate.calibrate.sources import FEWEST_STEPS, check_runs, model_of
-from harness.simulate.calibrate.syncs import costs_of_other_transports
-from harness.simulate.calibrate.terms import COST_MODELS, CostModel
-from harness.simulate.machine import Correction, Device, MachineProfile, StageCost
-from harness.simulate.machines import rounded
+from harness.simulate.calibrate.effects import costs_of_other_transports, fit_contention, run_correlation
+from harness.simulate.calibrate.least_squares import COST_MODELS, CostModel, Fit, active_terms, fit_costs
+from harness.simulate.calibrate.observations import (
+    FEWEST_STEPS,
+    Observation,
+    check_runs,
+    model_of,
+    observe,
+    observe_sweep,
+    recorded_lengths,
+    run_label,
+)
+from harness.simulate.machine import Correction, Device, MachineProfile, StageCost, rounded
 
 FEWEST_SPANS = 6
 """A stage with fewer spans gets no cost."""

@@ -1,4 +1,8 @@
-"""What may be changed about a recorded run, and what each change needs to be known.
+"""Which run is meant: the only one of a folder, or the one that is named.
+
+The machine profile for a recorded run: the named one, or the one that was made on its machine with its versions.
+
+What may be changed about a recorded run, and what each change needs to be known.
 
 strategy: steps, max_lag, lag_control, replay, evaluation.every    nothing more than the recording
 work: epochs_per_batch, minibatches_per_epoch, group_size, ...     the costs of a machine profile: each recorded time
@@ -11,20 +15,117 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.core.errors import UserError
 from harness.core.trace import Stage
-from harness.results import Run
+from harness.results import Run, find_run_folders, load_run, read_manifest
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
 from harness.scenario.check import check_variant
 from harness.scenario.parse import parse_yaml
 from harness.scenario.problems import as_user_error
 from harness.scenario.tree import Tree, paths_in, tree_of_key
+from harness.simulate.features import Workload
+from harness.simulate.machine import MACHINES, MachineProfile, known_machines, load_machine
 from harness.simulate.whatif.recording import Recording
 from harness.simulate.whatif.replay import CALL, RECORD, Factors
-from harness.simulate.workload import Workload
+
+SHOWN = 12
+
+
+def choose_run(path: Path, name: str | None = None) -> Run:
+    """Return the run at or below a folder.
+
+    Args:
+        path: a run's folder, or one above.
+        name: of the run's folder, that folder's way from ``path``, or the run's arm; None where there is one run only.
+
+    Raises:
+        UserError: there is no run, none of that name, or more than one that fits.
+    """
+    folders = find_run_folders(path)
+    found = folders if name is None else [folder for folder in folders if _is_called(folder, path, name)]
+    if len(found) == 1:
+        return load_run(found[0])
+    shown = _shown(found or folders, path)
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    listed = ", ".join(shown[:SHOWN]) + more
+    if not found:
+        raise UserError(f"no run in {str(path)!r} is called {name!r}; there are {listed}", "--run", "name one of them")
+    called = "" if name is None else f" called {name!r}"
+    raise UserError(
+        f"{len(found)} runs in {str(path)!r}{called}: {listed}", "--run", "name one with --run, or its folder"
+    )
+
+
+def _is_called(folder: Path, path: Path, name: str) -> bool:
+    if name in (folder.name, str(folder.relative_to(path))):
+        return True
+    try:
+        return read_manifest(folder).arm == name
+    except UserError:  # a damaged run beside the one that is asked for
+        return False
+
+
+def _shown(folders: Sequence[Path], path: Path) -> list[str]:
+    """Return the names of runs; their way from ``path`` where runs of several experiments share names."""
+    names = [folder.name if folder != path else str(folder) for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder.relative_to(path)) for folder in folders]
+
+
+def choose_machine(run: Run, asked: str | MachineProfile | None, needed_for: str | None) -> MachineProfile | None:
+    """Return the profile to use; None where none fits and none is needed.
+
+    Args:
+        run: the recorded one.
+        asked: a profile, its name or its path; None looks for one.
+        needed_for: why costs are needed; None where they are not.
+
+    Raises:
+        UserError: a profile is needed and none fits; or there is none of that name.
+    """
+    if asked is not None:
+        return asked if isinstance(asked, MachineProfile) else load_machine(asked)
+    reasons = []
+    for known in known_machines():
+        profile = _of_machine(known, run)
+        reason = "another machine" if profile is None else _other_versions(run, profile)
+        if profile is not None and not reason:
+            return profile
+        reasons.append(f"{known}: {reason}")
+    if needed_for is None:
+        return None
+    raise UserError(
+        f"{needed_for}, so a machine profile is needed, and none was made where this run ran"
+        + (f" ({'; '.join(reasons)})" if reasons else ""),
+        "profiles/machines",
+        "name one with --machine NAME, or make one: python -m harness calibrate --name NAME",
+    )
+
+
+def _of_machine(name: str, run: Run) -> MachineProfile | None:
+    """Return the profile of this name if it was measured on the run's machine.
+
+    A profile is long, and most are of other machines: only one in whose text the machine stands is read in full.
+    """
+    fingerprint = run.manifest.machine.get("fingerprint")
+    if not fingerprint or str(fingerprint) not in MACHINES.find(name).read_text(encoding="utf-8", errors="replace"):
+        return None
+    profile = load_machine(name)
+    return profile if profile.origin == "measured" and profile.device.fingerprint == fingerprint else None
+
+
+def _other_versions(run: Run, profile: MachineProfile) -> str:
+    """Return how the versions that a profile was measured with differ from the run's; empty where they do not."""
+    ran = {package: version for package, version in run.manifest.versions.items() if version}
+    return ", ".join(
+        f"measured with {package} {version}, the run had {ran[package]}"
+        for package, version in profile.versions.items()
+        if package in ran and ran[package] != version
+    )
+
 
 STRATEGY = ("steps", "max_lag", "lag_control", "replay", "evaluation.every", "loss.proximal", "allow_uncorrected")
 WORK = (

@@ -14,9 +14,15 @@ from harness.results import Run, lane_kind
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import lanes_of, on_one_thread, replay_options
 from harness.simulate.machine import MachineProfile
-from harness.simulate.measures import stage_times, step_time
-from harness.simulate.whatif.changes import Change, has_old_log_probs, read_change, scenario_of, stages_of
-from harness.simulate.whatif.machines import choose_machine
+from harness.simulate.metrics import stage_times, step_time
+from harness.simulate.whatif.changes import (
+    Change,
+    choose_machine,
+    has_old_log_probs,
+    read_change,
+    scenario_of,
+    stages_of,
+)
 from harness.simulate.whatif.recording import Recording, Rollouts, read_recording
 from harness.simulate.whatif.replay import Factors, Replayed, Setting, replay
 from harness.simulate.whatif.repricing import RepricedCalls, contention_of, undisturbed
@@ -32,7 +38,7 @@ class Outcome:
     """The figures of one replay.
 
     Attributes:
-        step_s: seconds of a training step; see ``harness.simulate.measures``.
+        step_s: seconds of a training step; see ``harness.simulate.metrics``.
         stages_s: seconds of each stage and wait in a step, added over the lanes.
         idle: share of the loop that each lane waited.
     """

@@ -28,8 +28,8 @@ from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind
 from harness.results.writer import SPANS
+from harness.simulate.features import Group
 from harness.simulate.parts import Sampled, with_rewards
-from harness.simulate.terms import Group
 
 
 class Work(StrEnum):

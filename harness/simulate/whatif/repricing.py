@@ -22,11 +22,11 @@ from harness.core.types import Purpose, RolloutGroup, WorkItem
 from harness.results import lane_kind
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import on_one_thread, threads_on
-from harness.simulate.circumstances import model_name
-from harness.simulate.costing import Costing
+from harness.simulate.cost_model import Costing, model_name
+from harness.simulate.features import Group, Workload, sizes_of
 from harness.simulate.machine import Contention, MachineProfile
 from harness.simulate.parts import Sampled
-from harness.simulate.terms import Group
+from harness.simulate.simulated_run import CALL_CORES
 from harness.simulate.whatif.recording import (
     RecordedCall,
     RecordedStage,
@@ -35,8 +35,6 @@ from harness.simulate.whatif.recording import (
     recorded_batches,
     trained_groups,
 )
-from harness.simulate.workload import Workload, sizes_of
-from harness.simulate.world import CALL_CORES
 
 Cores = Callable[[str], float]
 """Cores that the work of a lane would like to have."""

@@ -1,39 +1,111 @@
-"""A simulated world: from a scenario and a machine profile to the parts that the loop runs.
+"""The driver's own time after a training step, on the virtual clock: rows are written while nothing else of it runs.
+
+A simulated world: from a scenario and a machine profile to the parts that the loop runs.
 
 with ``run_virtual``: ``world = build_world(scenario, machine, tracer)``, then ``await world.run(observer)``
+
+One simulated run, from a scenario to its spans.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from harness.core.errors import UserError
-from harness.core.trace import RecordingTracer
-from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
-from harness.loop import LoopPlan, Observer, SilentObserver, run_loop
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
+from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.models.shape import Shape
 from harness.results import lane_kind
 from harness.scenario import PartSettings, Scenario
-from harness.scenario.loop_plan import (
-    all_lanes,
-    lanes_of,
-    loop_plan,
-    on_one_thread,
-    threads_on,
-)
-from harness.simulate.bookkeeping import Bookkeeping
-from harness.simulate.circumstances import model_name
-from harness.simulate.costing import Costing, Seconds
-from harness.simulate.lengths import LengthSource, length_source
+from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, on_one_thread, threads_on
+from harness.simulate.clock import VirtualClockLoop, run_virtual
+from harness.simulate.cost_model import Costing, Draw, Seconds, model_name
+from harness.simulate.features import Workload, sizes_of
+from harness.simulate.lengths import LengthSource, length_source, number_of_prompts
 from harness.simulate.machine import MachineProfile
-from harness.simulate.noise import Draw
 from harness.simulate.parts import ProfileCosts, SimulatedGenerator, SimulatedLearner, SimulatedScorer, with_rewards
-from harness.simulate.prompts import number_of_prompts
 from harness.simulate.timeline import CallTimeline, OwnDevice, Place, SharedCores
-from harness.simulate.workload import Workload
+
+DRIVER = "driver"
+
+
+class Bookkeeping:
+    """An observer that passes everything on, and holds the driver up after each training step.
+
+    A ``RunRecorder`` writes the spans of that wait itself, if ``take_time`` is called while it is told of a step; for
+    another observer they are written here.
+
+    Args:
+        observer: is told.
+        tracer: takes the spans.
+        lanes: that may wait.
+        costs: says how long it takes.
+        work: counts what is written.
+    """
+
+    def __init__(
+        self, observer: Observer, tracer: RecordingTracer, lanes: Sequence[str], costs: Seconds, work: Workload
+    ) -> None:
+        self._observer, self._tracer, self._lanes, self._costs, self._work = observer, tracer, lanes, costs, work
+        self._facts: StepReport | None = None
+        self._versions: dict[str, int] = {}
+
+    def on_step(self, facts: StepReport) -> None:
+        """See ``Observer``."""
+        self._facts, start_ns = facts, self._tracer.clock_ns()
+        self._observer.on_step(facts)
+        if self._facts is not None:
+            self.take_time()
+            self._idle_since(start_ns, facts.step)
+
+    def take_time(self) -> None:
+        """Let the seconds of the step's bookkeeping pass, once."""
+        facts, self._facts = self._facts, None
+        if facts is None:
+            return
+        seconds = self._costs.seconds("record", DRIVER, facts.step, self._work.batch(sizes_of(facts.groups)))
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockLoop)
+        loop.block(seconds)
+
+    def _idle_since(self, start_ns: int, step: int) -> None:
+        """Count the time since then as a wait on the lanes that do nothing else, as a ``RunRecorder`` does."""
+        now_ns = self._tracer.clock_ns()
+        if now_ns > start_ns:
+            occupied = {span.lane for span in self._tracer.still_open()}
+            self._tracer.finished.extend(
+                Span(lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, self._versions.get(lane, -1))
+                for lane in self._lanes
+                if lane not in occupied
+            )
+
+    def on_version(self, lane: str, version: int) -> None:
+        """See ``Observer``."""
+        self._versions[lane] = version
+        self._observer.on_version(lane, version)
+
+    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
+        """See ``Observer``."""
+        self._observer.on_sync(lane, version, measured)
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
+        """See ``Observer``."""
+        self._observer.on_evaluation(version, scored)
+
+    def on_replaced(self, lane: str, reason: str) -> None:
+        """See ``Observer``."""
+        self._versions[lane] = -1
+        self._observer.on_replaced(lane, reason)
+
+    def on_finished(self, ledger: RolloutCounts) -> None:
+        """See ``Observer``."""
+        self._observer.on_finished(ledger)
+
 
 __all__ = ["Draw", "World", "build_world"]
 
@@ -253,3 +325,90 @@ def _shared_cores(machine: MachineProfile, draw: Draw | None) -> Place | None:
     if draw is not None:
         slowdown = draw.at_least_0(slowdown, contention.slowdown_sd, "slowdown")
     return SharedCores(contention.cores, slowdown)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A finished run.
+
+    Attributes:
+        spans: in the order in which they came in; time 0 is the start of the loop.
+        seconds: of the loop.
+        ledger: what became of the rollouts.
+        steps: what the loop told of each training step.
+        lanes: of the run.
+        extrapolating: sentences: where the run left what the profile knows.
+    """
+
+    spans: list[Span] = field(repr=False)
+    seconds: float
+    ledger: RolloutCounts
+    steps: tuple[StepReport, ...] = field(repr=False)
+    lanes: tuple[str, ...]
+    extrapolating: tuple[str, ...] = ()
+
+
+def simulate_run(
+    scenario: Scenario,
+    machine: MachineProfile,
+    *,
+    draw: Draw | None = None,
+    observer: Observer | None = None,
+    shape: Shape | None = None,
+    allow: Collection[str] = (),
+    costs: Seconds | None = None,
+    lengths: LengthSource | None = None,
+) -> Simulated:
+    """Run the loop of a scenario on the virtual clock.
+
+    Args:
+        scenario: one run.
+        machine: the profile.
+        draw: one possible truth; None: the central prediction, without noise.
+        observer: hears of events, before the driver's bookkeeping after each step takes its time.
+        shape, allow, costs, lengths: see ``build_world``.
+
+    Raises:
+        UserError: the profile lacks something that the scenario needs.
+        RunStopped: as in a real run.
+    """
+    watch = _Watch(observer or SilentObserver())
+
+    async def main(tracer: RecordingTracer) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
+        world = build_world(
+            scenario, machine, tracer, draw=draw, shape=shape, allow=allow, costs=costs, lengths=lengths
+        )
+        await world.run(watch)
+        return asyncio.get_running_loop().time(), world.lanes, world.extrapolating
+
+    (seconds, lanes, extrapolating), tracer = run_virtual(main)
+    return Simulated(tracer.drain(), seconds, watch.ledger, tuple(watch.steps), lanes, extrapolating)
+
+
+class _Watch:
+    """Keeps what the loop tells of steps and rollouts, and passes everything on."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.steps: list[StepReport] = []
+        self.ledger = RolloutCounts()
+
+    def on_version(self, lane: str, version: int) -> None:
+        self._observer.on_version(lane, version)
+
+    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
+        self._observer.on_sync(lane, version, measured)
+
+    def on_step(self, facts: StepReport) -> None:
+        self.steps.append(facts)
+        self._observer.on_step(facts)
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
+        self._observer.on_evaluation(version, scored)
+
+    def on_replaced(self, lane: str, reason: str) -> None:
+        self._observer.on_replaced(lane, reason)
+
+    def on_finished(self, ledger: RolloutCounts) -> None:
+        self.ledger = ledger
+        self._observer.on_finished(ledger)
