@@ -181,7 +181,7 @@ def _stages(sheet: DataSheet) -> Iterator[StageCost]:
 def _cost(stage: str, seconds: dict[str, float]) -> StageCost:
     return StageCost(
         stage=stage,
-        seconds={term: rounded(value) for term, value in seconds.items()},
+        seconds={feature: rounded(value) for feature, value in seconds.items()},
         unseen_log_sd=LOG_SD,
         step_log_sd=NOISE_LOG_SD,
         run_log_sd=NOISE_LOG_SD,

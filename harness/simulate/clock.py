@@ -1,12 +1,11 @@
-"""An asyncio event loop on a virtual clock: time jumps to the next timer instead of passing.
+"""The virtual clock: an asyncio event loop whose time jumps to the next timer instead of passing.
 
 What is due is run in order of its time and, at one time, in the order in which it was asked for; nothing depends on the
-machine. With nothing left to run and no timer set, a real loop would sleep for ever; this one raises ``Deadlock``.
+machine. With nothing left to run and no timer set, a real loop would sleep for ever; this one raises ``Deadlock``,
+which ``run_virtual`` explains: who waits for whom since when.
 
 Time is a whole number of ticks of 10^-15 s. So what hand arithmetic calls simultaneous is (0.1 s three times is 0.3 s,
 which it is not in floating point), and a long run drifts no more than a short one.
-
-Runs a coroutine on a virtual clock, and says where it got stuck. The clock is ``harness.simulate.clock``'s.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Simulated runs in the results format of real ones: the same recorder, on the virtual clock.
+"""``python -m harness simulate``: forecasts of every arm, or a sweep, and simulated runs in the format of real ones.
 
-What a simulation does not know is left out: rewards, losses and gradients. ``Manifest.simulated`` names the profile,
-and machine and versions are the profile's.
-
-Carries out ``python -m harness simulate``: forecasts of every arm, or a sweep with its picture.
+The runs are written by the same recorder, on the virtual clock. What a simulation does not know is left out: rewards,
+losses and gradients. ``Manifest.simulated`` names the profile, and machine and versions are the profile's.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
 from harness.core.plain_text import plain
 from harness.core.trace import RecordingTracer
-from harness.core.types import Metrics, ScoredBatch
-from harness.loop import Observer, RolloutCounts, StepReport
+from harness.core.types import ScoredBatch
+from harness.loop import StepReport
 from harness.probes.provenance import code_state, package_versions
 from harness.report.console import Output
 from harness.report.summary import shown_path
@@ -38,7 +36,7 @@ from harness.simulate.cost_model import Draw, with_learners
 from harness.simulate.forecast import DRAWS, HOW_FAR_OFF, Forecasted, bottleneck, forecast, forecast_table, warnings
 from harness.simulate.machine import MachineProfile, check_versions, load_machine
 from harness.simulate.points import Question, axis_of, facts_of, load_for, only_variant, read_axes, steady, variants_of
-from harness.simulate.simulated_run import build_world
+from harness.simulate.simulated_run import ForwardingObserver, build_run
 from harness.simulate.sweep import Sweep, counted, draws_for, run_sweep
 
 LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
@@ -52,7 +50,7 @@ class SimulatedExperiment:
         out: the results folder.
         scenario: names the folder in it.
         machine: the profile.
-        allow: see ``harness.simulate.simulated_run.build_world``.
+        allow: see ``harness.simulate.simulated_run.build_run``.
 
     Attributes:
         machine: the profile.
@@ -126,45 +124,26 @@ def _simulate(
     scenario: Scenario, machine: MachineProfile, draw: Draw | None, folder: RunFolder, allow: Collection[str]
 ) -> RunRecorder:
     async def main(tracer: RecordingTracer) -> RunRecorder:
-        world = build_world(scenario, machine, tracer, draw=draw, allow=allow)
-        recorder = RunRecorder(folder, tracer, world.plan.max_lag == 0, on_row=world.on_row)
-        recorder.loop_starts(world.lanes)
-        await world.run(WithoutRewards(recorder))
+        built = build_run(scenario, machine, tracer, draw=draw, allow=allow)
+        recorder = RunRecorder(folder, tracer, built.plan.max_lag == 0, on_row=built.on_row)
+        recorder.loop_starts(built.lanes)
+        await built.run(WithoutRewards(recorder))
         recorder.loop_ends()
         return recorder
 
     return run_virtual(main)[0]
 
 
-class WithoutRewards:
+class WithoutRewards(ForwardingObserver):
     """Tells an observer everything but the rewards, which the simulated Scorer only makes up."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def on_version(self, lane: str, version: int) -> None:
-        """See ``Observer``."""
-        self._observer.on_version(lane, version)
-
-    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
-        """See ``Observer``."""
-        self._observer.on_sync(lane, version, measured)
 
     def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
-        self._observer.on_step(replace(facts, scored=tuple(map(without_rewards, facts.scored))))
+        super().on_step(replace(facts, scored=tuple(map(without_rewards, facts.scored))))
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
         """See ``Observer``."""
-        self._observer.on_evaluation(version, without_rewards(scored))
-
-    def on_replaced(self, lane: str, reason: str) -> None:
-        """See ``Observer``."""
-        self._observer.on_replaced(lane, reason)
-
-    def on_finished(self, ledger: RolloutCounts) -> None:
-        """See ``Observer``."""
-        self._observer.on_finished(ledger)
+        super().on_evaluation(version, without_rewards(scored))
 
 
 def without_rewards(scored: ScoredBatch) -> ScoredBatch:

@@ -1,4 +1,6 @@
-"""Under which circumstances a scenario's stages run: what a machine profile's costs must agree with.
+"""Seconds of every stage of one run: a machine profile, asked for one scenario, in one possible truth.
+
+A cost of the profile is for certain circumstances, which must agree with those of the scenario (``cost_key``):
 
 stage                               circumstances
 ----------------------------------  -------------------------------------------------
@@ -12,20 +14,15 @@ weight_verify                       part (``learner`` or ``generator``), transpo
 call                                call (``CALLS``), way (``there`` or ``back``), placement, transport
 prepare_batch, checkpoint, record   none
 
-One possible truth: what a machine profile leaves open, drawn from seeds by name.
+What the profile leaves open is drawn from seeds by name (``Draw``). Equal names give equal draws whatever else is
+drawn, so that two scenarios under the same seed differ only by what differs between them (common random numbers).
 
-Equal names give equal draws whatever else is drawn, so that two scenarios under the same seed differ only by what
-differs between them (common random numbers).
-
-Seconds of every stage of one run: a machine profile, asked for one scenario, in one possible truth.
-
-Several data-parallel Learners as one: a machine profile on which the Learner's work is shared out.
-
-No real run of the harness has more than one Learner, so this is a model and was never measured. Each of M Learners
-holds the whole policy, passes over 1/M of the responses, and adds its gradients up with the others' before each
-optimizer step. A ring all-reduce moves 2 (M - 1) / M of the gradients over each link (Patarasuk and Yuan 2009,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations"), here 4 bytes a weight, and is not overlapped
-with the way back. What does not shrink: the fixed cost of a call and of an optimizer step, and one microbatch at least.
+Several data-parallel Learners count as one, on whose profile the work is shared out (``with_learners``). No real run of
+the harness has more than one, so this was never measured. Each of M Learners holds the whole policy, passes over
+1/M of the responses, and adds its gradients up with the others' before each optimizer step. A ring all-reduce moves 2
+(M - 1) / M of the gradients over each link (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for
+clusters of workstations"), here 4 bytes a weight, and is not overlapped with the backward pass. What does not shrink:
+the fixed cost of a call and of an optimizer step, and one microbatch at least.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.loop_plan import threads_on
-from harness.simulate.features import Terms
+from harness.simulate.features import Features
 from harness.simulate.machine import MachineProfile, StageCost
 
 CALLS = ("generate", "score", "update", "publish", "load", "checkpoint")
@@ -52,7 +49,7 @@ Placement = Literal["actors", "in_process"]
 Way = Literal["there", "back"]
 
 
-def circumstances(scenario: Scenario, stage: str, cores: int, has_gpu: bool) -> dict[str, str]:
+def cost_key(scenario: Scenario, stage: str, cores: int, has_gpu: bool) -> dict[str, str]:
     """Return what a stage's cost depends on beside its units; see the table above.
 
     Args:
@@ -237,19 +234,19 @@ _SETTINGS = {
 class Seconds(Protocol):
     """What the simulated parts ask: how long this takes."""
 
-    def seconds(self, stage: str, lane: str, step: int, terms: Terms, /, **also: str) -> float:
+    def seconds(self, stage: str, lane: str, step: int, features: Features, /, **also: str) -> float:
         """Return the seconds of one span.
 
         Args:
             stage: a stage of a machine profile: a Generator's ``evaluate`` is ``generate``, a Scorer's is ``score``.
             lane: whose span it is.
             step: training step, or policy version of a weight sync.
-            terms: units, as ``harness.simulate.features`` counts them.
+            features: units, as ``harness.simulate.features`` counts them.
             also: circumstances of this span alone: ``part``; for ``call`` also ``call`` and ``way``.
         """
 
 
-class Costing:
+class CostModel:
     """Prices the stages of one scenario.
 
     Args:
@@ -278,7 +275,7 @@ class Costing:
         self._noise: dict[tuple[int, str], StepNoise] = {}
         self._said: dict[str, None] = {}
 
-    def seconds(self, stage: str, lane: str, step: int, terms: Terms, /, **also: str) -> float:
+    def seconds(self, stage: str, lane: str, step: int, features: Features, /, **also: str) -> float:
         """See ``Seconds``.
 
         Raises:
@@ -287,7 +284,7 @@ class Costing:
         price = self.price(stage, also)
         if price is None:
             return 0.0
-        seconds = price.of(terms)
+        seconds = price.of(features)
         return seconds if self._draw is None else seconds * self._step_factor(self._draw, price.cost, lane)
 
     def price(self, stage: str, also: Mapping[str, str]) -> _Price | None:
@@ -299,9 +296,7 @@ class Costing:
         key: tuple[str | tuple[str, str], ...] = (stage, *also.items())
         price = self._prices.get(key)
         if price is None and key not in self._prices:
-            price = self._find(
-                stage, circumstances(self._scenario, stage, self._cores, self._machine.has_gpu) | dict(also)
-            )
+            price = self._find(stage, cost_key(self._scenario, stage, self._cores, self._machine.has_gpu) | dict(also))
             self._prices[key] = price
         return price
 
@@ -369,14 +364,14 @@ class _Price:
 
     def __init__(self, cost: StageCost, model: str, draw: Draw | None, run_correlation: float) -> None:
         self.cost, self._model = cost, model
-        self._counted = [(term, each, [math.inf, -math.inf]) for term, each in _coefficients(cost, draw)]
+        self._counted = [(feature, each, [math.inf, -math.inf]) for feature, each in _coefficients(cost, draw)]
         self._factor = _correction(cost, model, draw, run_correlation)
 
-    def of(self, terms: Terms) -> float:
+    def of(self, features: Features) -> float:
         """Return the seconds without step noise."""
         total = 0.0
-        for term, coefficient, seen in self._counted:
-            units = terms.get(term, 0.0)
+        for feature, coefficient, seen in self._counted:
+            units = features.get(feature, 0.0)
             total += coefficient * units
             if units < seen[0]:
                 seen[0] = units
@@ -385,21 +380,21 @@ class _Price:
         return total * self._factor
 
     def outside(self) -> Iterable[str]:
-        """Yield a sentence for each term that left its range, and for a model that nobody measured."""
+        """Yield a sentence for each feature that left its range, and for a model that nobody measured."""
         if self.cost.models and self._model not in self.cost.models:
             measured = ", ".join(self.cost.models)
             yield f"{self.cost.stage}: {self._model or 'the model'} was not measured ({measured} were)"
-        seen = {term: units for term, _, units in self._counted}
-        for term, (low, high) in self.cost.ranges.items():
-            least, most = seen.get(term, (math.inf, -math.inf))
+        seen = {feature: units for feature, _, units in self._counted}
+        for feature, (low, high) in self.cost.ranges.items():
+            least, most = seen.get(feature, (math.inf, -math.inf))
             if least > most:  # nobody asked for it
                 continue
             where = f" ({_told(self.cost.where)})" if self.cost.where else ""
             spanned = f"the {low:.4g} to {high:.4g} that were measured"
             if most > high * (1 + 1e-9):
-                yield f"{self.cost.stage}{where}: {most:.4g} {_words(term)} are more than {spanned}"
+                yield f"{self.cost.stage}{where}: {most:.4g} {_words(feature)} are more than {spanned}"
             if least < low * (1 - 1e-9):
-                yield f"{self.cost.stage}{where}: {least:.4g} {_words(term)} are fewer than {spanned}"
+                yield f"{self.cost.stage}{where}: {least:.4g} {_words(feature)} are fewer than {spanned}"
 
 
 def _coefficients(cost: StageCost, draw: Draw | None) -> list[tuple[str, float]]:
@@ -440,17 +435,17 @@ def _joined(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names)) or "none"
 
 
-def _words(term: str) -> str:
-    """Return a term's name in words: ``row_gflop`` units are ``row gflop``."""
-    return f"units of {term.replace('_', ' ')}"
+def _words(feature: str) -> str:
+    """Return a feature's name in words: ``row_gflop`` units are ``row gflop``."""
+    return f"units of {feature.replace('_', ' ')}"
 
 
 SHARED = ("old_logprobs", "reference_logprobs", "update")
 FIXED = ("call", "optimizer_step", "parameter_gb")
-"""Terms that every Learner has in full."""
+"""Features that every Learner has in full."""
 MICROBATCHES = ("microbatch", "microbatch_layer")
 GRADIENTS = "parameter_gb"
-"""The term that counts float32 bytes of all weights, once for each optimizer step."""
+"""The feature that counts float32 bytes of all weights, once for each optimizer step."""
 
 
 def with_learners(machine: MachineProfile, learners: int, scenario: Scenario) -> MachineProfile:
@@ -474,7 +469,7 @@ def with_learners(machine: MachineProfile, learners: int, scenario: Scenario) ->
 
 
 def shares(learners: int, microbatches: int) -> dict[str, float]:
-    """Return by how much terms shrink, under ``*`` those that are not named.
+    """Return by how much features shrink, under ``*`` those that are not named.
 
     Args:
         learners: how many.
@@ -493,8 +488,8 @@ def all_reduce_s_per_gb(learners: int, link_gb_s: float) -> float:
 
 
 def _shared(cost: StageCost, parts: Mapping[str, float], learners: int, link_gb_s: float) -> StageCost:
-    factors = [parts.get(term, parts["*"]) for term in cost.seconds]
-    seconds = {term: factor * value for (term, value), factor in zip(cost.seconds.items(), factors, strict=True)}
+    factors = [parts.get(feature, parts["*"]) for feature in cost.seconds]
+    seconds = {feature: factor * value for (feature, value), factor in zip(cost.seconds.items(), factors, strict=True)}
     covariance = tuple(
         tuple(one * other * value for value, other in zip(row, factors, strict=True))
         for row, one in zip(cost.covariance, factors, strict=bool(cost.covariance))

@@ -1,6 +1,6 @@
 """What a stage's time depends on, counted: the same functions count for the fit and for the prediction.
 
-Each returns units by term, such as ``{"call": 1, "decode_step": 31}``; a machine profile has the seconds of a unit.
+Each returns units by feature, such as ``{"call": 1, "decode_step": 31}``; a machine profile has the seconds of a unit.
 Decoding is bound by weights that are read for every step of a batch, and by work for every row in it; a pass of the
 Learner by the tokens that go through the layers. A GFLOP is 10^9 operations, a multiplication and an addition being
 two; a GB is 10^9 bytes.
@@ -9,14 +9,14 @@ Which function counts which stage of a profile:
 
     stage                                       counted by
     ------------------------------------------  -----------------------------------------------
-    generate (and a Generator's evaluate)       generate_terms
-    score (and a Scorer's evaluate), record     batch_terms
-    prepare_batch                               batch_terms
-    old_logprobs, reference_logprobs            pass_terms
-    update                                      update_terms
-    weight_publish, _transfer, _load, _verify   sync_terms
-    checkpoint                                  sync_terms
-    call (one way)                              call_terms
+    generate (and a Generator's evaluate)       generate_features
+    score (and a Scorer's evaluate), record     batch_features
+    prepare_batch                               batch_features
+    old_logprobs, reference_logprobs            pass_features
+    update                                      update_features
+    weight_publish, _transfer, _load, _verify   sync_features
+    checkpoint                                  sync_features
+    call (one way)                              call_features
 
 From a scenario to the work of its stages: which of them there are, and what each counts.
 """
@@ -35,7 +35,7 @@ from harness.models.shape import Shape
 from harness.scenario import Scenario
 from harness.scenario.passes import needs_old_log_probs, needs_reference
 
-Terms = dict[str, float]
+Features = dict[str, float]
 Group = tuple[int, Sequence[int]]
 """Tokens of a prompt, and of each response to it."""
 
@@ -44,7 +44,7 @@ LAYER_TENSORS = 9
 """Weights of one layer by name: four of attention, three of the MLP, two norms."""
 
 
-def generate_terms(shape: Shape, groups: Sequence[Group], max_batch: int) -> Terms:
+def generate_features(shape: Shape, groups: Sequence[Group], max_batch: int) -> Features:
     """Count what sampling asks of the harness' own engine: prompts once a group, then a step for each further token.
 
     Whole groups are decoded together, as many as ``max_batch`` holds, one batch after the other. A row that ends costs
@@ -81,7 +81,7 @@ def generate_terms(shape: Shape, groups: Sequence[Group], max_batch: int) -> Ter
 
 
 class _Sizes(NamedTuple):
-    """What the terms ask of a shape, worked out once.
+    """What the features ask of a shape, worked out once.
 
     ``layers`` and ``output`` are the weights of all layers and of the output matrix, ``token_gflop`` the products of
     one position whose logits are made.
@@ -106,7 +106,7 @@ def _sizes_of(shape: Shape) -> _Sizes:
     return sizes._replace(token_gflop=sizes.forward_gflop(1, 1))
 
 
-def pass_terms(shape: Shape, groups: Sequence[Group], microbatch: int, passes: int = 1) -> Terms:
+def pass_features(shape: Shape, groups: Sequence[Group], microbatch: int, passes: int = 1) -> Features:
     """Count passes over a rollout batch without gradients: the old or the reference log-probs.
 
     The harness' own model packs tokens: a prompt goes through the layers once for its group in each microbatch, a
@@ -120,36 +120,36 @@ def pass_terms(shape: Shape, groups: Sequence[Group], microbatch: int, passes: i
     """
     sizes = _sizes_of(shape)
     names = ("microbatch", "position_layer", "position_gflop", "pair_gb", "logit_gb")
-    terms = {"call": 1.0} | dict.fromkeys(names, 0.0)
+    features = {"call": 1.0} | dict.fromkeys(names, 0.0)
     for prompts, responses in _microbatches(groups, microbatch):
         positions, scored = sum(prompts) + sum(responses) - len(responses), sum(responses)
         keys = max(prompts) + max(responses) - 1
         pairs = shape.num_heads * (len(prompts) * max(prompts) ** 2 + len(responses) * (max(responses) - 1) * keys)
-        terms["microbatch"] += 1
-        terms["position_layer"] += positions * shape.num_layers
-        terms["position_gflop"] += sizes.forward_gflop(positions, scored)
-        terms["pair_gb"] += pairs * shape.num_layers * FLOAT32_BYTES / 1e9
-        terms["logit_gb"] += scored * shape.vocab_size * FLOAT32_BYTES / 1e9
-    return {name: units if name == "call" else passes * units for name, units in terms.items()}
+        features["microbatch"] += 1
+        features["position_layer"] += positions * shape.num_layers
+        features["position_gflop"] += sizes.forward_gflop(positions, scored)
+        features["pair_gb"] += pairs * shape.num_layers * FLOAT32_BYTES / 1e9
+        features["logit_gb"] += scored * shape.vocab_size * FLOAT32_BYTES / 1e9
+    return {name: units if name == "call" else passes * units for name, units in features.items()}
 
 
-def update_terms(shape: Shape, groups: Sequence[Group], microbatch: int, epochs: int, minibatches: int) -> Terms:
+def update_features(shape: Shape, groups: Sequence[Group], microbatch: int, epochs: int, minibatches: int) -> Features:
     """Count ``epochs`` passes with gradients, and an optimizer step for each minibatch of each pass."""
     optimizer_steps = epochs * minibatches
-    return pass_terms(shape, groups, microbatch, epochs) | {
+    return pass_features(shape, groups, microbatch, epochs) | {
         "optimizer_step": optimizer_steps,
         "parameter_gb": optimizer_steps * shape.num_parameters * FLOAT32_BYTES / 1e9,
     }
 
 
-def batch_terms(groups: Sequence[Group]) -> Terms:
+def batch_features(groups: Sequence[Group]) -> Features:
     """Count what goes by rollouts and tokens: scoring, making a batch, recording."""
     responses = sum([len(lengths) for _, lengths in groups])
     tokens = sum([sum(lengths) for _, lengths in groups])
     return {"call": 1, "group": len(groups), "response": responses, "token": tokens}
 
 
-def sync_terms(num_bytes: float, tensors: int, receivers: int = 1, *, first: bool = False) -> Terms:
+def sync_features(num_bytes: float, tensors: int, receivers: int = 1, *, first: bool = False) -> Features:
     """Count what a part of a weight sync moves.
 
     Args:
@@ -158,11 +158,11 @@ def sync_terms(num_bytes: float, tensors: int, receivers: int = 1, *, first: boo
         first: whether it is the run's first sync, which sets connections up and touches fresh memory.
     """
     gb = num_bytes / 1e9
-    terms = {"call": 1, "tensor": tensors, "gb": gb, "further_gb": (receivers - 1) * gb}
-    return terms | {"first": int(first), "first_gb": gb if first else 0.0}
+    features = {"call": 1, "tensor": tensors, "gb": gb, "further_gb": (receivers - 1) * gb}
+    return features | {"first": int(first), "first_gb": gb if first else 0.0}
 
 
-def call_terms(groups: Sequence[Group] = ()) -> Terms:
+def call_features(groups: Sequence[Group] = ()) -> Features:
     """Count one way of a call to an actor: rollouts travel as a handle for each group and a few numbers for each.
 
     Args:
@@ -226,8 +226,8 @@ class Workload:
         self.scenario = scenario
         engine: Any = scenario.engine
         self._max_batch, self._is_continuous = getattr(engine, "max_batch", 256), engine.type in _CONTINUOUS
-        self._calls: dict[tuple[int, int], Terms] = {}  # there are few, and calls are many
-        self._syncs: dict[bool, Terms] = {}
+        self._calls: dict[tuple[int, int], Features] = {}  # there are few, and calls are many
+        self._syncs: dict[bool, Features] = {}
         self.shape, self.shape_missing = (shape, "") if shape is not None else shape_for(scenario)
 
     # ---- which stages there are
@@ -287,68 +287,68 @@ class Workload:
             return int(settings.tensors)
         return 1 if self.shape is None else weight_tensors(self.shape)
 
-    def generate(self, groups: Sequence[Group]) -> Terms:
+    def generate(self, groups: Sequence[Group]) -> Features:
         """Count what sampling these groups asks of the engine, for training or validation."""
         if self.shape is None:
-            return batch_terms(groups)
-        terms = generate_terms(self.shape, groups, self._max_batch)
+            return batch_features(groups)
+        features = generate_features(self.shape, groups, self._max_batch)
         if not self._is_continuous:
-            return terms
+            return features
         steps = decode_steps([length for _, lengths in groups for length in lengths], self._max_batch)
         weight_gb = steps * self.shape.num_parameters * BFLOAT16_BYTES / 1e9
-        return terms | {"decode_step": steps, "decode_layer": steps * self.shape.num_layers, "weight_gb": weight_gb}
+        return features | {"decode_step": steps, "decode_layer": steps * self.shape.num_layers, "weight_gb": weight_gb}
 
     @cached_property
-    def training(self) -> dict[Stage, Callable[[Sequence[Group]], Terms]]:
+    def training(self) -> dict[Stage, Callable[[Sequence[Group]], Features]]:
         """The stages of a training step in their order, each with what counts its work on a rollout batch."""
-        stages: dict[Stage, Callable[[Sequence[Group]], Terms]] = {Stage.PREPARE_BATCH: self.batch}
+        stages: dict[Stage, Callable[[Sequence[Group]], Features]] = {Stage.PREPARE_BATCH: self.batch}
         if self.has_old_log_probs:
             stages[Stage.OLD_LOGPROBS] = self.log_probs
         if self.has_reference:
             stages[Stage.REFERENCE_LOGPROBS] = self.reference_log_probs
         return stages | {Stage.UPDATE: self.update}
 
-    def batch(self, groups: Sequence[Group]) -> Terms:
+    def batch(self, groups: Sequence[Group]) -> Features:
         """Count what goes by rollouts and tokens: scoring, preparing a batch, recording."""
-        return batch_terms(groups)
+        return batch_features(groups)
 
-    def log_probs(self, groups: Sequence[Group]) -> Terms:
+    def log_probs(self, groups: Sequence[Group]) -> Features:
         """Count a pass over a batch without gradients."""
         return self._passes(groups, 1)
 
-    def reference_log_probs(self, groups: Sequence[Group]) -> Terms:
+    def reference_log_probs(self, groups: Sequence[Group]) -> Features:
         """Count the reference policy's pass, and with monitoring that of the previous policy."""
         return self._passes(groups, 2 if self.scenario.loss.kl.monitor else 1)
 
-    def _passes(self, groups: Sequence[Group], passes: int) -> Terms:
+    def _passes(self, groups: Sequence[Group], passes: int) -> Features:
         if self.shape is None:
-            return batch_terms(groups)
-        return pass_terms(self.shape, groups, self._microbatch(groups), passes)
+            return batch_features(groups)
+        return pass_features(self.shape, groups, self._microbatch(groups), passes)
 
-    def update(self, groups: Sequence[Group]) -> Terms:
+    def update(self, groups: Sequence[Group]) -> Features:
         """Count the passes with gradients and the optimizer steps of one training step."""
         if self.shape is None:
-            return batch_terms(groups)
+            return batch_features(groups)
         scenario = self.scenario
         minibatches = scenario.minibatches_per_epoch
-        return update_terms(self.shape, groups, self._microbatch(groups), scenario.epochs_per_batch, minibatches)
+        return update_features(self.shape, groups, self._microbatch(groups), scenario.epochs_per_batch, minibatches)
 
-    def sync(self, first: bool) -> Terms:
+    def sync(self, first: bool) -> Features:
         """Count what a part of a weight sync moves."""
-        terms = self._syncs.get(first)
-        if terms is None:
+        features = self._syncs.get(first)
+        if features is None:
             receivers = self.scenario.placement.generator.count
-            terms = sync_terms(self.weight_bytes, self.weight_tensors, receivers, first=first)
-            self._syncs[first] = terms
-        return terms
+            features = sync_features(self.weight_bytes, self.weight_tensors, receivers, first=first)
+            self._syncs[first] = features
+        return features
 
-    def call(self, groups: Sequence[Group] = ()) -> Terms:
+    def call(self, groups: Sequence[Group] = ()) -> Features:
         """Count one way of a call to an actor."""
         key = len(groups), sum([len(lengths) for _, lengths in groups])
-        terms = self._calls.get(key)
-        if terms is None:
-            terms = self._calls[key] = call_terms(groups)
-        return terms
+        features = self._calls.get(key)
+        if features is None:
+            features = self._calls[key] = call_features(groups)
+        return features
 
     def _microbatch(self, groups: Sequence[Group]) -> int:
         rows = sum([len(lengths) for _, lengths in groups])

@@ -7,8 +7,6 @@ likely for the true one, so that it lies between the k-th and the (n + 1 - k)-th
 (n + 1 - 2k) / (n + 1), whatever the distribution (Wilks 1941, Annals of Mathematical Statistics 12). With k = 0.05 (n +
 1), that is 90%: 19 draws are the fewest, and then the interval is their range. Of fewer draws Student's t makes one,
 mean +- t_(n-1) s sqrt(1 + 1/n), which is exact for normal draws alone.
-
-A forecast as a table, and the sentence that says what holds a run up.
 """
 
 from __future__ import annotations
@@ -104,7 +102,7 @@ def forecast(
         machine: the profile.
         draws: how many possible worlds; from ``FEWEST_DRAWS`` on the intervals assume no distribution.
         seed: of the draws. Equal seeds give equal draws to different scenarios, so that they compare pairwise.
-        allow: circumstances in which the profile may differ from the scenario; see ``world.build_world``.
+        allow: circumstances in which the profile may differ from the scenario; see ``world.build_run``.
         paired: give scenarios with more and fewer Generators the same lengths; see ``harness.simulate.lengths``.
 
     Raises:

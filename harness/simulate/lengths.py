@@ -1,14 +1,8 @@
 """How long the rollouts of a simulated run are: pinned as the engines pin them, or drawn from recorded groups.
 
 The tokens of an order depend on its own seed and on what was recorded, and on nothing else: two scenarios with the same
-seed have the same rollouts, whatever else differs between them.
-
-Lengths that do not depend on how a rollout batch is shared out over Generators.
-
-Orders of a real run have seeds of their own, so that one Generator more gives every rollout another length. Where runs
-with more and fewer Generators are compared, that would be noise between them: here a batch is drawn as a whole.
-
-How many prompts a task has, told without a model.
+seed have the same rollouts, whatever else differs between them. With one Generator more, though, every rollout has
+another length, since orders have seeds of their own; where that would be noise, ``PairedLengths`` draws a batch whole.
 """
 
 from __future__ import annotations

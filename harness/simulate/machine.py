@@ -3,13 +3,11 @@
 A machine profile is a YAML file in ``profiles/machines/``, written by ``python -m harness calibrate`` or, for machines
 that nobody here has, made from data sheets and tagged as such.
 
-Seconds of a stage = (sum over its terms of coefficient x units) x (factor of the model, where it was measured). What a
-term counts is said in ``harness.simulate.features``, when a cost holds in ``harness.simulate.cost_model``.
+Seconds of a stage = (sum over its features of coefficient x units) x (factor of the model, where it was measured).
+What a feature counts is said in ``harness.simulate.features``, when a cost holds in ``harness.simulate.cost_model``.
 
 These seconds are means. A spread s of logarithms is that of a factor with the mean 1, exp(s z - s^2 / 2) with z
 standard normal, so that drawing it changes no mean.
-
-Machine profile files: found by name or path, checked, written; errors say what, where and what to write instead.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Origin = Literal["measured", "datasheet"]
 
 
 class Correction(Section):
-    """How a model that was measured differs from what the terms say of its size.
+    """How a model that was measured differs from what the features say of its size.
 
     Attributes:
         factor: on the seconds.
@@ -54,15 +52,15 @@ class StageCost(Section):
         stage: a stage's name; ``call`` is a call to a part, one way, ``record`` the harness's own bookkeeping after a
             training step. A Generator evaluates at the cost of ``generate``, a Scorer at that of ``score``.
         where: circumstances that must agree; see ``harness.simulate.cost_model``. One that is not named may be any.
-        seconds: of one unit of each term.
+        seconds: of one unit of each feature.
         covariance: of these coefficients, in their order; empty where they are not measured.
         models: corrections by model name.
         unseen_log_sd: spread of the corrections over models: what a model that is not among them may be off by.
         step_log_sd: spread of the logarithm of single spans around the prediction, within a run.
         step_correlation: of that between one training step and the next, 0 to 1.
         run_log_sd: spread from run to run, the same for all spans of a run.
-        ranges: smallest and largest units of each term for which the cost holds: those that were fitted, and a quarter
-            beyond.
+        ranges: smallest and largest units of each feature for which the cost holds: those that were fitted, and a
+            quarter beyond.
         spans: fitted.
     """
 
@@ -78,14 +76,14 @@ class StageCost(Section):
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     spans: AtLeast0 = 0
 
-    def holds_under(self, circumstances: Mapping[str, str]) -> bool:
+    def holds_under(self, cost_key: Mapping[str, str]) -> bool:
         """Whether every circumstance that the cost names is as it says."""
-        return all(circumstances.get(key) == value for key, value in self.where.items())
+        return all(cost_key.get(key) == value for key, value in self.where.items())
 
     def seconds_of(self, units: Mapping[str, float], model: str = "") -> float:
-        """Return the mean seconds of so many units, for a model by its name; terms without a cost are free."""
+        """Return the mean seconds of so many units, for a model by its name; features without a cost are free."""
         factor = self.models[model].factor if model in self.models else 1.0
-        return factor * sum(seconds * units.get(term, 0.0) for term, seconds in self.seconds.items())
+        return factor * sum(seconds * units.get(feature, 0.0) for feature, seconds in self.seconds.items())
 
 
 class Contention(Section):
@@ -184,9 +182,9 @@ class MachineProfile(Section):
         """Whether the machine has a GPU."""
         return self.device.gpus > 0
 
-    def cost_of(self, stage: str, circumstances: Mapping[str, str]) -> StageCost | None:
+    def cost_of(self, stage: str, cost_key: Mapping[str, str]) -> StageCost | None:
         """Return the cost of a stage that holds under these circumstances, the one that names most of them."""
-        fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(circumstances)]
+        fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(cost_key)]
         return max(fitting, key=lambda cost: len(cost.where), default=None)
 
 
@@ -292,18 +290,18 @@ def _header(profile: MachineProfile) -> str:
 
 
 def _broken_rules(profile: MachineProfile) -> list[Problem]:
-    """What types cannot say: a covariance is square and as large as its terms, a range does not run backwards."""
+    """What types cannot say: a covariance is square and as large as its features, a range does not run backwards."""
     problems = []
     for index, cost in enumerate(profile.stages):
         path: KeyPath = ("stages", index)
-        terms = len(cost.seconds)
-        if cost.covariance and [len(row) for row in cost.covariance] != [terms] * terms:
-            what = f"`{dotted((*path, 'covariance'))}` must have {terms} rows of {terms} numbers, as many as `seconds`"
+        size = len(cost.seconds)
+        if cost.covariance and [len(row) for row in cost.covariance] != [size] * size:
+            what = f"`{dotted((*path, 'covariance'))}` must have {size} rows of {size} numbers, as many as `seconds`"
             problems.append(Problem(what, "leave it out where it is not known", ((*path, "covariance"),)))
-        for term, (low, high) in cost.ranges.items():
+        for feature, (low, high) in cost.ranges.items():
             if low > high:
-                what = f"`{dotted((*path, 'ranges', term))}` runs from {low:g} down to {high:g}"
-                problems.append(Problem(what, "write the smaller one first", ((*path, "ranges", term),)))
+                what = f"`{dotted((*path, 'ranges', feature))}` runs from {low:g} down to {high:g}"
+                problems.append(Problem(what, "write the smaller one first", ((*path, "ranges", feature),)))
     for index, lengths in enumerate(profile.lengths):
         for key, values in (("prompts", lengths.prompts), ("trained", lengths.trained)):
             if values and len(values) != len(lengths.groups):

@@ -1,10 +1,7 @@
-"""From what was typed to the scenario that is simulated: models by size, counts of parts, a GPU for each part.
+"""The points of a simulated sweep: from what was typed to scenarios, and each simulated in several worlds.
 
-The axes of a simulated sweep, as typed: ``generators=1..64``, ``max_lag=0,1,2``, ``transport.type=nixl,disk``.
-
-Thousands of points, each simulated in several worlds, by as many processes as there are cores.
-
-Every point is simulated under the same seeds, so that points differ only by what differs between them.
+As many processes as there are cores work on them. Every point is simulated under the same seeds, so that points differ
+only by what differs between them.
 """
 
 from __future__ import annotations
@@ -290,7 +287,7 @@ class Question:
         machine: the profile.
         draws, seed: of the worlds.
         learners: data-parallel Learners, where no axis says how many.
-        allow: see ``harness.simulate.simulated_run.build_world``.
+        allow: see ``harness.simulate.simulated_run.build_run``.
     """
 
     base: dict[str, Any]

@@ -1,10 +1,7 @@
-"""The driver's own time after a training step, on the virtual clock: rows are written while nothing else of it runs.
+"""One simulated run: from a scenario and a machine profile to the parts that the loop runs, and to their spans.
 
-A simulated world: from a scenario and a machine profile to the parts that the loop runs.
-
-with ``run_virtual``: ``world = build_world(scenario, machine, tracer)``, then ``await world.run(observer)``
-
-One simulated run, from a scenario to its spans.
+Inside of ``run_virtual``: ``built = build_run(scenario, machine, tracer)``, then ``await built.run(observer)``; or all
+of it at once with ``simulate_run``.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from harness.results import lane_kind
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, on_one_thread, threads_on
 from harness.simulate.clock import VirtualClockLoop, run_virtual
-from harness.simulate.cost_model import Costing, Draw, Seconds, model_name
+from harness.simulate.cost_model import CostModel, Draw, Seconds, model_name
 from harness.simulate.features import Workload, sizes_of
 from harness.simulate.lengths import LengthSource, length_source, number_of_prompts
 from harness.simulate.machine import MachineProfile
@@ -34,8 +31,39 @@ from harness.simulate.timeline import CallTimeline, OwnDevice, Place, SharedCore
 DRIVER = "driver"
 
 
-class Bookkeeping:
-    """An observer that passes everything on, and holds the driver up after each training step.
+class ForwardingObserver:
+    """An observer that passes everything on; a base for one that changes or takes note of some events."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+
+    def on_version(self, lane: str, version: int) -> None:
+        """See ``Observer``."""
+        self.observer.on_version(lane, version)
+
+    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
+        """See ``Observer``."""
+        self.observer.on_sync(lane, version, measured)
+
+    def on_step(self, facts: StepReport) -> None:
+        """See ``Observer``."""
+        self.observer.on_step(facts)
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
+        """See ``Observer``."""
+        self.observer.on_evaluation(version, scored)
+
+    def on_replaced(self, lane: str, reason: str) -> None:
+        """See ``Observer``."""
+        self.observer.on_replaced(lane, reason)
+
+    def on_finished(self, ledger: RolloutCounts) -> None:
+        """See ``Observer``."""
+        self.observer.on_finished(ledger)
+
+
+class Bookkeeping(ForwardingObserver):
+    """Holds the driver up after each training step: on the virtual clock, nothing else of it runs meanwhile.
 
     A ``RunRecorder`` writes the spans of that wait itself, if ``take_time`` is called while it is told of a step; for
     another observer they are written here.
@@ -51,14 +79,15 @@ class Bookkeeping:
     def __init__(
         self, observer: Observer, tracer: RecordingTracer, lanes: Sequence[str], costs: Seconds, work: Workload
     ) -> None:
-        self._observer, self._tracer, self._lanes, self._costs, self._work = observer, tracer, lanes, costs, work
+        super().__init__(observer)
+        self._tracer, self._lanes, self._costs, self._work = tracer, lanes, costs, work
         self._facts: StepReport | None = None
         self._versions: dict[str, int] = {}
 
     def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
         self._facts, start_ns = facts, self._tracer.clock_ns()
-        self._observer.on_step(facts)
+        super().on_step(facts)
         if self._facts is not None:
             self.take_time()
             self._idle_since(start_ns, facts.step)
@@ -87,27 +116,8 @@ class Bookkeeping:
     def on_version(self, lane: str, version: int) -> None:
         """See ``Observer``."""
         self._versions[lane] = version
-        self._observer.on_version(lane, version)
+        super().on_version(lane, version)
 
-    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
-        """See ``Observer``."""
-        self._observer.on_sync(lane, version, measured)
-
-    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
-        """See ``Observer``."""
-        self._observer.on_evaluation(version, scored)
-
-    def on_replaced(self, lane: str, reason: str) -> None:
-        """See ``Observer``."""
-        self._versions[lane] = -1
-        self._observer.on_replaced(lane, reason)
-
-    def on_finished(self, ledger: RolloutCounts) -> None:
-        """See ``Observer``."""
-        self._observer.on_finished(ledger)
-
-
-__all__ = ["Draw", "World", "build_world"]
 
 NO_REWARD = 0.0
 """What a rollout gets where the replay buffer asks for rewards: nobody knows what it would be."""
@@ -117,7 +127,7 @@ it packs. In calibration runs with two Generators, calls beside the other one's 
 
 
 @dataclass
-class World:
+class SimulatedRun:
     """The parts of one simulated run.
 
     Attributes:
@@ -170,7 +180,7 @@ class World:
             self._bookkeeping.take_time()
 
 
-def build_world(
+def build_run(
     scenario: Scenario,
     machine: MachineProfile,
     tracer: RecordingTracer,
@@ -180,7 +190,7 @@ def build_world(
     allow: Collection[str] = (),
     costs: Seconds | None = None,
     lengths: LengthSource | None = None,
-) -> World:
+) -> SimulatedRun:
     """Make the parts of one run.
 
     Args:
@@ -200,11 +210,11 @@ def build_world(
     work = Workload(scenario, shape)
     _check_shape(work)
     model = model_name(scenario)
-    costs = costs or Costing(scenario, machine, draw, model=model, allow=allow)
+    costs = costs or CostModel(scenario, machine, draw, model=model, allow=allow)
     lengths = lengths or length_source(scenario, machine, model, allow=allow)
     timelines = _Timelines(scenario, machine, tracer, draw)
     delays: dict[str, float] = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
-    steady = draw is None and isinstance(costs, Costing)
+    steady = draw is None and isinstance(costs, CostModel)
     plan = loop_plan(scenario, *number_of_prompts(scenario))
 
     def part(lane: str) -> tuple[CallTimeline, ProfileCosts]:
@@ -216,7 +226,7 @@ def build_world(
     optimizer_steps = scenario.optimizer_steps_per_batch
     learner = SimulatedLearner(*part("learner"), optimizer_steps, work.weight_bytes, work.weight_tensors)
     crowded = _crowded(scenario, machine)
-    return World(
+    return SimulatedRun(
         generators=generators,
         scorers=scorers,
         learner=learner,
@@ -328,7 +338,7 @@ def _shared_cores(machine: MachineProfile, draw: Draw | None) -> Place | None:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulatedResult:
     """A finished run.
 
     Attributes:
@@ -358,7 +368,7 @@ def simulate_run(
     allow: Collection[str] = (),
     costs: Seconds | None = None,
     lengths: LengthSource | None = None,
-) -> Simulated:
+) -> SimulatedResult:
     """Run the loop of a scenario on the virtual clock.
 
     Args:
@@ -366,7 +376,7 @@ def simulate_run(
         machine: the profile.
         draw: one possible truth; None: the central prediction, without noise.
         observer: hears of events, before the driver's bookkeeping after each step takes its time.
-        shape, allow, costs, lengths: see ``build_world``.
+        shape, allow, costs, lengths: see ``build_run``.
 
     Raises:
         UserError: the profile lacks something that the scenario needs.
@@ -375,40 +385,28 @@ def simulate_run(
     watch = _Watch(observer or SilentObserver())
 
     async def main(tracer: RecordingTracer) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
-        world = build_world(
-            scenario, machine, tracer, draw=draw, shape=shape, allow=allow, costs=costs, lengths=lengths
-        )
-        await world.run(watch)
-        return asyncio.get_running_loop().time(), world.lanes, world.extrapolating
+        built = build_run(scenario, machine, tracer, draw=draw, shape=shape, allow=allow, costs=costs, lengths=lengths)
+        await built.run(watch)
+        return asyncio.get_running_loop().time(), built.lanes, built.extrapolating
 
     (seconds, lanes, extrapolating), tracer = run_virtual(main)
-    return Simulated(tracer.drain(), seconds, watch.ledger, tuple(watch.steps), lanes, extrapolating)
+    return SimulatedResult(tracer.drain(), seconds, watch.ledger, tuple(watch.steps), lanes, extrapolating)
 
 
-class _Watch:
-    """Keeps what the loop tells of steps and rollouts, and passes everything on."""
+class _Watch(ForwardingObserver):
+    """Keeps what the loop tells of steps and rollouts."""
 
     def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self.steps: list[StepReport] = []
         self.ledger = RolloutCounts()
 
-    def on_version(self, lane: str, version: int) -> None:
-        self._observer.on_version(lane, version)
-
-    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
-        self._observer.on_sync(lane, version, measured)
-
     def on_step(self, facts: StepReport) -> None:
+        """See ``Observer``."""
         self.steps.append(facts)
-        self._observer.on_step(facts)
-
-    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
-        self._observer.on_evaluation(version, scored)
-
-    def on_replaced(self, lane: str, reason: str) -> None:
-        self._observer.on_replaced(lane, reason)
+        super().on_step(facts)
 
     def on_finished(self, ledger: RolloutCounts) -> None:
+        """See ``Observer``."""
         self.ledger = ledger
-        self._observer.on_finished(ledger)
+        super().on_finished(ledger)

@@ -1,14 +1,8 @@
-"""How far a command is, on standard error.
-
-What to choose on an axis, and what it costs to be wrong.
+"""A sweep from its points to what to choose: files, a picture, and sentences.
 
 The knee of a line is the smallest value whose throughput is within 5% of the best one on that line. That, and the price
 of one step less or more, is taken draw by draw, and then the median: the same worlds stand behind all values, so that
 what they share cancels. Medians of throughput alone would compare the middle world of one value with that of another.
-
-The points of a sweep as files: JSON lines with everything, a table for spreadsheets, and the command beside them.
-
-A sweep from its points to what to choose: files, a picture, and sentences.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTra
     """The same sizes as a scenario of a tiny model on a machine profile, every part with a device of its own."""
     from harness.scenario import Scenario
     from harness.simulate.machine import Device, MachineProfile, StageCost
-    from harness.simulate.simulated_run import build_world
+    from harness.simulate.simulated_run import build_run
 
     stages = {
         "generate": {"decode_step": 0.25, "response": 0.01},
@@ -139,7 +139,7 @@ def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTra
         save_policy=False,
         **(replay if control == "replay" else {"lag_control": control}),
     )
-    world = build_world(scenario, machine, tracer)
+    world = build_run(scenario, machine, tracer)
     return world.generators, world.scorers, world.learner, world.plan
 
 

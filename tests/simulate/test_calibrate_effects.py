@@ -9,7 +9,7 @@ import pytest
 
 from harness.simulate.calibrate.effects import costs_of_other_transports, fit_contention, run_correlation, run_speeds
 from harness.simulate.calibrate.observations import Observation
-from harness.simulate.features import sync_terms
+from harness.simulate.features import sync_features
 from harness.simulate.machine import StageCost
 
 GENERATE = StageCost(stage="generate", seconds={"row": 0.001})
@@ -96,7 +96,7 @@ GENERATORS_SHARE = StageCost(stage="weight_verify", where={"part": "generator"},
 
 
 def _sync(stage: str, transport: str, gb: float, seconds: float, run: str = "sweep") -> Observation:
-    units = sync_terms(gb * 1e9, 10)
+    units = sync_features(gb * 1e9, 10)
     return Observation(stage, {"transport": transport}, "", units, seconds, run, run, 1)
 
 

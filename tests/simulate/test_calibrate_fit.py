@@ -25,13 +25,13 @@ from harness.simulate.calibrate.command import calibrate
 from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.calibrate.observations import find_sources, observe, run_label
-from harness.simulate.cost_model import circumstances
+from harness.simulate.cost_model import cost_key
 from harness.simulate.features import (
     Group,
-    batch_terms,
-    generate_terms,
-    sync_terms,
-    update_terms,
+    batch_features,
+    generate_features,
+    sync_features,
+    update_features,
     weight_bytes,
     weight_tensors,
 )
@@ -49,7 +49,7 @@ STEPS = 8
 
 
 def _seconds(costs: dict[str, float], units: dict[str, float]) -> float:
-    return sum(seconds * units[term] for term, seconds in costs.items())
+    return sum(seconds * units[feature] for feature, seconds in costs.items())
 
 
 class Writer:
@@ -116,13 +116,13 @@ def _spans(
 ) -> list[Span]:
     shape = shape_for(scenario)[0]
     assert shape is not None
-    sync = sync_terms(weight_bytes(shape), weight_tensors(shape))
+    sync = sync_features(weight_bytes(shape), weight_tensors(shape))
     stages = (
         ("learner", Stage.WEIGHT_PUBLISH, _seconds(SYNC, sync)),
         ("generator", Stage.WEIGHT_TRANSFER, _seconds(SYNC, sync)),
-        ("generator", Stage.GENERATE, _seconds(GENERATE, generate_terms(shape, groups, 256))),
-        ("scorer", Stage.SCORE, _seconds(SCORE, batch_terms(groups))),
-        ("learner", Stage.UPDATE, _seconds(UPDATE, update_terms(shape, groups, scenario.microbatch_size, 1, 1))),
+        ("generator", Stage.GENERATE, _seconds(GENERATE, generate_features(shape, groups, 256))),
+        ("scorer", Stage.SCORE, _seconds(SCORE, batch_features(groups))),
+        ("learner", Stage.UPDATE, _seconds(UPDATE, update_features(shape, groups, scenario.microbatch_size, 1, 1))),
     )
     spans = []
     for lane, stage, seconds in stages:
@@ -160,7 +160,7 @@ def _runs(writer: Writer) -> list[Run]:
 
 def _cost(profile: MachineProfile, stage: str, **where: str) -> Any:
     scenario = load_scenario("sync_k1", ["transport.type=shared_memory", "placement.colocated=false"])
-    found = profile.cost_of(stage, circumstances(scenario, stage, 2, has_gpu=False) | where)
+    found = profile.cost_of(stage, cost_key(scenario, stage, 2, has_gpu=False) | where)
     assert found is not None
     return found
 
@@ -222,11 +222,11 @@ def test_predictions_hold_within_their_stated_errors(writer: Writer) -> None:
     assert shape is not None
     groups: list[Group] = [(12, tuple(range(8, 32, 3)))] * 6
     for stage, planted, units in (
-        ("generate", GENERATE, generate_terms(shape, groups, 256)),
-        ("update", UPDATE, update_terms(shape, groups, 48, 1, 1)),
+        ("generate", GENERATE, generate_features(shape, groups, 256)),
+        ("update", UPDATE, update_features(shape, groups, 48, 1, 1)),
     ):
         cost = _cost(profile, stage)
-        x = [units[term] for term in cost.seconds]
+        x = [units[feature] for feature in cost.seconds]
         variance = sum(a * b * cost.covariance[i][j] for i, a in enumerate(x) for j, b in enumerate(x))
         expected = _seconds(planted, units)
         assert abs(cost.seconds_of(units) - expected) < 5 * variance**0.5

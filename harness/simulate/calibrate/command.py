@@ -1,7 +1,4 @@
-"""How well a profile's costs describe the spans that they were fitted to: by stage, and by arm where it is worst.
-
-One calibration from its arguments to its file and its table.
-"""
+"""One calibration, from its arguments to its file and the table of how well its costs describe the spans."""
 
 from __future__ import annotations
 
@@ -80,11 +77,11 @@ def fit_table(profile: MachineProfile, fits: Sequence[StageFit]) -> Table:
 
 
 def cost_table(profile: MachineProfile) -> Table:
-    """Return the seconds of one unit of each term."""
+    """Return the seconds of one unit of each feature."""
     rows = [
-        (cost.stage, _under(cost), term, _seconds(seconds), _standard_error(cost, place), _range(cost, term))
+        (cost.stage, _under(cost), feature, _seconds(seconds), _standard_error(cost, place), _range(cost, feature))
         for cost in profile.stages
-        for place, (term, seconds) in enumerate(cost.seconds.items())
+        for place, (feature, seconds) in enumerate(cost.seconds.items())
     ]
     return Table(
         title=f"Costs of {profile.name}",
@@ -123,8 +120,8 @@ def _standard_error(cost: StageCost, place: int) -> str:
     return _seconds(cost.covariance[place][place] ** 0.5) if cost.covariance else ""
 
 
-def _range(cost: StageCost, term: str) -> str:
-    low, high = cost.ranges.get(term, (0.0, 0.0))
+def _range(cost: StageCost, feature: str) -> str:
+    low, high = cost.ranges.get(feature, (0.0, 0.0))
     return f"{low:.3g}" if high - low < 1e-3 * high else f"{low:.3g} to {high:.3g}"
 
 

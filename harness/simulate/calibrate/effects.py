@@ -1,12 +1,9 @@
-"""Whether a run that is slow in one stage is slow in the others too: machines differ from run to run as a whole.
+"""What goes beyond the cost of one stage alone: runs that are slow as a whole, contention, and other transports.
 
-How much parts that work at the same time slow each other down, from spans in which another part was at work.
-
-Costs of transports that no training run has, from isolated weight syncs of a transport sweep.
-
-A sync in a sweep need not cost what one in a training run does. Transports that both have say how the two relate, and
-that is carried over where it is about the same work: copying the weights into memory. How long they travel is taken as
-it was measured in isolation, since the transports that both have do not travel alike.
+The costs of transports that no training run has are from isolated weight syncs of a transport sweep. A sync in a sweep
+need not cost what one in a training run does. Transports that both have say how the two relate, and that is carried
+over where it is about the same work: copying the weights into memory. How long they travel is taken as it was measured
+in isolation, since the transports that both have do not travel alike.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
-from harness.simulate.calibrate.least_squares import SYNC_TERMS, active_terms, fit_costs
+from harness.simulate.calibrate.least_squares import SYNC_FEATURES, active_features, fit_costs
 from harness.simulate.calibrate.observations import Observation
 from harness.simulate.machine import Contention, StageCost, rounded
 
@@ -253,17 +250,17 @@ def _fitted(stage: str, where: dict[str, str], syncs: Sequence[Observation]) -> 
     spans = _spans(stage, where, syncs)
     if not spans:
         return None
-    units = np.array([[item.units[term] for term in SYNC_TERMS] for item in spans])
+    units = np.array([[item.units[feature] for feature in SYNC_FEATURES] for item in spans])
     found = fit_costs(units, np.array([item.seconds for item in spans]), np.zeros(len(spans), dtype=np.int64))
-    places = active_terms(SYNC_TERMS, found)
-    columns = zip(SYNC_TERMS, units.T, strict=True)
+    places = active_features(SYNC_FEATURES, found)
+    columns = zip(SYNC_FEATURES, units.T, strict=True)
     return StageCost(
         stage=stage,
         where=where,
-        seconds={SYNC_TERMS[place]: float(found.seconds[place]) for place in places},
+        seconds={SYNC_FEATURES[place]: float(found.seconds[place]) for place in places},
         covariance=tuple(tuple(map(float, row)) for row in found.covariance[np.ix_(places, places)]),
         step_log_sd=math.log1p(found.step_sd),
-        ranges={term: (rounded(float(column.min())), rounded(float(column.max()))) for term, column in columns},
+        ranges={feature: (rounded(float(column.min())), rounded(float(column.max()))) for feature, column in columns},
         spans=len(spans),
     )
 
@@ -271,7 +268,7 @@ def _fitted(stage: str, where: dict[str, str], syncs: Sequence[Observation]) -> 
 def _scaled(cost: StageCost, factor: float, spread: float) -> StageCost:
     return cost.model_copy(
         update={
-            "seconds": {term: rounded(factor * seconds) for term, seconds in cost.seconds.items()},
+            "seconds": {feature: rounded(factor * seconds) for feature, seconds in cost.seconds.items()},
             "covariance": tuple(tuple(rounded(factor * factor * value) for value in row) for row in cost.covariance),
             "step_log_sd": rounded(cost.step_log_sd),
             "run_log_sd": spread,

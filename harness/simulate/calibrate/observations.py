@@ -1,10 +1,6 @@
-"""Which rollouts stand behind a span of a recorded run: their prompt and response tokens.
-
-From a recorded run to observations: one for each span of a stage, with what its time may depend on counted.
+"""From recorded runs to observations: one for each span of a stage, with what its time may depend on counted.
 
 Totals of training steps are never looked at: a fit to them could be right for wrong reasons.
-
-Prompt and response lengths as they were sampled, by task, model and purpose: what a simulation draws from.
 """
 
 from __future__ import annotations
@@ -26,8 +22,8 @@ from harness.results import Run, find_runs, lane_kind
 from harness.results.rows import BatchRow, ShardRow
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.cost_model import circumstances, model_name, placement_of
-from harness.simulate.features import Group, Terms, Workload, sync_terms
+from harness.simulate.cost_model import cost_key, model_name, placement_of
+from harness.simulate.features import Features, Group, Workload, sync_features
 from harness.simulate.machine import Lengths
 
 OF_A_BATCH = (Stage.PREPARE_BATCH, Stage.OLD_LOGPROBS, Stage.REFERENCE_LOGPROBS, Stage.UPDATE)
@@ -147,7 +143,7 @@ class Observation:
         stage: as a profile names it: a Generator's evaluation is ``generate``, a Scorer's ``score``.
         where: its circumstances, all of them; see ``harness.simulate.cost_model``.
         model: name of the model.
-        units: what was counted, by term.
+        units: what was counted, by feature.
         seconds: it took.
         run: label of its run.
         arm: of that run, with what it has of a sweep; repeats share it.
@@ -158,7 +154,7 @@ class Observation:
     stage: str
     where: Mapping[str, str]
     model: str
-    units: Terms
+    units: Features
     seconds: float
     run: str
     arm: str
@@ -196,7 +192,7 @@ def observe_sweep(run: Run) -> list[Observation]:
     label = run_label(run)
     found = []
     for row in run.syncs:
-        units = sync_terms(row.num_bytes, row.tensors, row.receivers, first=row.repeat == 0)
+        units = sync_features(row.num_bytes, row.tensors, row.receivers, first=row.repeat == 0)
         for stage in ("publish", "transfer", "load", "verify"):
             seconds = float(getattr(row, f"{stage}_s"))
             others = 0.0 if stage == "publish" else float(row.receivers - 1)
@@ -259,7 +255,7 @@ class _Reading:
             stage, units = self._units(span, kind, groups)
             yield self._observation(span, stage, units)
 
-    def _units(self, span: Span, kind: str, groups: Sequence[Group]) -> tuple[str, Terms]:
+    def _units(self, span: Span, kind: str, groups: Sequence[Group]) -> tuple[str, Features]:
         work = self.work
         if kind == "generator":
             return "generate", work.generate(groups)
@@ -317,10 +313,12 @@ class _Reading:
     def _ends(self) -> dict[tuple[str, int], Span]:
         return {(s.lane, s.end_ns): s for s in self.spans if not s.stage.is_wait}
 
-    def _observation(self, span: Span, stage: str, units: Terms, told: Mapping[str, str] | None = None) -> Observation:
+    def _observation(
+        self, span: Span, stage: str, units: Features, told: Mapping[str, str] | None = None
+    ) -> Observation:
         return Observation(
             stage=stage,
-            where=circumstances(self.scenario, stage, self.cores, self.has_gpu) | dict(told or {}),
+            where=cost_key(self.scenario, stage, self.cores, self.has_gpu) | dict(told or {}),
             model=model_name(self.scenario),
             units=units,
             seconds=(span.end_ns - span.start_ns) / 1e9,

@@ -1,8 +1,4 @@
-"""Which run is meant: the only one of a folder, or the one that is named.
-
-The machine profile for a recorded run: the named one, or the one that was made on its machine with its versions.
-
-What may be changed about a recorded run, and what each change needs to be known.
+"""What may be changed about which recorded run, what each change needs to be known, and the profile that knows it.
 
 strategy: steps, max_lag, lag_control, replay, evaluation.every    nothing more than the recording
 work: epochs_per_batch, minibatches_per_epoch, group_size, ...     the costs of a machine profile: each recorded time

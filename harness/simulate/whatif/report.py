@@ -1,9 +1,4 @@
-"""What is printed about a change: its tables and the sentences below them.
-
-The picture: what each lane did before and after a change, one above the other on one scale of seconds.
-
-Both replays as run folders, so that ``compare``, ``report`` and ``trace`` serve them as they serve real runs.
-"""
+"""How a change is told: tables, sentences, a picture, and both replays as runs, for compare, report and trace."""
 
 from __future__ import annotations
 

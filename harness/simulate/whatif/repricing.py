@@ -22,7 +22,7 @@ from harness.core.types import Purpose, RolloutGroup, WorkItem
 from harness.results import lane_kind
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import on_one_thread, threads_on
-from harness.simulate.cost_model import Costing, model_name
+from harness.simulate.cost_model import CostModel, model_name
 from harness.simulate.features import Group, Workload, sizes_of
 from harness.simulate.machine import Contention, MachineProfile
 from harness.simulate.parts import Sampled
@@ -282,7 +282,7 @@ class _Predicted:
 
     def __init__(self, scenario: Scenario, machine: MachineProfile) -> None:
         self.work = Workload(scenario)
-        self.costs = Costing(scenario, machine, model=model_name(scenario))
+        self.costs = CostModel(scenario, machine, model=model_name(scenario))
 
     def update_s(self, stage: Stage, groups: Sequence[Group]) -> float | None:
         """Return the seconds of a stage of a training step; None where the scenario does not have it."""
