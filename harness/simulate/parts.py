@@ -86,7 +86,8 @@ class SimulatedGenerator:
     def __init__(self, timeline: Timeline, costs: CostSource, sample: Sample) -> None:
         self.timeline, self._costs, self._sample, self.lane = timeline, costs, sample, timeline.lane
         self.version = -1
-        self._held: list[tuple[float, int]] = []  # (since, version), for version shares
+        self._sampling = False
+        self._held: list[tuple[float, int]] = []  # (since, version), for the shares of versions while it samples
 
     async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
         """Take the time of a transfer and a load; nothing is measured.
@@ -100,8 +101,9 @@ class SimulatedGenerator:
         times = await self.timeline.run(plan, version, version, loading=True)
         _check_readable(weight_handle)
         self.version = version
-        loaded = [end for each, (_, end) in zip(plan.stages, times, strict=True) if each.stage is Stage.WEIGHT_LOAD]
-        self._held.append((loaded[-1] if loaded else asyncio.get_running_loop().time(), version))
+        if self._sampling:
+            loaded = [end for each, (_, end) in zip(plan.stages, times, strict=True) if each.stage is Stage.WEIGHT_LOAD]
+            self._held.append((loaded[-1] if loaded else asyncio.get_running_loop().time(), version))
         return {}
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
@@ -112,9 +114,10 @@ class SimulatedGenerator:
         """
         assert self.version >= 0, f"{self.lane} generates for step {item.step} without weights"
         oldest = self.version
-        self._held = [(-1.0, oldest)]
+        self._held, self._sampling = [(-1.0, oldest)], True
         sampled = self._sample(item)
         times = await self.timeline.run(self._costs.generate(item, sampled), item.step, oldest)
+        self._sampling = False
         mean = None if self.version == oldest else self._mean_version(times[0][0], times[-1][1])
         return tuple(
             [
@@ -210,9 +213,10 @@ def with_rewards(group: RolloutGroup, rewards: tuple[float, ...]) -> RolloutGrou
         group.min_version,
         group.max_version,
         group.lengths,
-        rewards=rewards,
-        mean_version=group.mean_version,
-        prompt_length=group.prompt_length,
+        None,
+        rewards,
+        group.mean_version,
+        group.prompt_length,
     )
 
 

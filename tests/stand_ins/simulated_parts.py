@@ -91,11 +91,12 @@ class SleepingTimeline:
         """See ``harness.simulate.parts.Timeline``."""
         times: Times = []
         now = asyncio.get_running_loop().time
+        end = now()
         for stage, seconds, _ in plan.stages:
-            start = now()
             with self.tracer.span(self.lane, stage or Stage.WAIT_FOR_CALL, step, version):
                 await asyncio.sleep(seconds)
-            times.append((start, now()))
+            start, end = end, now()
+            times.append((start, end))
         return times
 
 
