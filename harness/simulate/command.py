@@ -1,10 +1,17 @@
-"""Carries out ``python -m harness simulate``: forecasts of every arm, or a sweep with its picture."""
+"""``python -m harness simulate``: forecasts of every arm, or a sweep, and simulated runs in the format of real ones.
+
+The runs are written by the same recorder, on the virtual clock. What a simulation does not know is left out: rewards,
+losses and gradients. ``Manifest.simulated`` names the profile, and machine and versions are the profile's.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -12,21 +19,142 @@ from rich.text import Text
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
-from harness.probes.provenance import package_versions
+from harness.core.trace import RecordingTracer
+from harness.core.types import ScoredBatch
+from harness.loop import StepReport
+from harness.probes.provenance import code_state, package_versions
 from harness.report.console import Output, shown_path
 from harness.report.text import print_list, print_table
-from harness.scenario import Variant
-from harness.simulate.axes import axis_of, read_axes
-from harness.simulate.bars import counted
-from harness.simulate.forecast import DRAWS, forecast
-from harness.simulate.learners import with_learners
-from harness.simulate.machine import MachineProfile
-from harness.simulate.machines import check_versions, load_machine
-from harness.simulate.points import Question
-from harness.simulate.recording import SimulatedExperiment, draws_of
-from harness.simulate.settings import load_for, only_variant, steady, variants_of
-from harness.simulate.sweeping import Sweep, draws_for, run_sweep
-from harness.simulate.tables import HOW_FAR_OFF, Forecasted, bottleneck, forecast_table, warnings
+from harness.results import Manifest, RunFolder
+from harness.results.anonymous import safe_name
+from harness.results.recorder import RunRecorder
+from harness.results.writer import begin_experiment, timestamp, utc_now
+from harness.scenario import Scenario, Variant, resolved_yaml
+from harness.simulate.clock import run_virtual
+from harness.simulate.cost_model import Draw, with_learners
+from harness.simulate.forecast import DRAWS, HOW_FAR_OFF, Forecasted, bottleneck, forecast, forecast_table, warnings
+from harness.simulate.machine import MachineProfile, check_versions, load_machine
+from harness.simulate.points import Question, axis_of, facts_of, load_for, only_variant, read_axes, steady, variants_of
+from harness.simulate.simulated_run import ForwardingObserver, build_run
+from harness.simulate.sweep import Sweep, counted, draws_for, run_sweep
+
+LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
+"""Metrics that say what was learnt, which a simulation does not know."""
+
+
+class SimulatedExperiment:
+    """The folder of one command's simulated runs, made when the first of them begins.
+
+    Args:
+        out: the results folder.
+        scenario: names the folder in it.
+        machine: the profile.
+        allow: see ``harness.simulate.simulated_run.build_run``.
+
+    Attributes:
+        machine: the profile.
+        folder: of the experiment; None until then.
+    """
+
+    def __init__(self, out: Path, scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> None:
+        self._out, self._scenario, self.machine, self._allow = out, scenario, machine, allow
+        self._code, self._name = code_state(), ""
+        self.folder: Path | None = None
+
+    def record(self, variant: Variant, machine: MachineProfile, draw: Draw | None, facts: Mapping[str, Any]) -> Path:
+        """Simulate a run and write its folder.
+
+        Args:
+            variant: the run.
+            machine: the profile by which its stages take time.
+            draw: one possible world; None is the central prediction, without noise.
+            facts: more for the manifest's ``outcome``.
+
+        Returns:
+            the run's folder.
+
+        Raises:
+            UserError: the profile does not know a stage, or the folder cannot be written.
+        """
+        with self._open(variant) as folder:
+            try:
+                recorder = _simulate(variant.scenario, machine, draw, folder, self._allow)
+            except Exception as error:
+                folder.finish("failed", str(error))
+                raise
+            folder.finish("completed", None, recorder.outcome() | dict(facts))
+            return folder.folder
+
+    def _open(self, variant: Variant) -> RunFolder:
+        folder = self._make(variant.name or None)
+        device = self.machine.device
+        folder.write_manifest(
+            Manifest(
+                scenario=self._scenario.name,
+                experiment=self._name,
+                started_at=timestamp(utc_now()),
+                arm=variant.arm,
+                point=variant.point,
+                position=variant.position,
+                startup_s=0.0,
+                seed=variant.scenario.seed,
+                interleaving="run" if variant.arm is not None or variant.point else None,
+                block=variant.block,
+                versions=dict(self.machine.versions),
+                machine=facts_of(self.machine),
+                commit=self._code.commit,
+                dirty=self._code.dirty,
+                simulated=self.machine.name,
+                threads=None if device.gpus else variant.scenario.model.threads,
+            )
+        )
+        folder.write_scenario(resolved_yaml(variant.scenario))
+        return folder
+
+    def _make(self, variant_name: str | None) -> RunFolder:
+        if self._name:
+            return RunFolder.create(self._out, self._scenario.name, self._name, variant_name)
+        folder, self._name = begin_experiment(self._out, self._scenario.name, variant_name)
+        self.folder = self._out / safe_name(self._scenario.name) / safe_name(self._name)
+        return folder
+
+
+def _simulate(
+    scenario: Scenario, machine: MachineProfile, draw: Draw | None, folder: RunFolder, allow: Collection[str]
+) -> RunRecorder:
+    async def main(tracer: RecordingTracer) -> RunRecorder:
+        built = build_run(scenario, machine, tracer, draw=draw, allow=allow)
+        recorder = RunRecorder(folder, tracer, synchronous=built.plan.is_synchronous, row_listeners=[built.on_row])
+        recorder.loop_starts(built.lanes)
+        await built.run(WithoutRewards(recorder))
+        recorder.loop_ends()
+        return recorder
+
+    return run_virtual(main)[0]
+
+
+class WithoutRewards(ForwardingObserver):
+    """Tells an observer everything but the rewards, which the simulated Scorer only makes up."""
+
+    def on_step(self, facts: StepReport) -> None:
+        """See ``Observer``."""
+        super().on_step(replace(facts, scored=tuple(map(without_rewards, facts.scored))))
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
+        """See ``Observer``."""
+        super().on_evaluation(version, without_rewards(scored))
+
+
+def without_rewards(scored: ScoredBatch) -> ScoredBatch:
+    """Return a scored batch with no rewards in it, neither in its metrics nor with its groups."""
+    metrics = {name: metric for name, metric in scored.metrics.items() if not name.startswith(LEARNT)}
+    groups = tuple(replace(group, rewards=()) for group in scored.groups)
+    return replace(scored, groups=groups, metrics=metrics, examples=())
+
+
+def draws_of(variants: Sequence[Variant], seed: int) -> list[Draw | None]:
+    """Return the world of each run: the central prediction, or for the blocks of a scenario one draw for each block."""
+    return [None if variant.block is None else Draw(variant.block + 1, seed) for variant in variants]
 
 
 def simulate(options: argparse.Namespace, given: Sequence[str]) -> int:

@@ -1,13 +1,16 @@
 """How long the rollouts of a simulated run are: pinned as the engines pin them, or drawn from recorded groups.
 
 The tokens of an order depend on its own seed and on what was recorded, and on nothing else: two scenarios with the same
-seed have the same rollouts, whatever else differs between them.
+seed have the same rollouts, whatever else differs between them. With one Generator more, though, every rollout has
+another length, since orders have seeds of their own; where that would be noise, ``PairedLengths`` draws a batch whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +20,9 @@ from harness.core.seeds import derive_seed
 from harness.core.types import Purpose, WorkItem
 from harness.engines.rng import pinned_lengths
 from harness.scenario import Scenario
+from harness.simulate.features import Group
 from harness.simulate.machine import Lengths, MachineProfile
-from harness.simulate.terms import Group
+from harness.tasks.jsonl import read_lines
 
 Rows = npt.NDArray[np.int64]
 
@@ -267,3 +271,71 @@ def _no_lengths(scenario: Scenario, machine: MachineProfile) -> UserError:
         "machine",
         f"pin them, as sampling.pinned_lengths=[4,{scenario.sampling.max_tokens}] does, or calibrate from runs of it",
     )
+
+
+KEPT = 16
+"""Batches remembered until all their shards are there; more than may be under way at once."""
+
+
+class PairedLengths:
+    """Draws each batch as a whole and gives every shard its part.
+
+    Args:
+        source: says how long the rollouts of an order are.
+        scenario: one run; its seed, batch and number of Generators count.
+    """
+
+    def __init__(self, source: LengthSource, scenario: Scenario) -> None:
+        self._source, self._seed = source, scenario.seed
+        self._prompts, self._shards = scenario.prompts_per_batch, scenario.placement.generator.count
+        self._batches: dict[int, tuple[Group, ...]] = {}
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """See ``LengthSource``."""
+        return self._source.said
+
+    def groups(self, item: WorkItem) -> tuple[Group, ...]:
+        """See ``LengthSource``."""
+        if item.purpose is not Purpose.TRAIN or self._shards == 1:
+            return self._source.groups(replace(item, seed=self._seed_of(item)))
+        batch = self._batches.get(item.step)
+        if batch is None:
+            whole = replace(item, shard=0, prompt_ids=tuple(range(self._prompts)), seed=self._seed_of(item))
+            batch = self._batches[item.step] = self._source.groups(whole)
+            self._batches.pop(item.step - KEPT, None)
+        first, end = (place * self._prompts // self._shards for place in (item.shard, item.shard + 1))
+        return batch[first:end]
+
+    def _seed_of(self, item: WorkItem) -> int:
+        return derive_seed(self._seed, "paired", item.purpose.value, item.step)
+
+
+UNKNOWN_PROMPTS = 4096
+"""Training prompts that a simulation takes a data set to have where its files are not here."""
+
+
+def number_of_prompts(scenario: Scenario) -> tuple[int, int]:
+    """Return how many training and validation prompts the task has, without a model.
+
+    Where the task's files are not here, so many that no batch and no evaluation lacks any: what a run costs does not
+    depend on which prompts it draws.
+    """
+    settings: Any = scenario.task
+    if settings.type == "sorting":
+        return 3, 3
+    if settings.type == "arithmetic" or settings.train is None:
+        return settings.train_prompts, settings.validation_prompts
+    try:
+        return _count_rows(settings)
+    except UserError:
+        return max(UNKNOWN_PROMPTS, scenario.prompts_per_batch), scenario.evaluation.prompts
+
+
+def _count_rows(settings: Any) -> tuple[int, int]:
+    """Count the lines of the task's files; a part of the training file is held out where there is no other."""
+    rows = len(read_lines(settings.train))
+    if settings.validation is not None:
+        return max(1, rows), len(read_lines(settings.validation))
+    held_out = math.ceil(rows * settings.validation_fraction)
+    return max(1, rows - held_out), held_out

@@ -3,8 +3,8 @@
 A machine profile is a YAML file in ``profiles/machines/``, written by ``python -m harness calibrate`` or, for machines
 that nobody here has, made from data sheets and tagged as such.
 
-Seconds of a stage = (sum over its terms of coefficient x units) x (factor of the model, where it was measured). What a
-term counts is said in ``harness.simulate.terms``, when a cost holds in ``harness.simulate.circumstances``.
+Seconds of a stage = (sum over its features of coefficient x units) x (factor of the model, where it was measured).
+What a feature counts is said in ``harness.simulate.features``, when a cost holds in ``harness.simulate.cost_model``.
 
 These seconds are means. A spread s of logarithms is that of a factor with the mean 1, exp(s z - s^2 / 2) with z
 standard normal, so that drawing it changes no mean.
@@ -13,17 +13,24 @@ standard normal, so that drawing it changes no mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import Field
 
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
+from harness.scenario.problems import Path as KeyPath
+from harness.scenario.problems import Problem, broken, dotted
 from harness.scenario.sections import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
+from harness.scenario.yaml_files import NamedFiles, load_checked
 
 Origin = Literal["measured", "datasheet"]
 
 
 class Correction(Section):
-    """How a model that was measured differs from what the terms say of its size.
+    """How a model that was measured differs from what the features say of its size.
 
     Attributes:
         factor: on the seconds.
@@ -40,16 +47,16 @@ class StageCost(Section):
     Attributes:
         stage: a stage's name; ``call`` is a call to a part, one way, ``record`` the harness's own bookkeeping after a
             training step. A Generator evaluates at the cost of ``generate``, a Scorer at that of ``score``.
-        where: circumstances that must agree; see ``harness.simulate.circumstances``. One that is not named may be any.
-        seconds: of one unit of each term.
+        where: circumstances that must agree; see ``harness.simulate.cost_model``. One that is not named may be any.
+        seconds: of one unit of each feature.
         covariance: of these coefficients, in their order; empty where they are not measured.
         models: corrections by model name.
         unseen_log_sd: spread of the corrections over models: what a model that is not among them may be off by.
         step_log_sd: spread of the logarithm of single spans around the prediction, within a run.
         step_correlation: of that between one training step and the next, 0 to 1.
         run_log_sd: spread from run to run, the same for all spans of a run.
-        ranges: smallest and largest units of each term for which the cost holds: those that were fitted, and a quarter
-            beyond.
+        ranges: smallest and largest units of each feature for which the cost holds: those that were fitted, and a
+            quarter beyond.
         spans: fitted.
     """
 
@@ -65,14 +72,14 @@ class StageCost(Section):
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     spans: AtLeast0 = 0
 
-    def holds_under(self, circumstances: Mapping[str, str]) -> bool:
+    def holds_under(self, cost_key: Mapping[str, str]) -> bool:
         """Whether every circumstance that the cost names is as it says."""
-        return all(circumstances.get(key) == value for key, value in self.where.items())
+        return all(cost_key.get(key) == value for key, value in self.where.items())
 
     def seconds_of(self, units: Mapping[str, float], model: str = "") -> float:
-        """Return the mean seconds of so many units, for a model by its name; terms without a cost are free."""
+        """Return the mean seconds of so many units, for a model by its name; features without a cost are free."""
         factor = self.models[model].factor if model in self.models else 1.0
-        return factor * sum(seconds * units.get(term, 0.0) for term, seconds in self.seconds.items())
+        return factor * sum(seconds * units.get(feature, 0.0) for feature, seconds in self.seconds.items())
 
 
 class Contention(Section):
@@ -171,7 +178,120 @@ class MachineProfile(Section):
         """Whether the machine has a GPU."""
         return self.device.gpus > 0
 
-    def cost_of(self, stage: str, circumstances: Mapping[str, str]) -> StageCost | None:
+    def cost_of(self, stage: str, cost_key: Mapping[str, str]) -> StageCost | None:
         """Return the cost of a stage that holds under these circumstances, the one that names most of them."""
-        fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(circumstances)]
+        fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(cost_key)]
         return max(fitting, key=lambda cost: len(cost.where), default=None)
+
+
+FOLDER = "profiles/machines"
+MACHINES = NamedFiles(
+    "machine profile", FOLDER, "name: my-machine", "(`python -m harness calibrate --name NAME` makes one)"
+)
+WIDTH = 120
+"""Characters of a line in a written profile."""
+DIGITS = 6
+"""Significant digits of its figures."""
+
+
+def known_machines() -> list[str]:
+    """Return the names of all profiles, sorted."""
+    return [path.stem for path in MACHINES.files()]
+
+
+def load_machine(name_or_path: str | Path) -> MachineProfile:
+    """Load a machine profile and check it.
+
+    Args:
+        name_or_path: a YAML file, or the name of one in ``profiles/machines``.
+
+    Raises:
+        UserError: there is none of that name (the nearest ones are named), it is not YAML, or it says something wrong;
+            one error names every problem.
+    """
+    return load_checked(MACHINES, name_or_path, MachineProfile, _broken_rules)
+
+
+def save_machine(profile: MachineProfile, path: Path) -> None:
+    """Write a profile, whole or not at all; its folder is made where it is missing.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as stream:
+            stream.write(profile_yaml(profile).encode())
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}", str(path), "give a file you may write: --out FILE"
+        ) from None
+
+
+def profile_yaml(profile: MachineProfile) -> str:
+    """Return the text of a profile's file: the same profile always gives the same bytes."""
+    data = profile.model_dump(mode="json", exclude_defaults=True)
+    data = {"name": profile.name, "description": profile.description, "origin": profile.origin} | data
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=WIDTH, allow_unicode=True)
+    return _header(profile) + "\n" + text
+
+
+def rounded(value: float) -> float:
+    """Return a number with ``DIGITS`` significant digits: a profile of such numbers reads back as itself."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def check_versions(profile: MachineProfile, installed: Mapping[str, str]) -> list[str]:
+    """Return in words how the versions that a profile was measured with differ from others; none where they agree.
+
+    Args:
+        profile: of the machine.
+        installed: versions by package; one that is not among them is not compared.
+    """
+    return [
+        f"{package} {version} in the profile {profile.name}, {installed[package]} installed here"
+        for package, version in profile.versions.items()
+        if package in installed and installed[package] != version
+    ]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes plain values without aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _header(profile: MachineProfile) -> str:
+    if profile.origin == "datasheet":
+        return (
+            "# Not measured: derived from data sheets (see `sources`) by `python docs/datasheet_profiles.py`.\n"
+            "# Predictions from it are rough; docs/calibrating.md says how it is derived.\n"
+        )
+    return (
+        f"# Measured: written by `python -m harness calibrate --name {profile.name}` from the runs in `sources`.\n"
+        "# docs/calibrating.md says what stands here and when not to believe it.\n"
+    )
+
+
+def _broken_rules(profile: MachineProfile) -> list[Problem]:
+    """What types cannot say: a covariance is square and as large as its features, a range does not run backwards."""
+    problems = []
+    for index, cost in enumerate(profile.stages):
+        path: KeyPath = ("stages", index)
+        size = len(cost.seconds)
+        if cost.covariance and [len(row) for row in cost.covariance] != [size] * size:
+            what = f"`{dotted((*path, 'covariance'))}` must have {size} rows of {size} numbers, as many as `seconds`"
+            problems.append(Problem(what, "leave it out where it is not known", ((*path, "covariance"),)))
+        for feature, (low, high) in cost.ranges.items():
+            if low > high:
+                what = f"`{dotted((*path, 'ranges', feature))}` runs from {low:g} down to {high:g}"
+                problems.append(Problem(what, "write the smaller one first", ((*path, "ranges", feature),)))
+    for index, lengths in enumerate(profile.lengths):
+        for key, values in (("prompts", lengths.prompts), ("trained", lengths.trained)):
+            if values and len(values) != len(lengths.groups):
+                what = f"`lengths[{index}].{key}` has {len(values)} items, one for each of {len(lengths.groups)} groups"
+                problems.append(Problem(what, "leave none out", (("lengths", index, key),)))
+    if not profile.sources:
+        problems.append(broken("`sources` must not be empty", "name the runs or web addresses", "sources"))
+    return problems

@@ -1,12 +1,22 @@
-"""Generator, Scorer and Learner whose stages take the seconds of a machine profile, where others may work too."""
+"""Simulated Generator, Scorer and Learner: they take the time that a cost source says, and pass metadata on.
+
+What their calls cost comes from a ``CostSource``: a machine profile (``ProfileCosts``), a recorded run
+(``harness.simulate.whatif.replay.RecordedCosts``), or constants (``tests.stand_ins.simulated_parts``). They hold the
+loop to its side of the protocols: generating without weights, or loading weights that the Learner was allowed to
+forget, is an ``AssertionError``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+import numpy as np
+
+from harness.core.seeds import derive_seed
 from harness.core.trace import Stage
 from harness.core.types import (
-    Metric,
     Metrics,
     Purpose,
     RolloutGroup,
@@ -15,49 +25,85 @@ from harness.core.types import (
     WeightHandle,
     WorkItem,
 )
-from harness.simulate.desk import Desk, Doing
-from harness.simulate.lengths import LengthSource
-from harness.simulate.terms import Group
-from harness.simulate.workload import sizes_of
+from harness.scenario import Scenario
+from harness.simulate.cost_model import Seconds
+from harness.simulate.features import Group, Workload, sizes_of
+from harness.simulate.timeline import CallPlan, StagePlan, Times
 
-NO_REWARD = 0.0
-"""What a rollout gets where the replay buffer asks for rewards: nobody knows what it would be."""
+Sampled = tuple[int | None, Sequence[int]]
+"""Tokens of a prompt, None where they are not known, and of each response to it."""
+Sample = Callable[[WorkItem], Sequence[Sampled]]
+"""What a Generator samples for a work item, prompt by prompt."""
+Score = Callable[[WorkItem, tuple[RolloutGroup, ...]], ScoredBatch]
+"""What a Scorer says of the groups of a work item."""
 
 
-class PricedGenerator:
-    """A Generator that takes time.
+class CostSource(Protocol):
+    """Says how long the calls to one part take."""
+
+    def load(self, version: int) -> CallPlan:
+        """Return a Generator's call that loads a policy version."""
+
+    def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
+        """Return a Generator's call that samples these rollouts, for training or for an evaluation."""
+
+    def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """Return a Scorer's call."""
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """Return the Learner's call that trains on these groups."""
+
+    def publish(self, version: int) -> CallPlan:
+        """Return the Learner's call that publishes a policy version."""
+
+    def checkpoint(self, version: int) -> CallPlan:
+        """Return the Learner's call that saves a policy version."""
+
+
+class Timeline(Protocol):
+    """Takes the time of the calls to one part; see ``harness.simulate.timeline.CallTimeline``."""
+
+    @property
+    def lane(self) -> str:
+        """Of the part."""
+
+    async def run(self, plan: CallPlan, step: int, version: int, *, loading: bool = False) -> Times:
+        """Take the time of a call, and return the times of its stages."""
+
+
+class SimulatedGenerator:
+    """A Generator that takes time. Weights may be loaded while it generates.
 
     Args:
-        desk: makes its calls.
-        lengths: how long what it samples is.
-        pace: seconds of an order, of a paced engine; None asks the costs.
+        timeline: makes its calls.
+        costs: of the calls.
+        sample: what it samples.
+
+    Attributes:
+        version: that it holds; -1 before the first one.
     """
 
-    def __init__(self, desk: Desk, lengths: LengthSource, pace: Callable[[WorkItem], float] | None = None) -> None:
-        self._desk, self._lengths, self._pace, self.lane = desk, lengths, pace, desk.lane
+    def __init__(self, timeline: Timeline, costs: CostSource, sample: Sample) -> None:
+        self.timeline, self._costs, self._sample, self.lane = timeline, costs, sample, timeline.lane
         self.version = -1
-        self._synced = False
-        self._loading = [Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD] + [Stage.WEIGHT_VERIFY] * desk.work.verifications
-        self._held: list[tuple[float, int]] = []  # (since, version), for version shares
+        self._sampling = False
+        self._held: list[tuple[float, int]] = []  # (since, version), for the shares of versions while it samples
 
     async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
-        """Take the time of a transfer, a load and its verification; nothing is measured.
+        """Take the time of a transfer and a load; nothing is measured.
 
         Raises:
             AssertionError: the Learner was told that nobody needs this version any more.
         """
-        desk, version = self._desk, weight_handle.version
+        version = weight_handle.version
         _check_readable(weight_handle)
-        terms, seconds = desk.work.sync(first=not self._synced), desk.costs.seconds
-        self._synced = True
-        doing = [
-            desk.doing(stage, seconds(stage, self.lane, version, terms, part="generator"), version, version)
-            for stage in self._loading
-        ]
-        times = await desk.call("load", doing, version, arrives=desk.work.two_sided, thread=desk.loading)
+        plan = self._costs.load(version)
+        times = await self.timeline.run(plan, version, version, loading=True)
         _check_readable(weight_handle)
         self.version = version
-        self._held.append((times[1][1], version))
+        if self._sampling:
+            loaded = [end for each, (_, end) in zip(plan.stages, times, strict=True) if each.stage is Stage.WEIGHT_LOAD]
+            self._held.append((loaded[-1] if loaded else asyncio.get_running_loop().time(), version))
         return {}
 
     async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
@@ -68,145 +114,230 @@ class PricedGenerator:
         """
         assert self.version >= 0, f"{self.lane} generates for step {item.step} without weights"
         oldest = self.version
-        self._held = [(-1.0, oldest)]
-        groups = self._lengths.groups(item)
-        stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
-        doing = self._desk.doing(stage, self._seconds(item, groups), item.step, oldest, works=self._pace is None)
-        (time,) = await self._desk.call("generate", [doing], item.step, back=groups)
-        mean = self._mean_version(time)
+        self._held, self._sampling = [(-1.0, oldest)], True
+        sampled = self._sample(item)
+        times = await self.timeline.run(self._costs.generate(item, sampled), item.step, oldest)
+        self._sampling = False
+        mean = None if self.version == oldest else self._mean_version(times[0][0], times[-1][1])
         return tuple(
-            RolloutGroup(prompt_id, item.step, oldest, self.version, tuple(lengths), None, None, mean, prompt)
-            for prompt_id, (prompt, lengths) in zip(item.prompt_ids, groups, strict=True)
+            [
+                RolloutGroup(prompt_id, item.step, oldest, self.version, tuple(lengths), None, None, mean, prompt)
+                for prompt_id, (prompt, lengths) in zip(item.prompt_ids, sampled, strict=True)
+            ]
         )
 
-    def _seconds(self, item: WorkItem, groups: Sequence[Group]) -> float:
-        if self._pace is not None:
-            return self._pace(item)
-        return self._desk.costs.seconds("generate", self.lane, item.step, self._desk.work.generate(groups))
-
-    def _mean_version(self, time: tuple[float, float]) -> float | None:
-        """Mean of the versions held while it sampled, each weighted by its time; None if there was only one."""
-        (start, end), oldest = time, self._held[0][1]
-        if self.version == oldest:
-            return None
+    def _mean_version(self, start: float, end: float) -> float:
+        """Mean of the versions held while it sampled, each weighted by its time."""
         since = [(min(max(at, start), end), version) for at, version in self._held]
         until = [at for at, _ in since[1:]] + [end]
         area = sum((stop - at) * version for (at, version), stop in zip(since, until, strict=True))
-        return area / (end - start) if end > start else float(oldest)
+        return area / (end - start) if end > start else float(self._held[0][1])
 
 
-class PricedScorer:
-    """A Scorer that takes time and knows no rewards.
+class SimulatedScorer:
+    """A Scorer that takes time.
 
     Args:
-        desk: makes its calls.
-        cap: ``sampling.max_tokens``: a response as long counts as cut.
-        rewarded: whether rollouts get ``NO_REWARD``, since a replay buffer takes none without.
+        timeline: makes its calls.
+        costs: of the calls.
+        score: what it says of the groups.
     """
 
-    def __init__(self, desk: Desk, cap: int, rewarded: bool) -> None:
-        self._desk, self._cap, self._rewarded, self.lane = desk, cap, rewarded, desk.lane
+    def __init__(self, timeline: Timeline, costs: CostSource, score: Score) -> None:
+        self.timeline, self._costs, self._score, self.lane = timeline, costs, score, timeline.lane
 
     async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
-        """Take the time of scoring."""
-        desk, counted = self._desk, sizes_of(groups)
-        seconds = desk.costs.seconds("score", self.lane, item.step, desk.work.batch(counted))
-        stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.SCORE
-        doing = desk.doing(stage, seconds, item.step, groups[0].min_version)
-        await desk.call("score", [doing], item.step, there=counted, back=counted)
-        return ScoredBatch(item, tuple(map(self._scored, groups)), self._metrics(item, groups))
-
-    def _scored(self, group: RolloutGroup) -> RolloutGroup:
-        rewards = (NO_REWARD,) * len(group.lengths) if self._rewarded else ()
-        return RolloutGroup(
-            group.prompt_id,
-            group.step,
-            group.min_version,
-            group.max_version,
-            group.lengths,
-            None,
-            rewards,
-            group.mean_version,
-            group.prompt_length,
-        )
-
-    def _metrics(self, item: WorkItem, groups: Sequence[RolloutGroup]) -> Metrics:
-        lengths = [length for group in groups for length in group.lengths]
-        prefix = "validation/" if item.purpose is Purpose.EVALUATE else ""
-        cut, count = sum([length >= self._cap for length in lengths]), len(lengths)
-        return {
-            f"{prefix}response_length": Metric(sum(lengths) / count, count=count),
-            f"{prefix}truncated_fraction": Metric(cut / count, count=count),
-        }
+        """Take the time of scoring and return what is said of the groups."""
+        await self.timeline.run(self._costs.score(item, groups), item.step, groups[0].min_version)
+        return self._score(item, groups)
 
 
-class PricedLearner:
+class SimulatedLearner:
     """A Learner that takes time; it saves nothing and measures nothing.
 
     Args:
-        desk: makes its calls.
-        update_s: seconds of one pass, of a paced model, which has no other stages that take time; None asks the costs.
-        saves: whether it saves the policy at the end.
+        timeline: makes its calls.
+        costs: of the calls.
+        optimizer_steps: of a training step.
+        weight_bytes, weight_tensors: of a weight sync.
 
     Attributes:
         readable: versions that a Generator may load. A publish forgets, when it begins, all that are not still needed.
     """
 
-    def __init__(self, desk: Desk, update_s: float | None = None, saves: bool = False) -> None:
-        self._desk, self._update_s, self._saves, self.lane = desk, update_s, saves, desk.lane
-        self._synced = False
+    def __init__(
+        self,
+        timeline: Timeline,
+        costs: CostSource,
+        optimizer_steps: int = 1,
+        weight_bytes: int = 0,
+        weight_tensors: int = 1,
+    ) -> None:
+        self.timeline, self._costs, self.lane = timeline, costs, timeline.lane
+        self.optimizer_steps, self._weights = optimizer_steps, (weight_bytes, weight_tensors)
         self.readable: set[int] = set()
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """Take the time of the stages of one training step."""
-        counted = sizes_of(groups)
-        await self._desk.call("update", self._training(step, counted), step, there=counted)
-        return UpdateResult(step + 1, self._desk.work.scenario.optimizer_steps_per_batch, {})
-
-    def _training(self, step: int, groups: Sequence[Group]) -> list[Doing]:
-        desk, work = self._desk, self._desk.work
-        asked = [(Stage.PREPARE_BATCH, work.batch)]
-        asked += [(Stage.OLD_LOGPROBS, work.log_probs)] * work.has_old_log_probs
-        asked += [(Stage.REFERENCE_LOGPROBS, work.reference_log_probs)] * work.has_reference
-        if self._update_s is not None:
-            passes = work.scenario.epochs_per_batch * self._update_s
-            nothing = [desk.doing(stage, 0.0, step, step) for stage, _ in asked]
-            return [*nothing, desk.doing(Stage.UPDATE, passes, step, step, works=False)]
-        asked += [(Stage.UPDATE, work.update)]
-        return [
-            desk.doing(stage, desk.costs.seconds(stage, self.lane, step, count(groups)), step, step)
-            for stage, count in asked
-        ]
+        """Take the time of a training step."""
+        await self.timeline.run(self._costs.update(step, groups), step, step)
+        return UpdateResult(step + 1, self.optimizer_steps, {})
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
-        """Take the time of a publish and its verification.
+        """Take the time of a publish.
 
         Raises:
             AssertionError: a version that is still needed was given up before.
         """
         assert still_needed <= self.readable, f"versions {set(still_needed - self.readable)} are gone already"
         self.readable &= still_needed
-        desk, work = self._desk, self._desk.work
-        terms = work.sync(first=not self._synced)
-        self._synced = True
-        doing = [
-            desk.doing(stage, desk.costs.seconds(stage, self.lane, version, terms, part="learner"), version, version)
-            for stage in [Stage.WEIGHT_PUBLISH] + [Stage.WEIGHT_VERIFY] * work.verifications
-        ]
-        await desk.call("publish", doing, version)
+        await self.timeline.run(self._costs.publish(version), version, version)
         self.readable.add(version)
-        return WeightHandle(version, work.weight_bytes, work.weight_tensors, payload=self.readable)
+        return WeightHandle(version, *self._weights, payload=self.readable)
 
     async def checkpoint(self, version: int) -> None:
-        """Take the time of saving the policy, if it is to be saved."""
-        desk, doing = self._desk, []
-        if self._saves:
-            seconds = desk.costs.seconds("checkpoint", self.lane, version, desk.work.sync(first=False))
-            doing = [desk.doing(Stage.CHECKPOINT, seconds, version, version)]
-        await desk.call("publish", doing, version)  # a call that carries no rollouts either
+        """Take the time of saving the policy."""
+        await self.timeline.run(self._costs.checkpoint(version), version, version)
 
 
 def _check_readable(weight_handle: WeightHandle) -> None:
     assert weight_handle.payload is None or weight_handle.version in weight_handle.payload, (
         f"version {weight_handle.version} is gone: the Learner was told that only {weight_handle.payload} are needed"
     )
+
+
+def with_rewards(group: RolloutGroup, rewards: tuple[float, ...]) -> RolloutGroup:
+    """Return a group with rewards and without data, several times as fast as ``dataclasses.replace`` does."""
+    return RolloutGroup(
+        group.prompt_id,
+        group.step,
+        group.min_version,
+        group.max_version,
+        group.lengths,
+        None,
+        rewards,
+        group.mean_version,
+        group.prompt_length,
+    )
+
+
+def stage_of(item: WorkItem, training: Stage) -> Stage:
+    """Return the stage of a work item: ``evaluate``, or the one that it has for training."""
+    return Stage.EVALUATE if item.purpose is Purpose.EVALUATE else training
+
+
+class ProfileCosts:
+    """The calls to one part at the seconds of a machine profile; see ``CostSource``.
+
+    A paced engine or model takes the time that its settings say, and only waits meanwhile.
+
+    Args:
+        lane: of the part.
+        seconds: of every stage.
+        work: what stages count.
+        delays: seconds by which each span of a stage is made longer.
+        steady: whether as many rollouts always take as long in transit, so that it is asked for once.
+    """
+
+    def __init__(
+        self, lane: str, seconds: Seconds, work: Workload, delays: Mapping[str, float], steady: bool = False
+    ) -> None:
+        self._lane, self._seconds, self._work, self._delays, self._steady = lane, seconds, work, delays, steady
+        self._pace = _pace(work.scenario)
+        self._transits: dict[tuple[str, str, int, int], float] = {}
+        self._synced = False
+
+    def load(self, version: int) -> CallPlan:
+        """See ``CostSource``; the first call counts as the part's first weight sync."""
+        stages = self._sync((Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD), version, "generator")
+        request_s = 0.0 if self._work.two_sided else self._transit("load", "there", version)  # else it is the transfer
+        return CallPlan(stages, request_s, self._transit("load", "back", version))
+
+    def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
+        """See ``CostSource``."""
+        groups: Sequence[Group] = [(prompt or 0, lengths) for prompt, lengths in sampled]
+        if self._pace is None:
+            seconds = self._seconds.seconds("generate", self._lane, item.step, self._work.generate(groups))
+        else:
+            seconds = self._pace(item)
+        stage = self._stage(stage_of(item, Stage.GENERATE), seconds, self._pace is None)
+        request_s = self._transit("generate", "there", item.step)
+        return CallPlan((stage,), request_s, self._transit("generate", "back", item.step, groups))
+
+    def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """See ``CostSource``."""
+        counted = sizes_of(groups)
+        seconds = self._seconds.seconds("score", self._lane, item.step, self._work.batch(counted))
+        stage = self._stage(stage_of(item, Stage.SCORE), seconds)
+        request_s = self._transit("score", "there", item.step, counted)
+        return CallPlan((stage,), request_s, self._transit("score", "back", item.step, counted))
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """See ``CostSource``."""
+        counted, model, training = sizes_of(groups), self._model, self._work.training
+        if model.type == "paced":
+            stages = [self._stage(stage, 0.0) for stage in training if stage is not Stage.UPDATE]
+            update_s = self._work.scenario.epochs_per_batch * model.update_s
+            stages.append(self._stage(Stage.UPDATE, update_s, works=False))
+        else:
+            stages = [
+                self._stage(stage, self._seconds.seconds(stage, self._lane, step, count(counted)))
+                for stage, count in training.items()
+            ]
+        request_s = self._transit("update", "there", step, counted)
+        return CallPlan(stages, request_s, self._transit("update", "back", step))
+
+    def publish(self, version: int) -> CallPlan:
+        """See ``CostSource``; the first call counts as the run's first weight sync."""
+        return self._as_publish(self._sync((Stage.WEIGHT_PUBLISH,), version, "learner"), version)
+
+    def checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``; where the policy is not saved, the call alone takes time."""
+        stages = []
+        if self._work.scenario.save_policy and self._model.type != "paced":
+            seconds = self._seconds.seconds("checkpoint", self._lane, version, self._work.sync(first=False))
+            stages = [self._stage(Stage.CHECKPOINT, seconds)]
+        return self._as_publish(stages, version)  # a call that carries no rollouts either
+
+    def _as_publish(self, stages: Sequence[StagePlan], version: int) -> CallPlan:
+        request_s = self._transit("publish", "there", version)
+        return CallPlan(stages, request_s, self._transit("publish", "back", version))
+
+    def _sync(self, stages: Sequence[Stage], version: int, part: str) -> list[StagePlan]:
+        units = self._work.sync(first=not self._synced)
+        self._synced = True
+        return [
+            self._stage(stage, self._seconds.seconds(stage, self._lane, version, units, part=part))
+            for stage in (*stages, *[Stage.WEIGHT_VERIFY] * self._work.verifications)
+        ]
+
+    def _stage(self, stage: Stage, seconds: float, works: bool = True) -> StagePlan:
+        """Return a stage of a call, made longer where the scenario says so."""
+        return StagePlan(stage, seconds + self._delays.get(stage, 0.0), works)
+
+    def _transit(self, method: str, way: str, step: int, groups: Sequence[Group] = ()) -> float:
+        key = method, way, len(groups), sum([len(lengths) for _, lengths in groups])
+        seconds = self._transits.get(key)
+        if seconds is None:
+            seconds = self._seconds.seconds("call", self._lane, step, self._work.call(groups), call=method, way=way)
+            if self._steady:
+                self._transits[key] = seconds
+        return seconds
+
+    @property
+    def _model(self) -> Any:
+        return self._work.scenario.model
+
+
+def _pace(scenario: Scenario) -> Callable[[WorkItem], float] | None:
+    """Return the seconds of an order of a paced engine, as ``harness.engines.paced`` draws them; None for others."""
+    engine: Any = scenario.engine
+    if engine.type != "paced":
+        return None
+    generate_s, spread, prompts = engine.generate_s, engine.spread, scenario.prompts_per_batch
+
+    def seconds(item: WorkItem) -> float:
+        share = len(item.prompt_ids) / prompts
+        drawn = np.random.default_rng(derive_seed(item.seed, "pace")).uniform(-1, 1) if spread else 0.0
+        return float(generate_s * share * (1 + spread * drawn))
+
+    return seconds

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from harness.compare.experiments import SIMULATED
 from harness.core.errors import UserError
 from harness.report.style import label, picture_style, save, variant_looks
-from harness.simulate.axes import Axis, shown
-from harness.simulate.knee import Knee
 from harness.simulate.machine import MachineProfile
-from harness.simulate.points import Answer
+from harness.simulate.points import Answer, Axis, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from harness.simulate.sweep import Knee
 
 LOG_FROM = 16
 """Ratio of the largest to the smallest value of an axis from which on it is drawn in powers of 2."""

@@ -1,28 +1,275 @@
-"""Thousands of points, each simulated in several worlds, by as many processes as there are cores.
+"""The points of a simulated sweep: from what was typed to scenarios, and each simulated in several worlds.
 
-Every point is simulated under the same seeds, so that points differ only by what differs between them.
+As many processes as there are cores work on them. Every point is simulated under the same seeds, so that points differ
+only by what differs between them.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import multiprocessing
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError, RunStopped, UserError
-from harness.scenario import Scenario
+from harness.models.config import PRESETS, PUBLISHED
+from harness.scenario import Scenario, Variant, expand, load_scenario
 from harness.scenario.check import check_variant
 from harness.scenario.problems import as_user_error
-from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
-from harness.simulate.axes import Point, shown
+from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
+from harness.simulate.cost_model import with_learners
 from harness.simulate.forecast import Forecast, forecast
-from harness.simulate.learners import with_learners
 from harness.simulate.machine import MachineProfile
-from harness.simulate.settings import model_keys
+
+ALIASES = {"generators": "placement.generator.count", "lag": "max_lag", "transport": "transport.type"}
+"""Short names of what is often asked for."""
+SIZES = {name.rsplit("-", 1)[1].lower(): name for name in PUBLISHED}
+"""``7b`` and so on -> name on the hub."""
+FEW_PROMPTS = 64
+ON_GPUS = ("placement.device=cuda", "placement.generator.gpus=1", "placement.learner.gpus=1")
+
+
+def load_for(
+    scenario: str | Path,
+    machine: MachineProfile,
+    changes: Sequence[str] = (),
+    model: str | None = None,
+    generators: int | None = None,
+) -> tuple[Scenario, tuple[str, ...]]:
+    """Load a scenario with all that was asked for laid over it.
+
+    On a machine with GPUs, a scenario that leaves the device open, or takes the CPU by default, has each part on a GPU
+    of its own, unless the changes say otherwise.
+
+    Returns:
+        the scenario, and what was set that nobody typed.
+
+    Raises:
+        UserError: as ``load_scenario``; or there is no model of that name.
+    """
+    typed = [*model_changes(model), *([] if generators is None else [f"placement.generator.count={generators}"])]
+    typed += changes
+    if not machine.device.gpus:
+        return load_scenario(scenario, typed), ()
+    try:
+        loaded = load_scenario(scenario, typed)
+    except UserError:  # such as NCCL without a GPU
+        return load_scenario(scenario, [*ON_GPUS, *typed]), ON_GPUS
+    if loaded.placement.device == "cuda":
+        return loaded, ()
+    added = ON_GPUS if loaded.uses_ray else ON_GPUS[:1]
+    return load_scenario(scenario, [*added, *typed]), added
+
+
+def model_changes(model: str | None) -> list[str]:
+    """Return the changes that make a scenario train this model: a preset's name, or a public size such as ``7b``.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    return [f"{key}={value}" for key, value in model_keys(model).items()] if model is not None else []
+
+
+def model_keys(model: str) -> dict[str, str]:
+    """Return the same by dotted key, with values as YAML has them.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    if model in PRESETS:
+        return {"model.type": "preset", "model.preset": model, "model.warm_start": "false"}
+    name = SIZES.get(model.lower(), model)
+    if name in PUBLISHED:
+        return {"model.type": "folder", "model.path": name}
+    known = ", ".join([*PRESETS, *SIZES])
+    raise UserError(f"there is no model {model!r} to simulate", "--model", f"take one of {known}; or set model.path")
+
+
+def variants_of(scenario: Scenario, arm: str | None) -> list[Variant]:
+    """Return the runs of a scenario, or those of one of its arms.
+
+    Raises:
+        UserError: there is no such arm; or the scenario trains nothing.
+    """
+    if scenario.transport_sweep is not None:
+        what = f"{scenario.name} measures weight syncs alone, and there is no training to simulate"
+        raise UserError(what, "transport_sweep", "take a scenario that trains")
+    variants = [variant for variant in expand(scenario) if arm is None or variant.arm == arm]
+    if not variants:
+        arms = ", ".join(scenario.arms) or "none"
+        raise UserError(f"{scenario.name} has no arm called {arm!r}", "--arm", f"it has {arms}")
+    return variants
+
+
+def only_variant(scenario: Scenario, arm: str | None) -> Scenario:
+    """Return the one run that a sweep starts from.
+
+    Raises:
+        UserError: there are several.
+    """
+    single = scenario.model_copy(update={"blocks": 1, "stop_at_half_width": None})
+    variants = variants_of(single, arm)
+    if len(variants) > 1:
+        what = f"{scenario.name} has {len(variants)} runs, and a sweep starts from one"
+        fix = f"name one with --arm: {', '.join(scenario.arms)}" if scenario.arms else "--set sweep={}"
+        if arm is not None or scenario.sweep:
+            fix = "leave its own sweep out: --set sweep={}"
+        raise UserError(what, "arms and sweep of the scenario", fix)
+    return variants[0].scenario
+
+
+def steady(scenario: Scenario, steps: int) -> dict[str, Any]:
+    """Return the settings of a run that is long enough to tell its steady state, and no longer.
+
+    Step time is a mean over steps, and those with an evaluation are left out of it: so the point of a sweep makes fewer
+    steps, validates its first and last policy on a few prompts only, and saves none.
+    """
+    fewer = min(scenario.steps, steps)
+    settings = scenario.model_dump(mode="json") | {"steps": fewer, "save_policy": False}
+    few = min(scenario.evaluation.prompts, FEW_PROMPTS)
+    return settings | {"evaluation": {"every": fewer, "prompts": few, "examples": 0}}
+
+
+def facts_of(machine: MachineProfile) -> dict[str, Any]:
+    """Return what a manifest says of the machine: that of the profile, not the one that simulates."""
+    device = machine.device
+    cores = machine.contention.cores if machine.contention else None
+    memory = device.memory_gib
+    gib = int(memory) if memory is not None and memory == int(memory) else memory
+    gpu: Mapping[str, Any] = {"name": device.name, "memory_gib": gib}
+    facts: dict[str, Any] = {
+        "cpu": None if device.gpus else device.name,
+        "cores": cores,
+        "memory_gib": None if device.gpus else gib,
+        "gpus": [dict(gpu) for _ in range(device.gpus)],
+        "fingerprint": device.fingerprint or f"profile {machine.name}",
+        "origin": machine.origin,
+    }
+    return facts | {"missing": {}}
+
+
+MOST_POINTS = 20_000
+BESIDE = ("learners", "model")
+"""Axes that are no keys of a scenario."""
+_RANGE = re.compile(r"^(\d+)\.\.(\d+)$")
+Point = dict[str, Any]
+QUESTIONS = ("generators", "lag", "transport")
+GENERATORS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+LAGS = (0, 1, 2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A setting and the values that it takes."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """What people call it: the short name where there is one, else the key's last part."""
+        short = {key: alias for alias, key in ALIASES.items()}
+        return short.get(self.key, self.key.rpartition(".")[2])
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether its values are numbers, so that there is an order and a knee."""
+        return all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
+
+
+def read_axes(texts: Sequence[str], first: Sequence[Axis] = ()) -> list[Axis]:
+    """Return the axes that were typed, in order, after those that come first; the first one of all is the x axis.
+
+    Raises:
+        UserError: one has no values, a value twice, or is named twice; or they make too many points.
+    """
+    axes = [*first, *(read_axis(text) for text in texts)]
+    keys = [axis.key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UserError(f"{key} is swept twice", "--sweep", "name each axis once")
+    points = 1
+    for axis in axes:
+        points *= len(axis.values)
+    if points > MOST_POINTS:
+        what = f"the axes make {points:,} points, must be at most {MOST_POINTS:,}"
+        raise UserError(what, "--sweep", "name fewer values")
+    return axes
+
+
+def read_axis(text: str) -> Axis:
+    """Return the axis of ``KEY=1..64`` or ``KEY=a,b,c``.
+
+    Raises:
+        UserError: it is of no such form.
+    """
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip() or not values.strip():
+        raise UserError(f"{text!r} is no axis", "--sweep", "write KEY=1..64 or KEY=a,b,c, as in max_lag=0,1,2")
+    found = _RANGE.match(values.strip())
+    if found:
+        low, high = int(found[1]), int(found[2])
+        if high < low:
+            raise UserError(f"the axis {text!r} runs backwards", "--sweep", f"write {key}={high}..{low}")
+        if high - low >= MOST_POINTS:
+            what = f"the axis {text!r} has {high - low + 1:,} values, must be at most {MOST_POINTS:,}"
+            raise UserError(what, "--sweep", "name fewer values")
+        listed: list[Any] = list(range(low, high + 1))
+    else:
+        listed = parse_yaml(f"[{values}]", "--sweep")
+    if len({json.dumps(value, sort_keys=True, default=str) for value in listed}) < len(listed):
+        raise UserError(f"the axis {text!r} names a value twice", "--sweep", "name each once")
+    return Axis(ALIASES.get(key.strip(), key.strip()), tuple(listed))
+
+
+def axis_of(question: str, scenario: Scenario, machine: MachineProfile) -> Axis:
+    """Return the axis that answers a ready-made question.
+
+    Raises:
+        UserError: there is nothing to choose from.
+    """
+    if question == "lag":
+        return Axis("max_lag", LAGS)
+    if question == "generators":
+        most = scenario.prompts_per_batch
+        counts = [count for count in GENERATORS if count < most] + [min(most, GENERATORS[-1])]
+        return Axis(ALIASES["generators"], tuple(counts))
+    known = dict.fromkeys(
+        cost.where["transport"]
+        for cost in machine.stages
+        if cost.stage == "weight_publish" and "transport" in cost.where
+    )
+    kinds = [kind for kind in known if not kind.startswith("in_process")]  # which no other placement can have
+    if not kinds:
+        what = f"the profile {machine.name} knows no transport that takes time, so there is nothing to choose from"
+        raise UserError(what, "--ask transport", "take a profile that was calibrated with transports")
+    return Axis(ALIASES["transport"], tuple(kinds))
+
+
+def points_of(axes: Sequence[Axis]) -> Iterator[Point]:
+    """Yield every point; the last axis changes fastest."""
+    for values in itertools.product(*(axis.values for axis in axes)):
+        yield dict(zip((axis.key for axis in axes), values, strict=True))
+
+
+def line_name(point: Mapping[str, Any], axes: Sequence[Axis]) -> str:
+    """Name the line of a picture that a point is on: the values of all axes but the first; empty for one axis."""
+    return ", ".join(f"{axis.name} {shown(point[axis.key])}" for axis in axes[1:])
+
+
+def shown(value: Any) -> str:
+    """Write a value of an axis."""
+    if isinstance(value, dict) and "type" in value:
+        return str(value["type"])
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
 
 FEWEST_FOR_PROCESSES = 24
 """Points from which on more processes pay: starting one takes about as long as simulating ten points."""
@@ -38,7 +285,7 @@ class Question:
         machine: the profile.
         draws, seed: of the worlds.
         learners: data-parallel Learners, where no axis says how many.
-        allow: see ``harness.simulate.world.build_world``.
+        allow: see ``harness.simulate.simulated_run.build_run``.
     """
 
     base: dict[str, Any]

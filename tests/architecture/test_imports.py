@@ -50,7 +50,7 @@ def files_importing(name: str) -> list[str]:
         "harness.results",
         "harness.scenario",
         "harness.simulate.clock",
-        "harness.simulate.stages",
+        "harness.simulate.parts",
         "harness.tasks.jsonl",
         "harness.tasks.keywords",
         "harness.tasks.maths",

@@ -37,7 +37,7 @@ from harness.core.trace import RecordingTracer
 from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
-from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
+from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
 GENERATORS = (1, 8, 64, 512)
 ORDERS = 640_000  # 64 Generators over 10,000 steps
@@ -81,7 +81,7 @@ Parts = tuple[Sequence[Generator], Sequence[Scorer], Learner, LoopPlan]
 def plain_parts(generators: int, steps: int, control: str, tracer: RecordingTracer) -> Parts:
     """One prompt for each Generator; ``replay`` is ``wait`` with a buffer of four batches."""
     parts = [
-        SimulatedGenerator(
+        simulated_generator(
             tracer,
             constant(8.0 + 0.001 * index),  # no two end at the same time
             transfer_cost=constant(0.1),
@@ -90,8 +90,8 @@ def plain_parts(generators: int, steps: int, control: str, tracer: RecordingTrac
         )
         for index in range(generators)
     ]
-    scorers = [SimulatedScorer(tracer, constant(0.01), f"scorer{index}") for index in range(scorers_for(generators))]
-    learner = SimulatedLearner(tracer, constant(5.0), constant(1.0))
+    scorers = [simulated_scorer(tracer, constant(0.01), f"scorer{index}") for index in range(scorers_for(generators))]
+    learner = simulated_learner(tracer, constant(5.0), constant(1.0))
     prompts = tuple(range(generators))
     replay = ReplayOptions(4 * generators, 4, sample_groups=generators) if control == "replay" else None
     lag_control: Any = "wait" if control == "replay" else control
@@ -102,7 +102,7 @@ def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTra
     """The same sizes as a scenario of a tiny model on a machine profile, every part with a device of its own."""
     from harness.scenario import Scenario
     from harness.simulate.machine import Device, MachineProfile, StageCost
-    from harness.simulate.world import build_world
+    from harness.simulate.simulated_run import build_run
 
     stages = {
         "generate": {"decode_step": 0.25, "response": 0.01},
@@ -139,7 +139,7 @@ def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTra
         save_policy=False,
         **(replay if control == "replay" else {"lag_control": control}),
     )
-    world = build_world(scenario, machine, tracer)
+    world = build_run(scenario, machine, tracer)
     return world.generators, world.scorers, world.learner, world.plan
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from harness.core.errors import RunStopped
 from harness.core.types import Purpose
 from harness.loop import Count
-from harness.simulate.event_loop import Deadlock
+from harness.simulate.clock import Deadlock
 from tests.faults.checker import Books, Broken, Name
 from tests.faults.faulty import TOO_MANY, Injected
 from tests.faults.schedule import LEARNER, FaultKind

@@ -11,8 +11,15 @@ from typing import Generic, TypeVar
 from harness.core.errors import PartReplaced, RunStopped
 from harness.core.trace import Stage, Tracer
 from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
-from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, varying_lengths
+from harness.simulate.parts import SimulatedGenerator, SimulatedLearner, SimulatedScorer
 from tests.faults.schedule import LEARNER, Call, Fault, FaultKind, Schedule
+from tests.stand_ins.simulated_parts import (
+    Cost,
+    simulated_generator,
+    simulated_learner,
+    simulated_scorer,
+    varying_lengths,
+)
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -173,7 +180,7 @@ class FaultyGenerator(_FaultyPart[SimulatedGenerator]):
     def _make(self) -> SimulatedGenerator:
         self.truth = -1
         generate = self._cost("generate")
-        return SimulatedGenerator(
+        return simulated_generator(
             self.tracer, generate, generate, self._cost("load"), lane=self.lane, lengths=varying_lengths(1, 9)
         )
 
@@ -239,7 +246,7 @@ class FaultyScorer(_FaultyPart[SimulatedScorer]):
     _answer: ScoredBatch | None = None
 
     def _make(self) -> SimulatedScorer:
-        return SimulatedScorer(self.tracer, self._cost("score"), self.lane, fails=self._never_rewarded)
+        return simulated_scorer(self.tracer, self._cost("score"), self.lane, fails=self._never_rewarded)
 
     def _never_rewarded(self, item: WorkItem, prompt_id: int) -> bool:
         place = prompt_id - (item.step * self.schedule.prompts if item.purpose is Purpose.TRAIN else 0)
@@ -266,7 +273,7 @@ class FaultyLearner(_FaultyPart[SimulatedLearner]):
     _ticket: WeightHandle | None = None
 
     def _make(self) -> SimulatedLearner:
-        return SimulatedLearner(
+        return simulated_learner(
             self.tracer, self._cost("update"), self._cost("publish"), self.schedule.epochs, lane=self.lane
         )
 

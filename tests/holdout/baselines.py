@@ -15,11 +15,11 @@ from harness.core.trace import Stage
 from harness.models.shape import shape_for
 from harness.results import Run
 from harness.scenario import Scenario
+from harness.simulate.features import FLOAT32_BYTES, generate_features, update_features
 from harness.simulate.forecast import StepWatch
 from harness.simulate.machine import MachineProfile
-from harness.simulate.measures import counted_rows
-from harness.simulate.simulation import simulate_run
-from harness.simulate.terms import FLOAT32_BYTES, generate_terms, update_terms
+from harness.simulate.metrics import counted_rows
+from harness.simulate.simulated_run import simulate_run
 from tests.holdout.work import BACKWARD, FittedRun, expected_groups, tokens_of
 
 COSTS_NAMED_WAITS = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)
@@ -101,8 +101,8 @@ class Baselines:
             return None
         groups, engine = expected_groups(scenario, self.fitted), _engine(scenario)
         epochs, minibatches = scenario.epochs_per_batch, scenario.minibatches_per_epoch
-        sampling = generate_terms(shape, groups, getattr(engine, "max_batch", scenario.rollout_batch_size))
-        training = update_terms(shape, groups, scenario.rollout_batch_size, epochs, minibatches)
+        sampling = generate_features(shape, groups, getattr(engine, "max_batch", scenario.rollout_batch_size))
+        training = update_features(shape, groups, scenario.rollout_batch_size, epochs, minibatches)
         sample_gflop = sampling["prompt_gflop"] + sampling["row_gflop"]
         sample_s = max(sample_gflop / gflop_s, sampling["weight_gb"] / gb_s)
         train_s = max(

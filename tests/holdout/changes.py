@@ -10,7 +10,7 @@ from typing import NamedTuple
 from harness.compare.stats import t_interval
 from harness.results import Run
 from harness.simulate.machine import MachineProfile
-from harness.simulate.measures import Measures
+from harness.simulate.metrics import Measures
 from harness.simulate.whatif.effects import what_if
 from tests.holdout.document import ChangeScore
 from tests.holdout.plan import ChangePlan

@@ -11,7 +11,7 @@ from harness.scenario import Scenario
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.forecast import DRAWS, Estimate, Forecast, estimate, forecast
 from harness.simulate.machine import MachineProfile
-from harness.simulate.measures import Measures, measures_of_run, step_time
+from harness.simulate.metrics import Measures, measures_of_run, step_time
 from tests.holdout.baselines import Baselines, costs_of, peak_gb_s, peak_gflop_s
 from tests.holdout.changes import change_scores
 from tests.holdout.document import ArmScore, Compared, Document, Lags

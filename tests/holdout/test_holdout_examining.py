@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.simulate.forecast import Estimate, Forecast
-from harness.simulate.measures import Measures
+from harness.simulate.metrics import Measures
 from tests.holdout.examining import arm_score
 from tests.holdout.side_by_side import side_by_side
 

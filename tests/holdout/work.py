@@ -11,8 +11,8 @@ from harness.models.config import PRESETS
 from harness.models.shape import shape_of_own
 from harness.results import Run, ShardRow
 from harness.scenario import Scenario
-from harness.simulate.measures import stage_times, step_time
-from harness.simulate.terms import Group, pass_terms
+from harness.simulate.features import Group, pass_features
+from harness.simulate.metrics import stage_times, step_time
 
 PROMPT_TOKENS = 12
 """Where no fitted run has told its prompts' lengths."""
@@ -123,5 +123,5 @@ def _update_rate(run: Run, shards: Sequence[ShardRow], update_s: float) -> float
     gflop = 0.0
     for shard in shards:
         groups = [(prompt or 0, group) for prompt, group in zip(shard.prompt_tokens, shard.lengths, strict=True)]
-        gflop += pass_terms(shape, groups, batch)["position_gflop"]
+        gflop += pass_features(shape, groups, batch)["position_gflop"]
     return BACKWARD * gflop / max(1, len(run.steps)) * (run.setting("epochs_per_batch") or 1) / update_s

@@ -18,17 +18,17 @@ from harness.core.types import ScoredBatch
 from harness.loop import LagControl, LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
-from harness.simulate.stages import (
+from tests.stand_ins.simulated_parts import (
     Cost,
     Dies,
     Fails,
     Lengths,
     MortalGenerator,
     MortalScorer,
-    SimulatedGenerator,
-    SimulatedLearner,
-    SimulatedScorer,
     constant,
+    simulated_generator,
+    simulated_learner,
+    simulated_scorer,
 )
 
 Row = tuple[str, str, float, float, int]
@@ -99,7 +99,7 @@ class Setup:
         generate, load = (_cost(seconds, index) for seconds in (self.generate, self.load))
 
         def make() -> Generator:
-            return SimulatedGenerator(tracer, generate, constant(2.0), load_cost=load, lane=lane, lengths=self.lengths)
+            return simulated_generator(tracer, generate, constant(2.0), load_cost=load, lane=lane, lengths=self.lengths)
 
         return MortalGenerator(make, self.generator_dies[index]) if index < len(self.generator_dies) else make()
 
@@ -107,7 +107,7 @@ class Setup:
         lane = "scorer" if len(self.score) == 1 else f"scorer{index}"
 
         def make() -> Scorer:
-            return SimulatedScorer(tracer, constant(self.score[index]), lane, fails=self.fails)
+            return simulated_scorer(tracer, constant(self.score[index]), lane, fails=self.fails)
 
         return MortalScorer(make, self.scorer_dies[index]) if index < len(self.scorer_dies) else make()
 
@@ -166,7 +166,7 @@ def simulate_run(story: Story | None = None, **settings: object) -> Seen:
         await run_loop(
             [setup.generator(index, tracer) for index in range(len(setup.generate))],
             [setup.scorer(index, tracer) for index in range(len(setup.score))],
-            SimulatedLearner(tracer, constant(setup.update), constant(setup.publish)),
+            simulated_learner(tracer, constant(setup.update), constant(setup.publish)),
             setup.plan,
             tracer,
             story,

@@ -19,7 +19,7 @@ from harness.core.trace import RecordingTracer, Span, Stage
 from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
-from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
+from tests.stand_ins.simulated_parts import Cost, constant, simulated_generator, simulated_learner, simulated_scorer
 
 S = 1_000_000_000
 
@@ -71,7 +71,7 @@ def simulate(
 
     async def main(tracer: RecordingTracer) -> None:
         parts = [
-            SimulatedGenerator(
+            simulated_generator(
                 tracer,
                 costs.cost("generate"),
                 transfer_cost=costs.cost("transfer"),
@@ -80,10 +80,10 @@ def simulate(
             )
             for index in range(generators)
         ]
-        learner = SimulatedLearner(tracer, costs.cost("update"), costs.cost("publish"), epochs)
+        learner = simulated_learner(tracer, costs.cost("update"), costs.cost("publish"), epochs)
         prompts = tuple(range(generators))
         plan = LoopPlan(steps, 2, max_lag, 1, lambda step: prompts, (), 0, lag_control, replay)  # type: ignore[arg-type]
-        scorer = SimulatedScorer(tracer, costs.cost("score"))
+        scorer = simulated_scorer(tracer, costs.cost("score"))
         await run_loop(parts, [scorer], learner, plan, tracer, Steps(tracer, done_ns))
 
     return done_ns, run_virtual(main)[1].drain()
@@ -219,8 +219,8 @@ def test_costs_that_are_no_decimals_do_not_drift() -> None:
     done_ns: list[int] = []
 
     async def main(tracer: RecordingTracer) -> float:
-        parts = SimulatedGenerator(tracer, constant(third)), SimulatedScorer(tracer, constant(third))
-        learner = SimulatedLearner(tracer, constant(third), constant(third))
+        parts = simulated_generator(tracer, constant(third)), simulated_scorer(tracer, constant(third))
+        learner = simulated_learner(tracer, constant(third), constant(third))
         plan = LoopPlan(steps, 2, 0, 1, lambda step: (0,), ())
         await run_loop([parts[0]], [parts[1]], learner, plan, tracer, Steps(tracer, done_ns))
         return asyncio.get_running_loop().time()
@@ -272,14 +272,14 @@ def tabled(tables: dict[str, list[int]], steps: int, generators: int) -> float:
 
     async def main(tracer: RecordingTracer) -> float:
         parts = [
-            SimulatedGenerator(
+            simulated_generator(
                 tracer, cost("generate"), transfer_cost=cost("transfer"), load_cost=cost("load"), lane=f"generator{i}"
             )
             for i in range(generators)
         ]
-        learner = SimulatedLearner(tracer, cost("update"), cost("publish"))
+        learner = simulated_learner(tracer, cost("update"), cost("publish"))
         plan = LoopPlan(steps, 2, 0, 1, lambda step: (0, 1, 2), ())
-        await run_loop(parts, [SimulatedScorer(tracer, cost("score"))], learner, plan, tracer)
+        await run_loop(parts, [simulated_scorer(tracer, cost("score"))], learner, plan, tracer)
         return asyncio.get_running_loop().time()
 
     return run_virtual(main)[0]

@@ -13,8 +13,8 @@ import pytest
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import LoopPlan, run_loop
 from harness.loop.replay import ReplayOptions
-from harness.simulate.event_loop import VirtualClockLoop
-from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
+from harness.simulate.clock import VirtualClockLoop
+from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
 ORDERS = 1024
 
@@ -26,7 +26,7 @@ def cost_of_an_order(
     loop = VirtualClockLoop()
     tracer = RecordingTracer(loop.time_ns)
     parts = [
-        SimulatedGenerator(tracer, constant(2 + index / 1000), load_cost=constant(0.5), lane=f"generator{index}")
+        simulated_generator(tracer, constant(2 + index / 1000), load_cost=constant(0.5), lane=f"generator{index}")
         for index in range(generators)
     ]
     options = ReplayOptions(4 * generators, 4, sample_groups=generators) if replay else None
@@ -34,8 +34,8 @@ def cost_of_an_order(
     plan = LoopPlan(
         ORDERS // generators, 2, max_lag, 1, lambda step: prompts, (), lag_control=lag_control, replay=options
     )
-    scorers = [SimulatedScorer(tracer, constant(0.01), f"scorer{index}") for index in range(generators // 2)]
-    learner = SimulatedLearner(tracer, constant(update_s), constant(0.25))
+    scorers = [simulated_scorer(tracer, constant(0.01), f"scorer{index}") for index in range(generators // 2)]
+    learner = simulated_learner(tracer, constant(update_s), constant(0.25))
     with cProfile.Profile() as profile:
         loop.run_until_complete(run_loop(parts, scorers, learner, plan, tracer))
     loop.close()

@@ -15,7 +15,8 @@ from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
 from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
 from harness.simulate.clock import run_virtual
-from harness.simulate.stages import Cost, SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
+from harness.simulate.parts import SimulatedGenerator
+from tests.stand_ins.simulated_parts import Cost, constant, simulated_generator, simulated_learner, simulated_scorer
 
 
 @dataclass
@@ -55,11 +56,11 @@ def simulate(
         names = ["generator"] if generators == 1 else [f"generator{i}" for i in range(generators)]
         await run_loop(
             [
-                SimulatedGenerator(tracer, generate, constant(2.0), load_cost=constant(load), lane=name)
+                simulated_generator(tracer, generate, constant(2.0), load_cost=constant(load), lane=name)
                 for name in names
             ],
-            [SimulatedScorer(tracer, constant(1.0))],
-            SimulatedLearner(tracer, update, constant(1.0), epochs_per_batch),
+            [simulated_scorer(tracer, constant(1.0))],
+            simulated_learner(tracer, update, constant(1.0), epochs_per_batch),
             LoopPlan(steps, 2, max_lag, evaluate_every, lambda step: batch_prompts, validation_prompts),
             tracer,
             story,
@@ -207,9 +208,9 @@ def test_a_generator_that_lies_about_its_version_stops_the_run() -> None:
 
     async def main(tracer: RecordingTracer) -> None:
         await run_loop(
-            [Stale(tracer, constant(1.0))],
-            [SimulatedScorer(tracer, constant(0.0))],
-            SimulatedLearner(tracer, constant(1.0)),
+            [simulated_generator(tracer, constant(1.0), of=Stale)],
+            [simulated_scorer(tracer, constant(0.0))],
+            simulated_learner(tracer, constant(1.0)),
             LoopPlan(4, 2, 1, 1, lambda step: (0,), ()),
             tracer,
         )
@@ -229,9 +230,9 @@ def test_the_error_of_a_part_ends_the_run_and_is_the_error_of_the_run() -> None:
 
     async def main(tracer: RecordingTracer) -> None:
         await run_loop(
-            [LosesWeights(tracer, constant(1.0))],
-            [SimulatedScorer(tracer, constant(0.0))],
-            SimulatedLearner(tracer, constant(1.0)),
+            [simulated_generator(tracer, constant(1.0), of=LosesWeights)],
+            [simulated_scorer(tracer, constant(0.0))],
+            simulated_learner(tracer, constant(1.0)),
             LoopPlan(4, 2, 0, 1, lambda step: (0,), ()),
             tracer,
             story,

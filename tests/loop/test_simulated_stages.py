@@ -7,14 +7,14 @@ import pytest
 from harness.core.errors import PartReplaced
 from harness.core.types import Purpose, RolloutGroup, WeightHandle, WorkItem
 from harness.simulate.clock import run_virtual
-from harness.simulate.stages import (
+from tests.stand_ins.simulated_parts import (
     MortalGenerator,
     MortalScorer,
-    SimulatedGenerator,
-    SimulatedLearner,
-    SimulatedScorer,
     constant,
     equal_lengths,
+    simulated_generator,
+    simulated_learner,
+    simulated_scorer,
     varying_lengths,
 )
 
@@ -31,7 +31,7 @@ def elapsed() -> float:
 
 def test_groups_tell_the_version_and_the_lengths_of_their_responses():
     async def main(tracer):
-        generator = SimulatedGenerator(tracer, constant(8), lengths=lambda item, prompt: (prompt, item.step))
+        generator = simulated_generator(tracer, constant(8), lengths=lambda item, prompt: (prompt, item.step))
         await generator.load_weights(weight_handle(2))
         return await generator.generate(ITEM)
 
@@ -55,7 +55,7 @@ def test_lengths_vary_by_prompt_and_seed_within_their_bounds():
 
 def test_weights_loaded_on_the_way_count_by_their_share_of_the_time():
     async def main(tracer):
-        generator = SimulatedGenerator(tracer, constant(10), transfer_cost=constant(1), load_cost=constant(1))
+        generator = simulated_generator(tracer, constant(10), transfer_cost=constant(1), load_cost=constant(1))
         await generator.load_weights(weight_handle(4))
         work = asyncio.ensure_future(generator.generate(ITEM))
         await asyncio.sleep(3)
@@ -71,7 +71,7 @@ def test_weights_loaded_on_the_way_count_by_their_share_of_the_time():
 
 def test_the_next_order_begins_with_what_was_loaded_last():
     async def main(tracer):
-        generator = SimulatedGenerator(tracer, constant(10))
+        generator = simulated_generator(tracer, constant(10))
         await generator.load_weights(weight_handle(4))
         await generator.load_weights(weight_handle(5))
         return await generator.generate(ITEM)
@@ -82,7 +82,7 @@ def test_the_next_order_begins_with_what_was_loaded_last():
 
 def test_generating_without_weights_is_an_error():
     async def main(tracer):
-        await SimulatedGenerator(tracer, constant(1)).generate(ITEM)
+        await simulated_generator(tracer, constant(1)).generate(ITEM)
 
     with pytest.raises(AssertionError, match="generator generates for step 3 without weights"):
         run_virtual(main)
@@ -90,7 +90,7 @@ def test_generating_without_weights_is_an_error():
 
 def test_loading_what_the_learner_was_allowed_to_forget_is_an_error():
     async def main(tracer):
-        learner, generator = SimulatedLearner(tracer, constant(1)), SimulatedGenerator(tracer, constant(1))
+        learner, generator = simulated_learner(tracer, constant(1)), simulated_generator(tracer, constant(1))
         first = await learner.publish_weights(0, frozenset())
         second = await learner.publish_weights(1, frozenset({0}))
         await learner.publish_weights(2, frozenset({1}))
@@ -104,8 +104,8 @@ def test_loading_what_the_learner_was_allowed_to_forget_is_an_error():
 
 def test_what_is_forgotten_during_a_transfer_did_not_arrive():
     async def main(tracer):
-        learner = SimulatedLearner(tracer, constant(1))
-        generator = SimulatedGenerator(tracer, constant(1), transfer_cost=constant(2))
+        learner = simulated_learner(tracer, constant(1))
+        generator = simulated_generator(tracer, constant(1), transfer_cost=constant(2))
         first = await learner.publish_weights(0, frozenset())
         await asyncio.gather(generator.load_weights(first), learner.publish_weights(1, frozenset()))
 
@@ -115,7 +115,7 @@ def test_what_is_forgotten_during_a_transfer_did_not_arrive():
 
 def test_asking_for_what_is_gone_is_an_error():
     async def main(tracer):
-        learner = SimulatedLearner(tracer, constant(1))
+        learner = simulated_learner(tracer, constant(1))
         await learner.publish_weights(0, frozenset())
         await learner.publish_weights(1, frozenset())
         await learner.publish_weights(2, frozenset({0, 1}))
@@ -126,7 +126,7 @@ def test_asking_for_what_is_gone_is_an_error():
 
 def test_a_scorer_leaves_failed_groups_out_and_counts_them():
     async def main(tracer):
-        scorer = SimulatedScorer(tracer, constant(1), reward=0.25, fails=lambda item, prompt: prompt == 4)
+        scorer = simulated_scorer(tracer, constant(1), reward=0.25, fails=lambda item, prompt: prompt == 4)
         groups = (RolloutGroup(4, 3, 1, 2, (3, 5)), RolloutGroup(5, 3, 1, 2, (2, 4), mean_version=1.5))
         return await scorer.score(ITEM, groups), await scorer.score(ITEM, groups[:1])
 
@@ -141,7 +141,9 @@ def test_a_scorer_leaves_failed_groups_out_and_counts_them():
 def test_a_part_dies_some_way_into_its_call_or_at_its_end(after_s, dead_at):
     async def main(tracer):
         groups = (RolloutGroup(4, 3, 0, 0, (1,)),)
-        scorer = MortalScorer(lambda: SimulatedScorer(tracer, constant(8)), lambda call: after_s if call == 1 else None)
+        scorer = MortalScorer(
+            lambda: simulated_scorer(tracer, constant(8)), lambda call: after_s if call == 1 else None
+        )
         with pytest.raises(PartReplaced) as caught:
             await scorer.score(ITEM, groups)
         assert elapsed() == dead_at
@@ -157,7 +159,7 @@ def test_a_part_dies_some_way_into_its_call_or_at_its_end(after_s, dead_at):
 def test_a_new_generator_holds_no_weights():
     async def main(tracer):
         generator = MortalGenerator(
-            lambda: SimulatedGenerator(tracer, constant(8)), lambda call: 1 if call == 2 else None
+            lambda: simulated_generator(tracer, constant(8)), lambda call: 1 if call == 2 else None
         )
         await generator.load_weights(weight_handle(0))
         with pytest.raises(PartReplaced):
@@ -172,7 +174,7 @@ def test_a_new_generator_holds_no_weights():
 def test_all_calls_under_way_hear_of_one_death():
     async def main(tracer):
         generator = MortalGenerator(
-            lambda: SimulatedGenerator(tracer, constant(8), load_cost=constant(4)),
+            lambda: simulated_generator(tracer, constant(8), load_cost=constant(4)),
             lambda call: 2 if call == 3 else None,
         )
         await generator.load_weights(weight_handle(0))
@@ -186,7 +188,7 @@ def test_all_calls_under_way_hear_of_one_death():
 
 def test_the_error_of_a_dying_part_is_not_hidden_by_its_death():
     async def main(tracer):
-        await MortalGenerator(lambda: SimulatedGenerator(tracer, constant(1)), lambda call: 5).generate(ITEM)
+        await MortalGenerator(lambda: simulated_generator(tracer, constant(1)), lambda call: 5).generate(ITEM)
 
     with pytest.raises(AssertionError, match="without weights"):
         run_virtual(main)

@@ -9,11 +9,9 @@ import pickle
 import pytest
 
 from harness.core.trace import OpenSpan, RecordingTracer, Span, Stage
-from harness.core.types import RolloutGroup, WorkItem
 from harness.loop import LoopPlan, run_loop
-from harness.simulate.clock import run_virtual
-from harness.simulate.event_loop import Deadlock, VirtualClockLoop
-from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
+from harness.simulate.clock import Deadlock, VirtualClockLoop, run_virtual
+from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
 
 def elapsed() -> float:
@@ -351,18 +349,11 @@ def test_a_deadlock_says_who_waits_for_whom_since_when() -> None:
 
 
 def test_a_part_that_is_stuck_in_a_stage_is_named_and_so_is_everyone_who_waits_for_it() -> None:
-    class Stuck(SimulatedGenerator):
-        async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
-            if item.step == 1:
-                with self.tracer.span(self.lane, Stage.GENERATE, item.step, self.version):
-                    await asyncio.sleep(math.inf)
-            return await super().generate(item)
-
     async def main(tracer: RecordingTracer) -> None:
         await run_loop(
-            [Stuck(tracer, constant(8))],
-            [SimulatedScorer(tracer, constant(1))],
-            SimulatedLearner(tracer, constant(5), constant(1)),
+            [simulated_generator(tracer, lambda step: math.inf if step == 1 else 8)],
+            [simulated_scorer(tracer, constant(1))],
+            simulated_learner(tracer, constant(5), constant(1)),
             LoopPlan(4, 2, 0, 1, lambda step: (0,), ()),
             tracer,
         )

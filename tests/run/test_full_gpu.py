@@ -26,8 +26,8 @@ from harness.run.memory.fit import changed, first_changes
 from harness.run.memory.plan import make_plan
 from harness.run.parts import Parts
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.stages import SimulatedLearner, constant
-from tests.stand_ins.simulated_parts import build_simulated_parts
+from harness.simulate.parts import SimulatedLearner
+from tests.stand_ins.simulated_parts import SleepingTimeline, build_simulated_parts, constant, simulated_learner
 
 TOLD = (
     "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.20 GiB is "
@@ -68,7 +68,8 @@ class FullLearner(SimulatedLearner):
     """Its GPU is full in the update of step 1."""
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        with self.tracer.span(self.lane, Stage.UPDATE, step, step):
+        assert isinstance(self.timeline, SleepingTimeline)
+        with self.timeline.tracer.span(self.lane, Stage.UPDATE, step, step):
             if step == 1:
                 raise torch.OutOfMemoryError(TOLD)
         return await super().update(step, groups)
@@ -77,7 +78,11 @@ class FullLearner(SimulatedLearner):
 def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
     """The parts of the first arm have a GPU that is too small."""
     parts = build_simulated_parts(asked, tracer, should_stop)
-    return parts if asked.epochs_per_batch == 2 else replace(parts, learner=FullLearner(tracer, constant(0.0)))
+    return (
+        parts
+        if asked.epochs_per_batch == 2
+        else replace(parts, learner=simulated_learner(tracer, constant(0.0), of=FullLearner))
+    )
 
 
 def test_an_arm_whose_gpu_is_full_says_so_in_a_line_and_the_others_go_on(tmp_path: Path) -> None:

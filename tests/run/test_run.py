@@ -16,9 +16,9 @@ from harness.run.command import run_command
 from harness.run.parts import Parts
 from harness.run.session import Arm, Experiment
 from harness.scenario import Scenario, Variant, json_schema, load_scenario
-from harness.simulate.stages import SimulatedLearner
+from harness.simulate.parts import SimulatedLearner
 from harness.transports.catalogue import TRANSPORTS
-from tests.stand_ins.simulated_parts import build_simulated_parts
+from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner
 
 
 def scenario(tmp_path: Path, text: str) -> Scenario:
@@ -43,7 +43,7 @@ def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) ->
 
     class Learner(SimulatedLearner):
         async def update(self, at: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-            number = self.epochs_per_batch
+            number = self.optimizer_steps
             story.append((number, at))
             if at == step and number == 4:
                 raise error
@@ -54,9 +54,8 @@ def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) ->
         built.append(parts)
         simulated = parts.learner
         assert isinstance(simulated, SimulatedLearner)
-        return replace(
-            parts, learner=Learner(tracer, simulated.update_cost, epochs_per_batch=simulated.epochs_per_batch)
-        )
+        learner = simulated_learner(tracer, FREE, epochs_per_batch=simulated.optimizer_steps, of=Learner)
+        return replace(parts, learner=learner)
 
     return build
 

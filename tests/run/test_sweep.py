@@ -19,8 +19,8 @@ from harness.run.sweep import SweepOptions, run_sweep
 from harness.run.sweep.points import IDENTITY, State, changes_since_newest, find_experiment, read_point, read_points
 from harness.run.sweep.runner import show_status, variants_of, what_came_of_it
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.stages import SimulatedLearner
-from tests.stand_ins.simulated_parts import build_simulated_parts
+from harness.simulate.parts import SimulatedLearner
+from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner
 
 SWEEP = 'steps: 3\nprofile: "off"\ntrackers: []\nevaluation: {every: 3, prompts: 4}\nsweep: {seed: [0, 1, 2]}\n'
 QUIET = SweepOptions(quiet=True)
@@ -55,7 +55,7 @@ class Plan:
 
         parts = build_simulated_parts(resolved, tracer, should_stop)
         assert isinstance(parts.learner, SimulatedLearner)
-        return replace(parts, learner=Learner(tracer, parts.learner.update_cost))
+        return replace(parts, learner=simulated_learner(tracer, FREE, of=Learner))
 
 
 def states(trial: Scenario, out: Path) -> dict[str, State]:

@@ -12,7 +12,7 @@ from harness.models.shape import shape_of_own
 from harness.run.memory.plan import make_plan
 from harness.run.options import resolve_device
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.circumstances import circumstances
+from harness.simulate.cost_model import cost_key
 
 NIXL = "transport: {type: nixl}\n"
 HALVES = "generator: {gpus: 0.5}, learner: {gpus: 0.5}"
@@ -46,7 +46,7 @@ def test_real_run_memory_plan_and_simulator_agree(
     asked = scenario(tmp_path, text)
     placement = asked.placement
     real = [resolve_device(asked, part, lambda: has_gpu) for part in (placement.learner, placement.generator)]
-    simulated = [circumstances(asked, stage, 2, has_gpu)["device"] for stage in ("update", "generate")]
+    simulated = [cost_key(asked, stage, 2, has_gpu)["device"] for stage in ("update", "generate")]
     planned = {
         process.name: process.device
         for process in make_plan(asked, shape_of_own(PRESETS["small"]), has_gpu=has_gpu).processes
@@ -63,6 +63,6 @@ def test_a_scorer_without_a_gpu_is_on_the_cpu_whatever_the_others_ask_for(tmp_pa
 def test_a_gpu_by_name_is_planned_and_simulated_without_one_and_refused_by_a_run(tmp_path: Path) -> None:
     asked = scenario(tmp_path, "placement: {device: cuda}\n")
     assert make_plan(asked, shape_of_own(PRESETS["small"])).total("cuda") > 0
-    assert circumstances(asked, "update", 2, has_gpu=False)["device"] == "cuda"
+    assert cost_key(asked, "update", 2, has_gpu=False)["device"] == "cuda"
     with pytest.raises(UserError, match="PyTorch finds none"):
         resolve_device(asked, asked.placement.learner, lambda: False)

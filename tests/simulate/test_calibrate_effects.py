@@ -7,12 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.simulate.calibrate.contention import fit_contention
+from harness.simulate.calibrate.effects import costs_of_other_transports, fit_contention, run_correlation, run_speeds
 from harness.simulate.calibrate.observations import Observation
-from harness.simulate.calibrate.run_effects import run_correlation, run_speeds
-from harness.simulate.calibrate.syncs import costs_of_other_transports
+from harness.simulate.features import sync_features
 from harness.simulate.machine import StageCost
-from harness.simulate.terms import sync_terms
 
 GENERATE = StageCost(stage="generate", seconds={"row": 0.001})
 UPDATE = StageCost(stage="update", seconds={"row": 0.002})
@@ -98,7 +96,7 @@ GENERATORS_SHARE = StageCost(stage="weight_verify", where={"part": "generator"},
 
 
 def _sync(stage: str, transport: str, gb: float, seconds: float, run: str = "sweep") -> Observation:
-    units = sync_terms(gb * 1e9, 10)
+    units = sync_features(gb * 1e9, 10)
     return Observation(stage, {"transport": transport}, "", units, seconds, run, run, 1)
 
 

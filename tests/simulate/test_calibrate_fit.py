@@ -22,22 +22,20 @@ from harness.models.shape import shape_for
 from harness.results import Manifest, Run, RunFolder, Scrubber, find_runs, step_row, tail_row
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.calibrate.command import calibrate
-from harness.simulate.calibrate.contention import ASSUMED
+from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
 from harness.simulate.calibrate.fit import fit
-from harness.simulate.calibrate.observations import observe, run_label
-from harness.simulate.calibrate.sources import find_sources
-from harness.simulate.circumstances import circumstances
-from harness.simulate.machine import MachineProfile
-from harness.simulate.machines import load_machine, profile_yaml
-from harness.simulate.terms import (
+from harness.simulate.calibrate.observations import find_sources, observe, run_label
+from harness.simulate.cost_model import cost_key
+from harness.simulate.features import (
     Group,
-    batch_terms,
-    generate_terms,
-    sync_terms,
-    update_terms,
+    batch_features,
+    generate_features,
+    sync_features,
+    update_features,
     weight_bytes,
     weight_tensors,
 )
+from harness.simulate.machine import MachineProfile, load_machine, profile_yaml
 
 GENERATE = {"prompt_gflop": 0.007, "decode_layer": 0.0003, "weight_gb": 0.07, "row_layer": 1e-5, "row_gflop": 0.006}
 UPDATE = {"parameter_gb": 1.3, "position_gflop": 0.016, "position_layer": 1.5e-5, "pair_gb": 4.0}
@@ -51,7 +49,7 @@ STEPS = 8
 
 
 def _seconds(costs: dict[str, float], units: dict[str, float]) -> float:
-    return sum(seconds * units[term] for term, seconds in costs.items())
+    return sum(seconds * units[feature] for feature, seconds in costs.items())
 
 
 class Writer:
@@ -118,13 +116,13 @@ def _spans(
 ) -> list[Span]:
     shape = shape_for(scenario)[0]
     assert shape is not None
-    sync = sync_terms(weight_bytes(shape), weight_tensors(shape))
+    sync = sync_features(weight_bytes(shape), weight_tensors(shape))
     stages = (
         ("learner", Stage.WEIGHT_PUBLISH, _seconds(SYNC, sync)),
         ("generator", Stage.WEIGHT_TRANSFER, _seconds(SYNC, sync)),
-        ("generator", Stage.GENERATE, _seconds(GENERATE, generate_terms(shape, groups, 256))),
-        ("scorer", Stage.SCORE, _seconds(SCORE, batch_terms(groups))),
-        ("learner", Stage.UPDATE, _seconds(UPDATE, update_terms(shape, groups, scenario.microbatch_size, 1, 1))),
+        ("generator", Stage.GENERATE, _seconds(GENERATE, generate_features(shape, groups, 256))),
+        ("scorer", Stage.SCORE, _seconds(SCORE, batch_features(groups))),
+        ("learner", Stage.UPDATE, _seconds(UPDATE, update_features(shape, groups, scenario.microbatch_size, 1, 1))),
     )
     spans = []
     for lane, stage, seconds in stages:
@@ -162,7 +160,7 @@ def _runs(writer: Writer) -> list[Run]:
 
 def _cost(profile: MachineProfile, stage: str, **where: str) -> Any:
     scenario = load_scenario("sync_k1", ["transport.type=shared_memory", "placement.colocated=false"])
-    found = profile.cost_of(stage, circumstances(scenario, stage, 2, has_gpu=False) | where)
+    found = profile.cost_of(stage, cost_key(scenario, stage, 2, has_gpu=False) | where)
     assert found is not None
     return found
 
@@ -224,11 +222,11 @@ def test_predictions_hold_within_their_stated_errors(writer: Writer) -> None:
     assert shape is not None
     groups: list[Group] = [(12, tuple(range(8, 32, 3)))] * 6
     for stage, planted, units in (
-        ("generate", GENERATE, generate_terms(shape, groups, 256)),
-        ("update", UPDATE, update_terms(shape, groups, 48, 1, 1)),
+        ("generate", GENERATE, generate_features(shape, groups, 256)),
+        ("update", UPDATE, update_features(shape, groups, 48, 1, 1)),
     ):
         cost = _cost(profile, stage)
-        x = [units[term] for term in cost.seconds]
+        x = [units[feature] for feature in cost.seconds]
         variance = sum(a * b * cost.covariance[i][j] for i, a in enumerate(x) for j, b in enumerate(x))
         expected = _seconds(planted, units)
         assert abs(cost.seconds_of(units) - expected) < 5 * variance**0.5
@@ -250,7 +248,7 @@ def test_without_parts_at_work_at_once_the_contention_is_assumed_and_said(writer
     writer.write_all(noise=0.0)
     profile = fit(_runs(writer), "abacus")
     assert profile.contention is not None
-    assert (profile.contention.cores, profile.contention.slowdown) == (2, ASSUMED)
+    assert (profile.contention.cores, profile.contention.slowdown) == (2, ASSUMED_SLOWDOWN)
     assert "a slow-down of 0.2 was assumed" in profile.notes[-1]
 
 
@@ -401,7 +399,7 @@ def test_fitting_and_loading_need_no_heavy_library() -> None:
     """A fresh interpreter: torch alone would take longer to import than the fit takes."""
     code = (
         "import sys, harness.simulate.calibrate.command, harness.simulate.calibrate.__main__;"
-        "import harness.simulate.machines;"
+        "import harness.simulate.machine;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'transformers', 'vllm')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

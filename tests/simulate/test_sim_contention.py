@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.simulate.clock import run_virtual
-from harness.simulate.contention import OwnDevice, Piece, SharedCores
-from harness.simulate.event_loop import VirtualClockLoop
+from harness.simulate.clock import VirtualClockLoop, run_virtual
+from harness.simulate.timeline import OwnDevice, Piece, SharedCores
 
 
 def run_at(place, *jobs):

@@ -7,9 +7,8 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.scenario import Scenario
-from harness.simulate.costing import Costing
+from harness.simulate.cost_model import CostModel, Draw
 from harness.simulate.machine import Correction, Device, MachineProfile, StageCost
-from harness.simulate.noise import Draw
 
 SCENARIO = Scenario(model={"type": "preset", "preset": "tiny", "threads": 1})
 
@@ -23,7 +22,7 @@ def costing(*stages, draw=None, model="tiny", allow=(), scenario=SCENARIO, run_c
         stages=stages,
         run_correlation=run_correlation,
     )
-    return Costing(scenario, profile, draw, model=model, allow=allow)
+    return CostModel(scenario, profile, draw, model=model, allow=allow)
 
 
 def update(**more):

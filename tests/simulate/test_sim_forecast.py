@@ -11,10 +11,9 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.scenario import Scenario, load_scenario
+from harness.simulate.cost_model import Draw
 from harness.simulate.forecast import FEWEST_DRAWS, estimate, farthest, forecast, predicted
-from harness.simulate.machine import MachineProfile
-from harness.simulate.machines import load_machine
-from harness.simulate.noise import Draw
+from harness.simulate.machine import MachineProfile, load_machine
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 SMALL = (

@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from docs.datasheet_profiles import DATA_SHEETS, datasheet_profile
 from harness.core.errors import UserError
 from harness.models.flops import peak_flops
-from harness.simulate.calibrate.datasheets import DATA_SHEETS, datasheet_profile
-from harness.simulate.machine import Correction, Device, MachineProfile, StageCost
-from harness.simulate.machines import check_versions, known_machines, load_machine, profile_yaml, save_machine
+from harness.simulate.machine import (
+    Correction,
+    Device,
+    MachineProfile,
+    StageCost,
+    check_versions,
+    known_machines,
+    load_machine,
+    profile_yaml,
+    save_machine,
+)
 
 SHIPPED = Path(__file__).parents[2] / "profiles" / "machines"
 COST = StageCost(

@@ -9,7 +9,7 @@ import pytest
 from harness.core.trace import Span, Stage
 from harness.loop import Count, RolloutCounts
 from harness.results import StepRow
-from harness.simulate.measures import (
+from harness.simulate.metrics import (
     counted_rows,
     idle_shares,
     lag_shares,

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from harness.simulate.noise import Draw, StepNoise, mean_one, run_factor
+from harness.simulate.cost_model import Draw, StepNoise, mean_one, run_factor
 
 MANY = 4000
 

@@ -7,7 +7,7 @@ import pytest
 
 from harness.scenario import expand, load_scenario
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
-from harness.simulate.simulation import simulate_run
+from harness.simulate.simulated_run import simulate_run
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "simulator" / "span_order.json").read_text())["arms"]
 

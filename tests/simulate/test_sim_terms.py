@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.models.shape import Shape
-from harness.simulate.terms import (
-    batch_terms,
-    call_terms,
-    generate_terms,
-    pass_terms,
-    sync_terms,
-    update_terms,
+from harness.simulate.features import (
+    batch_features,
+    call_features,
+    generate_features,
+    pass_features,
+    sync_features,
+    update_features,
     weight_bytes,
     weight_tensors,
 )
@@ -26,7 +26,7 @@ LAYER = 2 * 8 * (8 + 4) + 3 * 8 * 16 + 2 * 8
 def test_decoding_takes_as_many_steps_as_the_longest_row_of_each_batch() -> None:
     """Groups of 2 rows and 4 rows at a time: two groups in the first batch, one in the second: 8 + 1 steps."""
     groups = [(5, (3, 4)), (5, (2, 9)), (6, (2, 2))]
-    units = generate_terms(SHAPE, groups, max_batch=4)
+    units = generate_features(SHAPE, groups, max_batch=4)
     assert (units["decode_step"], units["decode_layer"]) == (9, 27)
     assert units["row_layer"] == 3 * (2 + 3 + 1 + 8 + 1 + 1)
     assert units["prompt_gflop"] == pytest.approx(2 * (16 * 3 * LAYER + 3 * 800) / 1e9)
@@ -38,12 +38,12 @@ def test_decoding_takes_as_many_steps_as_the_longest_row_of_each_batch() -> None
 def test_whole_groups_are_decoded_together() -> None:
     """5 rows at a time hold two groups of 2: the third group is not cut, as in ``engines.batch``."""
     groups = [(5, (2, 2)), (5, (2, 2)), (5, (9, 9))]
-    assert generate_terms(SHAPE, groups, max_batch=5)["decode_step"] == 1 + 8
-    assert generate_terms(SHAPE, groups, max_batch=6)["decode_step"] == 8
+    assert generate_features(SHAPE, groups, max_batch=5)["decode_step"] == 1 + 8
+    assert generate_features(SHAPE, groups, max_batch=6)["decode_step"] == 8
 
 
 def test_a_group_larger_than_a_batch_is_prefilled_for_each_piece_of_it() -> None:
-    units = generate_terms(SHAPE, [(5, (2, 2, 4))], max_batch=2)
+    units = generate_features(SHAPE, [(5, (2, 2, 4))], max_batch=2)
     assert units["decode_step"] == 1 + 3
     assert units["prompt_gflop"] == pytest.approx(2 * (10 * 3 * LAYER + 2 * 800) / 1e9)
 
@@ -63,7 +63,7 @@ def test_decoding_is_counted_as_if_token_by_token(data: st.DataObject) -> None:
             steps, row_steps = steps + 1, row_steps + len(going)
             context += sum(prompt + tokens for prompt in going)
             tokens += 1
-    units = generate_terms(SHAPE, groups, max_batch=together * size)
+    units = generate_features(SHAPE, groups, max_batch=together * size)
     assert (units["decode_step"], units["row_layer"], units["response"]) == (steps, 3 * row_steps, size * len(groups))
     assert units["row_gflop"] == pytest.approx(row_steps * 2 * (3 * LAYER + 800) / 1e9)
     assert units["context_gb"] == pytest.approx(context * 2 * 3 * 4 * 4 / 1e9)
@@ -72,7 +72,7 @@ def test_decoding_is_counted_as_if_token_by_token(data: st.DataObject) -> None:
 def test_a_pass_runs_each_prompt_once_and_each_response_without_its_last_token() -> None:
     """Two microbatches of 2 rows: prompts of 5, then of 5 and 6 tokens, and 2 + 3, then 1 + 8 response tokens."""
     groups = [(5, (3, 4, 2)), (6, (9,))]
-    units = pass_terms(SHAPE, groups, microbatch=2)
+    units = pass_features(SHAPE, groups, microbatch=2)
     assert units["microbatch"] == 2
     assert units["position_layer"] == 3 * (5 + 2 + 3 + 5 + 6 + 1 + 8)
     assert units["position_gflop"] == pytest.approx(2 * (30 * 3 * LAYER + 18 * 800) / 1e9)
@@ -83,13 +83,13 @@ def test_a_pass_runs_each_prompt_once_and_each_response_without_its_last_token()
 
 
 def test_further_passes_are_counted_and_the_call_is_not() -> None:
-    one, two = (pass_terms(SHAPE, [(5, (3, 4))], 2, passes) for passes in (1, 2))
+    one, two = (pass_features(SHAPE, [(5, (3, 4))], 2, passes) for passes in (1, 2))
     assert two == pytest.approx({name: units if name == "call" else 2 * units for name, units in one.items()})
 
 
 def test_an_update_makes_an_optimizer_step_for_each_minibatch_of_each_pass() -> None:
     """k = 3 with 2 minibatches: 6 steps over 3 x 592 + 800 + 8 = 2584 weights of 4 bytes."""
-    units = update_terms(SHAPE, [(5, (3, 4))], 1, epochs=3, minibatches=2)
+    units = update_features(SHAPE, [(5, (3, 4))], 1, epochs=3, minibatches=2)
     assert units["optimizer_step"] == 6
     assert units["parameter_gb"] == pytest.approx(6 * 2584 * 4 / 1e9)
     assert units["microbatch"] == 3 * 2
@@ -97,13 +97,13 @@ def test_an_update_makes_an_optimizer_step_for_each_minibatch_of_each_pass() -> 
 
 def test_what_goes_by_rollouts_and_tokens() -> None:
     groups = [(5, (3, 4)), (6, (9, 1))]
-    assert batch_terms(groups) == {"call": 1, "group": 2, "response": 4, "token": 17}
-    assert call_terms(groups) == {"call": 1, "group": 2, "response": 4}
-    assert call_terms() == {"call": 1, "group": 0, "response": 0}
+    assert batch_features(groups) == {"call": 1, "group": 2, "response": 4, "token": 17}
+    assert call_features(groups) == {"call": 1, "group": 2, "response": 4}
+    assert call_features() == {"call": 1, "group": 0, "response": 0}
 
 
 def test_a_sync_counts_bytes_tensors_and_further_receivers() -> None:
-    assert sync_terms(2e9, 30, receivers=3) == {
+    assert sync_features(2e9, 30, receivers=3) == {
         "call": 1,
         "tensor": 30,
         "gb": 2,
@@ -111,7 +111,7 @@ def test_a_sync_counts_bytes_tensors_and_further_receivers() -> None:
         "first": 0,
         "first_gb": 0,
     }
-    assert sync_terms(2e9, 30, first=True)["first_gb"] == 2
+    assert sync_features(2e9, 30, first=True)["first_gb"] == 2
 
 
 def test_weights_of_a_model_are_counted_with_their_names() -> None:

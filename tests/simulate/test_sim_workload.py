@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from harness.run.options import mismatch_bound, trainer_options
 from harness.scenario import Scenario
-from harness.simulate.terms import generate_terms, pass_terms, update_terms
-from harness.simulate.workload import Workload, decode_steps
+from harness.simulate.features import Workload, decode_steps, generate_features, pass_features, update_features
 from harness.transports.catalogue import transport_kind
 
 TINY = {"type": "preset", "preset": "tiny", "threads": 1}
@@ -37,7 +36,7 @@ def test_more_places_never_take_more_steps_and_no_work_is_lost(lengths, slots):
 
 def test_the_native_engine_serves_batch_after_batch_and_vllm_continuously():
     native = workload(engine={"type": "native", "max_batch": 2})
-    assert native.generate(GROUPS) == generate_terms(native.shape, GROUPS, 2)
+    assert native.generate(GROUPS) == generate_features(native.shape, GROUPS, 2)
     assert native.generate(GROUPS)["decode_step"] == 6 + 8
     vllm = workload(engine={"type": "vllm", "max_batch": 2})
     # 4, 6, 3 and 8 steps on 2 places: 4 and 6; the third from 4 to 7; the last one from 6 to 14
@@ -48,11 +47,11 @@ def test_the_native_engine_serves_batch_after_batch_and_vllm_continuously():
 def test_training_counts_microbatches_passes_and_optimizer_steps():
     work = workload(epochs_per_batch=3, minibatches_per_epoch=2)
     # 4 rows in 2 minibatches: 2 rows in each forward pass
-    assert work.update(GROUPS) == update_terms(work.shape, GROUPS, 2, 3, 2)
+    assert work.update(GROUPS) == update_features(work.shape, GROUPS, 2, 3, 2)
     assert work.update(GROUPS)["optimizer_step"] == 6
-    assert work.log_probs(GROUPS) == pass_terms(work.shape, GROUPS, 2)
+    assert work.log_probs(GROUPS) == pass_features(work.shape, GROUPS, 2)
     monitored = workload(loss={"kl": {"monitor": True}})
-    assert monitored.reference_log_probs(GROUPS) == pass_terms(work.shape, GROUPS, 4, 2)
+    assert monitored.reference_log_probs(GROUPS) == pass_features(work.shape, GROUPS, 4, 2)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ from harness.results import RunFolder
 from harness.results.recorder import RunRecorder
 from harness.scenario import Scenario
 from harness.simulate.clock import run_virtual
-from harness.simulate.costing import Costing
+from harness.simulate.cost_model import CostModel
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
-from harness.simulate.noise import Draw
-from harness.simulate.simulation import simulate_run
-from harness.simulate.world import build_world
+from harness.simulate.simulated_run import Draw, build_run, simulate_run
 
 GB = 1e9
 
@@ -285,7 +283,7 @@ def test_costs_that_are_asked_once_are_those_that_are_asked_each_time():
     found = scenario(sampling=lengths, max_lag=1, steps=4, replay={"capacity": 4, "sample_groups": 1})
     prices = [stage for stage in BY_HAND if stage.stage != "call"]
     profile = machine(*prices, cost("call", call=0.01, response=0.003, group=0.002))
-    known, asked = simulate_run(found, profile), simulate_run(found, profile, costs=Asked(Costing(found, profile)))
+    known, asked = simulate_run(found, profile), simulate_run(found, profile, costs=Asked(CostModel(found, profile)))
     assert known.spans == asked.spans
 
 
@@ -368,7 +366,7 @@ def test_a_recorder_sees_the_same_run_and_writes_the_wait_for_itself(tmp_path):
     folder = RunFolder.create(tmp_path, "toy", "experiment", None)
 
     async def main(tracer):
-        world = build_world(scenario(), machine(), tracer)
+        world = build_run(scenario(), machine(), tracer)
         recorder = RunRecorder(folder, tracer, row_listeners=[world.on_row])
         recorder.loop_starts(world.lanes)
         await world.run(recorder)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from harness.core.trace import Stage
 from harness.scenario import Scenario
+from harness.simulate.cost_model import Draw
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
-from harness.simulate.noise import Draw
-from harness.simulate.simulation import simulate_run
+from harness.simulate.simulated_run import simulate_run
 
 LOADING = {Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD, Stage.WEIGHT_VERIFY}
 

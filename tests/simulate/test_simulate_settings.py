@@ -10,10 +10,9 @@ from harness.core.errors import UserError
 from harness.models.config import PUBLISHED
 from harness.models.shape import shape_for
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.learners import all_reduce_s_per_gb, shares, with_learners
-from harness.simulate.machine import Device, MachineProfile, StageCost
-from harness.simulate.machines import load_machine
-from harness.simulate.settings import facts_of, load_for, only_variant, steady, variants_of
+from harness.simulate.cost_model import all_reduce_s_per_gb, shares, with_learners
+from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine
+from harness.simulate.points import facts_of, load_for, only_variant, steady, variants_of
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 

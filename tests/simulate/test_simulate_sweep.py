@@ -12,13 +12,10 @@ from rich.console import Console
 
 from harness.core.errors import UserError
 from harness.scenario import load_scenario
-from harness.simulate.axes import Axis, axis_of, points_of, read_axes, read_axis
-from harness.simulate.knee import Choice, advice, find_knee, smallest_good
-from harness.simulate.machines import load_machine
+from harness.simulate.machine import load_machine
 from harness.simulate.picture import draw_sweep
-from harness.simulate.points import Question, answers
-from harness.simulate.settings import steady
-from harness.simulate.sweeping import Sweep, draws_for, knee_of, run_sweep
+from harness.simulate.points import Axis, Question, answers, axis_of, points_of, read_axes, read_axis, steady
+from harness.simulate.sweep import Choice, Sweep, advice, draws_for, find_knee, knee_of, run_sweep, smallest_good
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 SMALL = (

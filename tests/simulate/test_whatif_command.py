@@ -12,7 +12,7 @@ import pytest
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.results import RunFolder, find_runs, load_run
-from harness.simulate.whatif.choosing import choose_run
+from harness.simulate.whatif.changes import choose_run
 from harness.simulate.whatif.effects import what_if
 
 RUNS = Path("results/reference/paced_overlap")

@@ -23,20 +23,19 @@ from harness.results.recorder import RunRecorder
 from harness.scenario import Scenario, resolved_yaml
 from harness.scenario.loop_plan import lanes_of, loop_plan
 from harness.simulate.clock import run_virtual
-from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
-from harness.simulate.machines import save_machine
-from harness.simulate.measures import stage_times, step_time
-from harness.simulate.stages import (
+from harness.simulate.machine import Contention, Device, MachineProfile, StageCost, save_machine
+from harness.simulate.metrics import stage_times, step_time
+from harness.simulate.whatif.effects import Answer, what_if
+from harness.simulate.whatif.report import sentences, tables
+from tests.stand_ins.simulated_parts import (
     Fails,
-    SimulatedGenerator,
-    SimulatedLearner,
-    SimulatedScorer,
     constant,
     equal_lengths,
+    simulated_generator,
+    simulated_learner,
+    simulated_scorer,
     varying_lengths,
 )
-from harness.simulate.whatif.effects import Answer, what_if
-from harness.simulate.whatif.table import sentences, tables
 
 RECORDED: dict[str, Any] = {
     "name": "known",
@@ -79,12 +78,12 @@ def record(tmp_path: Path) -> Record:
             make_lengths = lengths or equal_lengths(8)
             c = {stage: constant(value) for stage, value in seconds.items()}
             generators = [
-                SimulatedGenerator(tracer, c["generate"], constant(2.0), c["transfer"], c["load"], lane, make_lengths)
+                simulated_generator(tracer, c["generate"], constant(2.0), c["transfer"], c["load"], lane, make_lengths)
                 for lane in lanes_of("generator", scenario)
             ]
-            scorers = [SimulatedScorer(tracer, c["score"], fails=fails)]
-            learner = SimulatedLearner(tracer, c["update"], c["publish"], epochs_per_batch=scenario.epochs_per_batch)
-            recorder = RunRecorder(folder, tracer, synchronous=scenario.max_lag == 0)
+            scorers = [simulated_scorer(tracer, c["score"], fails=fails)]
+            learner = simulated_learner(tracer, c["update"], c["publish"], epochs_per_batch=scenario.epochs_per_batch)
+            recorder = RunRecorder(folder, tracer, synchronous=scenario.is_synchronous)
             recorder.loop_starts([*lanes_of("generator", scenario), "scorer", "learner"])
             await run_loop(generators, scorers, learner, loop_plan(scenario, num_train, 8), tracer, recorder)
             recorder.loop_ends()

@@ -11,9 +11,9 @@ from harness.core.trace import Span, Stage
 from harness.results import Manifest, Run, RunFolder, load_run, step_row, tail_row
 from harness.scenario import Scenario
 from harness.simulate.machine import Contention
-from harness.simulate.whatif.books import Book
-from harness.simulate.whatif.recorded import Call, Piece, Work, read_recording
-from harness.simulate.whatif.sharing import undisturbed
+from harness.simulate.whatif.recording import RecordedCall, RecordedStage, Work, read_recording
+from harness.simulate.whatif.replay import CallPool
+from harness.simulate.whatif.repricing import undisturbed
 
 MS = 1_000_000
 DISTRIBUTED = {
@@ -74,16 +74,16 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
     return run_of
 
 
-def told(calls: Sequence[Call]) -> list[tuple[str, str, int, float, list[tuple[str | None, float]], float]]:
-    """Each call in milliseconds: way there, its pieces, way back."""
+def told(calls: Sequence[RecordedCall]) -> list[tuple[str, str, int, float, list[tuple[str | None, float]], float]]:
+    """Each call in milliseconds: way there, its stages, way back."""
     return [
         (
             call.lane,
             call.work.value,
             call.key,
-            round(call.before_s * 1e3, 6),
-            [(piece.stage and piece.stage.value, round(piece.seconds * 1e3, 6)) for piece in call.pieces],
-            round(call.after_s * 1e3, 6),
+            round(call.request_s * 1e3, 6),
+            [(each.stage and each.stage.value, round(each.seconds * 1e3, 6)) for each in call.stages],
+            round(call.response_s * 1e3, 6),
         )
         for call in calls
     ]
@@ -197,8 +197,8 @@ def test_what_ran_beside_others_is_taken_at_what_it_would_take_alone(write) -> N
 
 
 def test_a_book_hands_each_call_out_once() -> None:
-    def load(lane: str, version: int, seconds: float) -> Call:
-        return Call(lane, Work.LOAD, version, (Piece(Stage.WEIGHT_LOAD, seconds),))
+    def load(lane: str, version: int, seconds: float) -> RecordedCall:
+        return RecordedCall(lane, Work.LOAD, version, (RecordedStage(Stage.WEIGHT_LOAD, seconds),))
 
     calls = [
         load("generator0", 0, 9.0),
@@ -206,7 +206,7 @@ def test_a_book_hands_each_call_out_once() -> None:
         load("generator1", 5, 2.0),
         load("generator0", 6, 3.0),
     ]
-    book = Book(calls, steady_from=2)
+    book = CallPool(calls, steady_from=2)
 
     assert book.take("generator1", Work.LOAD, 5).seconds() == 2.0  # its own
     assert book.take("generator1", Work.LOAD, 5).seconds() == 1.0  # that of the lane beside it

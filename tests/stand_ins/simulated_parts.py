@@ -1,20 +1,288 @@
-"""Parts that only pass metadata on: the same loop, rows and files without any model."""
+"""Simulated parts whose stages take constant seconds, on whatever clock the event loop has; and parts that die.
+
+``SimulatedGenerator``, ``SimulatedScorer`` and ``SimulatedLearner`` are those of ``harness.simulate.parts``; here are a
+cost source and a timeline for them that need neither a machine profile nor a recording.
+"""
 
 from __future__ import annotations
 
-from harness.core.trace import RecordingTracer
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from harness.core.errors import PartReplaced
+from harness.core.protocols import Generator, Scorer
+from harness.core.seeds import derive_seed
+from harness.core.trace import RecordingTracer, Stage, Tracer
+from harness.core.types import (
+    Metric,
+    Metrics,
+    Purpose,
+    RolloutGroup,
+    ScoredBatch,
+    WeightHandle,
+    WorkItem,
+)
 from harness.run.options import StopSignal
 from harness.run.parts import Parts
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import lanes_of, loop_plan
-from harness.simulate.stages import SimulatedGenerator, SimulatedLearner, SimulatedScorer, constant
+from harness.simulate.parts import (
+    Sampled,
+    SimulatedGenerator,
+    SimulatedLearner,
+    SimulatedScorer,
+    stage_of,
+    with_rewards,
+)
+from harness.simulate.timeline import CallPlan, StagePlan, Times
+
+P = TypeVar("P", Generator, Scorer)
+G = TypeVar("G", bound=SimulatedGenerator)
+L = TypeVar("L", bound=SimulatedLearner)
+T = TypeVar("T")
+
+Cost = Callable[[int], float]
+"""Seconds a stage takes at a given training step (or policy version)."""
+
+Lengths = Callable[[WorkItem, int], tuple[int, ...]]
+"""Response tokens of each of a group's rollouts, for a work item and one of its prompt ids."""
+
+Fails = Callable[[WorkItem, int], bool]
+"""Whether the reward function fails on the group of this prompt id."""
+
+Dies = Callable[[int], float | None]
+"""Seconds into a part's n-th call (counted from 1) after which it dies; None: it survives that call."""
 
 
-def build_simulated_parts(scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> Parts:
+def constant(seconds: float) -> Cost:
+    """The cost model of a stage that always takes the same time."""
+    return lambda step: seconds
+
+
+FREE = constant(0.0)
+
+
+def equal_lengths(tokens: int) -> Lengths:
+    """Responses that all have the same length."""
+    return lambda item, prompt_id: (tokens,) * item.group_size
+
+
+def varying_lengths(shortest: int, longest: int) -> Lengths:
+    """Responses whose lengths are drawn uniformly, bounds included, from the item's seed and the prompt."""
+
+    def lengths(item: WorkItem, prompt_id: int) -> tuple[int, ...]:
+        rng = random.Random(derive_seed(item.seed, prompt_id))
+        return tuple(rng.randint(shortest, longest) for _ in range(item.group_size))
+
+    return lengths
+
+
+@dataclass(frozen=True)
+class SleepingTimeline:
+    """Sleeps for each stage of a call, under its span."""
+
+    tracer: Tracer
+    lane: str
+
+    async def run(self, plan: CallPlan, step: int, version: int, *, loading: bool = False) -> Times:
+        """See ``harness.simulate.parts.Timeline``."""
+        times: Times = []
+        now = asyncio.get_running_loop().time
+        end = now()
+        for stage, seconds, _ in plan.stages:
+            with self.tracer.span(self.lane, stage or Stage.WAIT_FOR_CALL, step, version):
+                await asyncio.sleep(seconds)
+            start, end = end, now()
+            times.append((start, end))
+        return times
+
+
+@dataclass(frozen=True)
+class ConstantCosts:
+    """The calls to a part whose stages take the seconds that are given here; see ``harness.simulate.parts``."""
+
+    generate_cost: Cost = FREE
+    evaluate_cost: Cost = FREE
+    transfer_cost: Cost = FREE
+    load_cost: Cost = FREE
+    score_cost: Cost = FREE
+    update_cost: Cost = FREE
+    publish_cost: Cost = FREE
+    epochs_per_batch: int = 1
+
+    def load(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        transfer = StagePlan(Stage.WEIGHT_TRANSFER, self.transfer_cost(version))
+        return CallPlan((transfer, StagePlan(Stage.WEIGHT_LOAD, self.load_cost(version))))
+
+    def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
+        """See ``CostSource``."""
+        cost = self.evaluate_cost if item.purpose is Purpose.EVALUATE else self.generate_cost
+        return CallPlan((StagePlan(stage_of(item, Stage.GENERATE), cost(item.step)),))
+
+    def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """See ``CostSource``."""
+        return CallPlan((StagePlan(stage_of(item, Stage.SCORE), self.score_cost(item.step)),))
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """See ``CostSource``: ``epochs_per_batch`` passes."""
+        return CallPlan((StagePlan(Stage.UPDATE, self.epochs_per_batch * self.update_cost(step)),))
+
+    def publish(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        return CallPlan((StagePlan(Stage.WEIGHT_PUBLISH, self.publish_cost(version)),))
+
+    def checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``: there is no policy to save."""
+        return CallPlan(())
+
+
+def simulated_generator(
+    tracer: Tracer,
+    generate_cost: Cost,
+    evaluate_cost: Cost = FREE,
+    transfer_cost: Cost = FREE,
+    load_cost: Cost = FREE,
+    lane: str = "generator",
+    lengths: Lengths = equal_lengths(8),  # noqa: B008 (a pure function)
+    of: type[G] = SimulatedGenerator,  # type: ignore[assignment]
+) -> G:
+    """Return a Generator whose stages take these seconds; ``of`` may be a class of its own."""
+    costs = ConstantCosts(
+        generate_cost=generate_cost, evaluate_cost=evaluate_cost, transfer_cost=transfer_cost, load_cost=load_cost
+    )
+
+    def sample(item: WorkItem) -> list[Sampled]:
+        return [(None, lengths(item, prompt_id)) for prompt_id in item.prompt_ids]
+
+    return of(SleepingTimeline(tracer, lane), costs, sample)
+
+
+def simulated_scorer(
+    tracer: Tracer,
+    score_cost: Cost,
+    lane: str = "scorer",
+    reward: float = 0.5,
+    fails: Fails = lambda item, prompt_id: False,
+) -> SimulatedScorer:
+    """Return a Scorer of which every reward is ``reward``; a group on which ``fails`` holds has none."""
+
+    def score(item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
+        failed = [group.prompt_id for group in groups if fails(item, group.prompt_id)]
+        kept = [group for group in groups if group.prompt_id not in failed]
+        scored = tuple([with_rewards(group, (reward,) * len(group.lengths)) for group in kept])
+        failure = f"the reward of prompt {failed[0]} failed" if failed else None
+        metrics = _metrics(item, scored, reward) if scored else {}
+        return ScoredBatch(item, scored, metrics, failed_groups=len(failed), failure=failure)
+
+    return SimulatedScorer(SleepingTimeline(tracer, lane), ConstantCosts(score_cost=score_cost), score)
+
+
+def _metrics(item: WorkItem, groups: tuple[RolloutGroup, ...], reward: float) -> Metrics:
+    evaluating = item.purpose is Purpose.EVALUATE
+    rollouts = sum([len(group.lengths) for group in groups])
+    mean_length = sum([group.num_tokens for group in groups]) / rollouts
+    return {
+        "validation/reward" if evaluating else "reward/total": Metric(reward, count=rollouts),
+        "validation/response_length" if evaluating else "response_length": Metric(mean_length, count=rollouts),
+    }
+
+
+def simulated_learner(
+    tracer: Tracer,
+    update_cost: Cost,
+    publish_cost: Cost = FREE,
+    epochs_per_batch: int = 1,
+    weight_bytes: int = 0,
+    lane: str = "learner",
+    of: type[L] = SimulatedLearner,  # type: ignore[assignment]
+) -> L:
+    """Return a Learner of ``epochs_per_batch`` passes of ``update_cost`` each; ``of`` may be a class of its own."""
+    costs = ConstantCosts(update_cost=update_cost, publish_cost=publish_cost, epochs_per_batch=epochs_per_batch)
+    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes)
+
+
+def build_simulated_parts(
+    scenario: Scenario,
+    tracer: RecordingTracer,
+    should_stop: StopSignal,
+) -> Parts:
     """Make parts that only pass metadata on and take no time: the same loop, rows and files without any model."""
     return Parts(
-        tuple(SimulatedGenerator(tracer, constant(0.0), lane=lane) for lane in lanes_of("generator", scenario)),
-        tuple(SimulatedScorer(tracer, constant(0.0), lane=lane) for lane in lanes_of("scorer", scenario)),
-        SimulatedLearner(tracer, constant(0.0), epochs_per_batch=scenario.optimizer_steps_per_batch),
+        tuple(simulated_generator(tracer, FREE, lane=lane) for lane in lanes_of("generator", scenario)),
+        tuple(simulated_scorer(tracer, FREE, lane=lane) for lane in lanes_of("scorer", scenario)),
+        simulated_learner(tracer, FREE, epochs_per_batch=scenario.optimizer_steps_per_batch),
         loop_plan(scenario, num_train=4 * scenario.prompts_per_batch, num_validation=scenario.evaluation.prompts),
     )
+
+
+class _Mortal(Generic[P]):
+    """Passes calls on to a part until one of them kills it: all its calls under way fail, and a new part stands there.
+
+    A call that would be done before its death takes the part with it at its end: the result is lost.
+
+    Args:
+        make: returns a new part; a new Generator holds no weights.
+        dies: in which calls the part on this lane dies.
+
+    Attributes:
+        part: the one that is alive.
+        incarnation: its number; the first one is 0.
+        calls: made so far, over all incarnations.
+    """
+
+    def __init__(self, make: Callable[[], P], dies: Dies) -> None:
+        self._make: Callable[[], P] = make
+        self._dies = dies
+        self.part: P = make()
+        self.lane: str = self.part.lane
+        self.incarnation = self.calls = 0
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        self.calls += 1
+        call, incarnation, seconds = self.calls, self.incarnation, self._dies(self.calls)
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+            if task.done() and not task.cancelled() and (seconds is None or task.exception()):
+                result = task.result()
+                if incarnation == self.incarnation:
+                    return result
+            if incarnation == self.incarnation:
+                self._replace()
+                await asyncio.wait({task})
+            raise PartReplaced(f"{self.lane} died in call {call}", incarnation + 1)
+        finally:
+            task.cancel()
+            self._under_way.discard(task)
+
+    def _replace(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        self.part = self._make()
+        self.incarnation += 1
+
+
+class MortalGenerator(_Mortal[Generator]):
+    """A Generator that dies in some of its calls."""
+
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
+        """See ``Generator``."""
+        return await self._call(self.part.load_weights(weight_handle))
+
+    async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
+        """See ``Generator``."""
+        return await self._call(self.part.generate(item))
+
+
+class MortalScorer(_Mortal[Scorer]):
+    """A Scorer that dies in some of its calls."""
+
+    async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
+        """See ``Scorer``."""
+        return await self._call(self.part.score(item, groups))

@@ -18,8 +18,8 @@ from harness.core.types import RolloutGroup, UpdateResult
 from harness.run.parts import Parts
 from harness.run.sweep import SweepOptions, run_sweep
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.stages import SimulatedLearner, constant
-from tests.stand_ins.simulated_parts import build_simulated_parts
+from harness.simulate.parts import SimulatedLearner
+from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner
 
 PLAN = json.loads(os.environ.get("SWEEP_PLAN", "{}"))
 
@@ -48,7 +48,7 @@ def build_with(out: Path) -> Callable[..., Parts]:
 
     def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
         parts = build_simulated_parts(scenario, tracer, should_stop)
-        learner = Learner(tracer, constant(0.0))
+        learner = simulated_learner(tracer, FREE, of=Learner)
         learner.scenario = scenario
         return replace(parts, learner=learner)
 

@@ -10,16 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.results import Run
-from harness.simulate.calibrate.contention import fit_contention
-from harness.simulate.calibrate.least_squares import Fit, active_terms, fit_costs
-from harness.simulate.calibrate.lengths import recorded_lengths
-from harness.simulate.calibrate.observations import Observation, observe, observe_sweep, run_label
-from harness.simulate.calibrate.run_effects import run_correlation
-from harness.simulate.calibrate.sources import FEWEST_STEPS, check_runs, model_of
-from harness.simulate.calibrate.syncs import costs_of_other_transports
-from harness.simulate.calibrate.terms import COST_MODELS, CostModel
-from harness.simulate.machine import Correction, Device, MachineProfile, StageCost
-from harness.simulate.machines import rounded
+from harness.simulate.calibrate.effects import costs_of_other_transports, fit_contention, run_correlation
+from harness.simulate.calibrate.least_squares import FIT_SHAPES, Fit, FitShape, active_features, fit_costs
+from harness.simulate.calibrate.observations import (
+    FEWEST_STEPS,
+    Observation,
+    check_runs,
+    model_of,
+    observe,
+    observe_sweep,
+    recorded_lengths,
+    run_label,
+)
+from harness.simulate.machine import Correction, Device, MachineProfile, StageCost, rounded
 
 FEWEST_SPANS = 6
 """A stage with fewer spans gets no cost."""
@@ -28,7 +31,7 @@ UNSEEN_LOG_SD = 0.15
 SLACK = 1.25
 """A cost holds by as much beyond the smallest and largest units that were fitted."""
 LEAST_UNSEEN_LOG_SD = 0.08
-"""The terms were chosen to predict models that are left out, so what leaving them out shows is too little."""
+"""The features were chosen to predict models that are left out, so what leaving them out shows is too little."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +98,17 @@ def fit_stages(observations: Iterable[Observation]) -> list[StageCost]:
     """Fit every stage under every circumstance that has enough spans in which nobody else worked."""
     alone = [item for item in observations if item.is_alone]
     costs = []
-    for model in COST_MODELS:
+    for model in FIT_SHAPES:
         only = dict(model.only).items()
         of_stage = [item for item in alone if item.stage in model.stages and only <= item.where.items()]
-        for where in _circumstances(of_stage, model):
+        for where in _cost_keys(of_stage, model):
             spans = [item for item in of_stage if where.items() <= item.where.items()]
             for cost in _fit_scaled(spans, model, where):
                 costs += [cost.model_copy(update={"stage": stage}) for stage in model.stages]
     return costs
 
 
-def _fit_scaled(spans: Sequence[Observation], model: CostModel, where: dict[str, str]) -> list[StageCost]:
+def _fit_scaled(spans: Sequence[Observation], model: FitShape, where: dict[str, str]) -> list[StageCost]:
     """Fit the spans under the commonest value of ``scaled_by``, and scale that for the others; none for too few."""
     if model.scaled_by is None:
         return [fit_stage(spans, model, where)] if len(spans) >= FEWEST_SPANS else []
@@ -131,49 +134,51 @@ def _scaled(cost: StageCost, spans: Sequence[Observation], where: Mapping[str, s
     return cost.model_copy(
         update={
             "where": dict(where),
-            "seconds": {term: rounded(factor * seconds) for term, seconds in cost.seconds.items()},
+            "seconds": {feature: rounded(factor * seconds) for feature, seconds in cost.seconds.items()},
             "covariance": tuple(tuple(rounded(factor**2 * value) for value in row) for row in cost.covariance),
-            "ranges": {term: _range(spans, term) for term in cost.ranges},
+            "ranges": {feature: _range(spans, feature) for feature in cost.ranges},
             "spans": len(spans),
         }
     )
 
 
-def fit_stage(spans: Sequence[Observation], model: CostModel, where: Mapping[str, str]) -> StageCost:
+def fit_stage(spans: Sequence[Observation], model: FitShape, where: Mapping[str, str]) -> StageCost:
     """Fit one stage under given circumstances.
 
     Args:
         spans: of it.
-        model: terms.
+        model: features.
         where: what the spans have in common, by the model's keys.
     """
-    found = _fit(spans, model.terms)
-    places = active_terms(model.terms, found)
-    corrections, unseen = _corrections(spans, model.terms, found)
+    found = _fit(spans, model.features)
+    places = active_features(model.features, found)
+    corrections, unseen = _corrections(spans, model.features, found)
     covariance = found.covariance[np.ix_(places, places)]
     return StageCost(
         stage=model.stages[0],
         where=dict(where),
-        seconds={model.terms[place]: rounded(float(found.seconds[place])) for place in places},
+        seconds={model.features[place]: rounded(float(found.seconds[place])) for place in places},
         covariance=tuple(tuple(rounded(float(value)) for value in row) for row in covariance),
         models=corrections,
         unseen_log_sd=rounded(unseen),
         step_log_sd=rounded(math.log1p(found.step_sd)),
         step_correlation=rounded(found.step_correlation),
         run_log_sd=rounded(math.log1p(found.run_sd)),
-        ranges={term: _range(spans, term) for term in model.terms},
+        ranges={feature: _range(spans, feature) for feature in model.features},
         spans=len(spans),
     )
 
 
-def _fit(spans: Sequence[Observation], terms: Sequence[str]) -> Fit:
+def _fit(spans: Sequence[Observation], features: Sequence[str]) -> Fit:
     runs = {label: number for number, label in enumerate(dict.fromkeys(item.run for item in spans))}
-    units = np.array([[item.units.get(term, 0.0) for term in terms] for item in spans], dtype=np.float64)
+    units = np.array([[item.units.get(feature, 0.0) for feature in features] for item in spans], dtype=np.float64)
     seconds = np.array([item.seconds for item in spans])
     return fit_costs(units, seconds, np.array([runs[item.run] for item in spans], dtype=np.int64))
 
 
-def _corrections(spans: Sequence[Observation], terms: Sequence[str], found: Fit) -> tuple[dict[str, Correction], float]:
+def _corrections(
+    spans: Sequence[Observation], features: Sequence[str], found: Fit
+) -> tuple[dict[str, Correction], float]:
     """Return a factor for each model, drawn towards 1 by how little is known of it, and the spread for an unseen one.
 
     A model's mean relative error has the variance run^2 / runs + step^2 / spans. How much models really differ is the
@@ -194,17 +199,17 @@ def _corrections(spans: Sequence[Observation], terms: Sequence[str], found: Fit)
         kept = between / (between + variance) if between > 0 else 0.0
         log_sd = math.sqrt(kept * variance)
         corrections[name] = Correction(factor=rounded(1 + kept * mean), log_sd=rounded(log_sd))
-    return corrections, _unseen(spans, terms, names)
+    return corrections, _unseen(spans, features, names)
 
 
-def _unseen(spans: Sequence[Observation], terms: Sequence[str], names: Sequence[str]) -> float:
+def _unseen(spans: Sequence[Observation], features: Sequence[str], names: Sequence[str]) -> float:
     """Return by how much the fit misses a model that is left out of it, as a root mean square over the models."""
     if len(names) < 3:
         return UNSEEN_LOG_SD
     errors = []
     for name in names:
         others = [item for item in spans if item.model != name]
-        seconds = dict(zip(terms, _fit(others, terms).seconds.tolist(), strict=True))
+        seconds = dict(zip(features, _fit(others, features).seconds.tolist(), strict=True))
         ratios = [
             item.seconds / predicted
             for item in spans
@@ -215,17 +220,17 @@ def _unseen(spans: Sequence[Observation], terms: Sequence[str], names: Sequence[
 
 
 def _total(seconds: Mapping[str, float], units: Mapping[str, float]) -> float:
-    return sum(each * units.get(term, 0.0) for term, each in seconds.items())
+    return sum(each * units.get(feature, 0.0) for feature, each in seconds.items())
 
 
-def _circumstances(spans: Sequence[Observation], model: CostModel) -> list[dict[str, str]]:
+def _cost_keys(spans: Sequence[Observation], model: FitShape) -> list[dict[str, str]]:
     """Return what the spans' circumstances are, by the keys that make costs of their own."""
     found = {tuple((key, item.where[key]) for key in model.where): None for item in spans}
     return [dict(where) for where in sorted(found)]
 
 
-def _range(spans: Sequence[Observation], term: str) -> tuple[float, float]:
-    units = [item.units.get(term, 0.0) for item in spans]
+def _range(spans: Sequence[Observation], feature: str) -> tuple[float, float]:
+    units = [item.units.get(feature, 0.0) for item in spans]
     return rounded(min(units) / SLACK), rounded(max(units) * SLACK)
 
 

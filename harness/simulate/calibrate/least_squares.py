@@ -1,10 +1,13 @@
-"""Costs of terms from many noisy spans: non-negative, robust, and with runs that are a little faster or slower each.
+"""Costs of features from many noisy spans: non-negative, robust, and with runs that are a little faster or slower each.
 
 The model of span i in run r: y_ri = (x_ri b) (1 + u_r + e_ri), b >= 0, with u_r of spread ``run_sd`` and e_ri of spread
 ``step_sd``. That is a random intercept (Laird and Ware 1982, Biometrics 38:963) in units of the prediction: relative
 errors are minimised, so that short spans count as much as long ones, and predictions are means. b and the spreads take
 turns until they settle. Spans far off their run (a stall of the machine) are pulled in as in Huber's estimator (1964,
 Ann. Math. Statist. 35:73), with a bound wide enough to leave ordinary noise as it is.
+
+Which features a stage is fitted to (``FIT_SHAPES``) was chosen on calibration runs alone: of the physical candidates,
+those that predict an arm, and a model, that is left out of the fit best.
 """
 
 from __future__ import annotations
@@ -15,6 +18,60 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
+
+SYNC_FEATURES = ("call", "tensor", "gb", "first", "first_gb")
+
+
+@dataclass(frozen=True, slots=True)
+class FitShape:
+    """The shape of one fit.
+
+    Attributes:
+        stages: whose spans are fitted together, each of which gets the result.
+        where: circumstances that make costs of their own.
+        features: as ``harness.simulate.features`` counts them.
+        scaled_by: a circumstance that changes all features by one factor; where it is another than in most spans, the
+            cost is that of most spans times what its own spans are of that.
+        only: circumstances of the spans that it is for.
+    """
+
+    stages: tuple[str, ...]
+    where: tuple[str, ...]
+    features: tuple[str, ...]
+    scaled_by: str | None = None
+    only: tuple[tuple[str, str], ...] = ()
+
+
+FIT_SHAPES = (
+    FitShape(
+        ("generate",),
+        ("engine", "precision", "threads", "device"),
+        ("prompt_gflop", "decode_layer", "weight_gb", "row_layer", "row_gflop"),
+        "placement",
+    ),
+    FitShape(("score",), ("task",), ("call", "group", "response")),
+    FitShape(("prepare_batch",), (), ("call", "group", "response", "token")),
+    FitShape(
+        ("old_logprobs", "reference_logprobs"),
+        ("precision", "threads", "device"),
+        ("microbatch", "position_gflop", "logit_gb"),
+        "placement",
+    ),
+    FitShape(
+        ("update",),
+        ("precision", "threads", "device"),
+        ("parameter_gb", "position_gflop", "position_layer", "pair_gb"),
+        "placement",
+    ),
+    FitShape(("weight_publish",), ("transport",), SYNC_FEATURES),
+    FitShape(("weight_transfer",), ("transport",), SYNC_FEATURES),
+    FitShape(("weight_load",), ("engine", "precision"), SYNC_FEATURES),
+    FitShape(("weight_verify",), ("part",), SYNC_FEATURES, only=(("part", "generator"),)),
+    FitShape(("weight_verify",), ("part", "transport"), SYNC_FEATURES, only=(("part", "learner"),)),
+    FitShape(("checkpoint",), (), ("call", "tensor", "gb")),
+    FitShape(("call",), ("call", "way", "placement"), ("call", "group", "response")),
+    FitShape(("record",), (), ("call", "group", "response", "token")),
+)
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -27,7 +84,7 @@ HUBER_SD = 3.0
 SMALLEST_SD = 1e-4
 """A relative spread below this is taken as this: synthetic data may have none."""
 NEGLIGIBLE = 1e-4
-"""A term that is less than this share of every span is left out: it is what rounding leaves."""
+"""A feature that is less than this share of every span is left out: it is what rounding leaves."""
 FLOOR = 1e-3
 """A prediction counts as no less than this share of the median span, lest a first guess of 0 weigh without bound."""
 
@@ -37,8 +94,8 @@ class Fit:
     """A fitted cost.
 
     Attributes:
-        seconds: (K,) of one unit of each term; 0 where a term explains nothing.
-        covariance: (K, K) of them; 0 in the rows and columns of terms at 0.
+        seconds: (K,) of one unit of each feature; 0 where a feature explains nothing.
+        covariance: (K, K) of them; 0 in the rows and columns of features at 0.
         step_sd: relative spread within a run.
         run_sd: relative spread from run to run.
         step_correlation: of the errors of one span and the next in a run, not below 0.
@@ -54,10 +111,10 @@ class Fit:
 
 
 def fit_costs(units_NK: Array, seconds_N: Array, run_N: Labels) -> Fit:
-    """Fit the seconds of one unit of each term.
+    """Fit the seconds of one unit of each feature.
 
     Args:
-        units_NK: of each span, counted by term.
+        units_NK: of each span, counted by feature.
         seconds_N: of each span, above 0.
         run_N: number of the run that each span is from, in the order of time within a run.
 
@@ -139,14 +196,14 @@ class _Noise:
             means_N[of_run] = np.average(error_N[of_run], weights=self.weights_N[of_run])
         return means_N
 
-    def of(self, error_N: Array, terms: int) -> _Noise:
-        """Return the noise of these errors, by moments; the fitted terms take degrees of freedom of the runs."""
+    def of(self, error_N: Array, features: int) -> _Noise:
+        """Return the noise of these errors, by moments; the fitted features take degrees of freedom of the runs."""
         means_N = self.run_means(error_N)
         runs, counts = np.unique(self.run_N, return_counts=True)
         within = float((self.weights_N * (error_N - means_N) ** 2).sum()) / max(1, len(error_N) - len(runs))
         step_sd = max(SMALLEST_SD, within**0.5)
         mean_of_run = np.array([means_N[self.run_N == run][0] for run in runs])
-        between = float((mean_of_run**2).sum()) / max(1, len(runs) - min(terms, len(runs) - 1))
+        between = float((mean_of_run**2).sum()) / max(1, len(runs) - min(features, len(runs) - 1))
         run_sd = max(0.0, between - step_sd**2 * float((1 / counts).mean())) ** 0.5
         return _Noise(self.run_N, _huber(error_N - means_N, step_sd), step_sd, run_sd)
 
@@ -161,7 +218,7 @@ def _huber(error_N: Array, step_sd: float) -> Array:
 
 
 def _covariance(rows_NK: Array, b_K: Array) -> Array:
-    """Return (X'X)^-1 of the whitened rows over the terms above 0; a pseudo-inverse where they cannot be told apart."""
+    """Return (X'X)^-1 of the whitened rows over the features above 0; a pseudo-inverse where need be."""
     active = np.flatnonzero(b_K > 0)
     covariance_KK = np.zeros((len(b_K), len(b_K)))
     if len(active):
@@ -187,7 +244,7 @@ def _lag_1(error_N: Array, run_N: Labels) -> float:
     return float(min(0.95, max(0.0, products / squares + 1 / float(np.mean(spans)))))
 
 
-def active_terms(names: Sequence[str], fit: Fit) -> list[int]:
-    """Return the places of the terms above 0, in order; the first one where all are 0."""
+def active_features(names: Sequence[str], fit: Fit) -> list[int]:
+    """Return the places of the features above 0, in order; the first one where all are 0."""
     places = [place for place in range(len(names)) if fit.seconds[place] > 0]
     return places or [0]

@@ -1,7 +1,6 @@
 """What-if: a recorded run replayed on the virtual clock by the real loop, with one thing changed.
 
-``recorded`` reads a run's calls from its spans, ``books`` looks them up, ``rollouts`` has their lengths and rewards,
-``parts`` sleep for them, ``replay`` runs the loop; ``changes`` says what may be changed, ``works`` by how much a change
-makes a call longer, ``sharing`` what parts on the same cores cost each other, ``effects`` what comes of it. Light: no
-torch, no Ray.
+``recording`` reads a run's calls and rollouts, ``replay`` runs the loop with parts that take recorded times,
+``changes`` says what may be changed, ``repricing`` by how much a change makes a call longer and what parts on the same
+cores cost each other, ``effects`` what comes of it, ``report`` how it is told. Light: no torch, no Ray.
 """

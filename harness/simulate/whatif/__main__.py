@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.compare.gates import read_limit
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain, plain_lines, silence_output
-from harness.simulate.whatif.choosing import choose_run
+from harness.simulate.whatif.changes import choose_run
 from harness.simulate.whatif.effects import ERROR_BOUND, Answer, what_if
 
 EXAMPLE = """examples:
@@ -88,11 +88,11 @@ def _answer(options: argparse.Namespace) -> None:
 def _write(answer: Answer, options: argparse.Namespace) -> Iterator[str]:
     """Write what was asked for; yield a line about each."""
     if options.output is not None:
-        from harness.simulate.whatif.picture import draw_picture
+        from harness.simulate.whatif.report import draw_picture
 
         yield f"picture: {draw_picture(answer, options.output)}"
     if options.out is not None:
-        from harness.simulate.whatif.writing import write_runs
+        from harness.simulate.whatif.report import write_runs
 
         yield f"runs: {write_runs(answer, options.out)}"
 
@@ -102,7 +102,7 @@ def _print(answer: Answer, written: Sequence[str]) -> None:
 
     from harness.report.console import Output
     from harness.report.text import print_list, print_table
-    from harness.simulate.whatif.table import cautions, sentences, tables
+    from harness.simulate.whatif.report import cautions, sentences, tables
 
     console = Output()
     manifest = answer.run.manifest

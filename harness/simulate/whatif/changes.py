@@ -1,4 +1,4 @@
-"""What may be changed about a recorded run, and what each change needs to be known.
+"""What may be changed about which recorded run, what each change needs to be known, and the profile that knows it.
 
 strategy: steps, max_lag, lag_control, replay, evaluation.every    nothing more than the recording
 work: epochs_per_batch, minibatches_per_epoch, group_size, ...     the costs of a machine profile: each recorded time
@@ -11,18 +11,115 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.core.errors import UserError
 from harness.core.trace import Stage
-from harness.results import Run
+from harness.results import Run, find_run_folders, load_run, read_manifest
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
 from harness.scenario.check import check_variant
 from harness.scenario.problems import as_user_error
 from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
-from harness.simulate.whatif.recorded import Recording
+from harness.simulate.machine import MACHINES, MachineProfile, known_machines, load_machine
+from harness.simulate.whatif.recording import Recording
 from harness.simulate.whatif.replay import CALL, RECORD, Factors
+
+SHOWN = 12
+
+
+def choose_run(path: Path, name: str | None = None) -> Run:
+    """Return the run at or below a folder.
+
+    Args:
+        path: a run's folder, or one above.
+        name: of the run's folder, that folder's way from ``path``, or the run's arm; None where there is one run only.
+
+    Raises:
+        UserError: there is no run, none of that name, or more than one that fits.
+    """
+    folders = find_run_folders(path)
+    found = folders if name is None else [folder for folder in folders if _is_called(folder, path, name)]
+    if len(found) == 1:
+        return load_run(found[0])
+    shown = _shown(found or folders, path)
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    listed = ", ".join(shown[:SHOWN]) + more
+    if not found:
+        raise UserError(f"no run in {str(path)!r} is called {name!r}; there are {listed}", "--run", "name one of them")
+    called = "" if name is None else f" called {name!r}"
+    raise UserError(
+        f"{len(found)} runs in {str(path)!r}{called}: {listed}", "--run", "name one with --run, or its folder"
+    )
+
+
+def _is_called(folder: Path, path: Path, name: str) -> bool:
+    if name in (folder.name, str(folder.relative_to(path))):
+        return True
+    try:
+        return read_manifest(folder).arm == name
+    except UserError:  # a damaged run beside the one that is asked for
+        return False
+
+
+def _shown(folders: Sequence[Path], path: Path) -> list[str]:
+    """Return the names of runs; their way from ``path`` where runs of several experiments share names."""
+    names = [folder.name if folder != path else str(folder) for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder.relative_to(path)) for folder in folders]
+
+
+def choose_machine(run: Run, asked: str | MachineProfile | None, needed_for: str | None) -> MachineProfile | None:
+    """Return the profile to use; None where none fits and none is needed.
+
+    Args:
+        run: the recorded one.
+        asked: a profile, its name or its path; None looks for one.
+        needed_for: why costs are needed; None where they are not.
+
+    Raises:
+        UserError: a profile is needed and none fits; or there is none of that name.
+    """
+    if asked is not None:
+        return asked if isinstance(asked, MachineProfile) else load_machine(asked)
+    reasons = []
+    for known in known_machines():
+        profile = _of_machine(known, run)
+        reason = "another machine" if profile is None else _other_versions(run, profile)
+        if profile is not None and not reason:
+            return profile
+        reasons.append(f"{known}: {reason}")
+    if needed_for is None:
+        return None
+    raise UserError(
+        f"{needed_for}, so a machine profile is needed, and none was made where this run ran"
+        + (f" ({'; '.join(reasons)})" if reasons else ""),
+        "profiles/machines",
+        "name one with --machine NAME, or make one: python -m harness calibrate --name NAME",
+    )
+
+
+def _of_machine(name: str, run: Run) -> MachineProfile | None:
+    """Return the profile of this name if it was measured on the run's machine.
+
+    A profile is long, and most are of other machines: only one in whose text the machine stands is read in full.
+    """
+    fingerprint = run.manifest.machine.get("fingerprint")
+    if not fingerprint or str(fingerprint) not in MACHINES.find(name).read_text(encoding="utf-8", errors="replace"):
+        return None
+    profile = load_machine(name)
+    return profile if profile.origin == "measured" and profile.device.fingerprint == fingerprint else None
+
+
+def _other_versions(run: Run, profile: MachineProfile) -> str:
+    """Return how the versions that a profile was measured with differ from the run's; empty where they do not."""
+    ran = {package: version for package, version in run.manifest.versions.items() if version}
+    return ", ".join(
+        f"measured with {package} {version}, the run had {ran[package]}"
+        for package, version in profile.versions.items()
+        if package in ran and ran[package] != version
+    )
+
 
 STRATEGY = ("steps", "max_lag", "lag_control", "replay", "evaluation.every", "loss.proximal", "allow_uncorrected")
 WORK = (
@@ -73,7 +170,7 @@ class Change:
         work = [key for key in self.keys if _falls_under(key, WORK)]
         if work:
             return f"{' and '.join(work)} changes how much work a stage is"
-        if old_log_probs(self.after) and not old_log_probs(self.before):
+        if has_old_log_probs(self.after) and not has_old_log_probs(self.before):
             return "the Learner would compute old log-probs, which this run has not timed"
         if self.after.replay.capacity and self.after.replay_sample_groups != self.after.prompts_per_batch:
             return "replay.sample_groups changes how many rollouts a step trains on"
@@ -85,7 +182,7 @@ class Change:
         return self.needs_costs is not None and any(not _falls_under(key, ("transport",)) for key in self.keys)
 
 
-def old_log_probs(scenario: Scenario) -> bool:
+def has_old_log_probs(scenario: Scenario) -> bool:
     """Whether a training step has the stage ``old_logprobs``."""
     return scenario.needs_old_log_probs
 
@@ -174,9 +271,9 @@ def _scale(text: str, recording: Recording) -> tuple[str, float]:
 
 def stages_of(recording: Recording) -> list[str]:
     """Return what of a recording can be scaled, in the order of the stages; ``call`` and ``record`` come last."""
-    seen = {piece.stage for call in recording.calls for piece in call.pieces}
+    seen = {each.stage for call in recording.calls for each in call.stages}
     names = [stage.value for stage in Stage if stage in seen]
-    names += [CALL] if any(call.before_s or call.after_s for call in recording.calls) else []
+    names += [CALL] if any(call.request_s or call.response_s for call in recording.calls) else []
     return names + ([RECORD] if any(recording.record_s.values()) else [])
 
 

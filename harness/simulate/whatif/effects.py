@@ -14,14 +14,18 @@ from harness.results import Run, lane_kind
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import lanes_of, on_one_thread, replay_options
 from harness.simulate.machine import MachineProfile
-from harness.simulate.measures import stage_times, step_time
-from harness.simulate.whatif.changes import Change, old_log_probs, read_change, scenario_of, stages_of
-from harness.simulate.whatif.machines import choose_machine
-from harness.simulate.whatif.recorded import Recording, read_recording
-from harness.simulate.whatif.replay import Changed, Factors, Replayed, Setting, replay
-from harness.simulate.whatif.rollouts import Rollouts
-from harness.simulate.whatif.sharing import contention_of, cores_of, place_of, undisturbed, way_cores_of
-from harness.simulate.whatif.works import ChangedWork, Priced, WithoutStages
+from harness.simulate.metrics import stage_times, step_time
+from harness.simulate.whatif.changes import (
+    Change,
+    choose_machine,
+    has_old_log_probs,
+    read_change,
+    scenario_of,
+    stages_of,
+)
+from harness.simulate.whatif.recording import Recording, Rollouts, read_recording
+from harness.simulate.whatif.replay import Factors, Replayed, Setting, replay
+from harness.simulate.whatif.repricing import RepricedCalls, contention_of, undisturbed
 
 ERROR_BOUND = 0.03
 """How far the replay of a run as it was may be from the run, for a prediction to be made of it."""
@@ -34,7 +38,7 @@ class Outcome:
     """The figures of one replay.
 
     Attributes:
-        step_s: seconds of a training step; see ``harness.simulate.measures``.
+        step_s: seconds of a training step; see ``harness.simulate.metrics``.
         stages_s: seconds of each stage and wait in a step, added over the lanes.
         idle: share of the loop that each lane waited.
     """
@@ -122,15 +126,15 @@ def what_if(
     profile = choose_machine(run, machine, change.needs_costs)
     contention = contention_of(scenario, profile)
     recording = undisturbed(recording, contention, scenario)
-    worlds = _Worlds(recording, change, profile)
+    replays = _Replays(recording, change, profile)
     recorded_s = _recorded_step_s(run)
-    before = _outcome(worlds.before())
+    before = _outcome(replays.before())
     check_error(run, before.step_s / recorded_s - 1, bound)
-    after = _outcome(worlds.after())
-    gains = _stage_gains(recording, worlds, after) if with_gains else ()
-    lane_gains = _lane_gains(worlds, after) if with_gains else ()
-    notes = _notes(run, change, worlds, after, profile)
-    used = profile is not None and (contention is not None or worlds.new is not None)
+    after = _outcome(replays.after())
+    gains = _stage_gains(recording, replays, after) if with_gains else ()
+    lane_gains = _lane_gains(replays, after) if with_gains else ()
+    notes = _notes(run, change, replays, after, profile)
+    used = profile is not None and (contention is not None or replays.repriced is not None)
     name = profile.name if profile is not None and used else None
     return Answer(run, change, recorded_s, before, after, gains, lane_gains, notes, name)
 
@@ -159,12 +163,11 @@ def check_error(run: Run, error: float, bound: float) -> None:
         )
 
 
-class _Worlds:
-    """Makes the setting of each replay of one question.
+class _Replays:
+    """Makes the replays of one question.
 
     Attributes:
-        changed: how the work differs after the change.
-        new: the changed scenario's prices, where they are needed.
+        repriced: how calls differ whose work the change affects; None where it affects none.
     """
 
     def __init__(self, recording: Recording, change: Change, machine: MachineProfile | None) -> None:
@@ -176,58 +179,44 @@ class _Worlds:
                 "groups.jsonl",
                 "run the scenario again with this version, which records it, and ask that run",
             )
-        self._settings = self._setting(change.before), self._setting(change.after)
-        self.new: Priced | None = None
-        self.changed = self._changed(machine)
+        before, after = change.before, change.after
+        self.repriced: RepricedCalls | None = None
+        gone: frozenset[Stage] = frozenset()
+        if machine is not None and change.needs_costs is not None:
+            self.repriced = RepricedCalls(recording, before, after, machine, change.keys)
+        elif has_old_log_probs(before) and not has_old_log_probs(after):
+            gone = frozenset({Stage.OLD_LOGPROBS})
+        self._before, self._after = self._setting(before), self._setting(after, gone)
 
     def before(self) -> Replayed:
         """Replay the run as it was."""
-        return replay(self._recording, self._settings[0])
+        return replay(self._recording, self._before)
 
     def after(self, factors: Factors | None = None) -> Replayed:
         """Replay the changed run, at another pace where one is given."""
         pace = self._change.factors.times(factors or Factors())
-        return replay(self._recording, self._settings[1], pace, self.changed)
+        return replay(self._recording, self._after, pace, self.repriced)
 
-    def _setting(self, scenario: Scenario) -> Setting:
-        rollouts = self._rollouts(scenario)
-        same_count = scenario.placement.generator.count == self._change.before.placement.generator.count
-        return Setting(
-            _plan(scenario, rollouts),
-            self._recording.lanes("generator") if same_count else lanes_of("generator", scenario),
-            self._recording.lanes("scorer"),
-            rollouts.lengths,
-            rollouts.rewards,
-            scenario.optimizer_steps_per_batch,
-            on_one_thread(scenario),
-            place_of(self._contention),
-            cores_of(scenario, self._contention),
-            way_cores_of(scenario),
-        )
-
-    def _rollouts(self, scenario: Scenario) -> Rollouts:
+    def _setting(self, scenario: Scenario, gone: frozenset[Stage] = frozenset()) -> Setting:
         before = self._change.before
-        recorded_shape = (before.prompts_per_batch, before.group_size)
-        size, prompts = scenario.group_size, scenario.prompts_per_batch
-        return Rollouts(self._recording, prompts, size, recorded_shape, scenario.evaluation.prompts, scenario.seed)
-
-    def _changed(self, machine: MachineProfile | None) -> Changed | None:
-        before, after = self._change.before, self._change.after
-        if machine is not None and self._change.needs_costs is not None:
-            self.new = Priced(after, machine)
-            lengths = self._rollouts(after).lengths
-            return ChangedWork(self._recording, Priced(before, machine), self.new, lengths, self._change.keys)
-        if old_log_probs(before) and not old_log_probs(after):
-            return WithoutStages(frozenset({Stage.OLD_LOGPROBS}))
-        return None
-
-    @property
-    def said(self) -> tuple[str, ...]:
-        """What the profile could not say, and where it had to extrapolate."""
-        if self.new is None:
-            return ()
-        unsaid = self.changed.said if isinstance(self.changed, ChangedWork) else {}
-        return (*unsaid, *(f"extrapolating: {sentence}" for sentence in self.new.costing.extrapolating))
+        rollouts = Rollouts(
+            self._recording,
+            scenario.prompts_per_batch,
+            scenario.group_size,
+            recorded_shape=(before.prompts_per_batch, before.group_size),
+            validation=scenario.evaluation.prompts,
+            seed=scenario.seed,
+        )
+        same_count = scenario.placement.generator.count == before.placement.generator.count
+        return Setting(
+            scenario=scenario,
+            plan=_plan(scenario, rollouts),
+            generators=self._recording.lanes("generator") if same_count else lanes_of("generator", scenario),
+            scorers=self._recording.lanes("scorer"),
+            rollouts=rollouts,
+            contention=self._contention,
+            gone=gone,
+        )
 
 
 def _plan(scenario: Scenario, rollouts: Rollouts) -> LoopPlan:
@@ -250,31 +239,31 @@ def _outcome(replayed: Replayed) -> Outcome:
     return Outcome(step_time(replayed.rows), stage_times(replayed.rows), idle, replayed)
 
 
-def _stage_gains(recording: Recording, worlds: _Worlds, after: Outcome) -> tuple[Gain, ...]:
+def _stage_gains(recording: Recording, replays: _Replays, after: Outcome) -> tuple[Gain, ...]:
     stages = [name for name in after.stages_s if not Stage(name).is_wait]
     stages += [name for name in stages_of(recording) if name not in list(Stage)]
     seconds = dict(after.stages_s) | {"call": after.stages_s.get(Stage.WAIT_FOR_CALL.value, 0.0)}
     seconds |= {"record": after.stages_s.get(Stage.WAIT_FOR_RECORDER.value, 0.0)}
     gains = [
-        Gain(name, seconds[name], _gain(worlds, after, Factors(stages={name: FASTER})))
+        Gain(name, seconds[name], _gain(replays, after, Factors(stages={name: FASTER})))
         for name in stages
         if seconds[name]
     ]
     return tuple(sorted(gains, key=lambda item: (-round(item.gain, 9), -item.seconds)))
 
 
-def _lane_gains(worlds: _Worlds, after: Outcome) -> tuple[Gain, ...]:
+def _lane_gains(replays: _Replays, after: Outcome) -> tuple[Gain, ...]:
     kinds = dict.fromkeys(lane_kind(lane) for lane in after.idle)
-    gains = [Gain(kind, 0.0, _gain(worlds, after, Factors(lanes={kind: FASTER}))) for kind in kinds]
+    gains = [Gain(kind, 0.0, _gain(replays, after, Factors(lanes={kind: FASTER}))) for kind in kinds]
     return tuple(sorted(gains, key=lambda item: -round(item.gain, 9)))
 
 
-def _gain(worlds: _Worlds, after: Outcome, factors: Factors) -> float:
-    return 1 - step_time(worlds.after(factors).rows) / after.step_s if after.step_s > 0 else 0.0
+def _gain(replays: _Replays, after: Outcome, factors: Factors) -> float:
+    return 1 - step_time(replays.after(factors).rows) / after.step_s if after.step_s > 0 else 0.0
 
 
 def _notes(
-    run: Run, change: Change, worlds: _Worlds, after: Outcome, machine: MachineProfile | None
+    run: Run, change: Change, replays: _Replays, after: Outcome, machine: MachineProfile | None
 ) -> tuple[str, ...]:
     notes = []
     if run.manifest.simulated is not None:
@@ -296,5 +285,5 @@ def _notes(
     for work, calls in after.replayed.borrowed.items():
         times = f"1 call to {work.value} was" if calls == 1 else f"{calls} calls to {work.value} were"
         notes.append(f"{times} never recorded and {'takes' if calls == 1 else 'take'} the time of others of this run")
-    notes += worlds.said
+    notes += replays.repriced.notes if replays.repriced is not None else ()
     return tuple(notes)

@@ -1,34 +1,31 @@
-"""One replay: the real loop on the virtual clock, with parts that sleep for recorded times."""
+"""One replay: the real loop on the virtual clock, with parts whose calls take recorded times."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import RolloutGroup, WorkItem
+from harness.core.types import Purpose, RolloutGroup, WorkItem
 from harness.loop import LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.results import StepRow, VersionChange, lane_kind, lane_seconds
 from harness.results.rows import LaneSeconds
 from harness.results.step_metrics import trained_lags
+from harness.scenario import Scenario
+from harness.scenario.loop_plan import on_one_thread
 from harness.simulate.clock import run_virtual
-from harness.simulate.contention import OwnDevice, Place
-from harness.simulate.whatif.books import Book
-from harness.simulate.whatif.parts import (
-    Lengths,
-    ReplayedGenerator,
-    ReplayedLearner,
-    ReplayedScorer,
-    Rewards,
-    Stand,
-)
-from harness.simulate.whatif.recorded import Call, Recording, Work
+from harness.simulate.machine import Contention
+from harness.simulate.parts import Sampled, SimulatedGenerator, SimulatedLearner, SimulatedScorer
+from harness.simulate.timeline import CallPlan, CallTimeline, OwnDevice, SharedCores, StagePlan
+from harness.simulate.whatif.recording import RecordedCall, Recording, Rollouts, Work
+from harness.simulate.whatif.repricing import RepricedCalls, cores_of, transit_cores_of
 
 CALL, RECORD = "call", "record"
-"""How a call's way, and the driver's own bookkeeping, are called beside the stages."""
+"""How the transit of a call, and the driver's own bookkeeping, are called beside the stages."""
+LEARNER = "learner"
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,6 @@ class Factors:
         """Return the factor on the seconds of a stage of a lane."""
         return self.stages.get(stage, 1.0) * self.lanes.get(lane_kind(lane), 1.0)
 
-    def on(self, call: Call) -> Call:
-        """Return the call at this pace; a gap between two stages of it stays."""
-        pieces = tuple(
-            piece if piece.stage is None else replace(piece, seconds=piece.seconds * self.of(call.lane, piece.stage))
-            for piece in call.pieces
-        )
-        way = self.of(call.lane, CALL)
-        return replace(call, pieces=pieces, before_s=call.before_s * way, after_s=call.after_s * way)
-
     def times(self, other: Factors) -> Factors:
         """Return both, one after the other."""
         return Factors(_product(self.stages, other.stages), _product(self.lanes, other.lanes))
@@ -65,63 +53,44 @@ def _product(first: Mapping[str, float], second: Mapping[str, float]) -> dict[st
     return {name: first.get(name, 1.0) * second.get(name, 1.0) for name in {**first, **second}}
 
 
-class Changed(Protocol):
-    """How a call differs from the recorded one because its work does."""
-
-    def sync(self, call: Call, version: int) -> Call:
-        """Return a call to publish, load or checkpoint a version."""
-
-    def generate(self, call: Call, item: WorkItem) -> Call:
-        """Return a call to sample rollouts."""
-
-    def score(self, call: Call, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> Call:
-        """Return a call to score them."""
-
-    def update(self, call: Call, step: int, groups: tuple[RolloutGroup, ...]) -> Call:
-        """Return a call to train on them."""
-
-
-class AsRecorded:
-    """Nothing about the work differs."""
-
-    def sync(self, call: Call, version: int) -> Call:
-        return call
-
-    def generate(self, call: Call, item: WorkItem) -> Call:
-        return call
-
-    def score(self, call: Call, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> Call:
-        return call
-
-    def update(self, call: Call, step: int, groups: tuple[RolloutGroup, ...]) -> Call:
-        return call
-
-
 @dataclass(frozen=True)
 class Setting:
     """What is replayed, beside the recorded calls.
 
     Attributes:
+        scenario: of the replay.
         plan: what the loop is asked to do.
-        generators, scorers: lanes; the Learner's is ``learner``.
-        lengths, rewards: of the rollouts.
-        optimizer_steps: in each training step.
-        one_thread: whether all parts take turns on one thread.
-        place: makes where the work is done, inside of the running event loop.
-        cores: that a lane's work would like to have.
-        way_cores: that the way of a call would like to have.
+        generators, scorers: lanes.
+        rollouts: their lengths and rewards.
+        contention: what parts on the same cores cost each other; None where nothing.
+        gone: stages of a training step that the run had and the replay has not.
     """
 
+    scenario: Scenario
     plan: LoopPlan
     generators: Sequence[str]
     scorers: Sequence[str]
-    lengths: Lengths
-    rewards: Rewards
-    optimizer_steps: int = 1
-    one_thread: bool = False
-    place: Callable[[], Place] = OwnDevice
-    cores: Callable[[str], float] = lambda lane: 1.0
-    way_cores: float = 0.0
+    rollouts: Rollouts
+    contention: Contention | None = None
+    gone: frozenset[Stage] = frozenset()
+
+    def timelines(self, tracer: RecordingTracer) -> dict[str, CallTimeline]:
+        """Return the timeline of each lane; every part has a device of its own, or all share cores."""
+        place = OwnDevice() if self.contention is None else SharedCores(self.contention.cores, self.contention.slowdown)
+        takes_turns, cores = on_one_thread(self.scenario), cores_of(self.scenario, self.contention)
+        return {
+            lane: CallTimeline(
+                lane=lane,
+                tracer=tracer,
+                place=place,
+                thread="all parts" if takes_turns else lane,
+                loading="all parts" if takes_turns else f"{lane} weights",
+                remote=True,
+                cores=cores(lane),
+                transit_cores=transit_cores_of(self.scenario),
+            )
+            for lane in (*self.generators, *self.scorers, LEARNER)
+        }
 
 
 @dataclass(frozen=True)
@@ -147,77 +116,192 @@ class Replayed:
 
 
 def replay(
-    recording: Recording, setting: Setting, factors: Factors | None = None, changed: Changed | None = None
+    recording: Recording, setting: Setting, pace: Factors | None = None, repriced: RepricedCalls | None = None
 ) -> Replayed:
     """Replay a recording.
+
+    Args:
+        recording: of the run.
+        setting: what is replayed.
+        pace: what is slower or faster.
+        repriced: how calls differ whose work does; None: none does.
 
     Raises:
         UserError: the setting asks for work of which no call was recorded.
         Deadlock: the loop stands still, which no setting should be able to bring about.
     """
-    pace = factors or Factors()
+    factors = pace or Factors()
     warm = [row.step for row in recording.rows if row.warmup]
-    timing = _Timing(Book(recording.calls, max(warm, default=-1) + 1), pace, changed or AsRecorded())
+    pool = CallPool(recording.calls, max(warm, default=-1) + 1)
 
     async def main(tracer: RecordingTracer) -> Replayed:
-        thread = "all parts" if setting.one_thread else None
-        stand = Stand(tracer, timing, setting.place(), setting.cores, setting.way_cores, thread)
-        generators = [ReplayedGenerator(stand, setting.lengths, lane) for lane in setting.generators]
-        scorers = [ReplayedScorer(stand, setting.rewards, lane) for lane in setting.scorers]
-        learner = ReplayedLearner(stand, setting.optimizer_steps)
-        record_s = {step: s * pace.of(learner.lane, RECORD) for step, s in recording.record_s.items()}
-        books = _Books(tracer, learner, recording.rows, record_s)
-        await run_loop(generators, scorers, learner, setting.plan, tracer, books)
-        return books.close(asyncio.get_running_loop().time(), timing.book.borrowed)
+        timelines = setting.timelines(tracer)
+        costs = {lane: RecordedCosts(lane, pool, factors, repriced, setting.gone) for lane in timelines}
+        generators = [
+            SimulatedGenerator(timelines[lane], costs[lane], setting.rollouts.sample) for lane in setting.generators
+        ]
+        scorers = [SimulatedScorer(timelines[lane], costs[lane], setting.rollouts.score) for lane in setting.scorers]
+        learner = SimulatedLearner(timelines[LEARNER], costs[LEARNER], setting.scenario.optimizer_steps_per_batch)
+        record_s = {step: s * factors.of(LEARNER, RECORD) for step, s in recording.record_s.items()}
+        watch = _StepWatch(tracer, costs[LEARNER], recording.rows, record_s)
+        await run_loop(generators, scorers, learner, setting.plan, tracer, watch)
+        return watch.close(asyncio.get_running_loop().time(), pool.borrowed)
 
-    result, _ = run_virtual(main)
-    return result
-
-
-class _Timing:
-    """Looks calls up, then applies what differs about their work, then the pace."""
-
-    def __init__(self, book: Book, factors: Factors, changed: Changed) -> None:
-        self.book, self._factors, self._changed = book, factors, changed
-
-    def sync(self, lane: str, work: Work, version: int) -> Call:
-        """See ``parts.Timing``."""
-        if work is Work.CHECKPOINT and not self.book.knows(lane, work):
-            return Call(lane, work, version, ())
-        return self._factors.on(self._changed.sync(self._take(lane, work, version), version))
-
-    def generate(self, lane: str, item: WorkItem) -> Call:
-        """See ``parts.Timing``."""
-        work = Work.EVALUATE if item.purpose == "evaluate" else Work.GENERATE
-        return self._factors.on(self._changed.generate(self._take(lane, work, item.step), item))
-
-    def score(self, lane: str, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> Call:
-        """See ``parts.Timing``."""
-        work = Work.EVALUATE if item.purpose == "evaluate" else Work.SCORE
-        return self._factors.on(self._changed.score(self._take(lane, work, item.step), item, groups))
-
-    def update(self, lane: str, step: int, groups: tuple[RolloutGroup, ...]) -> Call:
-        """See ``parts.Timing``."""
-        return self._factors.on(self._changed.update(self._take(lane, Work.UPDATE, step), step, groups))
-
-    def _take(self, lane: str, work: Work, key: int) -> Call:
-        return replace(self.book.take(lane, work, key), lane=lane)
+    return run_virtual(main)[0]
 
 
-class _Books(SilentObserver):
-    """Keeps the rows of a replay, and holds the Learner while the driver would keep its own."""
+class CallPool:
+    """The recorded calls of one replay; each is handed out once, as long as there is another.
+
+    First the call of the same lane and the same key (training step, policy version, rollout batch) that nobody has
+    taken yet, then one of a lane beside it, then one of that key that was taken before. A call that was never recorded,
+    as one for a rollout batch beyond the recorded ones, borrows the time of another from the steady part of the run:
+    the n-th such call that of number n, round and round.
+
+    Args:
+        calls: recorded, in order of time.
+        steady_from: keys from which on a call is typical: first uses and warm-up take longer.
+
+    Attributes:
+        borrowed: how many calls of each kind of work took the time of another.
+    """
+
+    def __init__(self, calls: Iterable[RecordedCall], steady_from: int) -> None:
+        self.borrowed: Counter[Work] = Counter()
+        self._own: dict[tuple[str, Work, int], deque[RecordedCall]] = {}
+        self._taken: dict[tuple[str, Work, int], RecordedCall] = {}
+        self._beside: dict[tuple[str, Work, int], list[tuple[str, Work, int]]] = {}
+        by_work: dict[tuple[str, Work], list[RecordedCall]] = {}
+        for call in calls:
+            kind, own = lane_kind(call.lane), (call.lane, call.work, call.key)
+            self._own.setdefault(own, deque()).append(call)
+            beside = self._beside.setdefault((kind, call.work, call.key), [])
+            if own not in beside:
+                beside.append(own)
+            by_work.setdefault((kind, call.work), []).append(call)
+        self._typical = {place: _steady(found, steady_from) for place, found in by_work.items()}
+
+    def knows(self, lane: str, work: Work) -> bool:
+        """Whether any such call was recorded on lanes of this kind."""
+        return (lane_kind(lane), work) in self._typical
+
+    def take(self, lane: str, work: Work, key: int) -> RecordedCall:
+        """Return the call to replay.
+
+        Raises:
+            UserError: no call of this kind of work was recorded.
+        """
+        kind = lane_kind(lane)
+        for own in ((lane, work, key), *self._beside.get((kind, work, key), ())):
+            if self._own.get(own):
+                call = self._own[own].popleft()
+                self._taken.setdefault((lane, work, key), call)
+                self._taken.setdefault((kind, work, key), call)
+                return call
+        again = self._taken.get((lane, work, key)) or self._taken.get((kind, work, key))
+        if again is not None:
+            return again
+        typical = self._typical.get((kind, work))
+        if not typical:
+            raise UserError(
+                f"the run has no call of a {kind} to {work.value}, so that its time is not known",
+                fix="leave out the change that asks for it",
+            )
+        self.borrowed[work] += 1
+        return typical[key % len(typical)]
+
+
+def _steady(calls: Sequence[RecordedCall], steady_from: int) -> list[RecordedCall]:
+    return [call for call in calls if call.key >= steady_from] or list(calls)
+
+
+class RecordedCosts:
+    """The calls to one part at recorded times; see ``harness.simulate.parts.CostSource``.
+
+    Args:
+        lane: of the part.
+        pool: the recorded calls.
+        pace: what is slower or faster.
+        repriced: how calls differ whose work does; None: none does.
+        gone: stages that are left out of a training step.
+
+    Attributes:
+        held_until: virtual seconds at which the driver, which keeps its books after a step, calls the Learner again.
+    """
+
+    def __init__(
+        self, lane: str, pool: CallPool, pace: Factors, repriced: RepricedCalls | None, gone: frozenset[Stage]
+    ) -> None:
+        self._lane, self._pool, self._pace, self._repriced, self._gone = lane, pool, pace, repriced, gone
+        self.held_until = 0.0
+
+    def load(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        return self._sync(Work.LOAD, version)
+
+    def publish(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        return self._sync(Work.PUBLISH, version)
+
+    def checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``; where nothing was saved it takes no time."""
+        return self._sync(Work.CHECKPOINT, version) if self._pool.knows(self._lane, Work.CHECKPOINT) else CallPlan(())
+
+    def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
+        """See ``CostSource``."""
+        call = self._take(_work_of(item, Work.GENERATE), item.step)
+        return self._plan(self._repriced.generate(call, item, sampled) if self._repriced else call)
+
+    def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """See ``CostSource``."""
+        call = self._take(_work_of(item, Work.SCORE), item.step)
+        return self._plan(self._repriced.score(call, item, groups) if self._repriced else call)
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """See ``CostSource``; the driver's bookkeeping after the last step comes first."""
+        call = self._take(Work.UPDATE, step)
+        plan = self._plan(self._repriced.update(call, groups) if self._repriced else call)
+        stages = [each for each in plan.stages if each.stage not in self._gone]
+        return plan._replace(stages=stages, delay_s=self.held_until - asyncio.get_running_loop().time())
+
+    def _sync(self, work: Work, version: int) -> CallPlan:
+        call = self._take(work, version)
+        return self._plan(self._repriced.sync(call) if self._repriced else call)
+
+    def _take(self, work: Work, key: int) -> RecordedCall:
+        return self._pool.take(self._lane, work, key)
+
+    def _plan(self, call: RecordedCall) -> CallPlan:
+        """Return a call at its pace; a gap between two stages of it stays."""
+        transit = self._pace.of(self._lane, CALL)
+        stages = [
+            StagePlan(None, each.seconds, works=False)
+            if each.stage is None
+            else StagePlan(each.stage, each.seconds * self._pace.of(self._lane, each.stage))
+            for each in call.stages
+        ]
+        return CallPlan(stages, call.request_s * transit, call.response_s * transit)
+
+
+def _work_of(item: WorkItem, training: Work) -> Work:
+    return Work.EVALUATE if item.purpose is Purpose.EVALUATE else training
+
+
+class _StepWatch(SilentObserver):
+    """Keeps the rows of a replay, and holds the Learner while the driver would keep its books."""
 
     def __init__(
         self,
         tracer: RecordingTracer,
-        learner: ReplayedLearner,
+        learner: RecordedCosts,
         recorded: Iterable[StepRow],
         record_s: Mapping[int, float],
     ) -> None:
         self._tracer, self._learner = tracer, learner
         self._flags = {row.step: (row.warmup, row.profiled) for row in recorded}
         self._record_s = record_s
-        self._steady_s = _typical([s for step, s in record_s.items() if not self._flags.get(step, (False,))[0]])
+        steady = [s for step, s in record_s.items() if not self._flags.get(step, (False,))[0]]
+        self._steady_s = sum(steady) / len(steady) if steady else 0.0
         self._last_s = 0.0
         self.rows: list[StepRow] = []
         self.spans: list[Span] = []
@@ -275,8 +359,8 @@ class _Books(SilentObserver):
         self._learner.held_until = now_s + seconds
         now_ns = self._tracer.clock_ns()
         end_ns = now_ns + round(seconds * 1e9)
-        lane = self._learner.lane
-        self._tracer.finished.append(Span(lane, Stage.WAIT_FOR_RECORDER, now_ns, end_ns, step, self._held[lane]))
+        version = self._held[LEARNER]
+        self._tracer.finished.append(Span(LEARNER, Stage.WAIT_FOR_RECORDER, now_ns, end_ns, step, version))
 
     def _drain(self) -> list[Span]:
         spans = self._tracer.drain()
@@ -285,7 +369,3 @@ class _Books(SilentObserver):
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _typical(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

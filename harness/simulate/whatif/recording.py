@@ -1,14 +1,19 @@
-"""The calls of a recorded run, read from its spans: what each part did, how long, and how long a call was on its way.
+"""A recorded run as a replay needs it: the calls of each part, read from its spans, and the rollouts.
 
 Every lane takes one call after the other: publish, update and checkpoint the Learner; load, generate and evaluate a
 Generator; score and evaluate a Scorer. A call's stages follow each other. What lies between the end of a wait and the
 first stage is the call's way to the part, what lies between the last stage and the next wait is its answer's way back;
 where two calls follow each other without a wait, the recorded ``wait_for_call`` spans divide the time between them, and
 in runs of before these were written each gets half.
+
+A replay has the recorded rollouts in their order. With other batch or group sizes the recorded groups follow each other
+into the new batches, round and round; a smaller group takes the first responses of a recorded one, a larger one draws
+the missing ones from it again.
 """
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,9 +23,13 @@ from itertools import groupby, pairwise
 from harness.compare.attribution import loop_window
 from harness.core.errors import UserError
 from harness.core.intervals import clip, total
+from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
+from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind
 from harness.results.writer import SPANS
+from harness.simulate.features import Group
+from harness.simulate.parts import Sampled, with_rewards
 
 
 class Work(StrEnum):
@@ -53,8 +62,8 @@ _BETWEEN = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a call: seconds in a stage, or under no span where ``stage`` is None."""
+class RecordedStage:
+    """A stage of a call: its seconds; where ``stage`` is None, what lies between two."""
 
     stage: Stage | None
     seconds: float
@@ -63,35 +72,35 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     """One call of a part.
 
     Attributes:
         key: training step, or policy version, or number of the rollout batch.
-        before_s: from the moment the loop made the call until the part began to work.
-        after_s: from the end of the work until the loop went on.
+        request_s: from the moment the loop made the call until the part began to work.
+        response_s: from the end of the work until the loop went on.
     """
 
     lane: str
     work: Work
     key: int
-    pieces: tuple[Piece, ...]
-    before_s: float = 0.0
-    after_s: float = 0.0
+    stages: tuple[RecordedStage, ...]
+    request_s: float = 0.0
+    response_s: float = 0.0
 
     @property
     def start_ns(self) -> int:
         """When the work began."""
-        return self.pieces[0].start_ns
+        return self.stages[0].start_ns
 
     @property
     def end_ns(self) -> int:
         """When the work ended."""
-        return self.pieces[-1].end_ns
+        return self.stages[-1].end_ns
 
     def seconds(self, stage: Stage | None = None) -> float:
         """Return the seconds of the work, or of one stage of it."""
-        return sum(piece.seconds for piece in self.pieces if stage is None or piece.stage is stage)
+        return sum(each.seconds for each in self.stages if stage is None or each.stage is stage)
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Recording:
         batches: the groups that each step trained on under replay, as (batch, prompt id).
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
     record_s: Mapping[int, float]
     rows: tuple[StepRow, ...]
     shards: Mapping[tuple[str, int, int], ShardRow] = field(default_factory=dict)
@@ -116,7 +125,7 @@ class Recording:
         """Return the names of the lanes of a kind, such as ``generator``, in order."""
         return sorted({call.lane for call in self.calls if lane_kind(call.lane) == kind})
 
-    def with_calls(self, calls: Iterable[Call]) -> Recording:
+    def with_calls(self, calls: Iterable[RecordedCall]) -> Recording:
         """Return the same recording with other calls."""
         return replace(self, calls=tuple(calls))
 
@@ -133,7 +142,7 @@ def read_recording(run: Run, one_thread: bool = False) -> Recording:
     """
     spans = _checked_spans(run)
     origin_ns, _ = loop_window(spans, None)
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     record_s: dict[int, float] = {}
     by_lane = {lane: list(own) for lane, own in groupby(sorted(spans, key=lambda span: span.lane), lambda s: s.lane)}
     for lane, own in by_lane.items():
@@ -192,8 +201,8 @@ class _LaneReader:
     ) -> None:
         self._lane, self._rows, self._busy = lane, rows, busy
         under_way = [s for s in spans if s.stage is Stage.WAIT_FOR_CALL]
-        self._ways = {s.end_ns: s for s in under_way}
-        self._answers = {s.start_ns: s for s in under_way}
+        self._requests = {s.end_ns: s for s in under_way}
+        self._responses = {s.start_ns: s for s in under_way}
         self._recorder = {s.step: s for s in spans if s.stage is Stage.WAIT_FOR_RECORDER}
         self._waits = sorted((s.start_ns, s.end_ns) for s in spans if s.stage.is_wait and s.stage not in _BETWEEN)
         work = [s for s in spans if not s.stage.is_wait and s.stage is not Stage.STARTUP]
@@ -206,7 +215,7 @@ class _LaneReader:
         self._starts = sorted(start for start, _ in points)
         self._ends = sorted([end for _, end in points] + [span.end_ns for span in self._recorder.values()])
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[RecordedCall]:
         """Yield the calls with their latencies."""
         latest_ns = self._origin_ns
         for index, call in enumerate(self._bodies):
@@ -214,9 +223,9 @@ class _LaneReader:
             latest_ns = max(latest_ns, call.end_ns)
             overlapped = index + 1 < len(self._bodies) and self._bodies[index + 1].start_ns < call.end_ns
             if inside or overlapped:
-                yield replace(call, before_s=self._told_before(call), after_s=self._told_after(call))
+                yield replace(call, request_s=self._recorded_request(call), response_s=self._recorded_response(call))
             else:
-                yield replace(call, before_s=self._before(call), after_s=self._after(call))
+                yield replace(call, request_s=self._request(call), response_s=self._response(call))
 
     def bookkeeping(self) -> dict[int, float]:
         """Return by training step the seconds from its end until the Learner's coroutine went on."""
@@ -229,7 +238,7 @@ class _LaneReader:
                 spent[step] = (start_ns - end_ns) / 1e9
         return {step: max(0.0, seconds) for step, seconds in spent.items()}
 
-    def _grouped(self, work: Sequence[Span]) -> Iterator[Call]:
+    def _grouped(self, work: Sequence[Span]) -> Iterator[RecordedCall]:
         """Yield the calls without latencies: the spans of one kind of work and step that follow each other."""
         tracks: dict[bool, list[Span]] = {}
         for span in sorted(work, key=lambda span: span.start_ns):
@@ -237,7 +246,7 @@ class _LaneReader:
         for track in tracks.values():
             for (kind, key), members in groupby(track, lambda span: (self._work(span), span.step)):
                 for body in self._apart(kind, list(members)):
-                    yield Call(self._lane, kind, key, tuple(_pieces(body)))
+                    yield RecordedCall(self._lane, kind, key, tuple(_stages(body)))
 
     def _apart(self, kind: Work, spans: list[Span]) -> Iterator[list[Span]]:
         """Cut where one call ends: after its only span, or where the loop waited in between."""
@@ -256,28 +265,28 @@ class _LaneReader:
             return Work.PUBLISH if self._lane == "learner" else Work.LOAD
         return _WORK[span.stage]
 
-    def _before(self, call: Call) -> float:
+    def _request(self, call: RecordedCall) -> float:
         start_ns = self._ends[place - 1] if (place := bisect_right(self._ends, call.start_ns)) else self._origin_ns
         start_ns = max(start_ns, self._origin_ns)
         if start_ns in self._ended:  # another call, whose answer was on its way first
-            answer = self._answers.get(start_ns)
+            answer = self._responses.get(start_ns)
             start_ns = min(answer.end_ns, call.start_ns) if answer else (start_ns + call.start_ns) // 2
         return self._free_s(start_ns, call.start_ns)
 
-    def _after(self, call: Call) -> float:
-        end_ns, answer = self._next_start(call.end_ns, call.start_ns == call.end_ns), self._answers.get(call.end_ns)
+    def _response(self, call: RecordedCall) -> float:
+        end_ns, answer = self._next_start(call.end_ns, call.start_ns == call.end_ns), self._responses.get(call.end_ns)
         if end_ns is None:
-            return self._told_after(call)
+            return self._recorded_response(call)
         if end_ns in self._begun:  # another call, at once
             end_ns = min(answer.end_ns, end_ns) if answer else (call.end_ns + end_ns) // 2
         return self._free_s(call.end_ns, end_ns)
 
-    def _told_before(self, call: Call) -> float:
-        way = self._ways.get(call.start_ns)
+    def _recorded_request(self, call: RecordedCall) -> float:
+        way = self._requests.get(call.start_ns)
         return (way.end_ns - way.start_ns) / 1e9 if way else 0.0
 
-    def _told_after(self, call: Call) -> float:
-        answer = self._answers.get(call.end_ns)
+    def _recorded_response(self, call: RecordedCall) -> float:
+        answer = self._responses.get(call.end_ns)
         return (answer.end_ns - answer.start_ns) / 1e9 if answer else 0.0
 
     def _free_s(self, start_ns: int, end_ns: int) -> float:
@@ -290,13 +299,164 @@ class _LaneReader:
         return self._starts[place] if place < len(self._starts) else None
 
 
-def _pieces(spans: Sequence[Span]) -> Iterator[Piece]:
+def _stages(spans: Sequence[Span]) -> Iterator[RecordedStage]:
     """Yield the stages of one call and what lies between them."""
     now_ns = spans[0].start_ns
     for span in spans:
         if span.start_ns > now_ns:
-            yield Piece(None, (span.start_ns - now_ns) / 1e9, now_ns, span.start_ns)
+            yield RecordedStage(None, (span.start_ns - now_ns) / 1e9, now_ns, span.start_ns)
         start_ns = max(now_ns, span.start_ns)
         if span.end_ns >= start_ns:
-            yield Piece(span.stage, (span.end_ns - start_ns) / 1e9, start_ns, span.end_ns)
+            yield RecordedStage(span.stage, (span.end_ns - start_ns) / 1e9, start_ns, span.end_ns)
             now_ns = span.end_ns
+
+
+UNKNOWN_REWARD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGroup:
+    """One recorded group: tokens of the prompt (None: not known) and of each response, and the rewards."""
+
+    prompt: int | None
+    lengths: tuple[int, ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def group(self) -> Group:
+        """As costs count it."""
+        return self.prompt or 0, self.lengths
+
+
+Batch = dict[int, RecordedGroup]
+"""Groups by their place: one prompt may be in a batch twice."""
+
+
+class Rollouts:
+    """What the Generators of a replay return.
+
+    Args:
+        recording: the run.
+        prompts_per_batch, group_size: of the replay.
+        recorded_shape: the same two of the run.
+        validation: prompts of an evaluation, where none is recorded.
+        seed: of the responses drawn again.
+
+    Attributes:
+        known: whether lengths were recorded at all.
+        validation_ids: of every evaluation.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        prompts_per_batch: int,
+        group_size: int,
+        recorded_shape: tuple[int, int],
+        validation: int,
+        seed: int = 0,
+    ) -> None:
+        self._prompts, self._size, self._seed = prompts_per_batch, group_size, seed
+        self._same_shape = (prompts_per_batch, group_size) == recorded_shape
+        self._recorded = recorded_batches(recording)
+        self._evaluated = {key[1]: _sampled([row]) for key, row in recording.shards.items() if key[0] == "evaluate"}
+        self._groups = [sampled for number in sorted(self._recorded) for sampled in self._recorded[number].values()]
+        self.known = bool(self._recorded)
+        self._some_evaluation = next(iter(self._evaluated.values()), _unknown(validation, 1))
+        self.validation_ids = tuple(self._some_evaluation)
+        self._made: dict[int, Batch] = {}
+
+    def batch_prompts(self, number: int) -> tuple[int, ...]:
+        """Return what stands for the prompts of a rollout batch: their places."""
+        return tuple(self.batch(number))
+
+    def sample(self, item: WorkItem) -> list[Sampled]:
+        """Return what a Generator samples; see ``harness.simulate.parts.Sample``."""
+        batch = self._of(item)
+        return [(batch[prompt_id].prompt, batch[prompt_id].lengths) for prompt_id in item.prompt_ids]
+
+    def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
+        """Return the groups with their recorded rewards; see ``harness.simulate.parts.Score``."""
+        batch = self._of(item)
+        scored = tuple(with_rewards(group, batch[group.prompt_id].rewards) for group in groups)
+        rewards = [reward for group in scored for reward in group.rewards or ()]
+        name = "validation/reward" if item.purpose is Purpose.EVALUATE else "reward/total"
+        metrics: Metrics = {name: Metric(sum(rewards) / len(rewards), count=len(rewards))} if rewards else {}
+        return ScoredBatch(item, scored, metrics)
+
+    def _of(self, item: WorkItem) -> Batch:
+        if item.purpose is Purpose.TRAIN:
+            return self.batch(item.step)
+        return self._evaluated.get(item.step) or self._some_evaluation
+
+    def batch(self, number: int) -> Batch:
+        """Return the groups of a rollout batch."""
+        if number not in self._made:
+            self._made[number] = self._make(number)
+        return self._made[number]
+
+    def _make(self, number: int) -> Batch:
+        if not self.known:
+            return _unknown(self._prompts, self._size)
+        first = number * self._prompts
+        following = {place: self._following(first + place) for place in range(self._prompts)}
+        if not self._same_shape:
+            return following
+        numbers = sorted(self._recorded)
+        recorded = self._recorded.get(number) or self._recorded[numbers[number % len(numbers)]]
+        return following | recorded  # where groups got no reward, others stand in
+
+    def _following(self, place: int) -> RecordedGroup:
+        """Return the recorded group that comes at this place of all, with as many responses as are asked for."""
+        sampled = self._groups[place % len(self._groups)]
+        missing = self._size - len(sampled.lengths)
+        rng = random.Random(derive_seed(self._seed, "whatif", place))
+        again = [rng.randrange(len(sampled.lengths)) for _ in range(missing)]
+        chosen = [*range(len(sampled.lengths)), *again][: self._size]
+        lengths, rewards = (tuple(values[index] for index in chosen) for values in (sampled.lengths, sampled.rewards))
+        return RecordedGroup(sampled.prompt, lengths, rewards)
+
+
+def _unknown(groups: int, size: int) -> Batch:
+    sampled = RecordedGroup(None, (1,) * size, (UNKNOWN_REWARD,) * size)
+    return dict.fromkeys(range(groups), sampled)
+
+
+def recorded_batches(recording: Recording) -> dict[int, Batch]:
+    """Return the recorded rollout batches by number."""
+    shards: dict[int, list[ShardRow]] = {}
+    for purpose, number, shard in sorted(recording.shards):
+        if purpose == Purpose.TRAIN.value:
+            shards.setdefault(number, []).append(recording.shards[purpose, number, shard])
+    return {number: _sampled(rows) for number, rows in shards.items()}
+
+
+def trained_groups(recording: Recording) -> dict[int, tuple[Group, ...]]:
+    """Return by training step the groups that it trained on; empty where no lengths were recorded."""
+    rows = [row for (purpose, _, _), row in recording.shards.items() if purpose == Purpose.TRAIN.value]
+    if recording.batches:
+        known = {(row.step, prompt_id): sampled.group for row in rows for prompt_id, sampled in _groups_of(row)}
+        return {step: tuple(known[key] for key in keys if key in known) for step, keys in recording.batches.items()}
+    if not recording.rows or len(rows) % len(recording.rows):
+        return {number: _groups(batch) for number, batch in recorded_batches(recording).items()}
+    shards = len(rows) // len(recording.rows)  # of a step; under `drop` a step may take any batch
+    return {
+        step.step: _groups(_sampled(rows[index * shards : (index + 1) * shards]))
+        for index, step in enumerate(recording.rows)
+    }
+
+
+def _groups(batch: Batch) -> tuple[Group, ...]:
+    return tuple(sampled.group for sampled in batch.values())
+
+
+def _sampled(rows: Sequence[ShardRow]) -> Batch:
+    return dict(enumerate(sampled for row in rows for _, sampled in _groups_of(row)))
+
+
+def _groups_of(row: ShardRow) -> Iterator[tuple[int, RecordedGroup]]:
+    """Yield each group of a shard with the id of its prompt."""
+    for prompt_id, prompt, lengths, rewards in zip(
+        row.prompt_ids, row.prompt_tokens, row.lengths, row.rewards, strict=True
+    ):
+        yield prompt_id, RecordedGroup(prompt, lengths, rewards)

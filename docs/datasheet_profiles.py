@@ -1,6 +1,6 @@
 """Machine profiles of GPUs that nobody here has measured, derived from their data sheets as rooflines.
 
-``python -m harness.simulate.calibrate.datasheets`` writes them into ``profiles/machines``; a test compares them with
+``python docs/datasheet_profiles.py`` writes them into ``profiles/machines``; a test compares them with
 what stands there. Decoding reads weights and keys and values at a share of the memory's bandwidth, prompts and updates
 compute at a share of the peak, weights travel at a share of the link (Williams et al. 2009, Comm. ACM 52:65). Bounds
 are added up instead of taking the larger one, which is pessimistic by a factor of 2 at most. One GPU holds each part.
@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.simulate.machine import Device, MachineProfile, StageCost
-from harness.simulate.machines import FOLDER, profile_yaml, rounded, save_machine
+from harness.simulate.machine import FOLDER, Device, MachineProfile, StageCost, profile_yaml, rounded, save_machine
 
 MADE = "2026-11-21"
 
@@ -182,7 +181,7 @@ def _stages(sheet: DataSheet) -> Iterator[StageCost]:
 def _cost(stage: str, seconds: dict[str, float]) -> StageCost:
     return StageCost(
         stage=stage,
-        seconds={term: rounded(value) for term, value in seconds.items()},
+        seconds={feature: rounded(value) for feature, value in seconds.items()},
         unseen_log_sd=LOG_SD,
         step_log_sd=NOISE_LOG_SD,
         run_log_sd=NOISE_LOG_SD,

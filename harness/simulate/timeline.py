@@ -1,8 +1,9 @@
-"""Where simulated work is done: on a device of its own, or on cores that parts share.
+"""Calls to simulated parts on the virtual clock: request, stages, response, and the spans that they leave.
 
-A call is a row of pieces, one after the other, on a thread that does one call at a time. Pieces that keep cores busy
-slow each other down where they share them; pieces that only wait do not. What a place does goes on while the driver is
-held up: the times of the pieces are its own, and the driver hears of the end as soon as it can.
+The work of a call is done in a place: on a device of the part's own, or on cores that parts share. A call is a row of
+pieces, one after the other, on a thread that does one call at a time. Pieces that keep cores busy slow each other down
+where they share them; pieces that only wait do not. What a place does goes on while the driver is held up: the times of
+the pieces are its own, and the driver hears of the end as soon as it can.
 """
 
 from __future__ import annotations
@@ -14,10 +15,108 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from harness.core.trace import RecordingTracer, Span, Stage, make_span
+from harness.simulate.clock import TICKS_PER_NS, to_ticks
+
 Times = list[tuple[float, float]]
 """Start and end of each piece, in seconds of the virtual clock."""
 _ROUNDING_S = 1e-12
 """How far a timer of the virtual clock may be from the time that it was set to."""
+_HALF_NS = TICKS_PER_NS // 2
+
+
+class StagePlan(NamedTuple):
+    """A stage of a call, or a gap between two where ``stage`` is None; one that does not work only waits."""
+
+    stage: Stage | None
+    seconds: float
+    works: bool = True
+
+
+class CallPlan(NamedTuple):
+    """How long a call to a part takes, where nothing slows it down.
+
+    Attributes:
+        stages: what it does, in order; none where the call alone takes time.
+        request_s: seconds on its way to the part.
+        response_s: seconds on its way back.
+        delay_s: seconds before it is made.
+    """
+
+    stages: Sequence[StagePlan]
+    request_s: float = 0.0
+    response_s: float = 0.0
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class CallTimeline:
+    """Makes the calls to one part, and records their spans as they come in with the response.
+
+    A call to an actor leaves the spans of its stages first, then the waits for the call at both ends; in one process
+    there are no such waits. Spans are rounded to nanoseconds as the virtual clock rounds them.
+
+    Attributes:
+        lane: of the part.
+        tracer: takes its spans.
+        place: does its work.
+        thread: on which its calls take turns.
+        loading: thread on which it loads weights.
+        remote: whether the part is an actor.
+        cores: that it would like to have for its work.
+        transit_cores: that a request or a response would like to have; 0: it only waits.
+    """
+
+    lane: str
+    tracer: RecordingTracer
+    place: Place
+    thread: str
+    loading: str
+    remote: bool
+    cores: float = 1
+    transit_cores: float = 0
+
+    async def run(self, plan: CallPlan, step: int, version: int, *, loading: bool = False) -> Times:
+        """Make a call; return the times of its stages.
+
+        Args:
+            plan: how long it takes.
+            step, version: of its spans.
+            loading: whether it loads weights.
+        """
+        if plan.delay_s > 0:
+            await asyncio.sleep(plan.delay_s)
+        stages = plan.stages
+        pieces = [Piece(plan.request_s, self.transit_cores, True)]
+        pieces += [Piece(each.seconds, self.cores if each.works else 0) for each in stages]
+        pieces.append(Piece(plan.response_s, self.transit_cores, True))
+        shown = (stages[0].stage or Stage.WAIT_FOR_CALL, step, version) if stages else (Stage.WAIT_FOR_CALL, -1, -1)
+        with self.tracer.underway(self.lane, *shown):
+            times = await self.place.run(self.loading if loading else self.thread, pieces)
+        self.tracer.finished.extend(self._spans(stages, times, *shown[1:]))
+        return times[1:-1]
+
+    def _spans(self, stages: Sequence[StagePlan], times: Times, step: int, version: int) -> list[Span]:
+        """Return the stages' spans, and behind them the waits at both ends of an actor's call, if they took time."""
+        ends = [clock_ns(times[0][0]), *[clock_ns(end) for _, end in times]]  # a piece begins where the last one ended
+        spans = [
+            make_span((self.lane, each.stage, ends[number], ends[number + 1], step, version))
+            for number, each in enumerate(stages, start=1)
+            if each.stage is not None
+        ]
+        if self.remote:
+            waits = ((ends[0], ends[1]), (ends[-2], ends[-1])) if stages else ((ends[0], ends[-1]),)
+            spans += [
+                make_span((self.lane, Stage.WAIT_FOR_CALL, start, end, step, version))
+                for start, end in waits
+                if start < end
+            ]
+        return spans
+
+
+def clock_ns(seconds: float) -> int:
+    """Return the virtual clock's nanoseconds at so many seconds, rounded as it rounds them."""
+    return (to_ticks(seconds) + _HALF_NS) // TICKS_PER_NS
 
 
 class Piece(NamedTuple):

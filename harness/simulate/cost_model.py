@@ -1,0 +1,502 @@
+"""Seconds of every stage of one run: a machine profile, asked for one scenario, in one possible truth.
+
+A cost of the profile is for certain circumstances, which must agree with those of the scenario (``cost_key``):
+
+stage                               circumstances
+----------------------------------  -------------------------------------------------
+generate                            engine, precision, threads, device, placement
+score                               task
+old_logprobs, reference_logprobs,   precision, threads, device, placement
+  update
+weight_publish, weight_transfer     transport
+weight_load                         engine, precision
+weight_verify                       part (``learner`` or ``generator``), transport
+call                                call (``CALLS``), way (``there`` or ``back``), placement, transport
+prepare_batch, checkpoint, record   none
+
+What the profile leaves open is drawn from seeds by name (``Draw``). Equal names give equal draws whatever else is
+drawn, so that two scenarios under the same seed differ only by what differs between them (common random numbers).
+
+Several data-parallel Learners count as one, on whose profile the work is shared out (``with_learners``). No real run of
+the harness has more than one, so this was never measured. Each of M Learners holds the whole policy, passes over
+1/M of the responses, and adds its gradients up with the others' before each optimizer step. A ring all-reduce moves 2
+(M - 1) / M of the gradients over each link (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for
+clusters of workstations"), here 4 bytes a weight, and is not overlapped with the backward pass. What does not shrink:
+the fixed cost of a call and of an optimizer step, and one microbatch at least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.errors import UserError
+from harness.core.seeds import derive_seed
+from harness.scenario import PartSettings, Scenario
+from harness.scenario.loop_plan import threads_on
+from harness.simulate.features import Features
+from harness.simulate.machine import MachineProfile, StageCost
+
+CALLS = ("generate", "score", "update", "publish", "load", "checkpoint")
+"""Methods of a part, as ``call`` names them."""
+
+Placement = Literal["actors", "in_process"]
+Way = Literal["there", "back"]
+
+
+def cost_key(scenario: Scenario, stage: str, cores: int, has_gpu: bool) -> dict[str, str]:
+    """Return what a stage's cost depends on beside its units; see the table above.
+
+    Args:
+        scenario: resolved.
+        stage: a stage's name, ``call`` or ``record``. ``part``, ``call`` and ``way`` are the caller's to add.
+        cores: of the machine, by which a part without a number of threads gets its share.
+        has_gpu: whether the machine has one.
+    """
+    match stage:
+        case "generate":
+            return _engine(scenario) | _computing(scenario, scenario.placement.generator, cores, has_gpu)
+        case "score":
+            return {"task": scenario.task.type}
+        case "old_logprobs" | "reference_logprobs" | "update":
+            model: Any = scenario.model
+            precision = {"precision": str(getattr(model, "precision", "float32"))}
+            return precision | _computing(scenario, scenario.placement.learner, cores, has_gpu)
+        case "weight_publish" | "weight_transfer" | "weight_verify":
+            return {"transport": transport_of(scenario)}
+        case "weight_load":
+            return _engine(scenario)
+        case "call":
+            return {"placement": placement_of(scenario), "transport": transport_of(scenario)}
+    return {}
+
+
+def placement_of(scenario: Scenario) -> Placement:
+    """Return whether the parts are Ray actors or threads of one process."""
+    return "actors" if scenario.uses_ray else "in_process"
+
+
+def transport_of(scenario: Scenario) -> str:
+    """Return the transport's name; in one process, whether parts that do not take turns get a copy of the weights."""
+    name: str = scenario.transport.type
+    return "in_process_copy" if name == "in_process" and not scenario.placement.colocated else name
+
+
+def model_name(scenario: Scenario) -> str:
+    """Return the name under which a profile keeps what it knows of this model alone: the preset's or the folder's."""
+    model: Any = scenario.model
+    named = getattr(model, "preset", None) or getattr(model, "path", None) or model.type
+    return str(named).rstrip("/").rsplit("/", 1)[-1]
+
+
+def _engine(scenario: Scenario) -> dict[str, str]:
+    engine: Any = scenario.engine
+    return {"engine": engine.type, "precision": str(getattr(engine, "precision", "float32"))}
+
+
+def _computing(scenario: Scenario, part: PartSettings, cores: int, has_gpu: bool) -> dict[str, str]:
+    threads, device = str(threads_on(cores, scenario, part)), scenario.device_of(part, has_gpu)
+    return {"threads": threads, "device": device, "placement": placement_of(scenario)}
+
+
+_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which of the possible truths, under which root seed.
+
+    Truths come in pairs, 1 and 2, 3 and 4 and so on, that err by as much in opposite directions, so that their middle
+    does not depend on which of them were drawn (antithetic variates: Hammersley and Morton 1956).
+    """
+
+    number: int
+    seed: int = 0
+
+    def stream(self, *name: str) -> np.random.Generator:
+        """Return the random stream of this name, of this truth alone."""
+        return np.random.default_rng(derive_seed(self.seed, "draw", self.number, *name))
+
+    def normal(self, *name: str) -> float:
+        """Return a standard normal number of this name."""
+        return float(self.normals(1, *name)[0])
+
+    def normals(self, count: int, *name: str) -> npt.NDArray[np.float64]:
+        """Return so many standard normal numbers of this name, (count,); the other one of the pair has the opposite."""
+        rng = np.random.default_rng(derive_seed(self.seed, "pair", (self.number + 1) // 2, *name))
+        sign = 1.0 if self.number % 2 else -1.0
+        drawn: npt.NDArray[np.float64] = sign * rng.standard_normal(count)
+        return drawn
+
+    def at_least_0(self, mean: float, sd: float, *name: str) -> float:
+        """Return a normal number, 0 where it would be below."""
+        return max(0.0, mean + sd * self.normal(*name))
+
+    def factor(self, log_sd: float, *name: str) -> float:
+        """Return a log-normal factor with mean 1."""
+        return mean_one(log_sd, self.normal(*name)) if log_sd > 0 else 1.0
+
+    def coefficients(self, means: Sequence[float], covariance: Sequence[Sequence[float]], *name: str) -> list[float]:
+        """Return coefficients drawn from N(means, covariance), those below 0 set to 0.
+
+        Args:
+            means: one for each coefficient.
+            covariance: of them; empty where nothing is known of it.
+            name: of the stream.
+
+        Raises:
+            ValueError: the covariance is of another size than the means.
+        """
+        if not covariance:
+            return list(means)
+        matrix = np.array(covariance, dtype=np.float64)
+        if matrix.shape != (len(means), len(means)):
+            raise ValueError(f"a covariance of shape {matrix.shape} does not go with {len(means)} coefficients")
+        drawn = np.array(means) + _root(matrix) @ self.normals(len(means), *name)
+        return [max(0.0, float(value)) for value in drawn]
+
+
+def mean_one(log_sd: float, z: float) -> float:
+    """Return exp(s z - s^2 / 2): a factor with mean 1 where z is standard normal."""
+    return math.exp(log_sd * z - log_sd * log_sd / 2)
+
+
+def run_factor(draw: Draw, log_sd: float, correlation: float, *name: str) -> float:
+    """Return what all spans of a cost share in one run: partly of the machine, partly of the cost alone.
+
+    Args:
+        draw: which truth.
+        log_sd: spread from run to run.
+        correlation: of the logarithms of two costs in the same run, 0 to 1.
+        name: of the cost.
+    """
+    if log_sd == 0:
+        return 1.0
+    z = math.sqrt(correlation) * draw.normal("run") + math.sqrt(1 - correlation) * draw.normal("run", *name)
+    return mean_one(log_sd, z)
+
+
+class StepNoise:
+    """The factor of each span after the other: log-normal with mean 1, an AR(1) process in logs.
+
+    x_0 = z_0 and x_t = r x_(t-1) + sqrt(1 - r^2) z_t with z standard normal; the factor is exp(s x_t - s^2 / 2).
+
+    Args:
+        draw: which truth.
+        log_sd: s.
+        correlation: r, from 0 to below 1.
+        name: of the stream.
+    """
+
+    def __init__(self, draw: Draw, log_sd: float, correlation: float, *name: str) -> None:
+        self._log_sd, self._correlation = log_sd, correlation
+        self._innovation = math.sqrt(1 - correlation * correlation)
+        self._rng = draw.stream("step", *name) if log_sd > 0 else None
+        self._ready: list[float] = []
+        self._last: float | None = None
+
+    def next(self) -> float:
+        """Return the factor of the next span."""
+        if self._rng is None:
+            return 1.0
+        if not self._ready:
+            self._ready = self._rng.standard_normal(_CHUNK).tolist()[::-1]
+        z = self._ready.pop()
+        self._last = z if self._last is None else self._correlation * self._last + self._innovation * z
+        return mean_one(self._log_sd, self._last)
+
+
+def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return a matrix R with R R^T = covariance; eigenvalues that rounding made negative count as 0."""
+    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
+    root: npt.NDArray[np.float64] = vectors * np.sqrt(np.clip(values, 0, None))
+    return root
+
+
+OPTIONAL = ("checkpoint", "record", "startup")
+"""Stages that cost nothing where the profile does not have them; said among the extrapolations."""
+_SETTINGS = {
+    "engine": "engine.type",
+    "transport": "transport.type",
+    "precision": "engine.precision",
+    "threads": "model.threads",
+    "device": "placement.device",
+    "task": "task.type",
+}
+"""Where a scenario sets a circumstance."""
+
+
+class Seconds(Protocol):
+    """What the simulated parts ask: how long this takes."""
+
+    def seconds(self, stage: str, lane: str, step: int, features: Features, /, **also: str) -> float:
+        """Return the seconds of one span.
+
+        Args:
+            stage: a stage of a machine profile: a Generator's ``evaluate`` is ``generate``, a Scorer's is ``score``.
+            lane: whose span it is.
+            step: training step, or policy version of a weight sync.
+            features: units, as ``harness.simulate.features`` counts them.
+            also: circumstances of this span alone: ``part``; for ``call`` also ``call`` and ``way``.
+        """
+
+
+class CostModel:
+    """Prices the stages of one scenario.
+
+    Args:
+        scenario: one run.
+        machine: the profile.
+        draw: one possible truth; None: the central prediction, without noise.
+        model: name by which the profile may know a correction for the model.
+        allow: circumstances, such as ``engine`` or ``threads``, in which the profile may differ from the scenario; what
+            was taken instead is said among the extrapolations.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        machine: MachineProfile,
+        draw: Draw | None = None,
+        *,
+        model: str = "",
+        allow: Collection[str] = (),
+    ) -> None:
+        self._scenario, self._machine, self._draw, self._model = scenario, machine, draw, model
+        self._allow = frozenset(allow)
+        self._cores = machine.contention.cores if machine.contention else 1
+        self._prices: dict[tuple[str | tuple[str, str], ...], _Price | None] = {}  # by stage and circumstances
+        self._by_cost: dict[int, _Price] = {}
+        self._noise: dict[tuple[int, str], StepNoise] = {}
+        self._said: dict[str, None] = {}
+
+    def seconds(self, stage: str, lane: str, step: int, features: Features, /, **also: str) -> float:
+        """See ``Seconds``.
+
+        Raises:
+            UserError: the profile has no cost of this stage under these circumstances.
+        """
+        price = self.price(stage, also)
+        if price is None:
+            return 0.0
+        seconds = price.of(features)
+        return seconds if self._draw is None else seconds * self._step_factor(self._draw, price.cost, lane)
+
+    def price(self, stage: str, also: Mapping[str, str]) -> _Price | None:
+        """Return the price of a stage; None where it is free.
+
+        Raises:
+            UserError: the profile has no cost of this stage under these circumstances.
+        """
+        key: tuple[str | tuple[str, str], ...] = (stage, *also.items())
+        price = self._prices.get(key)
+        if price is None and key not in self._prices:
+            price = self._find(stage, cost_key(self._scenario, stage, self._cores, self._machine.has_gpu) | dict(also))
+            self._prices[key] = price
+        return price
+
+    @property
+    def extrapolating(self) -> tuple[str, ...]:
+        """Sentences: which input left the range that was fitted, and what stands in for what the profile lacks."""
+        return (*self._said, *(sentence for price in self._by_cost.values() for sentence in price.outside()))
+
+    def _find(self, stage: str, under: dict[str, str]) -> _Price | None:
+        cost = self._machine.cost_of(stage, under) or self._nearest(stage, under)
+        if cost is not None:
+            if id(cost) not in self._by_cost:
+                self._by_cost[id(cost)] = _Price(cost, self._model, self._draw, self._machine.run_correlation)
+            return self._by_cost[id(cost)]
+        if stage == "call" and under.get("placement") == "in_process":
+            return None
+        if stage in OPTIONAL:
+            self._said[f"{stage}: the profile {self._machine.name} has no cost of it, so it takes no time"] = None
+            return None
+        raise self._missing(stage, under)
+
+    def _nearest(self, stage: str, under: Mapping[str, str]) -> StageCost | None:
+        """Return the cost that differs in the fewest of the circumstances in which it may differ."""
+        found = [
+            (differing, cost)
+            for cost in self._machine.stages
+            if cost.stage == stage and (differing := _differing(cost, under)).keys() <= self._allow
+        ]
+        if not found:
+            return None
+        differing, cost = min(found, key=lambda pair: len(pair[0]))
+        taken = ", ".join(f"{key} {cost.where[key]} in place of {value}" for key, value in differing.items())
+        self._said[f"{stage}: the profile {self._machine.name} knows {taken}"] = None
+        return cost
+
+    def _missing(self, stage: str, under: Mapping[str, str]) -> UserError:
+        costs = [cost for cost in self._machine.stages if cost.stage == stage]
+        if not costs:
+            has = f"it has {_joined(cost.stage for cost in self._machine.stages)}"
+            fix = "calibrate with runs that have this stage, or take another profile"
+            return UserError(f"the profile {self._machine.name} has no cost of {stage}; {has}", "machine", fix)
+        nearest = min(costs, key=lambda cost: len(_differing(cost, under)))
+        differing = _differing(nearest, under)
+        asked = ", ".join(f"{key} {value}" for key, value in differing.items())
+        has = "; ".join(dict.fromkeys(_told(cost.where) for cost in costs))
+        what = f"the profile {self._machine.name} has no cost of {stage} for {asked}; it has {has}"
+        calibrated = "calibrate with runs that have it"
+        if not differing.keys() <= _SETTINGS.keys():
+            return UserError(what, "machine", f"{calibrated}, or take another profile")
+        changed = ", ".join(f"{_setting(key, stage)}={nearest.where[key]}" for key in differing)
+        allowed = " ".join(f"--allow {key}" for key in differing)
+        return UserError(what, "machine", f"set {changed}, {calibrated}, or take the nearest cost with {allowed}")
+
+    def _step_factor(self, draw: Draw, cost: StageCost, lane: str) -> float:
+        noise = self._noise.get((id(cost), lane))
+        if noise is None:
+            name = (cost.stage, _told(cost.where), lane)
+            noise = StepNoise(draw, cost.step_log_sd, cost.step_correlation, *name)
+            self._noise[id(cost), lane] = noise
+        return noise.next()
+
+
+class _Price:
+    """One cost of the profile, for one model in one possible truth; remembers the largest and smallest units."""
+
+    def __init__(self, cost: StageCost, model: str, draw: Draw | None, run_correlation: float) -> None:
+        self.cost, self._model = cost, model
+        self._counted = [(feature, each, [math.inf, -math.inf]) for feature, each in _coefficients(cost, draw)]
+        self._factor = _correction(cost, model, draw, run_correlation)
+
+    def of(self, features: Features) -> float:
+        """Return the seconds without step noise."""
+        total = 0.0
+        for feature, coefficient, seen in self._counted:
+            units = features.get(feature, 0.0)
+            total += coefficient * units
+            if units < seen[0]:
+                seen[0] = units
+            if units > seen[1]:
+                seen[1] = units
+        return total * self._factor
+
+    def outside(self) -> Iterable[str]:
+        """Yield a sentence for each feature that left its range, and for a model that nobody measured."""
+        if self.cost.models and self._model not in self.cost.models:
+            measured = ", ".join(self.cost.models)
+            yield f"{self.cost.stage}: {self._model or 'the model'} was not measured ({measured} were)"
+        seen = {feature: units for feature, _, units in self._counted}
+        for feature, (low, high) in self.cost.ranges.items():
+            least, most = seen.get(feature, (math.inf, -math.inf))
+            if least > most:  # nobody asked for it
+                continue
+            where = f" ({_told(self.cost.where)})" if self.cost.where else ""
+            spanned = f"the {low:.4g} to {high:.4g} that were measured"
+            if most > high * (1 + 1e-9):
+                yield f"{self.cost.stage}{where}: {most:.4g} {_words(feature)} are more than {spanned}"
+            if least < low * (1 - 1e-9):
+                yield f"{self.cost.stage}{where}: {least:.4g} {_words(feature)} are fewer than {spanned}"
+
+
+def _coefficients(cost: StageCost, draw: Draw | None) -> list[tuple[str, float]]:
+    means = list(cost.seconds.values())
+    values = means if draw is None else draw.coefficients(means, cost.covariance, *_name(cost))
+    return list(zip(cost.seconds, values, strict=True))
+
+
+def _correction(cost: StageCost, model: str, draw: Draw | None, run_correlation: float) -> float:
+    known = cost.models.get(model)
+    factor = known.factor if known else 1.0
+    if draw is None:
+        return factor
+    log_sd = known.log_sd if known else cost.unseen_log_sd
+    of_the_run = run_factor(draw, cost.run_log_sd, run_correlation, *_name(cost))
+    return factor * draw.factor(log_sd, "model", model, cost.stage) * of_the_run
+
+
+def _differing(cost: StageCost, under: Mapping[str, str]) -> dict[str, str]:
+    """Return the circumstances in which a cost differs, as the scenario has them."""
+    return {key: under.get(key, "none") for key, value in cost.where.items() if under.get(key) != value}
+
+
+def _setting(key: str, stage: str) -> str:
+    of_the_learner = stage in ("update", "old_logprobs", "reference_logprobs")
+    return "model.precision" if key == "precision" and of_the_learner else _SETTINGS[key]
+
+
+def _name(cost: StageCost) -> tuple[str, str]:
+    return cost.stage, _told(cost.where)
+
+
+def _told(where: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(where.items())) or "any"
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names)) or "none"
+
+
+def _words(feature: str) -> str:
+    """Return a feature's name in words: ``row_gflop`` units are ``row gflop``."""
+    return f"units of {feature.replace('_', ' ')}"
+
+
+SHARED = ("old_logprobs", "reference_logprobs", "update")
+FIXED = ("call", "optimizer_step", "parameter_gb")
+"""Features that every Learner has in full."""
+MICROBATCHES = ("microbatch", "microbatch_layer")
+GRADIENTS = "parameter_gb"
+"""The feature that counts float32 bytes of all weights, once for each optimizer step."""
+
+
+def with_learners(machine: MachineProfile, learners: int, scenario: Scenario) -> MachineProfile:
+    """Return the profile as one Learner sees it that is really ``learners`` of them.
+
+    Raises:
+        UserError: the profile tells no bandwidth between Learners, or a microbatch's rows cannot be shared out evenly.
+    """
+    if learners == 1:
+        return machine
+    link = machine.device.link_gb_s
+    if link is None:
+        what = f"{learners} Learners add their gradients up over a link, and the profile {machine.name} has none"
+        raise UserError(what, "--learners", "leave it out, or take a profile whose device has link_gb_s")
+    if scenario.train_batch_size % learners:
+        what = f"{learners} Learners cannot share the {scenario.train_batch_size} responses of an optimizer step evenly"
+        raise UserError(what, "--learners", "take a divisor, or change rollout_batch_size")
+    parts = shares(learners, scenario.gradient_accumulation_steps)
+    stages = tuple(_shared(cost, parts, learners, link) if cost.stage in SHARED else cost for cost in machine.stages)
+    return machine.model_copy(update={"stages": stages})
+
+
+def shares(learners: int, microbatches: int) -> dict[str, float]:
+    """Return by how much features shrink, under ``*`` those that are not named.
+
+    Args:
+        learners: how many.
+        microbatches: of an optimizer step; a Learner makes at least one.
+    """
+    return (
+        dict.fromkeys(FIXED, 1.0)
+        | dict.fromkeys(MICROBATCHES, max(1 / learners, 1 / microbatches))
+        | {"*": 1 / learners}
+    )
+
+
+def all_reduce_s_per_gb(learners: int, link_gb_s: float) -> float:
+    """Return the seconds in which as many Learners add up one GB of gradients each."""
+    return 2 * (learners - 1) / learners / link_gb_s
+
+
+def _shared(cost: StageCost, parts: Mapping[str, float], learners: int, link_gb_s: float) -> StageCost:
+    factors = [parts.get(feature, parts["*"]) for feature in cost.seconds]
+    seconds = {feature: factor * value for (feature, value), factor in zip(cost.seconds.items(), factors, strict=True)}
+    covariance = tuple(
+        tuple(one * other * value for value, other in zip(row, factors, strict=True))
+        for row, one in zip(cost.covariance, factors, strict=bool(cost.covariance))
+    )
+    if cost.stage == "update":
+        reduced = all_reduce_s_per_gb(learners, link_gb_s)
+        if GRADIENTS not in seconds and covariance:
+            covariance = (*((*row, 0.0) for row in covariance), (0.0,) * (len(seconds) + 1))
+        seconds[GRADIENTS] = seconds.get(GRADIENTS, 0.0) + reduced
+    return cost.model_copy(update={"seconds": seconds, "covariance": covariance})

@@ -1,0 +1,412 @@
+"""One simulated run: from a scenario and a machine profile to the parts that the loop runs, and to their spans.
+
+Inside of ``run_virtual``: ``built = build_run(scenario, machine, tracer)``, then ``await built.run(observer)``; or all
+of it at once with ``simulate_run``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from harness.core.errors import UserError
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
+from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, StepReport, run_loop
+from harness.models.shape import Shape
+from harness.results import lane_kind
+from harness.scenario import PartSettings, Scenario
+from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, on_one_thread, threads_on
+from harness.simulate.clock import VirtualClockLoop, run_virtual
+from harness.simulate.cost_model import CostModel, Draw, Seconds, model_name
+from harness.simulate.features import Workload, sizes_of
+from harness.simulate.lengths import LengthSource, length_source, number_of_prompts
+from harness.simulate.machine import MachineProfile
+from harness.simulate.parts import ProfileCosts, SimulatedGenerator, SimulatedLearner, SimulatedScorer, with_rewards
+from harness.simulate.timeline import CallTimeline, OwnDevice, Place, SharedCores
+
+DRIVER = "driver"
+
+
+class ForwardingObserver:
+    """An observer that passes everything on; a base for one that changes or takes note of some events."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+
+    def on_version(self, lane: str, version: int) -> None:
+        """See ``Observer``."""
+        self.observer.on_version(lane, version)
+
+    def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
+        """See ``Observer``."""
+        self.observer.on_sync(lane, version, measured)
+
+    def on_step(self, facts: StepReport) -> None:
+        """See ``Observer``."""
+        self.observer.on_step(facts)
+
+    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
+        """See ``Observer``."""
+        self.observer.on_evaluation(version, scored)
+
+    def on_replaced(self, lane: str, reason: str) -> None:
+        """See ``Observer``."""
+        self.observer.on_replaced(lane, reason)
+
+    def on_finished(self, ledger: RolloutCounts) -> None:
+        """See ``Observer``."""
+        self.observer.on_finished(ledger)
+
+
+class Bookkeeping(ForwardingObserver):
+    """Holds the driver up after each training step: on the virtual clock, nothing else of it runs meanwhile.
+
+    A ``RunRecorder`` writes the spans of that wait itself, if ``take_time`` is called while it is told of a step; for
+    another observer they are written here.
+
+    Args:
+        observer: is told.
+        tracer: takes the spans.
+        lanes: that may wait.
+        costs: says how long it takes.
+        work: counts what is written.
+    """
+
+    def __init__(
+        self, observer: Observer, tracer: RecordingTracer, lanes: Sequence[str], costs: Seconds, work: Workload
+    ) -> None:
+        super().__init__(observer)
+        self._tracer, self._lanes, self._costs, self._work = tracer, lanes, costs, work
+        self._facts: StepReport | None = None
+        self._versions: dict[str, int] = {}
+
+    def on_step(self, facts: StepReport) -> None:
+        """See ``Observer``."""
+        self._facts, start_ns = facts, self._tracer.clock_ns()
+        super().on_step(facts)
+        if self._facts is not None:
+            self.take_time()
+            self._idle_since(start_ns, facts.step)
+
+    def take_time(self) -> None:
+        """Let the seconds of the step's bookkeeping pass, once."""
+        facts, self._facts = self._facts, None
+        if facts is None:
+            return
+        seconds = self._costs.seconds("record", DRIVER, facts.step, self._work.batch(sizes_of(facts.groups)))
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockLoop)
+        loop.block(seconds)
+
+    def _idle_since(self, start_ns: int, step: int) -> None:
+        """Count the time since then as a wait on the lanes that do nothing else, as a ``RunRecorder`` does."""
+        now_ns = self._tracer.clock_ns()
+        if now_ns > start_ns:
+            occupied = {span.lane for span in self._tracer.still_open()}
+            self._tracer.finished.extend(
+                Span(lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, self._versions.get(lane, -1))
+                for lane in self._lanes
+                if lane not in occupied
+            )
+
+    def on_version(self, lane: str, version: int) -> None:
+        """See ``Observer``."""
+        self._versions[lane] = version
+        super().on_version(lane, version)
+
+
+NO_REWARD = 0.0
+"""What a rollout gets where the replay buffer asks for rewards: nobody knows what it would be."""
+CALL_CORES = 2
+"""Cores that a call to an actor would like to have on its way: the driver packs what the actor unpacks, or unpacks what
+it packs. In calibration runs with two Generators, calls beside the other one's work took 1.6 times as long as alone."""
+
+
+@dataclass
+class SimulatedRun:
+    """The parts of one simulated run.
+
+    Attributes:
+        generators, scorers, learner, plan: what ``run_loop`` takes.
+        lanes: of the run.
+        tracer: takes the spans.
+        costs: says how long things take.
+        lengths: says how long rollouts are.
+        work: what stages count.
+        crowded: a sentence where more parts share the cores than were ever measured together.
+    """
+
+    generators: Sequence[SimulatedGenerator]
+    scorers: Sequence[SimulatedScorer]
+    learner: SimulatedLearner
+    plan: LoopPlan
+    lanes: tuple[str, ...]
+    tracer: RecordingTracer
+    costs: Seconds
+    lengths: LengthSource
+    work: Workload
+    crowded: tuple[str, ...] = ()
+    _bookkeeping: Bookkeeping | None = field(default=None, repr=False)
+
+    @property
+    def extrapolating(self) -> tuple[str, ...]:
+        """Sentences: where the run, as far as it has come, left what the profile knows. Complete when it is over."""
+        weighted = self.plan.replay is not None and self.plan.replay.sampling == "reward_weighted"
+        unknown = ("replay.sampling is reward_weighted, and nobody knows the rewards: all count alike",) * weighted
+        return (*getattr(self.costs, "extrapolating", ()), *self.lengths.said, *unknown, *self.crowded)
+
+    async def run(self, observer: Observer | None = None) -> None:
+        """Run the loop; see ``harness.loop.run_loop``.
+
+        Args:
+            observer: hears of events. The driver is held up for its bookkeeping after each training step: inside of
+                ``observer.on_step`` where that calls ``on_row``, as a ``RunRecorder`` made with it does; else after it.
+        """
+        watched = self.watched(observer or SilentObserver())
+        await run_loop(self.generators, self.scorers, self.learner, self.plan, self.tracer, watched)
+
+    def watched(self, observer: Observer) -> Observer:
+        """Return an observer that passes everything on and takes the time of the driver's bookkeeping."""
+        self._bookkeeping = Bookkeeping(observer, self.tracer, self.lanes, self.costs, self.work)
+        return self._bookkeeping
+
+    def on_row(self, row: dict[str, Any], train_s: float) -> None:
+        """Take the time of bookkeeping at the row of a training step: what a ``RunRecorder`` calls."""
+        if self._bookkeeping is not None and row.get("kind") == "step":
+            self._bookkeeping.take_time()
+
+
+def build_run(
+    scenario: Scenario,
+    machine: MachineProfile,
+    tracer: RecordingTracer,
+    *,
+    draw: Draw | None = None,
+    shape: Shape | None = None,
+    allow: Collection[str] = (),
+    costs: Seconds | None = None,
+    lengths: LengthSource | None = None,
+) -> SimulatedRun:
+    """Make the parts of one run.
+
+    Args:
+        scenario: one run: its arms and sweep are not looked at.
+        machine: the profile.
+        tracer: of the virtual clock.
+        draw: one possible truth; None: the central prediction, without noise.
+        shape: of the model; None: as the scenario's model says.
+        allow: circumstances, such as ``engine``, ``transport``, ``precision`` or ``threads``, in which the profile may
+            differ from the scenario; ``task``: lengths of another task may stand in.
+        costs: says how long things take; None asks the profile.
+        lengths: says how long rollouts are; None: as pinned, or as recorded in the profile.
+
+    Raises:
+        UserError: the profile lacks something that the scenario needs.
+    """
+    work = Workload(scenario, shape)
+    _check_shape(work)
+    model = model_name(scenario)
+    costs = costs or CostModel(scenario, machine, draw, model=model, allow=allow)
+    lengths = lengths or length_source(scenario, machine, model, allow=allow)
+    timelines = _Timelines(scenario, machine, tracer, draw)
+    delays: dict[str, float] = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
+    steady = draw is None and isinstance(costs, CostModel)
+    plan = loop_plan(scenario, *number_of_prompts(scenario))
+
+    def part(lane: str) -> tuple[CallTimeline, ProfileCosts]:
+        return timelines.of(lane), ProfileCosts(lane, costs, work, delays, steady)
+
+    generators = [SimulatedGenerator(*part(lane), lengths.groups) for lane in lanes_of("generator", scenario)]
+    score = partial(_scored, cap=scenario.sampling.max_tokens, rewarded=plan.replay is not None)
+    scorers = [SimulatedScorer(*part(lane), score) for lane in lanes_of("scorer", scenario)]
+    optimizer_steps = scenario.optimizer_steps_per_batch
+    learner = SimulatedLearner(*part("learner"), optimizer_steps, work.weight_bytes, work.weight_tensors)
+    crowded = _crowded(scenario, machine)
+    return SimulatedRun(
+        generators=generators,
+        scorers=scorers,
+        learner=learner,
+        plan=plan,
+        lanes=all_lanes(scenario),
+        tracer=tracer,
+        costs=costs,
+        lengths=lengths,
+        work=work,
+        crowded=crowded,
+    )
+
+
+def _crowded(scenario: Scenario, machine: MachineProfile) -> tuple[str, ...]:
+    """Say where more than two parts compute at the same time: what they cost each other is measured between two."""
+    together = scenario.placement.generator.count + (not scenario.is_synchronous)
+    if machine.contention is None or together <= 2:
+        return ()
+    cores = machine.contention.cores
+    return (f"contention: {together} parts compute at the same time on {cores} cores, and it was measured between two",)
+
+
+def _check_shape(work: Workload) -> None:
+    if work.shape is None and work.scenario.model.type != "paced":
+        raise UserError(
+            f"the simulator prices a model by its size, which is not known: {work.shape_missing}",
+            "model",
+            "take a preset, or the folder of a model with a config.json",
+        )
+
+
+def _scored(item: WorkItem, groups: tuple[RolloutGroup, ...], cap: int, rewarded: bool) -> ScoredBatch:
+    """Return the groups with what is known of them.
+
+    Args:
+        item: their order.
+        groups: as sampled.
+        cap: ``sampling.max_tokens``: a response as long counts as cut.
+        rewarded: whether rollouts get ``NO_REWARD``, since a replay buffer takes none without.
+    """
+    lengths = [length for group in groups for length in group.lengths]
+    prefix = "validation/" if item.purpose is Purpose.EVALUATE else ""
+    cut, count = sum([length >= cap for length in lengths]), len(lengths)
+    metrics = {
+        f"{prefix}response_length": Metric(sum(lengths) / count, count=count),
+        f"{prefix}truncated_fraction": Metric(cut / count, count=count),
+    }
+    rewards = [(NO_REWARD,) * len(group.lengths) if rewarded else () for group in groups]
+    return ScoredBatch(item, tuple(map(with_rewards, groups, rewards)), metrics)
+
+
+class _Timelines:
+    """Makes the timeline of each lane, and the places that lanes share."""
+
+    def __init__(self, scenario: Scenario, machine: MachineProfile, tracer: RecordingTracer, draw: Draw | None) -> None:
+        self._scenario, self._tracer = scenario, tracer
+        self._cores = _shared_cores(machine, draw)
+        self._has_gpu = machine.has_gpu
+        self._number_of_cores = machine.contention.cores if machine.contention else 1
+        self._gpu: Place = SharedCores(1)  # colocated parts share it: together they get its whole speed
+        self._takes_turns = on_one_thread(scenario)
+        self._thread_of_all = OwnDevice()
+
+    def of(self, lane: str) -> CallTimeline:
+        """Return the timeline of a lane."""
+        kind = lane_kind(lane)
+        part: PartSettings = getattr(self._scenario.placement, kind)
+        threads = threads_on(self._number_of_cores, self._scenario, part)
+        on_gpu = kind != "scorer" and self._scenario.device_of(part, self._has_gpu) == "cuda"
+        return CallTimeline(
+            lane=lane,
+            tracer=self._tracer,
+            place=self._place(on_gpu),
+            thread=self._thread(lane),
+            loading=self._thread(f"{lane} weights"),
+            remote=self._scenario.uses_ray,
+            cores=1 if on_gpu else threads,
+            transit_cores=CALL_CORES if self._scenario.uses_ray and not on_gpu else 0,
+        )
+
+    def _place(self, on_gpu: bool) -> Place:
+        """Return where a part works: a GPU of its own, or the one that colocated parts and those of one process share;
+        the cores that all share, or a device of its own on a machine where nobody slows anybody down.
+        """
+        if self._takes_turns:
+            return self._cores or self._thread_of_all
+        if on_gpu:
+            shared = self._scenario.placement.colocated or not self._scenario.uses_ray
+            return self._gpu if shared else self._own()
+        return self._cores or self._own()
+
+    def _own(self) -> Place:
+        """A device for one part; weights that come in the middle of a batch take their share of it."""
+        return SharedCores(1) if self._scenario.lag_control == "in_flight" else OwnDevice()
+
+    def _thread(self, name: str) -> str:
+        """Colocated parts of one process take turns on one thread; see ``harness.run.inprocess``."""
+        return "parts" if self._takes_turns else name
+
+
+def _shared_cores(machine: MachineProfile, draw: Draw | None) -> Place | None:
+    contention = machine.contention
+    if contention is None:
+        return None
+    slowdown = contention.slowdown
+    if draw is not None:
+        slowdown = draw.at_least_0(slowdown, contention.slowdown_sd, "slowdown")
+    return SharedCores(contention.cores, slowdown)
+
+
+@dataclass(frozen=True)
+class SimulatedResult:
+    """A finished run.
+
+    Attributes:
+        spans: in the order in which they came in; time 0 is the start of the loop.
+        seconds: of the loop.
+        ledger: what became of the rollouts.
+        steps: what the loop told of each training step.
+        lanes: of the run.
+        extrapolating: sentences: where the run left what the profile knows.
+    """
+
+    spans: list[Span] = field(repr=False)
+    seconds: float
+    ledger: RolloutCounts
+    steps: tuple[StepReport, ...] = field(repr=False)
+    lanes: tuple[str, ...]
+    extrapolating: tuple[str, ...] = ()
+
+
+def simulate_run(
+    scenario: Scenario,
+    machine: MachineProfile,
+    *,
+    draw: Draw | None = None,
+    observer: Observer | None = None,
+    shape: Shape | None = None,
+    allow: Collection[str] = (),
+    costs: Seconds | None = None,
+    lengths: LengthSource | None = None,
+) -> SimulatedResult:
+    """Run the loop of a scenario on the virtual clock.
+
+    Args:
+        scenario: one run.
+        machine: the profile.
+        draw: one possible truth; None: the central prediction, without noise.
+        observer: hears of events, before the driver's bookkeeping after each step takes its time.
+        shape, allow, costs, lengths: see ``build_run``.
+
+    Raises:
+        UserError: the profile lacks something that the scenario needs.
+        RunStopped: as in a real run.
+    """
+    watch = _Watch(observer or SilentObserver())
+
+    async def main(tracer: RecordingTracer) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
+        built = build_run(scenario, machine, tracer, draw=draw, shape=shape, allow=allow, costs=costs, lengths=lengths)
+        await built.run(watch)
+        return asyncio.get_running_loop().time(), built.lanes, built.extrapolating
+
+    (seconds, lanes, extrapolating), tracer = run_virtual(main)
+    return SimulatedResult(tracer.drain(), seconds, watch.ledger, tuple(watch.steps), lanes, extrapolating)
+
+
+class _Watch(ForwardingObserver):
+    """Keeps what the loop tells of steps and rollouts."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__(observer)
+        self.steps: list[StepReport] = []
+        self.ledger = RolloutCounts()
+
+    def on_step(self, facts: StepReport) -> None:
+        """See ``Observer``."""
+        self.steps.append(facts)
+        super().on_step(facts)
+
+    def on_finished(self, ledger: RolloutCounts) -> None:
+        """See ``Observer``."""
+        self.ledger = ledger
+        super().on_finished(ledger)
