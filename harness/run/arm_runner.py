@@ -27,8 +27,7 @@ from harness.results.writer import POLICY, PROFILES
 from harness.run.full_gpu import told_when_gpu_is_full
 from harness.run.interleaving import Turnstile, alternating_order, order_in_block
 from harness.run.memory.outcome import memory_line, planned_bytes
-from harness.run.options import Build
-from harness.run.parts import Parts
+from harness.run.parts import Build, RunningParts
 from harness.run.session import Books, Experiment
 from harness.run.watchdog import stack_dumps, watch
 from harness.scenario import Scenario, Variant
@@ -45,7 +44,7 @@ class Arm:
     variant: Variant
     clock: PausableClock
     tracer: RecordingTracer
-    parts: Parts | None = None
+    parts: RunningParts | None = None
     books: Books | None = None
     probes: RunProbes | None = None
     listeners: list[Listener] = field(default_factory=list)
@@ -337,7 +336,7 @@ def _hand_to_recorder(probes: RunProbes, books: Books) -> None:
     books.recorder.on_step_done = step_done
 
 
-def _parts(arm: Arm) -> Parts:
+def _parts(arm: Arm) -> RunningParts:
     assert arm.parts is not None
     return arm.parts
 

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from harness.core.protocols import Engine, Task
-from harness.run.options import StopSignal, trainer_options
+from harness.run.options import trainer_options
+from harness.run.parts import StopSignal
 from harness.run.workers import Trainer
 from harness.scenario import Scenario
 

@@ -13,11 +13,11 @@ from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.results.writer import PICTURES, REPORT
 from harness.run.arm_runner import Conductor, interleaving_of, side_by_side
 from harness.run.block_watch import BlockWatch
-from harness.run.factory import Workshop
+from harness.run.factory import PartsFactory
 from harness.run.full_gpu import told_when_gpu_is_full
 from harness.run.interrupts import signals_as_interrupts
 from harness.run.machine_speed import measure_speed
-from harness.run.options import Build
+from harness.run.parts import Build
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
@@ -49,7 +49,7 @@ def run_command(
         scenario: as loaded; arms and sweep are expanded here.
         out: the results folder.
         quiet: show no progress.
-        build: makes the parts of one run; None takes a ``Workshop``.
+        build: makes the parts of one run; None takes a ``PartsFactory``.
         show: called with the experiment's folder at the end.
 
     Returns:
@@ -66,7 +66,7 @@ def run_command(
     experiment = Experiment(out, scenario.name)
     with (
         signals_as_interrupts(),
-        Workshop([group for variants in points for group in side_by_side(variants)]) as workshop,
+        PartsFactory([group for variants in points for group in side_by_side(variants)]) as workshop,
     ):
         console = Console(stderr=True)
         conductor = Conductor(experiment, build or workshop, console, quiet)
@@ -117,7 +117,7 @@ def _run_blocks(
 
 
 def _sweep_transports(
-    variants: Sequence[Variant], experiment: Experiment, workshop: Workshop, console: Console, quiet: bool
+    variants: Sequence[Variant], experiment: Experiment, workshop: PartsFactory, console: Console, quiet: bool
 ) -> list[tuple[str, HarnessError]]:
     """Measure weight syncs alone, for each variant; return what failed."""
     from harness.run.transport_sweep import run_transport_sweep

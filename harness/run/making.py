@@ -11,9 +11,11 @@ from harness.core.trace import Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
 from harness.run.builders import BUILDERS, Policy
-from harness.run.options import StopSignal, mismatch_bound, resolve_device
+from harness.run.options import mismatch_bound, resolve_device
+from harness.run.parts import StopSignal
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker, check_prompts_fit, first_probe_rows
 from harness.scenario import Scenario
+from harness.scenario.transport_sections import ActorTransportSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.protocol import WeightReceiver, WeightSender
 
@@ -65,6 +67,7 @@ def check_fits(scenario: Scenario, task: Task, policy: Policy) -> None:
 
 def make_generator(
     scenario: Scenario,
+    *,
     lane: str,
     receiver: WeightReceiver,
     task: Task,
@@ -77,8 +80,16 @@ def make_generator(
     engine: Engine = BUILDERS["engine", scenario.engine.type](scenario, policy, device, should_stop)
     if scenario.faults.skip_weight_loads:
         engine = SkipsLoads(engine, frozenset(scenario.faults.skip_weight_loads))
-    sampling, bound = sampling_for(scenario, task), mismatch_bound(scenario)
-    return GeneratorWorker(engine, receiver, task, policy.tokenizer, sampling, tracer, lane, bound)
+    return GeneratorWorker(
+        engine,
+        receiver,
+        task=task,
+        tokenizer=policy.tokenizer,
+        sampling=sampling_for(scenario, task),
+        tracer=tracer,
+        lane=lane,
+        mismatch_bound=mismatch_bound(scenario),
+    )
 
 
 def sampling_for(scenario: Scenario, task: Task) -> SamplingParams:
@@ -94,6 +105,7 @@ def make_scorer(scenario: Scenario, lane: str, task: Task, tracer: Tracer, shoul
 
 def make_learner(
     scenario: Scenario,
+    *,
     sender: WeightSender,
     policy: Policy,
     tracer: Tracer,
@@ -105,8 +117,8 @@ def make_learner(
     save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
     proven = mismatch_bound(scenario) is not None
     probe = first_probe_rows(task or make_task(scenario), policy.tokenizer) if proven else None
-    verify = getattr(scenario.transport, "verify", False)
-    return LearnerWorker(trainer, sender, tracer, verify, save, first_probe=probe)
+    verify = isinstance(scenario.transport, ActorTransportSettings) and scenario.transport.verify
+    return LearnerWorker(trainer, sender, tracer=tracer, verify=verify, save=save, first_probe=probe)
 
 
 def _save_policy(policy: Policy, folder: Path) -> None:

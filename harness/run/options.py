@@ -6,23 +6,16 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from harness.core.errors import UserError
-from harness.core.trace import RecordingTracer
 from harness.learner import TrainerOptions
 from harness.probes.nvml import list_gpus, open_gpu_probe
 from harness.probes.provenance import usable_cores
 from harness.scenario import PartSettings, Scenario, no_gpu_error
 from harness.scenario.loop_plan import threads_on
-
-if TYPE_CHECKING:
-    from harness.run.parts import Parts
-
-StopSignal = Callable[[], bool]
-Build = Callable[[Scenario, RecordingTracer, StopSignal], "Parts"]
 
 
 def trainer_options(scenario: Scenario) -> TrainerOptions:

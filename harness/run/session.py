@@ -20,7 +20,7 @@ from harness.results.trackers.streams import Streams
 from harness.results.writer import begin_experiment, timestamp, utc_now
 from harness.run.memory import memory_table
 from harness.run.memory.outcome import memory_line
-from harness.run.parts import Parts
+from harness.run.parts import RunningParts
 from harness.scenario import Variant, resolved_yaml
 
 
@@ -128,7 +128,7 @@ class Experiment:
         self,
         variant: Variant,
         tracer: RecordingTracer,
-        parts: Parts,
+        parts: RunningParts,
         interleaving: str | None,
         on_row: Callable[[Row, float], None],
         profiled: frozenset[int] = frozenset(),

@@ -100,7 +100,8 @@ def receive() -> Iterator[Callable[[str, WeightHandle], str]]:
     """Start an actor; return what hands it a weight_handle and waits until the weights are in its own tensors."""
     import ray
 
-    from harness.run.actors.environment import process_environment, quiet_ray
+    from harness.run.actors import quiet_ray
+    from harness.run.actors.session import process_environment
 
     @ray.remote
     class Generator:

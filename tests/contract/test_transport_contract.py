@@ -17,7 +17,7 @@ import ray
 import torch
 
 from harness.core.errors import RunStopped
-from harness.run.actors.environment import process_environment
+from harness.run.actors.session import process_environment
 from harness.transports.catalogue import TRANSPORTS
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.fingerprint import fingerprint, verify

@@ -242,9 +242,11 @@ def test_the_workers_run_with_them():
     clock, transport = Clock(), InProcessTransport(snapshot=True)
     tracer = RecordingTracer(lambda: round(clock() * 1e9))
     trainer = PacedTrainer(0.4, 0.01, 2, options(epochs_per_batch=2, monitor_kl=True), sleep=clock.sleep)
-    learner = LearnerWorker(trainer, transport, tracer, verify=True)
+    learner = LearnerWorker(trainer, transport, tracer=tracer, verify=True)
     engine = PacedEngine(0.5, 0.0, 1, sleep=clock.sleep, clock=clock)
-    generator = GeneratorWorker(engine, transport, OnePrompt(), PacedTokenizer(), SAMPLING, tracer)
+    generator = GeneratorWorker(
+        engine, transport, task=OnePrompt(), tokenizer=PacedTokenizer(), sampling=SAMPLING, tracer=tracer
+    )
     for version in range(3):
         generator.load_weights(learner.publish_weights(version, frozenset()))
         assert fingerprint(engine.weights) == fingerprint(trainer.weights())

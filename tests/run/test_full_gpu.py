@@ -24,7 +24,7 @@ from harness.run.command import run_command
 from harness.run.full_gpu import told_when_gpu_is_full
 from harness.run.memory.fit import changed, first_changes
 from harness.run.memory.plan import make_plan
-from harness.run.parts import Parts
+from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.stages import SimulatedLearner, constant
 from tests.stand_ins.simulated_parts import build_simulated_parts
@@ -74,7 +74,7 @@ class FullLearner(SimulatedLearner):
         return await super().update(step, groups)
 
 
-def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
     """The parts of the first arm have a GPU that is too small."""
     parts = build_simulated_parts(asked, tracer, should_stop)
     return parts if asked.epochs_per_batch == 2 else replace(parts, learner=FullLearner(tracer, constant(0.0)))
@@ -95,7 +95,7 @@ def test_an_arm_whose_gpu_is_full_says_so_in_a_line_and_the_others_go_on(tmp_pat
 
 
 def test_a_gpu_that_is_full_while_parts_are_built(tmp_path: Path) -> None:
-    def cannot(*_: object) -> Parts:
+    def cannot(*_: object) -> RunningParts:
         raise torch.OutOfMemoryError(TOLD)
 
     with pytest.raises(UserError, match=r"startup of the run: .* 2\.25 GiB"):

@@ -16,10 +16,10 @@ from harness.core.plain_text import plain
 from harness.probes.provenance import code_state
 from harness.run.arm_runner import Conductor
 from harness.run.command import show_results
-from harness.run.factory import Workshop
+from harness.run.factory import PartsFactory
 from harness.run.interrupts import signals_as_interrupts
 from harness.run.machine_speed import measure_speed
-from harness.run.options import Build
+from harness.run.parts import Build
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
 from harness.run.sweep.experiment import begin_experiment, changes_since_newest, find_experiment, held
@@ -66,7 +66,7 @@ def run_sweep(
         scenario: as loaded; arms, axes and blocks are expanded here.
         out: the results folder.
         options: see ``SweepOptions``.
-        build: makes the parts of one run; None takes a ``Workshop``.
+        build: makes the parts of one run; None takes a ``PartsFactory``.
         show: called with the experiment's folder at the end.
 
     Returns:
@@ -84,7 +84,7 @@ def run_sweep(
     check_before_start(together, say)
     with signals_as_interrupts():
         folder = _experiment(out, scenario, options.fresh, say)
-        with held(folder), Workshop([[variant.scenario for variant in group] for group in together]) as workshop:
+        with held(folder), PartsFactory([[variant.scenario for variant in group] for group in together]) as workshop:
             sweep = _Sweep(folder, scenario.name, together, options, build or workshop, console)
             _say_all_blocks(scenario, say)
             try:
