@@ -42,7 +42,7 @@ from harness.scenario import PartSettings, Scenario
 from harness.scenario.loop_plan import lanes_of, loop_plan
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group, remake_group
-from harness.transports.options import TransportOptions
+from harness.transports.protocol import TransportOptions
 
 
 class ActorParts(RunningParts):
@@ -277,7 +277,7 @@ def transport_options(scenario: Scenario, session: RaySession) -> TransportOptio
     if settings.get("folder", "") is None and session.is_local:
         settings["folder"] = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
     device = resolve_device(scenario, scenario.placement.generator)
-    return TransportOptions(**settings, device=device, slots_at_start=scenario.max_lag + 2)
+    return TransportOptions(**settings, device=device, buffers_at_start=scenario.max_lag + 2)
 
 
 def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer: Tracer) -> GeneratorWorker:

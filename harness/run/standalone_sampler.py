@@ -129,11 +129,11 @@ def _refuse_sglang(engine: EngineName) -> None:
 
 
 def _checksums(policy: Policy) -> dict[str, str]:
-    from harness.transports.fingerprint import fingerprint
+    from harness.transports.checksum import checksum
 
     assert policy.model is not None
     return {
-        "weights": fingerprint(policy.model.state_dict()),
+        "weights": checksum(policy.model.state_dict()),
         "config": _config_digest(policy.model.config),
         "tokenizer": _tokenizer_digest(policy.tokenizer),
     }

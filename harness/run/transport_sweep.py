@@ -40,8 +40,7 @@ from harness.scenario import PartSettings, Scenario, TransportSweepSettings, Var
 from harness.scenario.loop_plan import numbered_lanes
 from harness.transports.catalogue import TRANSPORTS, transport_kind
 from harness.transports.collective import end_group, make_group
-from harness.transports.options import TransportOptions
-from harness.transports.protocol import WeightReceiver, WeightSender
+from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
 
 COPY_BYTES = 256_000_000
 

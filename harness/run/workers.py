@@ -38,7 +38,7 @@ from harness.core.types import (
 )
 from harness.learner import TrainerOptions
 from harness.tasks.scoring import GroupRewards, RewardFailed
-from harness.transports.fingerprint import fingerprint, verify
+from harness.transports.checksum import checksum, verify
 from harness.transports.protocol import WeightReceiver, WeightSender
 
 TokenIds = npt.NDArray[np.int64]
@@ -111,11 +111,11 @@ def publish_weights(
 ) -> WeightHandle:
     """Publish weights: stage ``weight_publish``, and ``weight_verify`` where the handle gets a checksum of them."""
     with tracer.span(lane, Stage.WEIGHT_PUBLISH, version, version):
-        weight_handle = sender.publish(weights, version, still_needed)
+        weight_handle = sender.publish_weights(weights, version, still_needed)
     if not with_checksum:
         return weight_handle
     with tracer.span(lane, Stage.WEIGHT_VERIFY, version, version):
-        return replace(weight_handle, checksum=fingerprint(sender.published(version)))
+        return replace(weight_handle, checksum=checksum(sender.published(version)))
 
 
 def load_weights(

@@ -181,7 +181,7 @@ def test_the_copys_memory_is_kept_until_the_generators_stream_has_read_it() -> N
     log: list[str] = []
     streams: Any = SimpleNamespace(learner=Stream("learner", log), generator=Stream("generator", log))
     transport, weights = InProcessTransport(True, streams), {"w": OnGpu()}
-    received = transport.receive(transport.publish(weights, 0))  # type: ignore[arg-type]
+    received = transport.receive(transport.publish_weights(weights, 0))  # type: ignore[arg-type]
     assert received["w"] is not weights["w"]
     assert log == ["learner copies", "learner records 1", "generator waits for learner 1", "kept for generator"]
 

@@ -93,7 +93,7 @@ def test_a_generated_batch_carries_tokens_versions_and_lengths() -> None:
     engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=True)
     worker = generator_of(engine, tracer, transport)
     weight = torch.tensor([1.0, 2.0])
-    weight_handle = transport.publish({"w": weight}, version=3)
+    weight_handle = transport.publish_weights({"w": weight}, version=3)
     weight += 1  # the Learner goes on
     worker.load_weights(weight_handle)
     groups = worker.generate(train_item())
@@ -167,7 +167,7 @@ def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
 def test_weights_without_a_snapshot_are_the_live_ones() -> None:
     weight = torch.zeros(3)
     transport = InProcessTransport(snapshot=False)
-    weight_handle = transport.publish({"w": weight}, version=0)
+    weight_handle = transport.publish_weights({"w": weight}, version=0)
     weight += 1
     assert transport.receive(weight_handle)["w"].tolist() == [1.0, 1.0, 1.0]
 
