@@ -25,8 +25,7 @@ from harness.evaluate.sampling import sample_and_grade
 from harness.evaluate.settings import Settings
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import safe_name
-from harness.run.arguments import settings_as_arguments
-from harness.run.interrupts import signals_as_interrupts
+from harness.run.errors import settings_as_arguments, signals_as_interrupts
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 
 DEFAULT_FOLDER = Path("results") / "evaluations"

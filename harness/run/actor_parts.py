@@ -34,8 +34,8 @@ from harness.run.actors.part import (
 from harness.run.actors.placement import Placement, ResourceRequest
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
-from harness.run.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task, never
-from harness.run.options import resolve_device, threads_of
+from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task, never
+from harness.run.devices import resolve_device, threads_of
 from harness.run.parts import RunningParts, StopSignal, instruments_of, keep_traces
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import PartSettings, Scenario

@@ -24,7 +24,7 @@ from harness.probes.profile import ProbeProfile
 from harness.probes.run_probes import RunProbes
 from harness.results.trackers.streams import open_streams
 from harness.results.writer import POLICY, PROFILES
-from harness.run.full_gpu import told_when_gpu_is_full
+from harness.run.errors import told_when_gpu_is_full
 from harness.run.interleaving import Turnstile, alternating_order, order_in_block
 from harness.run.memory.outcome import memory_line, planned_bytes
 from harness.run.parts import Build, RunningParts

@@ -13,9 +13,8 @@ from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.results.writer import PICTURES, REPORT
 from harness.run.arm_runner import Conductor, interleaving_of, side_by_side
 from harness.run.block_watch import BlockWatch
+from harness.run.errors import signals_as_interrupts, told_when_gpu_is_full
 from harness.run.factory import PartsFactory
-from harness.run.full_gpu import told_when_gpu_is_full
-from harness.run.interrupts import signals_as_interrupts
 from harness.run.machine_speed import measure_speed
 from harness.run.parts import Build
 from harness.run.preflight import check_before_start

@@ -19,8 +19,8 @@ import torch
 from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.probes.device_memory import DeviceFigure
-from harness.run.making import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
-from harness.run.options import resolve_device, threads_of
+from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
+from harness.run.devices import resolve_device, threads_of
 from harness.run.parts import RunningParts, StopSignal, instruments_of, keep_traces
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import Scenario

@@ -10,9 +10,8 @@ from typing import Any, Literal, get_args
 
 from harness.core.errors import UserError
 from harness.core.protocols import Engine
-from harness.run.builders import BUILDERS, Policy
-from harness.run.making import never
-from harness.run.options import check_gpu_is_found, resolve_device
+from harness.run.builders import BUILDERS, Policy, never
+from harness.run.devices import check_gpu_is_found, resolve_device
 from harness.scenario import Scenario
 from harness.scenario.engine_sections import (
     FakeEngineSettings,

@@ -32,8 +32,8 @@ from harness.results.syncs import SyncRow
 from harness.run.actors.deaths import cause_of_death, own_error
 from harness.run.actors.part import ActorSpec, ProcessSetup, Reply, arrival
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
+from harness.run.devices import resolve_device
 from harness.run.interleaving import alternating_order
-from harness.run.options import resolve_device
 from harness.run.session import Experiment
 from harness.run.workers import load_weights, publish_weights
 from harness.scenario import PartSettings, Scenario, TransportSweepSettings, Variant

@@ -29,7 +29,7 @@ from harness.models.norm import rms_norm
 from harness.models.public_shapes import TINY_QWEN2
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
-from harness.run.options import EXACT_BOUND
+from harness.run.builders import EXACT_BOUND
 from harness.transports.buffers import BucketLayout, CopiedWeights
 from harness.transports.checksum import checksum, verify
 from tests.gpu_check.device import DEVICE, HAS_GPU, NAME

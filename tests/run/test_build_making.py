@@ -8,9 +8,8 @@ import torch
 
 from harness.core.errors import UserError
 from harness.run.actor_parts import ActorParts
-from harness.run.builders import Policy
+from harness.run.builders import Policy, check_fits, make_task, never
 from harness.run.factory import PartsFactory
-from harness.run.making import check_fits, make_task, never
 from harness.scenario import expand, load_scenario
 
 NO_TRACER: Any = None  # nothing is measured

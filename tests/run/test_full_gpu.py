@@ -19,9 +19,8 @@ from harness.models.config import PRESETS
 from harness.models.shape import shape_of_own
 from harness.probes.device_memory import is_full_gpu
 from harness.results import find_runs
-from harness.run.arguments import settings_as_arguments
 from harness.run.command import run_command
-from harness.run.full_gpu import told_when_gpu_is_full
+from harness.run.errors import settings_as_arguments, told_when_gpu_is_full
 from harness.run.memory.fit import changed, first_changes
 from harness.run.memory.plan import make_plan
 from harness.run.parts import RunningParts

@@ -22,8 +22,8 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import find_runs
+from harness.run.builders import mismatch_bound
 from harness.run.command import run_command
-from harness.run.options import mismatch_bound
 from harness.run.workers import LearnerWorker, engine_mismatch, load_weights, probe_rows, publish_weights
 from harness.scenario import load_scenario
 from harness.transports.in_process import InProcessTransport

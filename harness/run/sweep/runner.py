@@ -16,8 +16,8 @@ from harness.core.plain_text import plain
 from harness.probes.provenance import code_state
 from harness.run.arm_runner import Conductor
 from harness.run.command import show_results
+from harness.run.errors import signals_as_interrupts
 from harness.run.factory import PartsFactory
-from harness.run.interrupts import signals_as_interrupts
 from harness.run.machine_speed import measure_speed
 from harness.run.parts import Build
 from harness.run.preflight import check_before_start
