@@ -60,7 +60,7 @@ class ActorParts(RunningParts):
         UserError: a file, model, reward function or device that the scenario names cannot be used, or the cluster does
             not have what the parts ask for.
         RunStopped: an actor died while it started.
-        Interrupted: ``should_stop`` said so.
+        Interrupted: ``should_stop`` returned True.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from harness.probes.profile import ProbeProfile
 from harness.probes.run_probes import RunProbes
 from harness.results.trackers.streams import open_streams
 from harness.results.writer import POLICY, PROFILES
-from harness.run.errors import told_when_gpu_is_full
+from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Turnstile, alternating_order, order_in_block
 from harness.run.memory.outcome import memory_line, planned_bytes
 from harness.run.parts import Build, RunningParts
@@ -151,7 +151,7 @@ class Conductor:
         """Build an arm's parts; return whether that went well."""
         arm.clock.resume()
         try:
-            with told_when_gpu_is_full(arm.variant.scenario), arm.tracer.underway("run", Stage.STARTUP):
+            with full_gpu_as_user_error(arm.variant.scenario), arm.tracer.underway("run", Stage.STARTUP):
                 arm.parts = self._build(arm.variant.scenario, arm.tracer, self._stop.is_set)
         except (UserError, RunStopped) as error:
             self.failures.append((arm.label, error))
@@ -263,7 +263,7 @@ class Conductor:
             )
             tasks += [asyncio.ensure_future(loop), asyncio.ensure_future(self._watch(arm))]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            with told_when_gpu_is_full(arm.variant.scenario):
+            with full_gpu_as_user_error(arm.variant.scenario):
                 for task in done:
                     await task
             tasks.pop().cancel()  # the watchdog: what follows has bounds of its own

@@ -319,7 +319,7 @@ def make_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Pol
 
     Raises:
         UserError: the model cannot be used.
-        Interrupted: ``should_stop`` said so.
+        Interrupted: ``should_stop`` returned True.
     """
     policy: Policy = BUILDERS["model", scenario.model.type](scenario, device, should_stop)
     return policy

@@ -13,7 +13,7 @@ from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.results.writer import PICTURES, REPORT
 from harness.run.arm_runner import Conductor, interleaving_of, side_by_side
 from harness.run.block_watch import BlockWatch
-from harness.run.errors import signals_as_interrupts, told_when_gpu_is_full
+from harness.run.errors import full_gpu_as_user_error, signals_as_interrupts
 from harness.run.factory import PartsFactory
 from harness.run.machine_speed import measure_speed
 from harness.run.parts import Build
@@ -124,7 +124,7 @@ def _sweep_transports(
     failures: list[tuple[str, HarnessError]] = []
     for variant in variants:
         try:
-            with told_when_gpu_is_full(variant.scenario):
+            with full_gpu_as_user_error(variant.scenario):
                 run_transport_sweep(variant, experiment, workshop.session(variant.scenario), console, quiet)
         except (UserError, RunStopped) as error:
             failures.append((variant.name or variant.scenario.name, error))

@@ -1,4 +1,4 @@
-"""What ends a command from outside its code, put into words: a full GPU, Ctrl-C, a setting that was an argument."""
+"""Context managers that turn a full GPU, a signal or a setting's error into what a user of the command reads."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ARGUMENTS = {
     "placement.device": "--device",
     "model.path": "--model",
 }
-"""The argument for a setting, in the commands that sample and do not train."""
+"""The argument for each setting, in the commands that sample and do not train."""
 
 
 @contextmanager
-def told_when_gpu_is_full(scenario: Scenario) -> Iterator[None]:
-    """Put CUDA out of memory, in a part of this scenario's run, into a line.
+def full_gpu_as_user_error(scenario: Scenario) -> Iterator[None]:
+    """Raise CUDA out of memory in a part of this scenario's run as a UserError of one line.
 
     Raises:
         UserError: with part and stage, what torch wanted and what was left, and the memory plan's advice.
@@ -64,7 +64,7 @@ def in_short(error: RuntimeError) -> str:
 
 @contextmanager
 def settings_as_arguments() -> Iterator[None]:
-    """Have a UserError of the block say what to type: ``set --top-p`` for ``set sampling.top_p``.
+    """Have a UserError of the block name arguments instead of settings: ``--top-p`` for ``sampling.top_p``.
 
     Raises:
         UserError: such a one, or one for a GPU that is full.
@@ -90,7 +90,7 @@ def _in_arguments(text: str | None) -> str | None:
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM raise KeyboardInterrupt, also in a job whose shell had it ignore Ctrl-C."""
+    """Have Ctrl-C and SIGTERM raise KeyboardInterrupt, also in a job whose shell made it ignore Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -26,7 +26,7 @@ class PartsFactory:
     """Builds parts, in this process or as Ray actors, as the scenario says.
 
     Args:
-        together: scenarios whose parts will stand side by side, such as arms that take turns: one list for each point.
+        together: scenarios whose parts will be alive at the same time, such as arms that take turns, point by point.
     """
 
     def __init__(self, together: Sequence[Sequence[Scenario]] = ()) -> None:
@@ -39,7 +39,7 @@ class PartsFactory:
         Raises:
             UserError: something that the scenario names cannot be used, or the machine has less than it asks for.
             RunStopped: an actor died while it started.
-            Interrupted: ``should_stop`` said so.
+            Interrupted: ``should_stop`` returned True.
         """
         everything = [each for group in [*self._together, [scenario]] for each in group]
         if any(each.engine.type == "vllm" for each in everything):
@@ -50,7 +50,7 @@ class PartsFactory:
         from harness.run.actor_parts import ActorParts
         from harness.transports.catalogue import transport_kind
 
-        for each in everything:  # what one arm lacks is told before another one has run
+        for each in everything:  # report what one arm lacks before another one has run
             if each.uses_ray:
                 transport_kind(each.transport.type).check_usable()
         return ActorParts(scenario, tracer, should_stop, self.session)
@@ -68,7 +68,7 @@ class PartsFactory:
         if self._session is None:
             from harness.run.actors.session import RaySession
 
-            groups = [*self._together, [scenario]]  # of each, all runs stand side by side
+            groups = [*self._together, [scenario]]  # the runs of a group are alive at the same time
             cpus = max(usable_cores(), math.ceil(max(sum(map(_cpus, group)) for group in groups)))
             weights = max(sum(stored_weights(each, shape_for(each)[0]) for each in group) for group in groups)
             profiles = {each.profile for group in groups for each in group}

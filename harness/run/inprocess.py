@@ -37,11 +37,11 @@ async def _on(executor: ThreadPoolExecutor, call: Callable[[], T]) -> T:
 class PartStreams:
     """A CUDA stream for each part.
 
-    Sampling and loading are two threads of one part and share its stream, so that weights which come in the middle of a
-    batch stand between two of its kernels, and their memory is reused behind its last reader, without further marks.
+    Sampling and loading are two threads of one part and share its stream. Therefore weights that come in the middle of
+    a batch are copied between two of its kernels, and their memory is reused only after its last reader.
 
     Args:
-        cuda: stands for ``torch.cuda``.
+        cuda: ``torch.cuda``, or what a test puts in its place.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -132,7 +132,7 @@ class InProcessParts(RunningParts):
 
     Raises:
         UserError: a file, model, reward function or device that the scenario names cannot be used.
-        Interrupted: ``should_stop`` said so.
+        Interrupted: ``should_stop`` returned True.
     """
 
     def __init__(

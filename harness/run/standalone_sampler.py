@@ -141,8 +141,8 @@ def _checksums(policy: Policy) -> dict[str, str]:
 def _config_digest(config: Any) -> str:
     """Return 16 hex digits that depend on the model's shape, not on where it was loaded from."""
     fields = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config.to_dict()
-    told = {key: value for key, value in fields.items() if key not in ("_name_or_path", "transformers_version")}
-    return _short_digest(json.dumps(told, sort_keys=True, default=str))
+    shape = {key: value for key, value in fields.items() if key not in ("_name_or_path", "transformers_version")}
+    return _short_digest(json.dumps(shape, sort_keys=True, default=str))
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

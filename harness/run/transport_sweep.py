@@ -308,8 +308,8 @@ def run_transport_sweep(
 
     Raises:
         UserError: a transport cannot be used here, or the folder cannot be made.
-        RunStopped: weights arrived wrong, or an actor died; the folder says so.
-        KeyboardInterrupt: the user asked to stop; the folder says so.
+        RunStopped: weights arrived wrong, or an actor died; the manifest has the reason.
+        KeyboardInterrupt: the user asked to stop; the manifest has the status.
     """
     for name in _sweep_of(variant.scenario).transports:
         transport_kind(name).check_here()

@@ -2,9 +2,8 @@
 
 A worker does not know where it runs: ``inprocess`` puts it on a thread of this process, ``actors`` into a Ray actor.
 
-A weight sync is proven twice. A checksum proves what arrived. That the engine also took it over is proven by what it
-then says: the Learner publishes its log-probabilities of a few sampled tokens with the weights, and the engine has to
-agree with them.
+A weight sync is proven twice. A checksum proves that the tensors arrived. Log-probabilities prove that the engine
+uses them: the Learner publishes its own of a few sampled tokens with the weights, and the engine has to agree.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Trainer(Protocol):
 
 
 class ScoringTrainer(Trainer, Protocol):
-    """A trainer that can say what its policy thinks of given tokens."""
+    """A trainer that can score given tokens with its policy."""
 
     def log_probs_of(self, prompts: Sequence[TokenIds], responses: Sequence[TokenIds]) -> list[LogProbs]:
         """Return the log-probabilities (T,) of each response's tokens behind its prompt, at temperature 1."""
@@ -77,8 +76,8 @@ class ScoringTrainer(Trainer, Protocol):
 def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
     """Return the start of a few rollouts, each of another prompt, as (prompt, response) of token ids.
 
-    A response's last token is left out, so that an engine has room to go on; where it is the only one, the last one of
-    the prompt stands in.
+    A response's last token is left out, so that an engine has room to go on. Where it is the only one, the last token
+    of the prompt takes its place.
     """
     rows = []
     for group in groups[:PROBE_ROWS]:
@@ -89,7 +88,7 @@ def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
 
 
 def first_probe_rows(task: Task, tokenizer: Tokenizer) -> list[ProbeRow]:
-    """Return the same before there are rollouts: of prompts the first token, and what follows it."""
+    """Return probe rows before there are rollouts: the first token of a prompt, and the tokens that follow it."""
     encoded = [np.asarray(tokenizer.encode(prompt.text), dtype=np.int64) for prompt in task.train_prompts[:PROBE_ROWS]]
     return [(ids[:1], ids[1 : 1 + PROBE_TOKENS]) for ids in encoded if len(ids) > 1]
 
@@ -260,10 +259,10 @@ class GeneratorWorker:
 
 
 def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> RolloutGroup:
-    """Return the group with its versions: those of its tokens where the engine tells them, else ``version``."""
+    """Return the group with the versions of its tokens where the engine tags them, else with ``version``."""
     lengths = tuple(len(completion.token_ids) for completion in data.completions)
-    told = [completion.versions for completion in data.completions if completion.versions is not None]
-    versions = np.concatenate(told) if told else np.array([version])
+    tagged = [completion.versions for completion in data.completions if completion.versions is not None]
+    versions = np.concatenate(tagged) if tagged else np.array([version])
     return RolloutGroup(
         prompt_id=prompt_id,
         step=item.step,
@@ -271,7 +270,7 @@ def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> Rol
         max_version=int(versions.max()),
         lengths=lengths,
         data=data,
-        mean_version=float(versions.mean()) if told else None,
+        mean_version=float(versions.mean()) if tagged else None,
         prompt_length=len(data.prompt_token_ids),
     )
 

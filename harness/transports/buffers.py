@@ -89,7 +89,7 @@ def from_read_only(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Tens
 
 
 class Buffer(Protocol):
-    """Somewhere that the weights of one version lie."""
+    """Memory for the weights of one version."""
 
     layout: BucketLayout
 

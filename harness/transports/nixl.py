@@ -1,8 +1,8 @@
 """Ray Direct Transport over NIXL: Generators read the Learner's published copy with one-sided transfers.
 
-One object of Ray Direct Transport stands for each buffer, made once and refilled with every version, since such objects
-refer to tensors and do not copy them. A new object for each version would cost 2 to 5 ms more, and every Generator
-would keep the metadata of each for ever (ray-project/ray#57962).
+Each buffer has one object of Ray Direct Transport, made once and refilled with every version, since such objects refer
+to tensors and do not copy them. A new object for each version would cost 2 to 5 ms more, and every Generator would keep
+the metadata of each for ever (ray-project/ray#57962).
 
 A process has one NIXL agent, made here with a progress thread that pauses. NIXL's Python class fixes the pause between
 two looks of its progress thread at 0, so each agent keeps one core busy for as long as it lives; on two cores that

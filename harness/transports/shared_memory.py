@@ -31,7 +31,7 @@ _BEING_WRITTEN = -1
 
 @dataclass(frozen=True, slots=True)
 class SegmentAddress:
-    """Where a segment can be opened; ``nonce`` stands at its start, since process and descriptor numbers recur."""
+    """Where a segment can be opened; its memory begins with ``nonce``, since process and descriptor numbers recur."""
 
     host: str
     pid: int

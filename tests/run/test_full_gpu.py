@@ -20,7 +20,7 @@ from harness.models.shape import shape_of_own
 from harness.probes.device_memory import is_full_gpu
 from harness.results import find_runs
 from harness.run.command import run_command
-from harness.run.errors import settings_as_arguments, told_when_gpu_is_full
+from harness.run.errors import full_gpu_as_user_error, settings_as_arguments
 from harness.run.memory.fit import changed, first_changes
 from harness.run.memory.plan import make_plan
 from harness.run.parts import RunningParts
@@ -104,7 +104,7 @@ def test_a_gpu_that_is_full_while_parts_are_built(tmp_path: Path) -> None:
 def test_what_another_library_says_of_it_is_passed_on(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match="memory: no room for the KV cache\n"),
-        told_when_gpu_is_full(scenario(tmp_path, "steps: 2\n")),
+        full_gpu_as_user_error(scenario(tmp_path, "steps: 2\n")),
     ):
         raise torch.OutOfMemoryError("no room for the KV cache\nand a stack")
 
@@ -117,7 +117,7 @@ def test_tensors_of_the_failed_arm_are_given_back(tmp_path: Path) -> None:
         seen.append(weakref.ref(activations))
         raise torch.OutOfMemoryError(TOLD)
 
-    with pytest.raises(UserError) as told, told_when_gpu_is_full(scenario(tmp_path, "steps: 2\n")):
+    with pytest.raises(UserError) as told, full_gpu_as_user_error(scenario(tmp_path, "steps: 2\n")):
         fails()
     gc.collect()
     assert seen[0]() is None

@@ -11,9 +11,9 @@ import os
 
 
 def quiet_ray() -> None:
-    """No usage reports, no note about GPUs that a part without one cannot see, and no words of Ray's on a dead actor.
+    """Turn off usage reports, the note about GPUs that a part cannot see, and Ray's own message about a dead actor.
 
-    The run says itself what died and what became of it.
+    The run logs itself what died and whether it was replaced.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -1,4 +1,4 @@
-"""What Ray raises when an actor dies or its method fails, told in a few words."""
+"""What Ray raises when an actor dies or its method fails, in a few words."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def cause_of_death(error: RayError) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """Where Ray tells a remote stack, what was raised stands last."""
+    """Return the last line: where Ray gives a remote stack, it is the error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 

@@ -76,7 +76,7 @@ class ProcessSetup:
 
 @dataclass(frozen=True)
 class ProcessFacts:
-    """Where a part stands: its process, its host's boot, its node."""
+    """Where a part runs: its process, its host's boot, its node."""
 
     pid: int
     boot_id: str
@@ -85,7 +85,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call returned, the spans it recorded on the machine's monotonic clock, what the device says of them."""
+    """What a call returned, its spans on the machine's monotonic clock, and the device's figures for them."""
 
     value: Any
     spans: list[Span]
@@ -261,7 +261,7 @@ class ActorPart:
         spec: how it is made.
         tracer: takes the spans of its replies.
         replacements: of the whole run; None for a part that cannot be replaced.
-        reconnect: called when a new actor stands on this lane, to connect it with the others.
+        reconnect: connects a new actor of this lane with the others.
 
     Attributes:
         device_figures: that came with replies; whoever reads them takes them out.
@@ -328,7 +328,7 @@ class ActorPart:
 
         Raises:
             HarnessError: what the method raised.
-            PartReplaced: the actor died, and a new one stands in its place.
+            PartReplaced: the actor died, and a new one has taken its place.
             RunStopped: it died and cannot be replaced, or it lost what another actor owned.
         """
         options: dict[str, Any] = {"num_returns": returns}
@@ -363,7 +363,7 @@ class ActorPart:
         return span._replace(start_ns=span.start_ns - self._offset_ns, end_ns=span.end_ns - self._offset_ns)
 
     async def _died(self, incarnation: int, reason: str) -> HarnessError:
-        """Put a new actor in the place of the dead one, once for each death; return what to tell the loop."""
+        """Replace the dead actor, once for each death; return the error for the loop."""
         if self._replacements is None:
             return self._end_of_run(reason)
         async with self._replacing:
