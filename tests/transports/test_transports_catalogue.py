@@ -106,9 +106,10 @@ def test_a_two_sided_receiver_needs_what_arrived():
 
 @pytest.mark.parametrize(("snapshot", "received"), [(True, [1, 1]), (False, [0, 0])])
 def test_in_process_weights_are_handed_over_as_a_copy_or_as_they_are(snapshot, received):
-    transport, live = InProcessTransport(snapshot), {"w": torch.ones(2)}
+    transport, live = InProcessTransport(snapshot), {"w": torch.ones(2, requires_grad=True)}
     weight_handle = transport.publish_weights(live, 0, frozenset())
-    live["w"].zero_()
+    live["w"].detach().zero_()
+    assert not transport.receive(weight_handle)["w"].requires_grad
     assert transport.receive(weight_handle)["w"].tolist() == transport.published(0)["w"].tolist() == received
     assert transport.outgoing(0) == []
 

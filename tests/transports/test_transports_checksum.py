@@ -71,6 +71,12 @@ def test_words_keep_their_positions_where_a_large_tensor_is_summed_in_pieces():
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_piece_of_memory_that_begins_between_two_words_counts_like_its_copy(algorithm):
+    whole = torch.arange(5.0)  # the piece begins 4 bytes in and has 16, two words
+    assert by(algorithm, {"w": whole[1:]}) == by(algorithm, {"w": whole[1:].clone()})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_single_bit_counts(algorithm, dtype):
     tensor = torch.arange(11).to(dtype)

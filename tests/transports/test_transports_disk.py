@@ -53,6 +53,15 @@ def test_a_file_is_plain_safetensors(tmp_path):
     }
 
 
+def test_a_file_is_renamed_into_its_place_so_that_nobody_reads_half_of_it(tmp_path):
+    (tmp_path / "weights-0.safetensors").write_text("left by an earlier run")
+    open_elsewhere = tmp_path / "the same file"
+    open_elsewhere.hardlink_to(tmp_path / "weights-0.safetensors")
+    DiskSender(TransportOptions(folder=str(tmp_path))).publish_weights({"w": torch.ones(2)}, 0, frozenset())
+    assert open_elsewhere.read_text() == "left by an earlier run"  # another file has its name now
+    assert files(tmp_path) == ["the same file", "weights-0.safetensors"]
+
+
 def test_a_missing_file_stops_the_run(tmp_path):
     sender = DiskSender(TransportOptions(folder=str(tmp_path)))
     old = sender.publish_weights({"w": torch.ones(2)}, 0, frozenset())
@@ -75,3 +84,10 @@ def test_a_disk_that_cannot_be_written_leaves_no_half_file(tmp_path):
         sender.publish_weights({"w": torch.ones(2)}, 0, frozenset())
     assert refused.value.where == str(tmp_path / "weights" / "weights-0.safetensors")
     assert files(tmp_path) == []
+
+
+def test_a_file_that_cannot_have_its_name_leaves_nothing_else(tmp_path):
+    (tmp_path / "weights-0.safetensors").mkdir()
+    with pytest.raises(UserError, match="cannot write weights to disk"):
+        DiskSender(TransportOptions(folder=str(tmp_path))).publish_weights({"w": torch.ones(2)}, 0, frozenset())
+    assert files(tmp_path) == ["weights-0.safetensors"]
