@@ -28,8 +28,7 @@ from harness.evaluate.record import EVALUATION, BatchRow, PromptRow, Record, Res
 from harness.evaluate.results import results
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
-from harness.run.arguments import settings_as_arguments
-from harness.run.interrupts import signals_as_interrupts
+from harness.run.errors import settings_as_arguments, signals_as_interrupts
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 from harness.tasks.scoring import GroupRewards, RewardFailed
 

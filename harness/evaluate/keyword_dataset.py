@@ -38,8 +38,7 @@ from harness.engines.requests import check_sampling
 from harness.probes.provenance import package_versions
 from harness.report.console import Output
 from harness.report.text import print_table
-from harness.run.arguments import settings_as_arguments
-from harness.run.interrupts import signals_as_interrupts
+from harness.run.errors import settings_as_arguments, signals_as_interrupts
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 from harness.tasks.keywords import (
     BLOCK_SIZE,

@@ -20,16 +20,10 @@ from harness.probes.clock import PausableClock
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, with_children
 from harness.results.recorder import RowListener
 from harness.results.writer import POLICY, PROFILES
-from harness.run.full_gpu import told_when_gpu_is_full
-from harness.run.interleaving import (
-    Alone,
-    RoundRobinSchedule,
-    Slot,
-    alternating_order,
-    order_in_block,
-)
+from harness.run.errors import full_gpu_as_user_error
+from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
 from harness.run.memory.check import memory_line, planned_bytes
-from harness.run.options import Build
+from harness.run.parts import Build
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
 from harness.scenario import Variant
@@ -124,7 +118,7 @@ class ArmRunner:
             tracer = RecordingTracer(clock, clock.at)
             clock.resume()
             try:
-                with told_when_gpu_is_full(variant.scenario), tracer.underway("run", Stage.STARTUP):
+                with full_gpu_as_user_error(variant.scenario), tracer.underway("run", Stage.STARTUP):
                     parts = self._build(variant.scenario, tracer, self._stop.is_set)
             except (UserError, RunStopped) as error:
                 self.failures.append((run_label(variant), error))
@@ -191,7 +185,7 @@ class ArmRunner:
             loop = run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, recorder, throttle)
             tasks += [asyncio.ensure_future(loop), asyncio.ensure_future(self._watch(session))]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            with told_when_gpu_is_full(arm.variant.scenario):
+            with full_gpu_as_user_error(arm.variant.scenario):
                 for task in done:
                     await task
             tasks.pop().cancel()  # the watchdog: what follows has bounds of its own

@@ -1,17 +1,39 @@
-"""``BUILDERS``: the one table from a ``type:`` to what makes it. Heavy imports happen inside the makers."""
+"""``BUILDERS``, the one table from a ``type:`` to what makes it, and the workers of a run.
+
+Everything is made in the process in which it works: plain functions, so that they can be sent there. Heavy imports
+happen inside the makers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from harness.core.protocols import Engine, Task
-from harness.run.options import StopSignal, trainer_options
-from harness.run.workers import Trainer
+from harness.core.trace import Tracer
+from harness.core.types import SamplingParams
+from harness.engines.faulty import SkipsLoads
+from harness.learner import TrainerOptions
+from harness.run.devices import resolve_device
+from harness.run.parts import StopSignal
+from harness.run.workers import (
+    GeneratorWorker,
+    LearnerWorker,
+    ScorerWorker,
+    Trainer,
+    check_prompts_fit,
+    first_probe_rows,
+)
 from harness.scenario import Scenario
+from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
+from harness.transports.protocol import WeightReceiver, WeightSender
+
+EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.5
 
 
 @dataclass(frozen=True)
@@ -218,3 +240,166 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("engine", "fake"): _fake_engine,
     ("engine", "paced"): _paced_engine,
 }
+
+
+def trainer_options(scenario: Scenario) -> TrainerOptions:
+    """Return how the Learner trains."""
+    from harness.grpo import LossOptions
+    from harness.grpo.importance import ImportanceOptions
+
+    loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
+    weights = loss.importance
+    return TrainerOptions(
+        group_size=scenario.group_size,
+        loss=LossOptions(
+            loss.type,
+            loss.cliprange,
+            loss.cliprange_high,
+            loss.dual_clip,
+            kl.coefficient,
+            kl.estimator,
+            ImportanceOptions(weights.mode, weights.level, weights.cap, weights.floor),
+        ),
+        aggregation=loss.aggregation,
+        constant=scenario.loss_constant,
+        delta=scenario.advantage.delta_for(loss.type),
+        advantage_eps=scenario.advantage.eps,
+        temperature=scenario.sampling.temperature,
+        epochs_per_batch=scenario.epochs_per_batch,
+        minibatches_per_epoch=scenario.minibatches_per_epoch,
+        gradient_accumulation_steps=scenario.gradient_accumulation_steps,
+        behaviour_is_engine=scenario.behaviour_is_older,
+        proximal=loss.proximal,
+        monitor_kl=kl.monitor,
+        reclone_every=kl.reclone_every if kl.reference == "reclone" else None,
+        learning_rate=optimizer.learning_rate,
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        warmup_steps=optimizer.warmup_steps,
+        precision=scenario.model.precision,
+    )
+
+
+def mismatch_bound(scenario: Scenario) -> float | None:
+    """Return the largest gap allowed between engine and Learner log-probs after a weight sync; None: not measured.
+
+    Engines of other makers are always measured: by default within 1e-4 where engine and Learner compute in float32,
+    else 0.5.
+    """
+    settings: Any = scenario.engine
+    if settings.type not in ("native", "vllm", "sglang"):
+        return None
+    asked: float | None = settings.mismatch_bound
+    if asked is not None or settings.type == "native":
+        return asked
+    model: Any = scenario.model
+    exact = settings.precision == model.precision == getattr(model, "dtype", "float32") == "float32"
+    return EXACT_BOUND if exact else ROUNDED_BOUND
+
+
+def never() -> bool:
+    """The stop signal of an actor: it is ended with its process."""
+    return False
+
+
+def make_task(scenario: Scenario) -> Task:
+    """Return the scenario's task.
+
+    Raises:
+        UserError: a file or a reward function cannot be used.
+    """
+    task: Task = BUILDERS["task", scenario.task.type](scenario.task)
+    return task
+
+
+def make_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
+    """Return the policy before the first training step.
+
+    Raises:
+        UserError: the model cannot be used.
+        Interrupted: ``should_stop`` returned True.
+    """
+    policy: Policy = BUILDERS["model", scenario.model.type](scenario, device, should_stop)
+    return policy
+
+
+def make_rewards(scenario: Scenario, task: Task, should_stop: StopSignal) -> GroupRewards:
+    """Return what rewards a group: a process of its own where the task's reward has a time limit."""
+    timeout_s = getattr(scenario.task, "reward_timeout_s", None)
+    if timeout_s is None:
+        return DirectRewards(task.reward, should_stop)
+    return TimedRewards(task.reward, timeout_s, should_stop)
+
+
+def check_fits(scenario: Scenario, task: Task, policy: Policy) -> None:
+    """Refuse a task whose longest prompt and response do not fit the model's context, or the engine's smaller one.
+
+    Raises:
+        UserError: with the prompt's number and all the lengths.
+    """
+    bounds = [(policy.context, "the model's context"), (getattr(scenario.engine, "context", None), "engine.context")]
+    context, whose = min(((most, whose) for most, whose in bounds if most is not None), default=(None, ""))
+    check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, context, whose)
+
+
+def make_generator(
+    scenario: Scenario,
+    *,
+    lane: str,
+    receiver: WeightReceiver,
+    task: Task,
+    policy: Policy,
+    tracer: Tracer,
+    should_stop: StopSignal,
+) -> GeneratorWorker:
+    """Return a Generator's worker."""
+    device = resolve_device(scenario, scenario.placement.generator)
+    engine: Engine = BUILDERS["engine", scenario.engine.type](scenario, policy, device, should_stop)
+    if scenario.faults.skip_weight_loads:
+        engine = SkipsLoads(engine, frozenset(scenario.faults.skip_weight_loads))
+    return GeneratorWorker(
+        engine,
+        receiver,
+        task=task,
+        tokenizer=policy.tokenizer,
+        sampling=sampling_for(scenario, task),
+        tracer=tracer,
+        lane=lane,
+        mismatch_bound=mismatch_bound(scenario),
+    )
+
+
+def sampling_for(scenario: Scenario, task: Task) -> SamplingParams:
+    """Return how responses are sampled: as the scenario says, ended by the task's own stop strings too."""
+    sampling = scenario.sampling.to_params()
+    return replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *getattr(task, "stop", ())))))
+
+
+def make_scorer(scenario: Scenario, lane: str, task: Task, tracer: Tracer, should_stop: StopSignal) -> ScorerWorker:
+    """Return a Scorer's worker."""
+    return ScorerWorker(make_rewards(scenario, task, should_stop), scenario.evaluation.examples, tracer, lane)
+
+
+def make_learner(
+    scenario: Scenario,
+    *,
+    sender: WeightSender,
+    policy: Policy,
+    tracer: Tracer,
+    should_stop: StopSignal,
+    task: Task | None = None,
+) -> LearnerWorker:
+    """Return the Learner's worker; without a task it makes one where weight syncs are proven by its prompts."""
+    trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, should_stop)
+    save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
+    proven = mismatch_bound(scenario) is not None
+    probe = first_probe_rows(task or make_task(scenario), policy.tokenizer) if proven else None
+    return LearnerWorker(trainer, sender, tracer=tracer, verify=scenario.verifies_weights, save=save, first_probe=probe)
+
+
+def _save_policy(policy: Policy, folder: Path) -> None:
+    from harness.models.storage import save_policy
+
+    assert policy.model is not None
+    save_policy(policy.model, policy.tokenizer, folder)

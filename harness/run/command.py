@@ -15,11 +15,10 @@ from harness.core.trace import Stage
 from harness.results.recorder import Row, RowListener
 from harness.results.writer import PICTURES, REPORT
 from harness.run.arm_runner import ArmRunner
-from harness.run.factory import Workshop
-from harness.run.full_gpu import told_when_gpu_is_full
+from harness.run.errors import full_gpu_as_user_error, signals_as_interrupts
+from harness.run.factory import PartsFactory
 from harness.run.interleaving import interleaving_of, side_by_side
-from harness.run.interrupts import signals_as_interrupts
-from harness.run.options import Build
+from harness.run.parts import Build
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
@@ -52,7 +51,7 @@ def run_command(
         scenario: as loaded; arms and sweep are expanded here.
         out: the results folder.
         quiet: show no progress.
-        build: makes the parts of one run; None takes a ``Workshop``.
+        build: makes the parts of one run; None takes a ``PartsFactory``.
         show: called with the experiment's folder at the end.
 
     Returns:
@@ -69,7 +68,7 @@ def run_command(
     experiment = Experiment(out, scenario.name)
     with (
         signals_as_interrupts(),
-        Workshop([group for variants in points for group in side_by_side(variants)]) as workshop,
+        PartsFactory([group for variants in points for group in side_by_side(variants)]) as workshop,
     ):
         console = Console(stderr=True)
         runner = ArmRunner(experiment, build or workshop, console, quiet)
@@ -119,7 +118,7 @@ def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, experiment:
 
 
 def _sweep_transports(
-    variants: Sequence[Variant], experiment: Experiment, workshop: Workshop, console: Console, quiet: bool
+    variants: Sequence[Variant], experiment: Experiment, workshop: PartsFactory, console: Console, quiet: bool
 ) -> list[tuple[str, HarnessError]]:
     """Measure weight syncs alone, for each variant; return what failed."""
     from harness.run.transport_sweep import run_transport_sweep
@@ -127,7 +126,7 @@ def _sweep_transports(
     failures: list[tuple[str, HarnessError]] = []
     for variant in variants:
         try:
-            with told_when_gpu_is_full(variant.scenario):
+            with full_gpu_as_user_error(variant.scenario):
                 run_transport_sweep(variant, experiment, workshop.session(variant.scenario), console, quiet)
         except (UserError, RunStopped) as error:
             failures.append((variant.name or variant.scenario.name, error))

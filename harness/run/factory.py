@@ -13,47 +13,47 @@ from harness.engines.vllm_machine import check_vllm_installed
 from harness.models.shape import shape_for
 from harness.probes.load import load_profile
 from harness.probes.provenance import usable_cores
+from harness.run.inprocess import InProcessParts
 from harness.run.memory.plan import stored_weights
-from harness.run.options import StopSignal
-from harness.run.parts import Parts, build_in_process_parts
+from harness.run.parts import RunningParts, StopSignal
 from harness.scenario import Scenario
 
 if TYPE_CHECKING:
     from harness.run.actors.session import RaySession
 
 
-class Workshop:
+class PartsFactory:
     """Builds parts, in this process or as Ray actors, as the scenario says.
 
     Args:
-        together: scenarios whose parts will stand side by side, such as arms that take turns: one list for each point.
+        together: scenarios whose parts will be alive at the same time, such as arms that take turns, point by point.
     """
 
     def __init__(self, together: Sequence[Sequence[Scenario]] = ()) -> None:
         self._together = together
         self._session: RaySession | None = None
 
-    def __call__(self, scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> Parts:
+    def __call__(self, scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> RunningParts:
         """Make the parts of one run.
 
         Raises:
             UserError: something that the scenario names cannot be used, or the machine has less than it asks for.
             RunStopped: an actor died while it started.
-            Interrupted: ``should_stop`` said so.
+            Interrupted: ``should_stop`` returned True.
         """
         everything = [each for group in [*self._together, [scenario]] for each in group]
         if any(each.engine.type == "vllm" for each in everything):
             check_vllm_installed()
         if not scenario.uses_ray:
-            return build_in_process_parts(scenario, tracer, should_stop)
+            return InProcessParts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
-        from harness.run.actor_parts import build_actor_parts
+        from harness.run.actor_parts import ActorParts
         from harness.transports.catalogue import transport_kind
 
-        for each in everything:  # what one arm lacks is told before another one has run
+        for each in everything:  # report what one arm lacks before another one has run
             if each.uses_ray:
                 transport_kind(each.transport.type).check_usable()
-        return build_actor_parts(scenario, tracer, should_stop, self.session)
+        return ActorParts(scenario, tracer, should_stop, self.session)
 
     def session(self, scenario: Scenario) -> RaySession:
         """Return the Ray of this command.
@@ -68,7 +68,7 @@ class Workshop:
         if self._session is None:
             from harness.run.actors.session import RaySession
 
-            groups = [*self._together, [scenario]]  # of each, all runs stand side by side
+            groups = [*self._together, [scenario]]  # the runs of a group are alive at the same time
             cpus = max(usable_cores(), math.ceil(max(sum(map(_cpus, group)) for group in groups)))
             weights = max(sum(stored_weights(each, shape_for(each)[0]) for each in group) for group in groups)
             profiles = {each.profile for group in groups for each in group}
@@ -76,7 +76,7 @@ class Workshop:
             self._session = RaySession(address, cpus, for_nsight=for_nsight, weights=weights)
         return self._session
 
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> PartsFactory:
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Shells that run workers on threads of this process, so that the event loop stays free.
+"""The parts of one run on threads of this process, so that the event loop stays free.
 
 Colocated parts share one thread and therefore take turns, as they would share one device; disaggregated ones have a
 thread each and overlap wherever torch releases the interpreter lock. On a GPU each of those has a CUDA stream of its
@@ -8,15 +8,24 @@ own: on the default stream all their work would wait in one queue, every sampled
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
+from harness.probes.memory import DeviceFigure
+from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
+from harness.run.devices import resolve_device, threads_of
+from harness.run.parts import RunningParts, StopSignal, instruments_of, keep_traces
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
+from harness.scenario import Scenario
+from harness.scenario.loop_plan import all_lanes, loop_plan
+from harness.transports.in_process import InProcessTransport
 
 T = TypeVar("T")
 
@@ -28,11 +37,11 @@ async def _on(executor: ThreadPoolExecutor, call: Callable[[], T]) -> T:
 class PartStreams:
     """A CUDA stream for each part.
 
-    Sampling and loading are two threads of one part and share its stream, so that weights which come in the middle of a
-    batch stand between two of its kernels, and their memory is reused behind its last reader, without further marks.
+    Sampling and loading are two threads of one part and share its stream. Therefore weights that come in the middle of
+    a batch are copied between two of its kernels, and their memory is reused only after its last reader.
 
     Args:
-        cuda: stands for ``torch.cuda``.
+        cuda: ``torch.cuda``, or what a test puts in its place.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -105,3 +114,118 @@ class InProcessLearner:
     async def checkpoint(self, version: int) -> None:
         """See ``protocols.Learner``."""
         await _on(self._executor, lambda: self._worker.checkpoint(version, self.policy_folder))
+
+
+def streams_of_their_own(device: str, colocated: bool, cuda: Any = torch.cuda) -> PartStreams | None:
+    """Return streams for parts that share a GPU and do not take turns; None where there is no queue to share."""
+    return PartStreams(cuda) if device == "cuda" and not colocated else None
+
+
+class InProcessParts(RunningParts):
+    """The parts of one run on threads of this process.
+
+    Args:
+        scenario: what to run.
+        recorder: keeps the spans.
+        should_stop: true ends what parts are doing.
+        streams_for: makes the parts' CUDA streams, given the device and whether parts are colocated.
+
+    Raises:
+        UserError: a file, model, reward function or device that the scenario names cannot be used.
+        Interrupted: ``should_stop`` returned True.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        recorder: RecordingTracer,
+        should_stop: StopSignal,
+        streams_for: Callable[[str, bool], PartStreams | None] = streams_of_their_own,
+    ) -> None:
+        device = resolve_device(scenario, scenario.placement.learner)
+        self.learner_on_gpu = device == "cuda"
+        self.threads = threads_of(scenario, scenario.placement.learner)
+        torch.set_num_threads(self.threads)
+        task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
+        check_fits(scenario, task, policy)
+        self.num_parameters = policy.num_parameters
+        self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
+        colocated = scenario.placement.colocated
+        streams = streams_for(device, colocated)
+        self._closing = ExitStack()
+        self._instruments = instruments_of(scenario)
+        self._closing.callback(self._instruments.remove_drafts)
+        self._instrumented = self._instruments.for_process(
+            recorder,
+            all_lanes(scenario),
+            cuda=device == "cuda",
+            synchronize=None if streams is None else streams.synchronize,
+        )
+        tracer, transport = self._instrumented.tracer, InProcessTransport(snapshot=not colocated, streams=streams)
+        generator = make_generator(
+            scenario,
+            lane="generator",
+            receiver=transport,
+            task=task,
+            policy=policy,
+            tracer=tracer,
+            should_stop=should_stop,
+        )
+        scorer = make_scorer(scenario, "scorer", task, tracer, should_stop)
+        executors = _executors(self.threads, colocated, streams)
+        self._closing.callback(scorer.close)
+        self._closing.callback(generator.close)
+        for executor in executors:  # which end before what they use
+            self._closing.callback(executor.shutdown, wait=True, cancel_futures=True)
+        sampling, loading, scoring, training = executors * (4 // len(executors))
+        self._learner = InProcessLearner(
+            make_learner(scenario, sender=transport, policy=policy, tracer=tracer, should_stop=should_stop, task=task),
+            training,
+        )
+        self.generators = (InProcessGenerator(generator, sampling, loading),)
+        self.scorers = (InProcessScorer(scorer, scoring),)
+        self.learner = self._learner
+
+    def save_to(self, folder: Path) -> None:
+        """See ``RunningParts``."""
+        self._learner.policy_folder = folder
+
+    def processes(self) -> Mapping[str, int]:
+        """None has a process of its own."""
+        return {}
+
+    def drain_log(self) -> list[str]:
+        """Return what the probes noted when they were set up, once."""
+        notes = self._instrumented.notes
+        handed_out, notes[:] = notes[:], []
+        return handed_out
+
+    def drain_device_figures(self) -> list[DeviceFigure]:
+        """See ``RunningParts``."""
+        return self._instrumented.drain_device_figures()
+
+    def sample_elsewhere(self, hz: float) -> None:
+        """No part is on another machine."""
+
+    def keep_profiles(self, folder: Path) -> None:
+        """See ``RunningParts``."""
+        self._instrumented.end_windows()
+        keep_traces(self._instruments, [self._instruments.lanes], folder)
+
+    def close(self) -> None:
+        """See ``RunningParts``."""
+        self._closing.close()
+
+
+def _executors(torch_threads: int, colocated: bool, streams: PartStreams | None) -> list[ThreadPoolExecutor]:
+    """Return the threads that sample, load, score and train; one for all where parts are colocated."""
+
+    def begin(stream: torch.cuda.Stream | None) -> None:
+        torch.set_num_threads(torch_threads)
+        if streams is not None and stream is not None:
+            streams.enter(stream)
+
+    of_threads: Sequence[torch.cuda.Stream | None] = [None] * (1 if colocated else 4)
+    if streams is not None:
+        of_threads = (streams.generator, streams.generator, streams.scorer, streams.learner)
+    return [ThreadPoolExecutor(1, "parts", initializer=begin, initargs=(stream,)) for stream in of_threads]

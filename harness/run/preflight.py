@@ -15,10 +15,10 @@ from harness.probes.nvml import list_gpus
 from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
 from harness.results.trackers.streams import check_trackers
+from harness.run.devices import check_gpu_is_found, slow_bfloat16
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
-from harness.run.options import check_gpu_is_found, slow_bfloat16
 from harness.scenario import Variant
 from harness.scenario.loop_plan import all_lanes
 

@@ -26,7 +26,7 @@ from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
 from harness.run.machine_speed import measure_speed
 from harness.run.memory.check import memory_line, memory_table
-from harness.run.parts import Parts
+from harness.run.parts import RunningParts
 from harness.scenario import Variant, resolved_yaml
 
 
@@ -37,7 +37,7 @@ class Arm:
     variant: Variant
     clock: PausableClock
     tracer: RecordingTracer
-    parts: Parts
+    parts: RunningParts
 
     @property
     def label(self) -> str:

@@ -10,9 +10,8 @@ from typing import Any, Literal, get_args
 
 from harness.core.errors import UserError
 from harness.core.protocols import Engine
-from harness.run.builders import BUILDERS, Policy
-from harness.run.making import never
-from harness.run.options import check_gpu_is_found, resolve_device
+from harness.run.builders import BUILDERS, Policy, never
+from harness.run.devices import check_gpu_is_found, resolve_device
 from harness.scenario import (
     FakeEngineSettings,
     FolderModelSettings,
@@ -131,11 +130,11 @@ def _refuse_sglang(engine: EngineName) -> None:
 
 
 def _checksums(policy: Policy) -> dict[str, str]:
-    from harness.transports.fingerprint import fingerprint
+    from harness.transports.checksum import checksum
 
     assert policy.model is not None
     return {
-        "weights": fingerprint(policy.model.state_dict()),
+        "weights": checksum(policy.model.state_dict()),
         "config": _config_digest(policy.model.config),
         "tokenizer": _tokenizer_digest(policy.tokenizer),
     }
@@ -144,8 +143,8 @@ def _checksums(policy: Policy) -> dict[str, str]:
 def _config_digest(config: Any) -> str:
     """Return 16 hex digits that depend on the model's shape, not on where it was loaded from."""
     fields = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config.to_dict()
-    told = {key: value for key, value in fields.items() if key not in ("_name_or_path", "transformers_version")}
-    return _short_digest(json.dumps(told, sort_keys=True, default=str))
+    shape = {key: value for key, value in fields.items() if key not in ("_name_or_path", "transformers_version")}
+    return _short_digest(json.dumps(shape, sort_keys=True, default=str))
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

@@ -1,6 +1,9 @@
 """What the three parts do, as plain synchronous code that opens its own stage spans.
 
-A shell decides where a worker runs: ``inprocess`` puts it on a thread of this process, Ray actors on other machines.
+A worker does not know where it runs: ``inprocess`` puts it on a thread of this process, ``actors`` into a Ray actor.
+
+A weight sync is proven twice. A checksum proves that the tensors arrived. Log-probabilities prove that the engine
+uses them: the Learner publishes its own of a few sampled tokens with the weights, and the engine has to agree.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from harness.core.errors import Diverged, UserError
-from harness.core.protocols import Engine, Task, Tokenizer
+from harness.core.errors import Diverged, RunStopped, UserError
+from harness.core.protocols import Engine, ScoringEngine, Task, Tokenizer
 from harness.core.trace import Stage, Tracer
 from harness.core.types import (
     ExampleRollout,
@@ -33,8 +36,8 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.learner import TrainerOptions
-from harness.run.weight_sync import WeightLoader, WeightPublisher
 from harness.tasks.scoring import GroupRewards, RewardFailed
+from harness.transports.checksum import checksum, verify
 from harness.transports.protocol import WeightReceiver, WeightSender
 
 TokenIds = npt.NDArray[np.int64]
@@ -64,7 +67,7 @@ class Trainer(Protocol):
 
 
 class ScoringTrainer(Trainer, Protocol):
-    """A trainer that can say what its policy thinks of given tokens."""
+    """A trainer that can score given tokens with its policy."""
 
     def log_probs_of(self, prompts: Sequence[TokenIds], responses: Sequence[TokenIds]) -> list[LogProbs]:
         """Return the log-probabilities (T,) of each response's tokens behind its prompt, at temperature 1."""
@@ -73,8 +76,8 @@ class ScoringTrainer(Trainer, Protocol):
 def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
     """Return the start of a few rollouts, each of another prompt, as (prompt, response) of token ids.
 
-    A response's last token is left out, so that an engine has room to go on; where it is the only one, the last one of
-    the prompt stands in.
+    A response's last token is left out, so that an engine has room to go on. Where it is the only one, the last token
+    of the prompt takes its place.
     """
     rows = []
     for group in groups[:PROBE_ROWS]:
@@ -85,7 +88,7 @@ def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
 
 
 def first_probe_rows(task: Task, tokenizer: Tokenizer) -> list[ProbeRow]:
-    """Return the same before there are rollouts: of prompts the first token, and what follows it."""
+    """Return probe rows before there are rollouts: the first token of a prompt, and the tokens that follow it."""
     encoded = [np.asarray(tokenizer.encode(prompt.text), dtype=np.int64) for prompt in task.train_prompts[:PROBE_ROWS]]
     return [(ids[:1], ids[1 : 1 + PROBE_TOKENS]) for ids in encoded if len(ids) > 1]
 
@@ -95,13 +98,116 @@ def prompts_of(task: Task, purpose: Purpose) -> Sequence[Prompt]:
     return task.validation_prompts if purpose is Purpose.EVALUATE else task.train_prompts
 
 
+def publish_weights(
+    sender: WeightSender,
+    weights: Mapping[str, torch.Tensor],
+    version: int,
+    still_needed: frozenset[int],
+    *,
+    with_checksum: bool,
+    tracer: Tracer,
+    lane: str,
+) -> WeightHandle:
+    """Publish weights: stage ``weight_publish``, and ``weight_verify`` where the handle gets a checksum of them."""
+    with tracer.span(lane, Stage.WEIGHT_PUBLISH, version, version):
+        weight_handle = sender.publish_weights(weights, version, still_needed)
+    if not with_checksum:
+        return weight_handle
+    with tracer.span(lane, Stage.WEIGHT_VERIFY, version, version):
+        return replace(weight_handle, checksum=checksum(sender.published(version)))
+
+
+def load_weights(
+    receiver: WeightReceiver,
+    engine: Engine,
+    weight_handle: WeightHandle,
+    arrived: list[torch.Tensor] | None = None,
+    *,
+    mismatch_bound: float | None = None,
+    tracer: Tracer,
+    lane: str,
+) -> Metrics:
+    """Receive published weights, load them into the engine, and verify what arrived and what the engine holds.
+
+    The checksum is taken after the load, over the tensors that the engine has just loaded from: it also notices memory
+    that changed in the middle of the load. Then the engine scores the handle's probe.
+
+    Args:
+        receiver: fetches the weights.
+        engine: loads them.
+        weight_handle: from the Learner.
+        arrived: the tensors themselves, where the transport has sent them along.
+        mismatch_bound: largest gap between the engine's and the Learner's log-probabilities of the probe; None: not
+            measured.
+        tracer, lane: record the stages ``weight_transfer``, ``weight_load`` and ``weight_verify``.
+
+    Returns:
+        ``engine_mismatch/max`` and ``engine_mismatch/mean``, where the handle has a probe and there is a bound.
+
+    Raises:
+        RunStopped: the checksum differs, the weights are not there, or the engine disagrees with the Learner.
+    """
+    version = weight_handle.version
+    with tracer.span(lane, Stage.WEIGHT_TRANSFER, version, version):
+        weights = receiver.receive(weight_handle, arrived)
+    with tracer.span(lane, Stage.WEIGHT_LOAD, version, version):
+        engine.load_weights(weights, version)
+    if weight_handle.checksum is not None:
+        with tracer.span(lane, Stage.WEIGHT_VERIFY, version, version):
+            verify(weights, weight_handle.checksum, version, lane)
+    if weight_handle.probe is None or mismatch_bound is None:
+        return {}
+    with tracer.span(lane, Stage.WEIGHT_VERIFY, version, version):
+        return engine_mismatch(cast(ScoringEngine, engine), weight_handle.probe, mismatch_bound, version, lane)
+
+
+def engine_mismatch(engine: ScoringEngine, probe: LogProbProbe, bound: float, version: int, lane: str) -> Metrics:
+    """Return the gap between the engine's log-probabilities of the probe and the Learner's.
+
+    Raises:
+        RunStopped: a gap is above the bound, or not a number.
+    """
+    scored = engine.score([row.tolist() for row in probe.prompts], [row.tolist() for row in probe.responses])
+    gaps = [np.abs(ours - theirs) for ours, theirs in zip(scored, probe.log_probs, strict=True)]
+    flat = np.concatenate(gaps)
+    largest, mean = float(flat.max()), float(flat.mean())
+    if not largest <= bound:  # nor where it is not a number
+        row = int(np.argmax([np.nan_to_num(gap, nan=np.inf).max() for gap in gaps]))
+        place = int(np.nan_to_num(gaps[row], nan=np.inf).argmax())
+        raise RunStopped(
+            f"{lane} does not hold the Learner's weights: after loading policy version {version} its engine gives "
+            f"token {probe.responses[row][place]} (place {place} of rollout {row}) a log-probability of "
+            f"{scored[row][place]:.6g}, the Learner {probe.log_probs[row][place]:.6g}; that gap of "
+            f"{gaps[row][place]:.3g} is above the mismatch_bound of {bound:g} (mean of {flat.size} tokens: {mean:.3g})"
+        )
+    return {
+        "engine_mismatch/max": Metric(largest, "max", flat.size),
+        "engine_mismatch/mean": Metric(mean, count=flat.size),
+    }
+
+
 class GeneratorWorker:
-    """Samples rollouts from an engine."""
+    """Samples rollouts from an engine.
+
+    Args:
+        engine: samples.
+        receiver: fetches published weights for it.
+        task: has the prompts.
+        tokenizer: encodes them.
+        sampling: how responses are sampled.
+        tracer: records the stages.
+        lane: name of the lane.
+        mismatch_bound: see ``load_weights``.
+
+    Attributes:
+        version: policy version of the weights loaded last; -1 before.
+    """
 
     def __init__(
         self,
         engine: Engine,
         receiver: WeightReceiver,
+        *,
         task: Task,
         tokenizer: Tokenizer,
         sampling: SamplingParams,
@@ -109,23 +215,23 @@ class GeneratorWorker:
         lane: str = "generator",
         mismatch_bound: float | None = None,
     ) -> None:
-        self.engine, self.task, self.tokenizer = engine, task, tokenizer
-        self.sampling, self.tracer, self.lane = sampling, tracer, lane
-        self.loader = WeightLoader(receiver, engine, tracer, lane, mismatch_bound)
-
-    @property
-    def version(self) -> int:
-        """Policy version of the weights loaded last; -1 before."""
-        return self.loader.version
+        self.engine, self.receiver, self.task, self.tokenizer = engine, receiver, task, tokenizer
+        self.sampling, self.tracer, self.lane, self.mismatch_bound = sampling, tracer, lane, mismatch_bound
+        self.version = -1
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines for the run's log: what the transport has set up."""
-        return self.loader.receiver.notes
+        return self.receiver.notes
 
     def load_weights(self, weight_handle: WeightHandle, arrived: list[torch.Tensor] | None = None) -> Metrics:
-        """Receive published weights and load them into the engine; see ``WeightLoader.load``."""
-        return self.loader.load(weight_handle, arrived)
+        """Receive published weights and load them into the engine; see the function of this name."""
+        bound = self.mismatch_bound
+        measured = load_weights(
+            self.receiver, self.engine, weight_handle, arrived, mismatch_bound=bound, tracer=self.tracer, lane=self.lane
+        )
+        self.version = weight_handle.version
+        return measured
 
     def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """Sample the item's groups; their data stays opaque to the loop."""
@@ -139,26 +245,34 @@ class GeneratorWorker:
                 GroupData(prompt, np.asarray(ids, dtype=np.int64), completions)
                 for prompt, ids, completions in zip(prompts, token_ids, sampled, strict=True)
             ]
-            return tuple(_group(item, *parts, version) for parts in zip(item.prompt_ids, data, strict=True))
+            return tuple(
+                _group(item, prompt_id, group_data, version)
+                for prompt_id, group_data in zip(item.prompt_ids, data, strict=True)
+            )
 
     def close(self) -> None:
         """Give back what the receiver and the engine hold."""
-        self.loader.receiver.close()
+        self.receiver.close()
         close_engine = getattr(self.engine, "close", None)
         if close_engine is not None:
             close_engine()
 
 
 def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> RolloutGroup:
-    """Return the group with its versions: those of its tokens where the engine tells them, else ``version``."""
+    """Return the group with the versions of its tokens where the engine tags them, else with ``version``."""
     lengths = tuple(len(completion.token_ids) for completion in data.completions)
-    prompt_length = len(data.prompt_token_ids)
-    told = [completion.versions for completion in data.completions if completion.versions is not None]
-    if not told:
-        return RolloutGroup(prompt_id, item.step, version, version, lengths, data, prompt_length=prompt_length)
-    versions = np.concatenate(told)
-    oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())
-    return RolloutGroup(prompt_id, item.step, oldest, newest, lengths, data, None, mean, prompt_length)
+    tagged = [completion.versions for completion in data.completions if completion.versions is not None]
+    versions = np.concatenate(tagged) if tagged else np.array([version])
+    return RolloutGroup(
+        prompt_id=prompt_id,
+        step=item.step,
+        min_version=int(versions.min()),
+        max_version=int(versions.max()),
+        lengths=lengths,
+        data=data,
+        mean_version=float(versions.mean()) if tagged else None,
+        prompt_length=len(data.prompt_token_ids),
+    )
 
 
 class ScorerWorker:
@@ -243,7 +357,7 @@ class LearnerWorker:
         trainer: owns the policy.
         sender: takes the weights.
         tracer: records the stages.
-        verify: give each weight_handle the checksum of what was published.
+        verify: give each weight handle the checksum of what was published.
         save: writes the policy into a folder; None saves nothing.
         lane: name of the lane.
         first_probe: prompts and what follows them, by whose tokens the engines prove at version 0 that they hold these
@@ -254,14 +368,15 @@ class LearnerWorker:
         self,
         trainer: Trainer,
         sender: WeightSender,
+        *,
         tracer: Tracer,
         verify: bool = False,
         save: Callable[[Path], None] | None = None,
         lane: str = "learner",
         first_probe: Sequence[ProbeRow] | None = None,
     ) -> None:
-        self.trainer, self.tracer, self.save, self.lane = trainer, tracer, save, lane
-        self.publisher = WeightPublisher(sender, tracer, verify, lane)
+        self.trainer, self.sender, self.tracer, self.verify = trainer, sender, tracer, verify
+        self.save, self.lane = save, lane
         self._probe_rows = first_probe
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
@@ -286,7 +401,15 @@ class LearnerWorker:
         Raises:
             Diverged: the policy's log-probabilities of the probe are not finite.
         """
-        weight_handle = self.publisher.publish(self.trainer.weights(), version, still_needed)
+        weight_handle = publish_weights(
+            self.sender,
+            self.trainer.weights(),
+            version,
+            still_needed,
+            with_checksum=self.verify,
+            tracer=self.tracer,
+            lane=self.lane,
+        )
         if not self._probe_rows:
             return weight_handle
         with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
@@ -300,11 +423,11 @@ class LearnerWorker:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines for the run's log: what the transport has set up."""
-        return self.publisher.sender.notes
+        return self.sender.notes
 
     def outgoing(self, version: int) -> list[torch.Tensor]:
         """Return published tensors, for transports that send them along with a call."""
-        return self.publisher.sender.outgoing(version)
+        return self.sender.outgoing(version)
 
     def checkpoint(self, version: int, folder: Path | None) -> None:
         """Save the policy into the folder, if it is to be saved."""
@@ -314,7 +437,7 @@ class LearnerWorker:
 
     def close(self) -> None:
         """Give back what the sender holds."""
-        self.publisher.sender.close()
+        self.sender.close()
 
 
 def check_prompts_fit(

@@ -179,7 +179,8 @@ class Scenario(Section):
             part: one of ``placement``'s.
             has_gpu: whether there is a GPU for the run. ``placement.device: cuda`` asks for one either way.
         """
-        if self.placement.device == "cpu" or (self.uses_ray and part.gpus == 0):
+        in_actors = self.uses_ray or self.transport_sweep is not None
+        if self.placement.device == "cpu" or (in_actors and part.gpus == 0):
             return "cpu"
         return "cuda" if has_gpu or self.placement.device == "cuda" else "cpu"
 

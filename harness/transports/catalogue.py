@@ -15,8 +15,7 @@ from harness.transports.cuda_ipc import CudaIpcReceiver, CudaIpcSender
 from harness.transports.disk import DiskReceiver, DiskSender
 from harness.transports.nixl import NixlReceiver, NixlSender
 from harness.transports.object_store import ObjectStoreNumpySender, ObjectStoreReceiver, ObjectStoreSender
-from harness.transports.options import TransportOptions
-from harness.transports.protocol import WeightReceiver, WeightSender
+from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
 from harness.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 
 

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.transports.bucket import BucketLayout
-from harness.transports.options import TransportOptions
-from harness.transports.slots import CopiedWeights, SlotSender, view_tensors
+from harness.transports.buffers import BucketLayout, BufferSender, CopiedWeights, view_tensors
+from harness.transports.protocol import TransportOptions
 
 GROUP_NAME = "default"  # with gloo, processes cannot leave a group of any other name, nor belong to two
 _groups: list[str] = []  # the tensor transport of this process' group; Ray's own registry is one for each process too
@@ -77,18 +76,18 @@ def _nothing(actor: object) -> None:
     """Do nothing."""
 
 
-class CollectiveSender(SlotSender[CopiedWeights]):
+class CollectiveSender(BufferSender[CopiedWeights]):
     """Keeps published copies for Ray to send; nothing moves before ``outgoing`` is returned from an actor method."""
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(partial(CopiedWeights, flatten=options.flatten), options.slots_at_start)
+        super().__init__(partial(CopiedWeights, flatten=options.flatten), options.buffers_at_start)
 
     def outgoing(self, version: int) -> list[Tensor]:
         """Return the published copy as it moves, by reference."""
-        return list(self._slots[version].tensors)
+        return list(self._pool[version].tensors)
 
-    def _payload(self, place: CopiedWeights, version: int) -> CollectivePayload:
-        return CollectivePayload(place.layout, place.flatten)
+    def _payload(self, buffer: CopiedWeights, version: int) -> CollectivePayload:
+        return CollectivePayload(buffer.layout, buffer.flatten)
 
 
 class CollectiveReceiver:

@@ -10,18 +10,18 @@ import ray
 from torch import Tensor
 
 from harness.core.types import WeightHandle
-from harness.transports.options import TransportOptions
-from harness.transports.slots import CopiedWeights, SlotSender, StoredTensors, view_tensors
+from harness.transports.buffers import BufferSender, CopiedWeights, StoredTensors, view_tensors
+from harness.transports.protocol import TransportOptions
 
 
-class CudaIpcSender(SlotSender[CopiedWeights]):
+class CudaIpcSender(BufferSender[CopiedWeights]):
     """Publishes handles of GPU memory.
 
     A handle is made for each version, since it carries the event after which the copy is complete.
     """
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(partial(CopiedWeights, flatten=options.flatten), options.slots_at_start)
+        super().__init__(partial(CopiedWeights, flatten=options.flatten), options.buffers_at_start)
         self._refs: dict[int, Any] = {}
 
     def close(self) -> None:
@@ -29,10 +29,10 @@ class CudaIpcSender(SlotSender[CopiedWeights]):
         self._refs = {}
         super().close()
 
-    def _payload(self, place: CopiedWeights, version: int) -> StoredTensors:
-        self._refs = {held: ref for held, ref in self._refs.items() if held in self._slots}
-        self._refs[version] = ray.put(place.tensors, _tensor_transport="cuda_ipc")
-        return StoredTensors([self._refs[version]], place.layout, place.flatten)
+    def _payload(self, buffer: CopiedWeights, version: int) -> StoredTensors:
+        self._refs = {held: ref for held, ref in self._refs.items() if held in self._pool}
+        self._refs[version] = ray.put(buffer.tensors, _tensor_transport="cuda_ipc")
+        return StoredTensors([self._refs[version]], buffer.layout, buffer.flatten)
 
 
 class CudaIpcReceiver:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.transports.bucket import BucketLayout
-from harness.transports.options import TransportOptions
+from harness.transports.buffers import BucketLayout
+from harness.transports.protocol import TransportOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class DiskSender:
             ) from error
         self.notes: tuple[str, ...] = (f"weights go through files in {self._folder}",)
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightHandle:
+    def publish_weights(
+        self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]
+    ) -> WeightHandle:
         """Write the file under another name, then rename it, so that nobody reads half of it."""
         layout = BucketLayout.of(weights)
         if version in self._paths:

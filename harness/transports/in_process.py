@@ -33,7 +33,7 @@ class InProcessTransport:
         self._snapshot, self._streams = snapshot, streams
         self._published: dict[int, Mapping[str, torch.Tensor]] = {}
 
-    def publish(
+    def publish_weights(
         self, weights: Mapping[str, torch.Tensor], version: int, still_needed: frozenset[int] = frozenset()
     ) -> WeightHandle:
         """Return a weight_handle for these weights, by Hugging Face name."""

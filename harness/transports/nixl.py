@@ -1,24 +1,38 @@
 """Ray Direct Transport over NIXL: Generators read the Learner's published copy with one-sided transfers.
 
-One object of Ray Direct Transport stands for each place, made once and refilled with every version, since such objects
-refer to tensors and do not copy them. A new object for each version would cost 2 to 5 ms more, and every Generator
-would keep the metadata of each for ever (ray-project/ray#57962).
+Each buffer has one object of Ray Direct Transport, made once and refilled with every version, since such objects refer
+to tensors and do not copy them. A new object for each version would cost 2 to 5 ms more, and every Generator would keep
+the metadata of each for ever (ray-project/ray#57962).
+
+A process has one NIXL agent, made here with a progress thread that pauses. NIXL's Python class fixes the pause between
+two looks of its progress thread at 0, so each agent keeps one core busy for as long as it lives; on two cores that
+slowed training steps by 3 to 10 times. Neither NIXL nor Ray, which makes the agent, offers a setting, so the
+configuration that NIXL fills in is replaced while Ray makes the agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import ray
 from ray.experimental import deregister_nixl_memory, register_nixl_memory, set_target_for_ref
+from ray.experimental.rdt.util import get_tensor_transport_manager
 from torch import Tensor
 
 from harness.core.types import WeightHandle
-from harness.transports.bucket import BucketLayout
-from harness.transports.nixl_agent import start_nixl_agent
-from harness.transports.options import TransportOptions
-from harness.transports.slots import CopiedWeights, SlotSender, StoredTensors, empty_tensors, view_tensors
+from harness.transports.buffers import (
+    BucketLayout,
+    BufferSender,
+    CopiedWeights,
+    StoredTensors,
+    empty_tensors,
+    view_tensors,
+)
+from harness.transports.protocol import TransportOptions
 
 
 class _Offered(CopiedWeights):
@@ -37,15 +51,15 @@ class _Offered(CopiedWeights):
         super().close()
 
 
-class NixlSender(SlotSender[_Offered]):
+class NixlSender(BufferSender[_Offered]):
     """Publishes through NIXL, in registered memory. Its actor needs ``enable_tensor_transport=True``."""
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(partial(_Offered, flatten=options.flatten), options.slots_at_start)
+        super().__init__(partial(_Offered, flatten=options.flatten), options.buffers_at_start)
         self.notes = start_nixl_agent(options.progress_thread_delay_us)
 
-    def _payload(self, place: _Offered, version: int) -> StoredTensors:
-        return StoredTensors(list(place.refs), place.layout, place.flatten)
+    def _payload(self, buffer: _Offered, version: int) -> StoredTensors:
+        return StoredTensors(list(buffer.refs), buffer.layout, buffer.flatten)
 
 
 class NixlReceiver:
@@ -80,3 +94,49 @@ class NixlReceiver:
         self._layout = payload.layout
         for tensor in self._buffers:
             register_nixl_memory(tensor)
+
+
+def start_nixl_agent(progress_thread_delay_us: int) -> tuple[str, ...]:
+    """Make this process's agent, which takes about half a second, and return NIXL's own log lines about it.
+
+    Where the process has an agent already, that one stays and there are no lines.
+    """
+    from nixl import _bindings as bindings
+
+    with _progress_delay(bindings, progress_thread_delay_us), _log_lines("nixl") as lines:
+        manager: Any = get_tensor_transport_manager("NIXL")
+        manager.get_nixl_agent()
+    return tuple(f"NIXL: {line}" for line in lines)
+
+
+@contextmanager
+def _progress_delay(bindings: Any, delay_us: int) -> Iterator[None]:
+    """While open, an agent configuration has this delay, whatever is written into it."""
+    original: Any = bindings.nixlAgentConfig
+
+    class PausingConfig(original):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, delay_us if name == "pthrDelay" else value)
+
+    bindings.nixlAgentConfig = PausingConfig
+    try:
+        yield
+    finally:
+        bindings.nixlAgentConfig = original
+
+
+@contextmanager
+def _log_lines(logger_name: str) -> Iterator[list[str]]:
+    lines: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Collect()
+    logger = logging.getLogger(logger_name)
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from harness.core.types import WeightHandle
-from harness.transports.bucket import BucketLayout
-from harness.transports.options import TransportOptions
-from harness.transports.read_only import from_read_only
+from harness.transports.buffers import BucketLayout, from_read_only
+from harness.transports.protocol import TransportOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,9 @@ class ObjectStoreSender:
         self.notes: tuple[str, ...] = ()
         self._refs: dict[int, Any] = {}
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightHandle:
+    def publish_weights(
+        self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]
+    ) -> WeightHandle:
         """Copy the weights into the object store."""
         layout = BucketLayout.of(weights)
         if version in self._refs:

@@ -7,10 +7,12 @@ only holds it: the bytes of the weights never pass through the driver.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from harness.core.errors import UserError
 from harness.core.types import WeightHandle
 
 Weights = Mapping[str, Tensor]
@@ -24,7 +26,7 @@ class WeightSender(Protocol):
 
     notes: tuple[str, ...]
 
-    def publish(self, weights: Weights, version: int, still_needed: frozenset[int]) -> WeightHandle:
+    def publish_weights(self, weights: Weights, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Hand over the weights as they are now; the weight_handle carries no checksum yet.
 
         Args:
@@ -76,3 +78,38 @@ class WeightReceiver(Protocol):
 
     def close(self) -> None:
         """Give back memory; weights received before must no longer be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportOptions:
+    """How a sender and its receivers work; a transport ignores what does not concern it.
+
+    Args:
+        flatten: move all tensors as one buffer.
+        preallocate: receive into buffers that are kept.
+        progress_thread_delay_us: pause of NIXL's progress thread between two looks, in microseconds; 0 takes a core.
+        folder: where files go; None: a temporary folder.
+        device: of a receiver's own buffers.
+        buffers_at_start: buffers that the first publish makes and fills. One more than the versions that can be needed
+            at once keeps the cost of fresh memory out of every later publish.
+
+    Raises:
+        UserError: a number is below its bound.
+    """
+
+    flatten: bool = True
+    preallocate: bool = True
+    progress_thread_delay_us: int = 1000
+    folder: str | None = None
+    device: str = "cpu"
+    buffers_at_start: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("progress_thread_delay_us", self.progress_thread_delay_us, 0),
+            ("buffers_at_start", self.buffers_at_start, 1),
+        ):
+            if value < least:
+                raise UserError(
+                    f"{name} is {value}, must be at least {least}", f"transport.{name}", f"set it to {least}"
+                )

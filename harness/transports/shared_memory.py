@@ -21,10 +21,8 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.transports.bucket import BucketLayout, copy_weights
-from harness.transports.options import TransportOptions
-from harness.transports.read_only import from_read_only
-from harness.transports.slots import SlotSender
+from harness.transports.buffers import BucketLayout, BufferSender, copy_weights, from_read_only
+from harness.transports.protocol import TransportOptions
 
 _HEADER = struct.Struct("<16sq")  # nonce, version
 _WEIGHTS_AT = 64  # bytes: the header's line, so that the weights stay aligned
@@ -33,7 +31,7 @@ _BEING_WRITTEN = -1
 
 @dataclass(frozen=True, slots=True)
 class SegmentAddress:
-    """Where a segment can be opened; ``nonce`` stands at its start, since process and descriptor numbers recur."""
+    """Where a segment can be opened; its memory begins with ``nonce``, since process and descriptor numbers recur."""
 
     host: str
     pid: int
@@ -58,7 +56,7 @@ def this_host() -> str:
 
 
 class Segment:
-    """A writable segment of this process; a ``slots.Place``."""
+    """A writable segment of this process; a ``buffers.Buffer``."""
 
     def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> None:
         self.layout = layout
@@ -85,14 +83,14 @@ class Segment:
         _HEADER.pack_into(self._memory.numpy().data, 0, self.address.nonce, version)
 
 
-class SharedMemorySender(SlotSender[Segment]):
+class SharedMemorySender(BufferSender[Segment]):
     """Publishes segments of shared memory."""
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(Segment, options.slots_at_start)
+        super().__init__(Segment, options.buffers_at_start)
 
-    def _payload(self, place: Segment, version: int) -> SharedMemoryPayload:
-        return SharedMemoryPayload(place.address, place.layout)
+    def _payload(self, buffer: Segment, version: int) -> SharedMemoryPayload:
+        return SharedMemoryPayload(buffer.address, buffer.layout)
 
 
 class SharedMemoryReceiver:

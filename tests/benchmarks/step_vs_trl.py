@@ -74,7 +74,7 @@ class OurStep:
 
     def __init__(self, folder: Path, arguments: argparse.Namespace, watch: Stopwatch) -> None:
         from harness.core.trace import RecordingTracer
-        from harness.run.parts import build_in_process_parts
+        from harness.run.inprocess import InProcessParts
         from harness.scenario import load_scenario
 
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -94,7 +94,7 @@ class OurStep:
             }
             scenario = load_scenario(file.name, [f"{key}={value}" for key, value in settings.items()])
         self.tracer = RecordingTracer(time.perf_counter_ns)
-        self.parts = build_in_process_parts(scenario, self.tracer, lambda: False)
+        self.parts = InProcessParts(scenario, self.tracer, lambda: False)
         self.watch, self.step = watch, 0
 
     async def run(self, prompt_ids: tuple[int, ...]) -> None:

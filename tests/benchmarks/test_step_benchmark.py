@@ -10,13 +10,14 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.core.trace import RecordingTracer
 from harness.core.types import Purpose, ScoredBatch, WorkItem
-from harness.run.parts import Parts, build_in_process_parts
+from harness.run.inprocess import InProcessParts
+from harness.run.parts import RunningParts
 from harness.scenario import load_scenario
 
 TOKENS, PROMPTS, GROUP_SIZE = 32, 8, 8
 
 
-async def make_step(parts: Parts, step: int) -> ScoredBatch:
+async def make_step(parts: RunningParts, step: int) -> ScoredBatch:
     generator, scorer, learner = parts.generators[0], parts.scorers[0], parts.learner
     await generator.load_weights(await learner.publish_weights(step, frozenset()))
     prompt_ids = tuple(range(step * PROMPTS, (step + 1) * PROMPTS))
@@ -39,7 +40,7 @@ def test_whole_step(benchmark: BenchmarkFixture, precision: str) -> None:
     }
     shipped = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
     scenario = load_scenario(str(shipped), [f"{key}={value}" for key, value in settings.items()])
-    parts = build_in_process_parts(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
+    parts = InProcessParts(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
     steps = itertools.count()
     benchmark.extra_info |= {"tokens": TOKENS * PROMPTS * GROUP_SIZE, "parameters": parts.num_parameters}
     scored = benchmark.pedantic(

@@ -18,10 +18,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from harness.core.types import WeightHandle
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
-from harness.transports.bucket import copy_weights
+from harness.transports.buffers import copy_weights
 from harness.transports.catalogue import TRANSPORTS
-from harness.transports.fingerprint import fingerprint
-from harness.transports.options import TransportOptions
+from harness.transports.checksum import checksum
+from harness.transports.protocol import TransportOptions
 
 Weights = Mapping[str, torch.Tensor]
 GROUP = "weights, publish to own tensors"
@@ -54,13 +54,13 @@ def test_weights_within_one_process(
     own, versions = {name: torch.empty_like(tensor) for name, tensor in weights.items()}, itertools.count()
 
     def sync() -> None:
-        copy_weights(receiver.receive(sender.publish(weights, next(versions), frozenset())), own)
+        copy_weights(receiver.receive(sender.publish_weights(weights, next(versions), frozenset())), own)
 
     benchmark.extra_info |= {"bytes": bytes_of(weights), "tensors": len(weights)}
     benchmark.pedantic(sync, rounds=20, warmup_rounds=2)
     receiver.close()
     sender.close()
-    assert fingerprint(own) == fingerprint(weights)
+    assert checksum(own) == checksum(weights)
 
 
 @pytest.mark.benchmark(group=GROUP)
@@ -69,13 +69,13 @@ def test_a_plain_copy(benchmark: BenchmarkFixture, weights: Weights) -> None:
     own = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
     benchmark.extra_info |= {"bytes": bytes_of(weights), "tensors": len(weights)}
     benchmark.pedantic(copy_weights, (weights, own), rounds=20, warmup_rounds=2)
-    assert fingerprint(own) == fingerprint(weights)
+    assert checksum(own) == checksum(weights)
 
 
 @pytest.mark.benchmark(group="weight checksums")
 def test_checksum(benchmark: BenchmarkFixture, weights: Weights) -> None:
     benchmark.extra_info |= {"bytes": bytes_of(weights)}
-    assert benchmark(fingerprint, weights) == fingerprint(weights)
+    assert benchmark(checksum, weights) == checksum(weights)
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_weights_to_a_ray_actor(
     sender, versions = TRANSPORTS[transport].sender(TransportOptions()), itertools.count()
 
     def sync() -> str:
-        return receive(transport, sender.publish(weights, next(versions), frozenset()))
+        return receive(transport, sender.publish_weights(weights, next(versions), frozenset()))
 
     benchmark.extra_info |= {"bytes": bytes_of(weights), "tensors": len(weights)}
     arrived = benchmark.pedantic(sync, rounds=20, warmup_rounds=2)
@@ -100,7 +100,8 @@ def receive() -> Iterator[Callable[[str, WeightHandle], str]]:
     """Start an actor; return what hands it a weight_handle and waits until the weights are in its own tensors."""
     import ray
 
-    from harness.run.actors.environment import process_environment, quiet_ray
+    from harness.run.actors import quiet_ray
+    from harness.run.actors.session import process_environment
 
     @ray.remote
     class Generator:

@@ -17,11 +17,11 @@ import ray
 import torch
 
 from harness.core.errors import RunStopped
-from harness.run.actors.environment import process_environment
+from harness.run.actors.session import process_environment
 from harness.transports.catalogue import TRANSPORTS
+from harness.transports.checksum import checksum, verify
 from harness.transports.collective import end_group, make_group, remake_group
-from harness.transports.fingerprint import fingerprint, verify
-from harness.transports.options import TransportOptions
+from harness.transports.protocol import TransportOptions
 
 VARIANTS = {
     "object_store": ("object_store", {}),
@@ -91,11 +91,11 @@ class Learner:
         sender = self.senders[variant]
         for name, tensor in weights_of(version).items():
             self.live[name].copy_(tensor)
-        right = fingerprint(self.live)
+        right = checksum(self.live)
         if damage:
             self.live["half"].view(torch.uint8)[4, 2, 13] ^= 1
-        weight_handle = sender.publish(self.live, version, frozenset(still_needed))
-        assert damage or fingerprint(sender.published(version)) == right
+        weight_handle = sender.publish_weights(self.live, version, frozenset(still_needed))
+        assert damage or checksum(sender.published(version)) == right
         for tensor in self.live.values():
             tensor.zero_()
         return dataclasses.replace(weight_handle, checksum=right)

@@ -27,8 +27,8 @@ from harness.probes.provenance import usable_cores
 from harness.results import Run, find_runs
 from harness.results.counters import read_counters, sources
 from harness.run.command import run_command
-from harness.run.factory import Workshop
-from harness.run.parts import Parts
+from harness.run.factory import PartsFactory
+from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ OTHER_TRANSPORTS = ("object_store", "object_store_numpy", "gloo", "disk")
 
 
 @pytest.fixture(scope="module")
-def workshop(own_traces: Traces) -> Iterator[Workshop]:
+def workshop(own_traces: Traces) -> Iterator[PartsFactory]:
     """Builds parts on one Ray; when that is closed, nothing is left of it."""
-    with Workshop() as workshop:
+    with PartsFactory() as workshop:
         yield workshop
     own_traces.assert_nothing_left()
 
@@ -108,7 +108,7 @@ def unseen(folder: Path) -> None:
     """Show nothing."""
 
 
-def run_all(scenario: Scenario, out: Path, workshop: Workshop) -> dict[str, Run]:
+def run_all(scenario: Scenario, out: Path, workshop: PartsFactory) -> dict[str, Run]:
     assert run_command(scenario, out, quiet=True, build=workshop, show=unseen) == 0
     runs, damaged = find_runs(out)
     assert damaged == []
@@ -116,7 +116,7 @@ def run_all(scenario: Scenario, out: Path, workshop: Workshop) -> dict[str, Run]
     return {run.folder.name: run for run in runs}
 
 
-def run_one(scenario: Scenario, out: Path, workshop: Workshop) -> Run:
+def run_one(scenario: Scenario, out: Path, workshop: PartsFactory) -> Run:
     (run,) = run_all(scenario, out, workshop).values()
     return run
 
@@ -138,14 +138,14 @@ def count_spans(run: Run, lane: str, stage: Stage) -> int:
 # ---- what runs say
 
 
-def train_over(transports: Sequence[str], material: Path, workshop: Workshop, out: Path) -> dict[str, Run]:
+def train_over(transports: Sequence[str], material: Path, workshop: PartsFactory, out: Path) -> dict[str, Run]:
     """The same synchronous run with each transport, by transport."""
     scenario = scenario_of(material, f"{TRAINED}sweep: {{transport.type: {json.dumps(transports)}}}\n")
     return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, workshop).values()}
 
 
 @pytest.fixture(scope="module")
-def trained(material: Path, workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def trained(material: Path, workshop: PartsFactory, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """The same synchronous run, by transport."""
     return train_over(TRANSPORTS, material, workshop, tmp_path_factory.mktemp("trained"))
 
@@ -167,7 +167,7 @@ def test_losses_are_the_same_whichever_transport_carries_the_weights(trained: di
 
 @pytest.mark.slow
 def test_losses_are_the_same_over_the_other_transports(
-    trained: dict[str, Run], material: Path, workshop: Workshop, tmp_path: Path
+    trained: dict[str, Run], material: Path, workshop: PartsFactory, tmp_path: Path
 ) -> None:
     others = train_over(OTHER_TRANSPORTS, material, workshop, tmp_path)
     assert set(others) == set(OTHER_TRANSPORTS)
@@ -210,7 +210,7 @@ def test_each_version_is_proven_on_both_sides(trained: dict[str, Run]) -> None:
 
 
 def test_several_generators_and_scorers_share_lagged_batches(
-    material: Path, workshop: Workshop, tmp_path: Path
+    material: Path, workshop: PartsFactory, tmp_path: Path
 ) -> None:
     several = PACED.replace("generator: {cpus: 0.5}", "generator: {cpus: 0.5, count: 2}, scorer: {count: 2}")
     run = run_one(
@@ -233,7 +233,7 @@ def test_several_generators_and_scorers_share_lagged_batches(
     assert run.ledger.trained.rollouts == run.ledger.generated.rollouts == 4 * 8
 
 
-def test_weights_reach_a_generator_between_two_tokens(material: Path, workshop: Workshop, tmp_path: Path) -> None:
+def test_weights_reach_a_generator_between_two_tokens(material: Path, workshop: PartsFactory, tmp_path: Path) -> None:
     """A batch takes many times an update, so that updates end while the next batches are being generated."""
     text = TRAINED.replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200").replace("steps: 3", "steps: 6")
     lagged = "max_lag: 2\nlag_control: in_flight\ntransport: {type: shared_memory}\nplacement: {colocated: false}\n"
@@ -262,7 +262,7 @@ def store_bytes() -> int:
 
 
 def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
-    material: Path, workshop: Workshop, wait_until: WaitUntil
+    material: Path, workshop: PartsFactory, wait_until: WaitUntil
 ) -> None:
     """10 batches of 4 groups pass a buffer of 8 groups, each of 2 responses of 100,000 tokens: 2.4 MB."""
     long = "sampling: {min_tokens: 99999, max_tokens: 100000}\nreplay: {capacity: 8, sampling: uniform}\nmax_lag: 1\n"
@@ -289,7 +289,9 @@ def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
         parts.close()
 
 
-async def run_and_look(parts: Parts, tracer: RecordingTracer, observer: SilentObserver, group_bytes: int) -> None:
+async def run_and_look(
+    parts: RunningParts, tracer: RecordingTracer, observer: SilentObserver, group_bytes: int
+) -> None:
     """Run the loop, and look at the store meanwhile: 8 groups in the buffer, up to 2 batches of 4 on their way."""
     looks: list[int] = []
 
@@ -315,11 +317,11 @@ def gone(pids: list[int]) -> bool:
 
 
 def test_a_run_that_fails_leaves_no_actor(
-    material: Path, workshop: Workshop, tmp_path: Path, wait_until: WaitUntil
+    material: Path, workshop: PartsFactory, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     pids: list[int] = []
 
-    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: object) -> Parts:
+    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: object) -> RunningParts:
         parts = workshop(scenario, tracer, lambda: False)
         pids.extend(parts.processes().values())
         return parts
@@ -365,13 +367,13 @@ def test_ctrl_c_ends_everything_at_once(material: Path, traces: Traces, tmp_path
 # ---- wrong input
 
 
-def refusal(scenario: Scenario, workshop: Workshop) -> UserError:
+def refusal(scenario: Scenario, workshop: PartsFactory) -> UserError:
     with pytest.raises(UserError) as refused:
         workshop(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
     return refused.value
 
 
-def test_more_cpus_than_there_are_is_refused(material: Path, workshop: Workshop) -> None:
+def test_more_cpus_than_there_are_is_refused(material: Path, workshop: PartsFactory) -> None:
     greedy = PACED.replace("learner: {cpus: 0.5}", "learner: {cpus: 1000}")
     error = refusal(scenario_of(material, f"{greedy}transport: {{type: nixl}}\n"), workshop)
     asked = "the parts ask for 1000.5 CPUs (learner 1000, 1 x generator 0.5, 1 x scorer 0), and this machine has "
@@ -379,7 +381,7 @@ def test_more_cpus_than_there_are_is_refused(material: Path, workshop: Workshop)
     assert error.where == "placement"
 
 
-def test_more_nodes_than_there_are_is_refused_at_once(material: Path, workshop: Workshop) -> None:
+def test_more_nodes_than_there_are_is_refused_at_once(material: Path, workshop: PartsFactory) -> None:
     apart = PACED.replace("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,")
     error = refusal(scenario_of(material, f"{apart}transport: {{type: object_store}}\n"), workshop)
     assert error.what.startswith("the parts ask for CPU 0.5 + CPU 0.5 (STRICT_SPREAD), and Ray has CPU ")
@@ -457,8 +459,8 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from harness.run.actors.samplers import OtherMachines
-from harness.run.factory import Workshop
+from harness.run.actors.samplers import RemoteSamplers
+from harness.run.factory import PartsFactory
 from harness.run.command import run_command
 from harness.scenario import load_scenario
 
@@ -477,12 +479,12 @@ def build(scenario, tracer, should_stop):
     actors = [part.part for part in (*parts.generators, *parts.scorers, parts.learner)]
     # both nodes are this machine; the Generator's stands for another one
     there = lambda facts: facts.node_id == nodes["generator"]
-    parts.sample_elsewhere = lambda hz: OtherMachines(actors, hz, there)
+    parts.sample_elsewhere = lambda hz: RemoteSamplers(actors, hz, there)
     return parts
 
 
 try:
-    with Workshop() as workshop:
+    with PartsFactory() as workshop:
         os.environ["RAY_ADDRESS"] = cluster.address  # which is what `auto` looks at first
         scenario = load_scenario(sys.argv[1], ["placement.address=auto"])
         run_command(scenario, Path(sys.argv[2]), True, build, show=lambda folder: None)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -17,12 +17,10 @@ import torch
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.results import Run, find_runs
-from harness.run.actors.parts import ActorPart, Blueprint, close_parts
-from harness.run.actors.processes import LearnerProcess, ProcessSetup
-from harness.run.actors.shells import RemoteLearner
+from harness.run.actors.part import ActorPart, ActorSpec, LearnerHandle, ProcessSetup, close_parts
 from harness.run.command import run_command
-from harness.run.factory import Workshop
-from harness.run.parts import Parts
+from harness.run.factory import PartsFactory
+from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
@@ -53,9 +51,9 @@ save_policy: false
 
 
 @pytest.fixture(scope="module")
-def workshop(own_traces: Traces) -> Iterator[Workshop]:
+def workshop(own_traces: Traces) -> Iterator[PartsFactory]:
     """Builds parts on one Ray; when that is closed, nothing is left of it, whoever was killed."""
-    with Workshop() as workshop:
+    with PartsFactory() as workshop:
         yield workshop
     own_traces.assert_nothing_left()
 
@@ -69,28 +67,41 @@ class Killer:
         pids: of all parts.
     """
 
-    workshop: Workshop
+    workshop: PartsFactory
     lane: str
     after_s: float
     only_in: str | None = None
     killed: int | None = None
     pids: tuple[int, ...] = ()
 
-    def build(self, scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
-        """Build the parts; saying where to save the policy is the last thing before the loop begins."""
+    def build(self, scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        """Build the parts."""
         parts = self.workshop(scenario, tracer, should_stop)
         self.pids += tuple(parts.processes().values())
+        return cast(RunningParts, KilledParts(parts, self))
 
-        def save_to(folder: Path) -> None:
-            parts.save_to(folder)
-            if self.only_in in (None, folder.parent.name):
-                threading.Timer(self.after_s, self._kill, [parts.processes()[self.lane]]).start()
-
-        return replace(parts, save_to=save_to)
+    def loop_begins(self, parts: RunningParts, arm: str) -> None:
+        """Kill in a while, if this is the arm."""
+        if self.only_in in (None, arm):
+            threading.Timer(self.after_s, self._kill, [parts.processes()[self.lane]]).start()
 
     def _kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         self.killed = pid
+
+
+class KilledParts:
+    """Parts that tell a ``Killer`` when they hear where to save the policy: the last thing before the loop begins."""
+
+    def __init__(self, parts: RunningParts, killer: Killer) -> None:
+        self._parts, self._killer = parts, killer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parts, name)
+
+    def save_to(self, folder: Path) -> None:
+        self._parts.save_to(folder)
+        self._killer.loop_begins(self._parts, folder.parent.name)
 
 
 def scenario_of(folder: Path, text: str) -> Scenario:
@@ -152,7 +163,7 @@ def assert_ended(pids: tuple[int, ...], wait_until: Callable[..., None]) -> None
 
 @pytest.mark.parametrize("lane", ["generator", "scorer"])
 def test_a_part_that_is_killed_is_replaced(
-    lane: str, workshop: Workshop, tmp_path: Path, wait_until: Callable[..., None]
+    lane: str, workshop: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
     after_s = random.Random(lane).uniform(0.5, 2.5)
     killer = Killer(workshop, lane, after_s)
@@ -163,7 +174,7 @@ def test_a_part_that_is_killed_is_replaced(
 
 
 def test_a_killed_learner_ends_its_run_and_no_other(
-    workshop: Workshop, tmp_path: Path, wait_until: Callable[..., None]
+    workshop: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
     arms = "arms: {one: {seed: 1}, other: {seed: 2}}\n"
     killer = Killer(workshop, "learner", 1.5, only_in="one")
@@ -201,21 +212,20 @@ def full_from_the_start(tracer: Tracer) -> Any:
     ("make", "place"), [(FullGpu, "weight_verify of the learner"), (full_from_the_start, "startup of the learner")]
 )
 def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(
-    make: Callable[[Tracer], Any], place: str, workshop: Workshop, tmp_path: Path
+    make: Callable[[Tracer], Any], place: str, workshop: PartsFactory, tmp_path: Path
 ) -> None:
     text = "steps: 2\nevaluation: {prompts: 8}\ntransport: {type: nixl}\nplacement: {learner: {gpus: 0.5}}\n"
-    hired: list[ActorPart] = []
+    spawned: list[ActorPart] = []
 
-    def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+    def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         workshop.session(asked)
-        blueprint = Blueprint(LearnerProcess, {"num_cpus": 0}, {}, False, ProcessSetup("learner", 1, None), make)
-        hired.append(ActorPart(blueprint, tracer))
-        hired[0].wait_until_built()
-        return replace(build_simulated_parts(asked, tracer, should_stop), learner=RemoteLearner(hired[0], None))
+        spawned.append(ActorPart(ActorSpec(ProcessSetup("learner", 1, None), make, {"num_cpus": 0}), tracer))
+        spawned[0].wait_until_built()
+        return replace(build_simulated_parts(asked, tracer, should_stop), learner=LearnerHandle(spawned[0], None))
 
     with pytest.raises(UserError) as told:
         run_command(scenario_of(tmp_path, text), tmp_path / "out", True, build, show=lambda shown: None)
-    close_parts(hired)
+    close_parts(spawned)
     assert "\n" not in told.value.what
     assert f"{place}: tried to allocate 2.25 GiB" in told.value.what
     assert (told.value.fix or "").startswith("set gradient_accumulation_steps to 2, or take a GPU with more")
@@ -238,7 +248,7 @@ KILLS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "transport", "lane"), KILLS)
 def test_twenty_kills_at_random_moments(
-    number: int, transport: str, lane: str, workshop: Workshop, tmp_path: Path, wait_until: Callable[..., None]
+    number: int, transport: str, lane: str, workshop: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
     """A Generator killed during a gloo transfer takes the Learner along, which is Ray's doing: then that is the end."""
     killer = Killer(workshop, lane, random.Random(number).uniform(0.1, 3.0))
@@ -265,7 +275,7 @@ def by_length(response, ground_truth):
 
 
 def test_a_reward_that_hangs_costs_its_group_only(
-    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: PartsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four prompts a batch and 5 in all: the one whose reward hangs comes 4 times at most in 4 steps."""
     prompts = [f'{{"prompt": "Write about number {number}", "answer": "{number}"}}' for number in range(5)]
@@ -301,7 +311,7 @@ save_policy: false
 
 
 def test_a_stage_that_hangs_is_reported_with_stacks(
-    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_until: Callable[..., None]
+    workshop: PartsFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_until: Callable[..., None]
 ) -> None:
     text = PACED.replace("generate_s: 0.3", "generate_s: 3600") + "faults: {stall_after_s: 2}\n"
     killer = Killer(workshop, "generator", 3600.0, only_in="nobody")

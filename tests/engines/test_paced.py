@@ -17,7 +17,7 @@ from harness.grpo import LossOptions
 from harness.learner import TrainerOptions
 from harness.learner.paced import PacedTrainer, made_up_weights
 from harness.run.workers import GeneratorWorker, LearnerWorker
-from harness.transports.fingerprint import fingerprint
+from harness.transports.checksum import checksum
 from harness.transports.in_process import InProcessTransport
 
 PROMPTS = [[5], [6], [7], [8]]
@@ -191,7 +191,7 @@ def test_the_weights_have_the_size_and_number_asked_for():
         "layer.002.weight": (834,),
     }
     assert sum(tensor.numel() * tensor.element_size() for tensor in weights.values()) == 10_000
-    assert fingerprint(weights) == fingerprint(made_up_weights(0.01, 3))
+    assert checksum(weights) == checksum(made_up_weights(0.01, 3))
 
 
 def test_more_tensors_than_values_are_refused():
@@ -214,10 +214,10 @@ def test_a_step_changes_one_value_of_every_4096_bytes_of_every_tensor():
 def test_the_weights_are_live_and_no_two_versions_have_the_same_checksum():
     trainer = PacedTrainer(0.0, 0.01, 3, options())
     weights = trainer.weights()
-    checksums = [fingerprint(weights)]
+    checksums = [checksum(weights)]
     for step in range(5):
         trainer.train(step, ())
-        checksums.append(fingerprint(weights))
+        checksums.append(checksum(weights))
     assert len(set(checksums)) == 6
 
 
@@ -242,12 +242,14 @@ def test_the_workers_run_with_them():
     clock, transport = Clock(), InProcessTransport(snapshot=True)
     tracer = RecordingTracer(lambda: round(clock() * 1e9))
     trainer = PacedTrainer(0.4, 0.01, 2, options(epochs_per_batch=2, monitor_kl=True), sleep=clock.sleep)
-    learner = LearnerWorker(trainer, transport, tracer, verify=True)
+    learner = LearnerWorker(trainer, transport, tracer=tracer, verify=True)
     engine = PacedEngine(0.5, 0.0, 1, sleep=clock.sleep, clock=clock)
-    generator = GeneratorWorker(engine, transport, OnePrompt(), PacedTokenizer(), SAMPLING, tracer)
+    generator = GeneratorWorker(
+        engine, transport, task=OnePrompt(), tokenizer=PacedTokenizer(), sampling=SAMPLING, tracer=tracer
+    )
     for version in range(3):
         generator.load_weights(learner.publish_weights(version, frozenset()))
-        assert fingerprint(engine.weights) == fingerprint(trainer.weights())
+        assert checksum(engine.weights) == checksum(trainer.weights())
         groups = generator.generate(WorkItem(Purpose.TRAIN, version, 0, (0,), 2, seed=version))
         assert [(group.min_version, group.max_version, group.lengths) for group in groups] == [
             (version, version, (8, 8))

@@ -27,10 +27,9 @@ from harness.models.layers import attention, bias_from, rms_norm
 from harness.models.scoring import score_hidden
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
-from harness.run.options import EXACT_BOUND
-from harness.transports.bucket import BucketLayout
-from harness.transports.fingerprint import fingerprint, verify
-from harness.transports.slots import CopiedWeights
+from harness.run.builders import EXACT_BOUND
+from harness.transports.buffers import BucketLayout, CopiedWeights
+from harness.transports.checksum import checksum, verify
 from tests.gpu_check.device import DEVICE, HAS_GPU, NAME
 from tests.gpu_check.report import Report
 
@@ -48,7 +47,7 @@ LOADS = 5
 
 def run(report: Report) -> None:
     """The phase ``parity``."""
-    parts = [_operators, _train_step, _draws, _in_flight_loads, _fingerprints, _slots_and_views]
+    parts = [_operators, _train_step, _draws, _in_flight_loads, _checksums, _published_copies]
     parts += [partial(_engine_and_learner, make, precision) for make in MODELS for precision in LOG_PROBS]
     for part in parts:
         torch.manual_seed(0)
@@ -197,16 +196,16 @@ def _weights() -> dict[str, Tensor]:
     return {name: tensor.detach().to(DEVICE) for name, tensor in _own_model().named_parameters()}
 
 
-def _fingerprints(report: Report) -> None:
+def _checksums(report: Report) -> None:
     """The checksum that the device makes of weights is the CPU's; ``verify`` raises where it is not."""
     weights = _weights()
-    published = fingerprint(weights)
+    published = checksum(weights)
     verify({name: tensor.cpu() for name, tensor in weights.items()}, published, 1, "the CPU")
     next(iter(weights.values())).view(-1)[0] += 1.0
-    report.check("changed weights with the old fingerprint", int(fingerprint(weights) == published), 0)
+    report.check("changed weights with the old checksum", int(checksum(weights) == published), 0)
 
 
-def _slots_and_views(report: Report) -> None:
+def _published_copies(report: Report) -> None:
     """A published copy keeps its numbers when the weights change."""
     for flatten in (True, False):
         weights, before = _weights(), _weights()

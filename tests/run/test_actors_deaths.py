@@ -4,7 +4,8 @@ import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
 from harness.core.errors import RunStopped, UserError
-from harness.run.actors.parts import Replacements, cause_of_death, ends_the_run, own_error
+from harness.run.actors.deaths import cause_of_death, ends_the_run, own_error
+from harness.run.actors.part import Replacements
 
 PLACE = "\tclass_name: A\n\tactor_id: 9f03\n\tpid: 25228\n\tnamespace: 4620\n\tip: 192.0.2.7\n"
 DEAD = f"The actor died unexpectedly before finishing this task.\n{PLACE}The actor is dead because "

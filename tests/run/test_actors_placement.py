@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.run.actors.placement import Ask, could_fit
+from harness.run.actors.placement import ResourceRequest, could_fit
 
 ONE, BIG = {"CPU": 1.0}, {"CPU": 3.0}
 GPU = {"CPU": 1.0, "GPU": 0.5}
@@ -33,5 +33,5 @@ def test_what_could_fit(
 
 def test_a_part_without_a_gpu_names_none() -> None:
     """Ray refuses a bundle with a zero in it."""
-    assert Ask("learner", 1.5, 0.0).bundle == {"CPU": 1.5}
-    assert Ask("learner", 1.0, 0.25).bundle == {"CPU": 1.0, "GPU": 0.25}
+    assert ResourceRequest("learner", 1.5, 0.0).bundle == {"CPU": 1.5}
+    assert ResourceRequest("learner", 1.0, 0.25).bundle == {"CPU": 1.0, "GPU": 0.25}

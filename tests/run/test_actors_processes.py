@@ -7,10 +7,8 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage, Tracer
-from harness.run.actors.environment import process_environment
-from harness.run.actors.logs import ProcessLogs
-from harness.run.actors.parts import calls_under_way, clock_offset_ns
-from harness.run.actors.processes import PartProcess, ProcessSetup
+from harness.run.actors.part import PartActor, ProcessSetup, arrival, calls_under_way, clock_offset_ns
+from harness.run.actors.session import ProcessLogs, process_environment
 
 
 def test_lines_of_all_processes_come_once_and_whole(tmp_path: Path) -> None:
@@ -63,7 +61,7 @@ def test_a_machine_without_the_working_folder_is_named(tmp_path: Path) -> None:
     def never(tracer: Tracer) -> object:
         raise AssertionError("nothing is made where the folder is missing")
 
-    process = PartProcess(ProcessSetup("generator1", 1, None, tmp_path / "project", ()))
+    process = PartActor(ProcessSetup("generator1", 1, None, tmp_path / "project", ()))
     with pytest.raises(UserError) as refused:
         process.build(never)
     assert (
@@ -83,5 +81,7 @@ def test_a_call_waits_at_both_ends_of_the_work_and_not_in_between() -> None:
 
 def test_a_call_without_work_is_all_on_its_way_and_tensors_sent_along_are_none() -> None:
     assert list(calls_under_way("learner", [], 100, 230)) == [Span("learner", Stage.WAIT_FOR_CALL, 100, 230, -1, -1)]
-    arrival = Span("generator", Stage.WEIGHT_TRANSFER, 100, 180, 4, 4)  # begins with the call
-    assert list(calls_under_way("generator", [arrival], 100, 180)) == []
+    received = [Span("generator", stage, 180, 190, 4, 4) for stage in (Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)]
+    way = arrival(received, 100)
+    assert way == Span("generator", Stage.WEIGHT_TRANSFER, 100, 180, 4, 4)  # begins with the call
+    assert list(calls_under_way("generator", [way, *received], 100, 190)) == []

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
-from harness.run.actor_parts import build_actor_parts
-from harness.run.builders import Policy
-from harness.run.factory import Workshop
-from harness.run.making import check_fits, make_task, never
+from harness.run.actor_parts import ActorParts
+from harness.run.builders import Policy, check_fits, make_task, never
+from harness.run.factory import PartsFactory
 from harness.scenario import expand, load_scenario
 
 NO_TRACER: Any = None  # nothing is measured
@@ -43,7 +42,7 @@ def test_prompts_must_fit_the_engines_context_where_it_is_the_smaller_one() -> N
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
 def test_a_package_that_one_arm_lacks_is_told_before_another_arm_runs() -> None:
     arms = {variant.name: variant.scenario for variant in expand(load_scenario("rdt_nccl"))}
-    workshop = Workshop([[scenario] for scenario in arms.values()])
+    workshop = PartsFactory([[scenario] for scenario in arms.values()])
     with pytest.raises(UserError, match=r"transport\.type is nccl, and the package cupy is not installed"):
         workshop(arms["object_store"], NO_TRACER, never)
 
@@ -52,4 +51,4 @@ def test_a_package_that_one_arm_lacks_is_told_before_another_arm_runs() -> None:
 def test_a_gpu_that_is_not_there_is_told_before_ray_starts() -> None:
     arms = {variant.name: variant.scenario for variant in expand(load_scenario("rdt_nccl"))}
     with pytest.raises(UserError, match="the scenario asks for a GPU"):
-        build_actor_parts(arms["object_store"], NO_TRACER, never, lambda scenario: pytest.fail("Ray was asked for"))
+        ActorParts(arms["object_store"], NO_TRACER, never, lambda scenario: pytest.fail("Ray was asked for"))

@@ -19,12 +19,11 @@ from harness.models.config import PRESETS
 from harness.models.shape import shape_of_own
 from harness.probes.memory import is_full_gpu
 from harness.results import find_runs
-from harness.run.arguments import settings_as_arguments
 from harness.run.command import run_command
-from harness.run.full_gpu import told_when_gpu_is_full
+from harness.run.errors import full_gpu_as_user_error, settings_as_arguments
 from harness.run.memory.fit import changed, first_changes
 from harness.run.memory.plan import make_plan
-from harness.run.parts import Parts
+from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.parts import SimulatedLearner
 from tests.stand_ins.simulated_parts import SleepingTimeline, build_simulated_parts, constant, simulated_learner
@@ -75,7 +74,7 @@ class FullLearner(SimulatedLearner):
         return await super().update(step, groups)
 
 
-def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
     """The parts of the first arm have a GPU that is too small."""
     parts = build_simulated_parts(asked, tracer, should_stop)
     return (
@@ -100,7 +99,7 @@ def test_an_arm_whose_gpu_is_full_says_so_in_a_line_and_the_others_go_on(tmp_pat
 
 
 def test_a_gpu_that_is_full_while_parts_are_built(tmp_path: Path) -> None:
-    def cannot(*_: object) -> Parts:
+    def cannot(*_: object) -> RunningParts:
         raise torch.OutOfMemoryError(TOLD)
 
     with pytest.raises(UserError, match=r"startup of the run: .* 2\.25 GiB"):
@@ -110,7 +109,7 @@ def test_a_gpu_that_is_full_while_parts_are_built(tmp_path: Path) -> None:
 def test_what_another_library_says_of_it_is_passed_on(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match="memory: no room for the KV cache\n"),
-        told_when_gpu_is_full(scenario(tmp_path, "steps: 2\n")),
+        full_gpu_as_user_error(scenario(tmp_path, "steps: 2\n")),
     ):
         raise torch.OutOfMemoryError("no room for the KV cache\nand a stack")
 
@@ -123,7 +122,7 @@ def test_tensors_of_the_failed_arm_are_given_back(tmp_path: Path) -> None:
         seen.append(weakref.ref(activations))
         raise torch.OutOfMemoryError(TOLD)
 
-    with pytest.raises(UserError) as told, told_when_gpu_is_full(scenario(tmp_path, "steps: 2\n")):
+    with pytest.raises(UserError) as told, full_gpu_as_user_error(scenario(tmp_path, "steps: 2\n")):
         fails()
     gc.collect()
     assert seen[0]() is None

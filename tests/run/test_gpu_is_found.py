@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
+from harness.run.devices import check_gpu_is_found
 from harness.run.memory.fit import FreeMemory
-from harness.run.options import check_gpu_is_found
 from harness.run.preflight import check_before_start
 from harness.scenario import Scenario, expand, load_scenario
 from tests.stand_ins.fake_nvml import DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, FakeDevice, FakeNvml, NVMLError

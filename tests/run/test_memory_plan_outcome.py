@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,23 @@ from harness.results import Run, find_runs
 from harness.run.command import run_command
 from harness.run.memory.check import check_memory, memory_line, planned_bytes
 from harness.run.memory.fit import FreeMemory, gib
-from harness.run.parts import Parts
+from harness.run.parts import RunningParts
 from harness.scenario import Scenario, expand, load_scenario
-from tests.stand_ins.simulated_parts import build_simulated_parts
+from tests.stand_ins.simulated_parts import SimulatedParts, build_simulated_parts
 
 GIB = 2**30
 SMALL = "steps: 2\nevaluation: {every: 2, prompts: 4}\n"
 ARMS = SMALL + "arms:\n  k1: {epochs_per_batch: 1}\n  k4: {epochs_per_batch: 4}\n"
 
 
-def run(tmp_path: Path, text: str, build: Callable[..., Parts] = build_simulated_parts) -> dict[str, Run]:
+def run(tmp_path: Path, text: str, build: Callable[..., RunningParts] = build_simulated_parts) -> dict[str, Run]:
     """Run a scenario on simulated parts; return its runs by folder name."""
     file = tmp_path / "trial.yaml"
     file.write_text(text)
     return run_scenario(tmp_path, load_scenario(file), build)
 
 
-def run_scenario(tmp_path: Path, scenario: Scenario, build: Callable[..., Parts]) -> dict[str, Run]:
+def run_scenario(tmp_path: Path, scenario: Scenario, build: Callable[..., RunningParts]) -> dict[str, Run]:
     run_command(scenario, tmp_path / "out", False, build, lambda folder: None)
     found, damaged = find_runs(tmp_path / "out")
     assert damaged == []
@@ -103,18 +102,19 @@ def test_without_a_plan_the_peak_stands_alone(tmp_path: Path, capsys: pytest.Cap
     assert re.fullmatch(r"memory: peak \d+\.\d+ GiB \(main memory, \d+ process(es)?\)", line)
 
 
-def on_gpus(*peaks: tuple[Stage, int, int, int]) -> Callable[..., Parts]:
+def on_gpus(*peaks: tuple[Stage, int, int, int]) -> Callable[..., RunningParts]:
     """A builder of parts whose processes held so much of their GPUs: stage, pid, GiB allocated, GiB reserved."""
 
-    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
-        def figures() -> list[DeviceFigure]:
-            offset = scenario.epochs_per_batch  # arms have processes of their own
-            return [
-                StageMemory(stage, offset + pid, Peak(allocated * GIB, reserved * GIB))
-                for stage, pid, allocated, reserved in peaks
-            ]
+    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        class OnGpus(SimulatedParts):
+            def drain_device_figures(self) -> list[DeviceFigure]:
+                offset = scenario.epochs_per_batch  # arms have processes of their own
+                return [
+                    StageMemory(stage, offset + pid, Peak(allocated * GIB, reserved * GIB))
+                    for stage, pid, allocated, reserved in peaks
+                ]
 
-        return replace(build_simulated_parts(scenario, tracer, should_stop), drain_device_figures=figures)
+        return OnGpus(**vars(build_simulated_parts(scenario, tracer, should_stop)))
 
     return build
 

@@ -14,7 +14,8 @@ import torch
 
 from harness.core.trace import RecordingTracer, SpanContext, Stage
 from harness.core.types import RolloutGroup
-from harness.run.parts import Parts, build_in_process_parts, streams_of_their_own
+from harness.run.inprocess import InProcessParts, streams_of_their_own
+from harness.run.parts import RunningParts
 from harness.scenario import Scenario
 from harness.transports.in_process import InProcessTransport
 
@@ -86,7 +87,7 @@ class Story(RecordingTracer):
         return self._told(stage)
 
 
-async def two_steps(parts: Parts, lag: int) -> None:
+async def two_steps(parts: RunningParts, lag: int) -> None:
     """Two training steps by hand, so that their order is known: batches of ``lag`` steps ahead are sampled first."""
     (generator,), (scorer,), learner = parts.generators, parts.scorers, parts.learner
     orders, batches = list(parts.plan.train_orders(shards=1)), list[tuple[RolloutGroup, ...]]()
@@ -105,7 +106,7 @@ def story_of(device: str, colocated: bool) -> list[str]:
     scenario = Scenario.model_validate(
         {**SORTING, "steps": 2, "max_lag": lag, "placement": {"device": "cpu", "colocated": colocated}}
     )
-    parts = build_in_process_parts(
+    parts = InProcessParts(
         scenario, Story(cuda.log), lambda: False, lambda _, together: streams_of_their_own(device, together, cuda)
     )
     asyncio.run(two_steps(parts, lag))
@@ -180,7 +181,7 @@ def test_the_copys_memory_is_kept_until_the_generators_stream_has_read_it() -> N
     log: list[str] = []
     streams: Any = SimpleNamespace(learner=Stream("learner", log), generator=Stream("generator", log))
     transport, weights = InProcessTransport(True, streams), {"w": OnGpu()}
-    received = transport.receive(transport.publish(weights, 0))  # type: ignore[arg-type]
+    received = transport.receive(transport.publish_weights(weights, 0))  # type: ignore[arg-type]
     assert received["w"] is not weights["w"]
     assert log == ["learner copies", "learner records 1", "generator waits for learner 1", "kept for generator"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.run.command import run_command
-from harness.run.options import slow_bfloat16
+from harness.run.devices import slow_bfloat16
 from harness.run.preflight import check_before_start
 from harness.scenario import Scenario, Variant, expand, load_scenario
 

@@ -13,7 +13,7 @@ from harness.probes.clock import PausableClock
 from harness.results import Run, find_runs
 from harness.run.builders import BUILDERS
 from harness.run.command import run_command
-from harness.run.parts import Parts
+from harness.run.parts import RunningParts
 from harness.run.session import Arm, Experiment
 from harness.scenario import Scenario, Variant, json_schema, load_scenario
 from harness.simulate.parts import SimulatedLearner
@@ -37,7 +37,7 @@ def unseen(folder: Path) -> None:
     """Show nothing: drawing has tests of its own."""
 
 
-def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) -> Callable[..., Parts]:
+def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) -> Callable[..., RunningParts]:
     """A builder whose k-th arm's Learner writes (k, step) into the story; the last arm's raises at one step."""
     built = []
 
@@ -49,7 +49,7 @@ def failing_at(step: int, error: BaseException, story: list[tuple[int, int]]) ->
                 raise error
             return await super().update(at, groups)
 
-    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         parts = build_simulated_parts(resolved, tracer, should_stop)
         built.append(parts)
         simulated = parts.learner
@@ -178,7 +178,7 @@ def test_a_run_is_finished_once(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
-    def refuse(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+    def refuse(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         raise UserError("no weights in the model folder")
 
     with pytest.raises(UserError, match="no weights"):

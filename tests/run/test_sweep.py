@@ -14,7 +14,7 @@ from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
 from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.results import RunFolder, find_runs, read_manifest
-from harness.run.parts import Parts
+from harness.run.parts import RunningParts
 from harness.run.sweep import SweepOptions, run_sweep
 from harness.run.sweep.points import IDENTITY, State, changes_since_newest, find_experiment, read_point, read_points
 from harness.run.sweep.runner import show_status, variants_of, what_came_of_it
@@ -42,7 +42,7 @@ class Plan:
     def __init__(self, errors: dict[int, list[BaseException | None]]) -> None:
         self.errors, self.started = errors, list[int]()
 
-    def __call__(self, resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+    def __call__(self, resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         self.started.append(resolved.seed)
         planned = self.errors.get(resolved.seed, [])
         error = planned.pop(0) if planned else None
@@ -136,7 +136,7 @@ def test_what_could_not_even_start_is_written_down(tmp_path: Path) -> None:
     trial, out = scenario(tmp_path), tmp_path / "out"
     started = []
 
-    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         started.append(resolved.seed)
         if resolved.seed == 2:
             raise UserError("no weights in the model folder")
@@ -277,7 +277,7 @@ def test_every_second_block_runs_its_points_in_reverse(tmp_path: Path) -> None:
     text = SWEEP.replace("sweep: {seed: [0, 1, 2]}", "blocks: 3\narms: {a: {}, b: {epochs_per_batch: 2}}")
     started = []
 
-    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+    def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         started.append((resolved.seed, resolved.epochs_per_batch))
         return build_simulated_parts(resolved, tracer, should_stop)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.protocols import Engine
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
-from harness.run.weight_sync import WeightLoader, WeightPublisher
-from harness.run.workers import GeneratorWorker, ScorerWorker, check_prompts_fit
+from harness.run.workers import GeneratorWorker, ScorerWorker, check_prompts_fit, publish_weights
 from harness.tasks.scoring import DirectRewards
 from harness.transports.in_process import InProcessTransport
 
@@ -72,15 +72,28 @@ def ticking() -> RecordingTracer:
     return RecordingTracer(itertools.count(0, 10).__next__)
 
 
+def generator_of(
+    engine: Engine, tracer: RecordingTracer, transport: InProcessTransport | None = None
+) -> GeneratorWorker:
+    return GeneratorWorker(
+        engine,
+        transport or InProcessTransport(snapshot=True),
+        task=StartsWith(),
+        tokenizer=Letters(),
+        sampling=SamplingParams(),
+        tracer=tracer,
+    )
+
+
 def train_item(prompt_ids: tuple[int, ...] = (0, 1)) -> WorkItem:
     return WorkItem(Purpose.TRAIN, 3, 0, prompt_ids, 2, seed=77)
 
 
 def test_a_generated_batch_carries_tokens_versions_and_lengths() -> None:
     engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=True)
-    worker = GeneratorWorker(engine, transport, StartsWith(), Letters(), SamplingParams(), tracer)
+    worker = generator_of(engine, tracer, transport)
     weight = torch.tensor([1.0, 2.0])
-    weight_handle = transport.publish({"w": weight}, version=3)
+    weight_handle = transport.publish_weights({"w": weight}, version=3)
     weight += 1  # the Learner goes on
     worker.load_weights(weight_handle)
     groups = worker.generate(train_item())
@@ -103,15 +116,17 @@ def test_a_generated_batch_carries_tokens_versions_and_lengths() -> None:
 
 def test_a_loaded_checksum_that_differs_stops_the_run() -> None:
     engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=False)
-    loader = WeightLoader(transport, engine, tracer, "generator")
+    worker = generator_of(engine, tracer, transport)
     weight = torch.tensor([1.0, 2.0])
-    weight_handle = WeightPublisher(transport, tracer, True, "learner").publish({"w": weight}, 4, frozenset())
+    weight_handle = publish_weights(
+        transport, {"w": weight}, 4, frozenset(), with_checksum=True, tracer=tracer, lane="learner"
+    )
     weight[1] = 3.0  # between the checksum and the load
     with pytest.raises(RunStopped, match="weights of version 4 that generator received are not"):
-        loader.load(weight_handle)
-    assert loader.version == -1
+        worker.load_weights(weight_handle)
+    assert worker.version == -1
     weight[1] = 2.0
-    loader.load(weight_handle)
+    worker.load_weights(weight_handle)
     assert engine.weights["w"].tolist() == [1.0, 2.0]
     assert [(span.lane, span.stage.value) for span in tracer.drain()] == [
         ("learner", "weight_publish"),
@@ -127,7 +142,7 @@ def test_a_group_tells_the_versions_of_its_tokens() -> None:
             return replace(answer, versions=np.array([4, 5][: len(token_ids)]))
 
     tracer = ticking()
-    worker = GeneratorWorker(TwoVersions(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    worker = generator_of(TwoVersions(), tracer)
     (group, _) = worker.generate(train_item())
     # responses of 1 and 2 tokens, of versions [4] and [4, 5]
     assert (group.min_version, group.max_version, group.mean_version) == (4, 5, pytest.approx(13 / 3))
@@ -140,7 +155,7 @@ def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
         return StartsWith().reward(response, ground_truth)
 
     tracer = ticking()
-    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    generator = generator_of(Echo(), tracer)
     scorer = ScorerWorker(DirectRewards(reward, lambda: False), 0, tracer)
     scored = scorer.score(train_item(), generator.generate(train_item()))
     assert [(group.prompt_id, group.rewards) for group in scored.groups] == [(1, (0.0, 1.0))]
@@ -152,14 +167,14 @@ def test_a_group_whose_reward_fails_is_left_out_and_counted() -> None:
 def test_weights_without_a_snapshot_are_the_live_ones() -> None:
     weight = torch.zeros(3)
     transport = InProcessTransport(snapshot=False)
-    weight_handle = transport.publish({"w": weight}, version=0)
+    weight_handle = transport.publish_weights({"w": weight}, version=0)
     weight += 1
     assert transport.receive(weight_handle)["w"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_scoring_fills_in_rewards_and_counts() -> None:
     tracer = ticking()
-    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    generator = generator_of(Echo(), tracer)
     scorer = ScorerWorker(direct(), num_examples=1, tracer=tracer)
     scored = scorer.score(train_item(), generator.generate(train_item()))
     # "a" is right and "ab" wrong; "x" is wrong and "xy" right.
@@ -177,7 +192,7 @@ def test_scoring_fills_in_rewards_and_counts() -> None:
 
 def test_an_evaluation_uses_validation_prompts_and_keeps_examples() -> None:
     tracer = ticking()
-    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    generator = generator_of(Echo(), tracer)
     scorer = ScorerWorker(direct(), num_examples=4, tracer=tracer)
     item = WorkItem(Purpose.EVALUATE, 10, 0, (0,), 1, seed=5)
     scored = scorer.score(item, generator.generate(item))
@@ -200,7 +215,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused_with_every_number() -
 
 def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
     tracer = ticking()
-    generator = GeneratorWorker(Echo(), InProcessTransport(True), StartsWith(), Letters(), SamplingParams(), tracer)
+    generator = generator_of(Echo(), tracer)
     asked = iter([False, False, True])
     scorer = ScorerWorker(DirectRewards(StartsWith().reward, lambda: next(asked)), 0, tracer)
     with pytest.raises(Interrupted):

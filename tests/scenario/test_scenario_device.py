@@ -9,8 +9,8 @@ import pytest
 from harness.core.errors import UserError
 from harness.models.config import PRESETS
 from harness.models.shape import shape_of_own
+from harness.run.devices import resolve_device
 from harness.run.memory.plan import make_plan
-from harness.run.options import resolve_device
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.cost_model import cost_key
 

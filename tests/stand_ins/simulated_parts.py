@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from harness.core.errors import PartReplaced
-from harness.core.protocols import Generator, Scorer
+from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer, Stage, Tracer
-from harness.core.types import (
-    Metric,
-    Metrics,
-    Purpose,
-    RolloutGroup,
-    ScoredBatch,
-    WeightHandle,
-    WorkItem,
-)
-from harness.run.options import StopSignal
-from harness.run.parts import Parts
+from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
+from harness.loop import LoopPlan
+from harness.probes.memory import DeviceFigure
+from harness.run.parts import RunningParts, StopSignal
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import lanes_of, loop_plan
 from harness.simulate.parts import (
@@ -205,13 +199,43 @@ def simulated_learner(
     return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes)
 
 
+@dataclass
+class SimulatedParts(RunningParts):
+    """Parts without processes, logs, profiles or a GPU."""
+
+    generators: tuple[Generator, ...]
+    scorers: tuple[Scorer, ...]
+    learner: Learner
+    plan: LoopPlan
+    num_parameters: int | None = None
+    threads: int | None = None
+    learner_on_gpu: bool = False
+
+    def save_to(self, folder: Path) -> None: ...
+
+    def processes(self) -> Mapping[str, int]:
+        return {}
+
+    def drain_log(self) -> list[str]:
+        return []
+
+    def drain_device_figures(self) -> list[DeviceFigure]:
+        return []
+
+    def sample_elsewhere(self, hz: float) -> None: ...
+
+    def keep_profiles(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def build_simulated_parts(
     scenario: Scenario,
     tracer: RecordingTracer,
     should_stop: StopSignal,
-) -> Parts:
+) -> SimulatedParts:
     """Make parts that only pass metadata on and take no time: the same loop, rows and files without any model."""
-    return Parts(
+    return SimulatedParts(
         tuple(simulated_generator(tracer, FREE, lane=lane) for lane in lanes_of("generator", scenario)),
         tuple(simulated_scorer(tracer, FREE, lane=lane) for lane in lanes_of("scorer", scenario)),
         simulated_learner(tracer, FREE, epochs_per_batch=scenario.optimizer_steps_per_batch),

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.core.errors import Diverged, HarnessError, Interrupted, RunStopped
 from harness.core.trace import RecordingTracer
 from harness.core.types import RolloutGroup, UpdateResult
-from harness.run.parts import Parts
+from harness.run.parts import RunningParts
 from harness.run.sweep import SweepOptions, run_sweep
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.parts import SimulatedLearner
@@ -30,7 +30,7 @@ def failed_before(out: Path, seed: int) -> int:
     return sum(manifest["status"] == "failed" for manifest in manifests)
 
 
-def build_with(out: Path) -> Callable[..., Parts]:
+def build_with(out: Path) -> Callable[..., RunningParts]:
     """Parts whose Learner goes wrong as planned."""
 
     class Learner(SimulatedLearner):
@@ -46,7 +46,7 @@ def build_with(out: Path) -> Callable[..., Parts]:
                 await asyncio.sleep(3600)
             return await super().update(at, groups)
 
-    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> Parts:
+    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         parts = build_simulated_parts(scenario, tracer, should_stop)
         learner = simulated_learner(tracer, FREE, of=Learner)
         learner.scenario = scenario

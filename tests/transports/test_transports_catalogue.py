@@ -13,7 +13,7 @@ from harness.scenario import TransportName
 from harness.transports.catalogue import TRANSPORTS, transport_kind
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
 from harness.transports.in_process import InProcessTransport
-from harness.transports.options import TransportOptions
+from harness.transports.protocol import TransportOptions
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 
@@ -74,7 +74,7 @@ def test_transports_of_gpu_memory_are_refused_without_a_gpu(name):
             "progress_thread_delay_us is -1, must be at least 0",
             "transport.progress_thread_delay_us",
         ),
-        ({"slots_at_start": 0}, "slots_at_start is 0, must be at least 1", "transport.slots_at_start"),
+        ({"buffers_at_start": 0}, "buffers_at_start is 0, must be at least 1", "transport.buffers_at_start"),
     ],
 )
 def test_bad_options_are_refused(fields, what, where):
@@ -88,7 +88,7 @@ def test_a_two_sided_receiver_names_what_arrived(flatten):
     options = TransportOptions(flatten=flatten)
     sender, receiver = CollectiveSender(options), CollectiveReceiver(options)
     weights = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3], dtype=torch.bfloat16)}
-    weight_handle = sender.publish(weights, 5, frozenset())
+    weight_handle = sender.publish_weights(weights, 5, frozenset())
     arrived = [tensor.clone() for tensor in sender.outgoing(5)]
     assert len(arrived) == (1 if flatten else 2)
     received = receiver.receive(weight_handle, arrived)
@@ -99,7 +99,7 @@ def test_a_two_sided_receiver_names_what_arrived(flatten):
 
 
 def test_a_two_sided_receiver_needs_what_arrived():
-    weight_handle = CollectiveSender(TransportOptions()).publish({"w": torch.ones(1)}, 5, frozenset())
+    weight_handle = CollectiveSender(TransportOptions()).publish_weights({"w": torch.ones(1)}, 5, frozenset())
     with pytest.raises(RunStopped, match="no tensors arrived with the weight_handle of version 5"):
         CollectiveReceiver(TransportOptions()).receive(weight_handle)
 
@@ -107,7 +107,7 @@ def test_a_two_sided_receiver_needs_what_arrived():
 @pytest.mark.parametrize(("snapshot", "received"), [(True, [1, 1]), (False, [0, 0])])
 def test_in_process_weights_are_handed_over_as_a_copy_or_as_they_are(snapshot, received):
     transport, live = InProcessTransport(snapshot), {"w": torch.ones(2, requires_grad=True)}
-    weight_handle = transport.publish(live, 0, frozenset())
+    weight_handle = transport.publish_weights(live, 0, frozenset())
     live["w"].detach().zero_()
     assert not transport.receive(weight_handle)["w"].requires_grad
     assert transport.receive(weight_handle)["w"].tolist() == transport.published(0)["w"].tolist() == received
@@ -117,7 +117,7 @@ def test_in_process_weights_are_handed_over_as_a_copy_or_as_they_are(snapshot, r
 def test_in_process_versions_that_are_not_needed_are_let_go():
     transport = InProcessTransport(snapshot=True)
     for version in range(3):
-        transport.publish({"w": torch.ones(1)}, version, frozenset({version - 1}))
+        transport.publish_weights({"w": torch.ones(1)}, version, frozenset({version - 1}))
     with pytest.raises(ValueError, match=r"version 0 is not held; versions \[1, 2\] are"):
         transport.published(0)
     transport.close()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from harness.core.errors import RunStopped, UserError
 from harness.transports.disk import DiskReceiver, DiskSender
-from harness.transports.options import TransportOptions
+from harness.transports.protocol import TransportOptions
 
 
 def files(folder):
@@ -20,21 +20,21 @@ def files(folder):
 def test_files_of_versions_that_are_not_needed_are_removed(tmp_path):
     sender = DiskSender(TransportOptions(folder=str(tmp_path / "new" / "weights")))
     for version in range(4):
-        sender.publish({"w": torch.full((2,), float(version))}, version, frozenset({version - 1, version - 2}))
+        sender.publish_weights({"w": torch.full((2,), float(version))}, version, frozenset({version - 1, version - 2}))
     assert files(tmp_path / "new" / "weights") == [f"weights-{version}.safetensors" for version in (1, 2, 3)]
 
 
 def test_closing_leaves_other_files_of_a_given_folder(tmp_path):
     (tmp_path / "mine.txt").write_text("keep")
     sender = DiskSender(TransportOptions(folder=str(tmp_path)))
-    sender.publish({"w": torch.ones(2)}, 0, frozenset())
+    sender.publish_weights({"w": torch.ones(2)}, 0, frozenset())
     sender.close()
     assert files(tmp_path) == ["mine.txt"]
 
 
 def test_closing_removes_a_temporary_folder():
     sender = DiskSender(TransportOptions())
-    folder = Path(sender.publish({"w": torch.ones(2)}, 0, frozenset()).payload.path).parent
+    folder = Path(sender.publish_weights({"w": torch.ones(2)}, 0, frozenset()).payload.path).parent
     assert sender.notes == (f"weights go through files in {folder}",)
     sender.close()
     assert not folder.exists()
@@ -44,7 +44,7 @@ def test_a_file_is_plain_safetensors(tmp_path):
     weights = {"tied": torch.ones(2, requires_grad=True), "turned": torch.arange(6.0).view(2, 3).T}
     weights["again"] = weights["tied"]
     sender = DiskSender(TransportOptions(folder=str(tmp_path)))
-    sender.publish(weights, 3, frozenset())
+    sender.publish_weights(weights, 3, frozenset())
     stored = load_file(tmp_path / "weights-3.safetensors")
     assert {name: tensor.tolist() for name, tensor in stored.items()} == {
         "tied": [1, 1],
@@ -57,15 +57,15 @@ def test_a_file_is_renamed_into_its_place_so_that_nobody_reads_half_of_it(tmp_pa
     (tmp_path / "weights-0.safetensors").write_text("left by an earlier run")
     open_elsewhere = tmp_path / "the same file"
     open_elsewhere.hardlink_to(tmp_path / "weights-0.safetensors")
-    DiskSender(TransportOptions(folder=str(tmp_path))).publish({"w": torch.ones(2)}, 0, frozenset())
+    DiskSender(TransportOptions(folder=str(tmp_path))).publish_weights({"w": torch.ones(2)}, 0, frozenset())
     assert open_elsewhere.read_text() == "left by an earlier run"  # another file has its name now
     assert files(tmp_path) == ["the same file", "weights-0.safetensors"]
 
 
 def test_a_missing_file_stops_the_run(tmp_path):
     sender = DiskSender(TransportOptions(folder=str(tmp_path)))
-    old = sender.publish({"w": torch.ones(2)}, 0, frozenset())
-    sender.publish({"w": torch.ones(2)}, 1, frozenset())
+    old = sender.publish_weights({"w": torch.ones(2)}, 0, frozenset())
+    sender.publish_weights({"w": torch.ones(2)}, 1, frozenset())
     with pytest.raises(RunStopped, match=r"the weights of version 0 are not on disk: no file .*weights-0\.safetensors"):
         DiskReceiver(TransportOptions()).receive(old)
 
@@ -81,7 +81,7 @@ def test_a_disk_that_cannot_be_written_leaves_no_half_file(tmp_path):
     sender = DiskSender(TransportOptions(folder=str(tmp_path / "weights")))
     (tmp_path / "weights").rmdir()
     with pytest.raises(UserError, match="cannot write weights to disk") as refused:
-        sender.publish({"w": torch.ones(2)}, 0, frozenset())
+        sender.publish_weights({"w": torch.ones(2)}, 0, frozenset())
     assert refused.value.where == str(tmp_path / "weights" / "weights-0.safetensors")
     assert files(tmp_path) == []
 
@@ -89,5 +89,5 @@ def test_a_disk_that_cannot_be_written_leaves_no_half_file(tmp_path):
 def test_a_file_that_cannot_have_its_name_leaves_nothing_else(tmp_path):
     (tmp_path / "weights-0.safetensors").mkdir()
     with pytest.raises(UserError, match="cannot write weights to disk"):
-        DiskSender(TransportOptions(folder=str(tmp_path))).publish({"w": torch.ones(2)}, 0, frozenset())
+        DiskSender(TransportOptions(folder=str(tmp_path))).publish_weights({"w": torch.ones(2)}, 0, frozenset())
     assert files(tmp_path) == ["weights-0.safetensors"]

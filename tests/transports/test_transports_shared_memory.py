@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness.core.errors import RunStopped, UserError
-from harness.transports.options import TransportOptions
+from harness.transports.protocol import TransportOptions
 from harness.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 
 
@@ -44,7 +44,7 @@ def with_address(weight_handle, **changes):
 
 def test_received_weights_are_the_published_memory_itself(ends):
     sender, receiver = ends
-    weight_handle = sender.publish(weights_of(1), 1, frozenset())
+    weight_handle = sender.publish_weights(weights_of(1), 1, frozenset())
     received = receiver.receive(weight_handle)
     sender.published(1)["a"][2, 4] = 99.0
     assert received["a"][2].tolist() == [1, 1, 1, 1, 99]
@@ -54,7 +54,7 @@ def test_received_weights_are_the_published_memory_itself(ends):
 def test_each_segment_is_mapped_once(ends):
     sender, receiver = ends
     for version in range(6):
-        receiver.receive(sender.publish(weights_of(version), version, frozenset({version - 1})))
+        receiver.receive(sender.publish_weights(weights_of(version), version, frozenset({version - 1})))
     # two segments, each mapped by the sender and by the receiver; a mapping keeps a descriptor of its own (Python's
     # mmap duplicates it), and the sender has the one that others open
     assert in_use() == (2 * 3, 2 * 2)
@@ -63,7 +63,7 @@ def test_each_segment_is_mapped_once(ends):
 def test_closing_both_ends_leaves_nothing():
     sender, receiver = SharedMemorySender(TransportOptions()), SharedMemoryReceiver(TransportOptions())
     for version in range(3):
-        receiver.receive(sender.publish(weights_of(version), version, frozenset({version - 1})))
+        receiver.receive(sender.publish_weights(weights_of(version), version, frozenset({version - 1})))
     receiver.close()
     sender.close()
     assert in_use() == (0, 0)
@@ -71,23 +71,23 @@ def test_closing_both_ends_leaves_nothing():
 
 def test_segments_of_another_size_are_unmapped(ends):
     sender, receiver = ends
-    receiver.receive(sender.publish(weights_of(0), 0, frozenset()))
-    received = receiver.receive(sender.publish({"a": torch.ones(1000)}, 1, frozenset()))
+    receiver.receive(sender.publish_weights(weights_of(0), 0, frozenset()))
+    received = receiver.receive(sender.publish_weights({"a": torch.ones(1000)}, 1, frozenset()))
     assert received["a"].sum().item() == 1000
     assert in_use() == (3, 2)
 
 
 def test_a_ticket_whose_memory_was_reused_is_found(ends):
     sender, receiver = ends
-    old = sender.publish(weights_of(4), 4, frozenset())
-    sender.publish(weights_of(5), 5, frozenset())
+    old = sender.publish_weights(weights_of(4), 4, frozenset())
+    sender.publish_weights(weights_of(5), 5, frozenset())
     with pytest.raises(RunStopped, match="the shared memory of version 4 holds version 5"):
         receiver.receive(old)
 
 
 def test_a_descriptor_that_means_something_else_now_is_found(ends):
     sender, receiver = ends
-    weight_handle = with_address(sender.publish(weights_of(4), 4, frozenset()), nonce=bytes(16))
+    weight_handle = with_address(sender.publish_weights(weights_of(4), 4, frozenset()), nonce=bytes(16))
     with pytest.raises(RunStopped, match="the shared memory of version 4 holds memory of something else"):
         receiver.receive(weight_handle)
 
@@ -95,7 +95,7 @@ def test_a_descriptor_that_means_something_else_now_is_found(ends):
 def test_a_file_of_another_size_is_found(ends):
     sender, receiver = ends
     # a: 60 bytes; b starts at 64, ends at 78; 64 bytes of header before them
-    weight_handle = with_address(sender.publish(weights_of(4), 4, frozenset()), num_bytes=1000)
+    weight_handle = with_address(sender.publish_weights(weights_of(4), 4, frozenset()), num_bytes=1000)
     with pytest.raises(RunStopped, match="the Learner's shared memory has 142 bytes instead of 1000"):
         receiver.receive(weight_handle)
 
@@ -104,14 +104,14 @@ def test_a_learner_that_is_gone_is_named(ends):
     sender, receiver = ends
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    weight_handle = with_address(sender.publish(weights_of(4), 4, frozenset()), pid=gone.pid)
+    weight_handle = with_address(sender.publish_weights(weights_of(4), 4, frozenset()), pid=gone.pid)
     with pytest.raises(RunStopped, match=r"the Learner's shared memory cannot be opened: .*No such file"):
         receiver.receive(weight_handle)
 
 
 def test_another_host_is_refused_with_a_way_out(ends):
     sender, receiver = ends
-    weight_handle = with_address(sender.publish(weights_of(4), 4, frozenset()), host="elsewhere")
+    weight_handle = with_address(sender.publish_weights(weights_of(4), 4, frozenset()), host="elsewhere")
     with pytest.raises(UserError) as refused:
         receiver.receive(weight_handle)
     assert refused.value.where == "transport.type"
@@ -120,6 +120,6 @@ def test_another_host_is_refused_with_a_way_out(ends):
 
 def test_a_segment_cannot_shrink_under_its_readers(ends):
     sender, _ = ends
-    weight_handle = sender.publish(weights_of(0), 0, frozenset())
+    weight_handle = sender.publish_weights(weights_of(0), 0, frozenset())
     with pytest.raises(PermissionError):
         os.ftruncate(weight_handle.payload.address.descriptor, 0)

@@ -22,10 +22,9 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import find_runs
+from harness.run.builders import mismatch_bound
 from harness.run.command import run_command
-from harness.run.options import mismatch_bound
-from harness.run.weight_sync import WeightLoader, WeightPublisher
-from harness.run.workers import LearnerWorker, probe_rows
+from harness.run.workers import LearnerWorker, engine_mismatch, load_weights, probe_rows, publish_weights
 from harness.scenario import load_scenario
 from harness.transports.in_process import InProcessTransport
 
@@ -50,13 +49,14 @@ def changed(model: DecoderLM) -> DecoderLM:
 def synced(model: DecoderLM, engine: NativeEngine | SkipsLoads, bound: float | None, version: int):
     """Publish the model with its probe and a checksum, and load it into the engine; return what was measured."""
     tracer, transport = RecordingTracer(time.perf_counter_ns), InProcessTransport(snapshot=True)
-    weight_handle = WeightPublisher(transport, tracer, True, "learner").publish(
-        dict(model.named_parameters()), version, frozenset()
+    weights = dict(model.named_parameters())
+    weight_handle = publish_weights(
+        transport, weights, version, frozenset(), with_checksum=True, tracer=tracer, lane="learner"
     )
     log_probs = tuple(trainer_of(model).log_probs_of(PROMPTS, RESPONSES))
     probe = LogProbProbe(tuple(PROMPTS), tuple(RESPONSES), log_probs)
-    loader = WeightLoader(transport, engine, tracer, "generator", bound)
-    measured = loader.load(dataclasses.replace(weight_handle, probe=probe))
+    weight_handle = dataclasses.replace(weight_handle, probe=probe)
+    measured = load_weights(transport, engine, weight_handle, mismatch_bound=bound, tracer=tracer, lane="generator")
     return measured, [(span.lane, span.stage) for span in tracer.drain()]
 
 
@@ -99,18 +99,14 @@ def test_a_load_that_was_left_out_is_found_and_the_checksum_says_nothing() -> No
 
 def test_the_error_names_the_worst_token_and_all_the_numbers() -> None:
     class Says:
-        def load_weights(self, weights, version=0): ...
         def score(self, prompts, responses):
             return [np.array([-1.0, -2.0], np.float32), np.array([-1.0, -1.0, -4.5, -1.0, -1.0], np.float32)]
 
     probe = LogProbProbe(
         tuple(PROMPTS), tuple(RESPONSES), (np.array([-1.0, -2.0], np.float32), np.full(5, -1.0, np.float32))
     )
-    loader = WeightLoader(
-        InProcessTransport(snapshot=False), Says(), RecordingTracer(time.perf_counter_ns), "generator0", 0.5
-    )
     with pytest.raises(RunStopped) as stopped:
-        loader._compare(probe, 0.5, 3)
+        engine_mismatch(Says(), probe, 0.5, 3, "generator0")
     assert str(stopped.value) == (
         "generator0 does not hold the Learner's weights: after loading policy version 3 its engine gives token 42 "
         "(place 2 of rollout 1) a log-probability of -4.5, the Learner -1; that gap of 3.5 is above the mismatch_bound "
@@ -162,7 +158,7 @@ class FixedTrainer:
 def learner_of(log_prob: float) -> LearnerWorker:
     transport, first = InProcessTransport(snapshot=False), [(np.array([1]), np.array([2, 3]))]
     return LearnerWorker(
-        FixedTrainer(log_prob), transport, RecordingTracer(time.perf_counter_ns), False, first_probe=first
+        FixedTrainer(log_prob), transport, tracer=RecordingTracer(time.perf_counter_ns), first_probe=first
     )
 
 

@@ -18,7 +18,7 @@ Resources = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ResourceRequest:
     """What one part reserves."""
 
     lane: str
@@ -35,7 +35,7 @@ class Placement:
     """Reserved resources: a bundle for each part, or one that colocated parts share.
 
     Args:
-        asks: one for each part.
+        requests: one for each part.
         colocated: Generators and Learner share what the largest of them asks for, since they take turns.
         strategy: how Ray lays the bundles over nodes.
 
@@ -43,9 +43,9 @@ class Placement:
         UserError: the cluster does not have that much.
     """
 
-    def __init__(self, asks: list[Ask], colocated: bool, strategy: str) -> None:
-        self._asks = {ask.lane: ask for ask in asks}
-        self._bundle_of, bundles = _bundles(asks, colocated)
+    def __init__(self, requests: list[ResourceRequest], colocated: bool, strategy: str) -> None:
+        self._requests = {request.lane: request for request in requests}
+        self._bundle_of, bundles = _bundles(requests, colocated)
         self._group: PlacementGroup | None = None
         if bundles:
             nodes: list[Resources] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -64,8 +64,8 @@ class Placement:
             lane: name of the lane.
             sharing: parts that share its bundle.
         """
-        ask = self._asks[lane]
-        options: dict[str, Any] = {"num_cpus": ask.cpus / sharing, "num_gpus": ask.gpus / sharing}
+        request = self._requests[lane]
+        options: dict[str, Any] = {"num_cpus": request.cpus / sharing, "num_gpus": request.gpus / sharing}
         index = self._bundle_of.get(lane)
         if index is not None and self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -80,16 +80,18 @@ class Placement:
             self._group = None
 
 
-def _bundles(asks: list[Ask], colocated: bool) -> tuple[dict[str, int], list[Resources]]:
+def _bundles(requests: list[ResourceRequest], colocated: bool) -> tuple[dict[str, int], list[Resources]]:
     """Return the bundle number of each lane and the bundles; a part that asks for nothing needs none."""
     if colocated:
-        return {ask.lane: 0 for ask in asks}, [_largest(asks)]
-    wanting = [ask for ask in asks if ask.cpus or ask.gpus]
-    return {ask.lane: index for index, ask in enumerate(wanting)}, [ask.bundle for ask in wanting]
+        return {request.lane: 0 for request in requests}, [_largest(requests)]
+    wanting = [request for request in requests if request.cpus or request.gpus]
+    return {request.lane: index for index, request in enumerate(wanting)}, [request.bundle for request in wanting]
 
 
-def _largest(asks: list[Ask]) -> Resources:
-    return Ask("", max(ask.cpus for ask in asks), max(ask.gpus for ask in asks)).bundle
+def _largest(requests: list[ResourceRequest]) -> Resources:
+    return ResourceRequest(
+        "", max(request.cpus for request in requests), max(request.gpus for request in requests)
+    ).bundle
 
 
 def could_fit(bundles: Sequence[Resources], strategy: str, nodes: Sequence[Resources]) -> bool:

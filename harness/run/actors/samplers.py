@@ -13,8 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from harness.probes.sampler import SamplingThread
 from harness.probes.session import counter_rows
 from harness.results.counters import CounterRow
-from harness.run.actors.parts import ActorPart, clock_offset_ns
-from harness.run.actors.processes import ProcessFacts, boot_id
+from harness.run.actors.part import ActorPart, ProcessFacts, boot_id, clock_offset_ns
 
 
 class SamplerProcess:
@@ -36,7 +35,7 @@ class SamplerProcess:
         return self._thread.drain()
 
 
-class _Station:
+class _NodeSampler:
     """One machine's sampler, with what was asked of it and has not come yet."""
 
     def __init__(self, node_id: str, name: str, hz: float) -> None:
@@ -52,7 +51,7 @@ def is_elsewhere(facts: ProcessFacts) -> bool:
     return facts.boot_id != boot_id()
 
 
-class OtherMachines:
+class RemoteSamplers:
     """The samplers on other machines of the cluster; nothing where all parts are on this one.
 
     A machine whose sampler cannot be reached any more is noted and left out.
@@ -74,27 +73,27 @@ class OtherMachines:
         nodes = dict.fromkeys(
             part.facts.node_id for part in self._parts if part.facts is not None and elsewhere(part.facts)
         )
-        self._stations: dict[str, _Station] = {}
+        self._samplers: dict[str, _NodeSampler] = {}
         for number, node_id in enumerate(nodes if hz > 0 else (), start=1):
             try:
-                self._stations[node_id] = _Station(node_id, f"node{number}", hz)
+                self._samplers[node_id] = _NodeSampler(node_id, f"node{number}", hz)
             except RayError as error:
                 self.notes.append(f"no counters of node{number}: {type(error).__name__}")
         self.watch()
 
     def watch(self) -> None:
         """Tell each machine which processes are the run's: a part that died has another one."""
-        for node_id, station in self._stations.items():
+        for node_id, sampler in self._samplers.items():
             here = [part for part in self._parts if part.facts is not None and part.facts.node_id == node_id]
             processes = {part.lane: part.facts.pid for part in here if part.facts is not None}
-            if processes != station.processes:
-                station.processes = processes
-                station.handle.order.remote({"processes": processes})
+            if processes != sampler.processes:
+                sampler.processes = processes
+                sampler.handle.order.remote({"processes": processes})
 
     def order(self, order: str) -> None:
         """Pass ``go`` or ``hold`` on."""
-        for station in self._stations.values():
-            station.handle.order.remote(order)
+        for sampler in self._samplers.values():
+            sampler.handle.order.remote(order)
 
     def drain(self, clock_at: Callable[[int], int], wait_s: float = 0.0) -> list[CounterRow]:
         """Return the rows that have come by now, their sources named ``node1/...``, and ask for the next ones.
@@ -104,31 +103,31 @@ class OtherMachines:
             wait_s: how long to wait for those under way; at the end of a run.
         """
         rows: list[CounterRow] = []
-        for node_id, station in list(self._stations.items()):
+        for node_id, sampler in list(self._samplers.items()):
             try:
-                rows += self._rows_of(station, clock_at, wait_s)
+                rows += self._rows_of(sampler, clock_at, wait_s)
                 if wait_s > 0:  # what was sampled after it was asked last
-                    rows += self._rows_of(station, clock_at, wait_s)
+                    rows += self._rows_of(sampler, clock_at, wait_s)
             except RayError as error:
-                self.notes.append(f"no more counters of {station.name}: {type(error).__name__}")
-                del self._stations[node_id]
+                self.notes.append(f"no more counters of {sampler.name}: {type(error).__name__}")
+                del self._samplers[node_id]
         return rows
 
-    def _rows_of(self, station: _Station, clock_at: Callable[[int], int], wait_s: float) -> list[CounterRow]:
-        asked = station.asked or station.handle.drain.remote()
+    def _rows_of(self, sampler: _NodeSampler, clock_at: Callable[[int], int], wait_s: float) -> list[CounterRow]:
+        asked = sampler.asked or sampler.handle.drain.remote()
         ready, _ = ray.wait([asked], timeout=wait_s)
-        station.asked = None if ready else asked
+        sampler.asked = None if ready else asked
         samples = ray.get(asked) if ready else []
         if ready and wait_s == 0:
-            station.asked = station.handle.drain.remote()
+            sampler.asked = sampler.handle.drain.remote()
 
         def at(far_ns: int) -> int:
-            return clock_at(far_ns - station.offset_ns)
+            return clock_at(far_ns - sampler.offset_ns)
 
-        return [row for sample in samples for row in counter_rows(sample, at, f"{station.name}/")]
+        return [row for sample in samples for row in counter_rows(sample, at, f"{sampler.name}/")]
 
     def close(self) -> None:
         """End the samplers."""
-        for station in self._stations.values():
-            ray.kill(station.handle)
-        self._stations.clear()
+        for sampler in self._samplers.values():
+            ray.kill(sampler.handle)
+        self._samplers.clear()

@@ -1,4 +1,4 @@
-"""Ray for the length of one command: started on this machine, or joined where it is running."""
+"""Ray for the length of one command: started on this machine or joined, its actors' environment and their output."""
 
 from __future__ import annotations
 
@@ -169,3 +169,54 @@ def _no_cluster(address: str, error: Exception) -> UserError:
         f"placement.address: {address}",
         "start one with `ray start --head`, or set placement.address to local",
     )
+
+
+def process_environment(threads: int, interface: str) -> dict[str, str]:
+    """Return what an actor's process gets: its threads, and the interface of the connections it opens itself.
+
+    Args:
+        threads: of OpenMP and MKL, which sleep while they wait.
+        interface: network interface of UCX (NIXL), gloo and NCCL; ``lo`` keeps them on this machine.
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "UCX_NET_DEVICES": interface,
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+    }
+
+
+class ProcessLogs:
+    """The files that the actors of one run, libraries in C included, print into.
+
+    Args:
+        folder: where they are; None where the actors may be on other machines, whose output stays in Ray's own logs.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self._lanes: dict[Path, str] = {}
+
+    def file_for(self, lane: str) -> Path | None:
+        """Return a new file for a lane's processes; one that replaces another goes on in it."""
+        if self._folder is None:
+            return None
+        path = self._folder / f"{len(list(self._folder.glob('*.log')))}-{lane}.log"
+        path.touch(mode=0o600)
+        self._read[path], self._lanes[path] = 0, lane
+        return path
+
+    def new_lines(self) -> list[str]:
+        """Return the whole lines printed since the last call, each with its lane in front."""
+        lines: list[str] = []
+        for path, done in self._read.items():
+            with open(path, "rb") as file:
+                file.seek(done)
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read[path] = done + len(whole)
+            lines += [f"{self._lanes[path]}: {line}" for line in whole.decode(errors="replace").splitlines()]
+        return lines

@@ -21,9 +21,9 @@ from harness.probes.provenance import code_state
 from harness.results import Manifest, load_run
 from harness.run.arm_runner import ArmRunner
 from harness.run.command import show_results
-from harness.run.factory import Workshop
-from harness.run.interrupts import signals_as_interrupts
-from harness.run.options import Build
+from harness.run.errors import signals_as_interrupts
+from harness.run.factory import PartsFactory
+from harness.run.parts import Build
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
 from harness.run.sweep.points import (
@@ -79,7 +79,7 @@ def run_sweep(
         scenario: as loaded; arms, axes and blocks are expanded here.
         out: the results folder.
         options: see ``SweepOptions``.
-        build: makes the parts of one run; None takes a ``Workshop``.
+        build: makes the parts of one run; None takes a ``PartsFactory``.
         show: called with the experiment's folder at the end.
 
     Returns:
@@ -97,7 +97,7 @@ def run_sweep(
     check_before_start(together, say)
     with signals_as_interrupts():
         folder = _experiment(out, scenario, options.fresh, say)
-        with held(folder), Workshop([[variant.scenario for variant in group] for group in together]) as workshop:
+        with held(folder), PartsFactory([[variant.scenario for variant in group] for group in together]) as workshop:
             sweep = _Sweep(folder, scenario.name, together, options, build or workshop, console)
             _say_all_blocks(scenario, say)
             try:

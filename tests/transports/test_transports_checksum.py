@@ -8,7 +8,7 @@ import torch
 import xxhash
 
 from harness.core.errors import RunStopped
-from harness.transports.fingerprint import fingerprint, verify
+from harness.transports.checksum import checksum, verify
 
 ALGORITHMS = ("xxh3_128", "wsum64")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool)
@@ -25,7 +25,7 @@ def test_cpu_weights_are_hashed_with_xxh3_over_header_and_bytes():
     weights = {"w": torch.tensor([1.0, 2.0])}
     # float32 1.0 is 0x3f800000, 2.0 is 0x40000000, little-endian
     raw = b"w|torch.float32|(2,)|" + bytes.fromhex("0000803f00000040")
-    assert fingerprint(weights) == f"xxh3_128:{xxhash.xxh3_128(raw).hexdigest()}"
+    assert checksum(weights) == f"xxh3_128:{xxhash.xxh3_128(raw).hexdigest()}"
 
 
 def mixed(word):
@@ -150,8 +150,8 @@ def test_equal_weights_pass_by_the_algorithm_named():
 def test_a_difference_stops_the_run_with_every_number():
     published, received = {"w": torch.zeros(4)}, {"w": torch.ones(4), "x": torch.zeros(2, dtype=torch.bfloat16)}
     with pytest.raises(RunStopped) as stopped:
-        verify(received, fingerprint(published), 7, "generator_1")
+        verify(received, checksum(published), 7, "generator_1")
     assert str(stopped.value) == (
         "the weights of version 7 that generator_1 received are not the published ones: "
-        f"published {fingerprint(published)}, received {fingerprint(received)} (2 tensors, 20 bytes)"
+        f"published {checksum(published)}, received {checksum(received)} (2 tensors, 20 bytes)"
     )

@@ -3,7 +3,7 @@
 The Learner's is taken of the published copy. A Generator's is taken right after its engine has loaded, over the tensors
 that it was loaded from: it shows damage on the way and changes during the load, and not what the engine made of them.
 
-A fingerprint covers names, dtypes, shapes and raw bytes, and says by which algorithm it was made: ``xxh3_128`` reads
+A checksum covers names, dtypes, shapes and raw bytes, and says by which algorithm it was made: ``xxh3_128`` reads
 the memory of CPU tensors in place; ``wsum64`` sums on the tensors' own device, so that weights on a GPU stay there.
 """
 
@@ -22,22 +22,22 @@ _CHUNK_WORDS = 1 << 22  # words summed at a time: each temporary tensor takes 32
 _ODDS = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
 
 
-def fingerprint(weights: Mapping[str, Tensor]) -> str:
+def checksum(weights: Mapping[str, Tensor]) -> str:
     """Return ``algorithm:hex`` of the weights; the mapping's order does not matter.
 
     ``xxh3_128`` where all tensors are on the CPU (contiguous ones are not copied), else ``wsum64``.
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in weights.values())
-    return _fingerprint(weights, "xxh3_128" if on_cpu else "wsum64")
+    return _checksum(weights, "xxh3_128" if on_cpu else "wsum64")
 
 
 def verify(weights: Mapping[str, Tensor], expected: str, version: int, lane: str) -> None:
-    """Compare received weights with the published fingerprint, by the algorithm that it names.
+    """Compare received weights with the published checksum, by the algorithm that it names.
 
     Raises:
         RunStopped: they differ.
     """
-    received = _fingerprint(weights, expected.partition(":")[0])
+    received = _checksum(weights, expected.partition(":")[0])
     if received == expected:
         return
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
@@ -47,7 +47,7 @@ def verify(weights: Mapping[str, Tensor], expected: str, version: int, lane: str
     )
 
 
-def _fingerprint(weights: Mapping[str, Tensor], algorithm: str) -> str:
+def _checksum(weights: Mapping[str, Tensor], algorithm: str) -> str:
     add = _ALGORITHMS[algorithm]
     total = xxhash.xxh3_128()
     for name in sorted(weights):

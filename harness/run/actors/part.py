@@ -1,0 +1,595 @@
+"""One lane's part as a Ray actor, from both ends: the actor that holds a worker, and what the driver calls it through.
+
+Rollouts pass from actor to actor by reference: a Generator's reply is metadata and one object reference for each group,
+owned by the driver, so that the data outlives the Generator and is freed when the last handle goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+
+from harness.core.errors import HarnessError, PartReplaced, RunStopped, UserError
+from harness.core.trace import RecordingTracer, Span, Stage, Tracer
+from harness.core.types import (
+    GroupData,
+    Metrics,
+    Purpose,
+    RolloutGroup,
+    ScoredBatch,
+    UpdateResult,
+    WeightHandle,
+    WorkItem,
+)
+from harness.probes.memory import DeviceFigure
+from harness.probes.tracers import Instruments
+from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, first_line, own_error
+
+CLOCK_READINGS = 5
+CLOSE_S = 3.0
+"""Seconds that workers may take to give back what they hold."""
+WRITING_S = 120.0
+"""Seconds in which a profiler writes its file."""
+PULSE_S = 5.0
+"""Seconds in which an idle actor answers."""
+LOADING = "weights"
+"""The concurrency group in which a Generator loads weights, while it samples."""
+
+Make = Callable[[Tracer], Any]
+
+
+# ---- in the actor's process
+
+
+@dataclass(frozen=True)
+class ProcessSetup:
+    """How an actor's process is set up before anything is built in it.
+
+    Attributes:
+        lane: name of its lane.
+        threads: CPU threads of torch.
+        log: file that takes what the process prints; None leaves it to Ray.
+        working_folder, import_path: those of the driver, which makes this value, so that files and modules that the
+            scenario names are found.
+        cuda: whether the worker computes on a GPU.
+        instruments: probes, and delays that the scenario asks for.
+    """
+
+    lane: str
+    threads: int
+    log: Path | None
+    working_folder: Path = field(default_factory=Path.cwd)
+    import_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(path) for path in sys.path))
+    cuda: bool = False
+    instruments: Instruments = field(default_factory=Instruments)
+
+
+@dataclass(frozen=True)
+class ProcessFacts:
+    """Where a part runs: its process, its host's boot, its node."""
+
+    pid: int
+    boot_id: str
+    node_id: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call returned, its spans on the machine's monotonic clock, and the device's figures for them."""
+
+    value: Any
+    spans: list[Span]
+    device_figures: list[DeviceFigure] = field(default_factory=list)
+
+
+class PartActor:
+    """Holds one worker in a process of its own: the one actor class of all parts.
+
+    It is a plain class here; ``ActorSpec.launch`` makes an actor of it. ``build`` is apart from the start, so that its
+    errors come back as they are.
+    """
+
+    def __init__(self, setup: ProcessSetup) -> None:
+        if setup.log is not None:
+            _print_into(setup.log)
+        self._setup = setup
+        sys.path[:] = [*setup.import_path, *(path for path in sys.path if path not in setup.import_path)]
+        torch.set_num_threads(setup.threads)
+        self._recorder = RecordingTracer(time.perf_counter_ns)
+        self._instrumented = setup.instruments.for_process(self._recorder, (setup.lane,), setup.cuda)
+        self._worker: Any = None
+
+    def build(self, make: Make) -> ProcessFacts:
+        """Make the worker.
+
+        Raises:
+            UserError: the driver's working folder is not on this machine, or ``make`` raises it.
+        """
+        self._enter_working_folder()
+        with self._recorder.underway(self._setup.lane, Stage.STARTUP):
+            self._worker = make(self._instrumented.tracer)
+        for note in (*self._instrumented.notes, *getattr(self._worker, "notes", ())):
+            print(note, flush=True)
+        return ProcessFacts(os.getpid(), boot_id(), ray.get_runtime_context().get_node_id())
+
+    def _enter_working_folder(self) -> None:
+        folder = self._setup.working_folder
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise UserError(
+                f"{self._setup.lane} was placed on a machine without the working folder ({error.strerror})",
+                str(folder),
+                "have the project in the same folder on every node of the cluster",
+            ) from error
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the worker and return a ``Reply``.
+
+        The data of groups do not pass through the driver. They come as arguments behind the groups, which Ray fetches;
+        those of a Generator go as further return values; a Scorer returns the number under which each one came.
+        """
+        match method:
+            case "generate":
+                groups = self._worker.generate(*arguments)
+                return [self._reply(without_data(groups)), *(group.data for group in groups)]
+            case "score":
+                item, groups, *data = arguments
+                scored: ScoredBatch = self._worker.score(item, _with_data(groups, data))
+                numbers = {id(part): number for number, part in enumerate(data)}
+                bare = tuple(replace(group, data=numbers[id(group.data)]) for group in scored.groups)
+                return self._reply(replace(scored, groups=bare))
+            case "update":
+                step, groups, *data = arguments
+                return self._reply(self._worker.update(step, _with_data(groups, data)))
+        return self._reply(getattr(self._worker, method)(*arguments))
+
+    def outgoing(self, *arguments: Any) -> list[torch.Tensor]:
+        """Return the worker's published tensors, for transports that send them along with a call."""
+        tensors: list[torch.Tensor] = self._worker.outgoing(*arguments)
+        return tensors
+
+    def now_ns(self) -> int:
+        """This machine's monotonic clock."""
+        return time.perf_counter_ns()
+
+    def end_windows(self) -> None:
+        """Stop the profilers that still run, and have them write what they have."""
+        self._instrumented.end_windows()
+
+    def close(self) -> None:
+        """Give back what the worker holds outside of its process."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def _reply(self, value: Any) -> Reply:
+        return Reply(value, self._recorder.drain(), self._instrumented.drain_device_figures())
+
+
+def boot_id() -> str:
+    """Return what tells this boot of this machine from all others: within it, monotonic clocks agree."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _print_into(path: Path) -> None:
+    """Have everything that this process prints, libraries in C included, go to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def without_data(groups: tuple[RolloutGroup, ...]) -> tuple[RolloutGroup, ...]:
+    """Return the groups' metadata."""
+    return tuple(replace(group, data=None) for group in groups)
+
+
+def _with_data(groups: tuple[RolloutGroup, ...], data: Sequence[GroupData]) -> tuple[RolloutGroup, ...]:
+    return tuple(replace(group, data=part) for group, part in zip(groups, data, strict=True))
+
+
+# ---- in the driver
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """How a lane's actor is made, each time.
+
+    Attributes:
+        setup: see ``ProcessSetup``.
+        make: makes the worker inside of the process.
+        options: Ray's options: resources, placement, environment.
+        loads_apart: whether it loads weights on a thread of their own, while it samples.
+        tensor_transport: whether it sends or receives tensors by Ray Direct Transport.
+    """
+
+    setup: ProcessSetup
+    make: Make
+    options: dict[str, Any]
+    loads_apart: bool = False
+    tensor_transport: bool = False
+
+    def launch(self) -> tuple[Any, Any]:
+        """Start an actor; return its handle and the reference of its facts, which come when its worker is built."""
+        actor_class: Any = ray.remote
+        remote_class = actor_class(
+            concurrency_groups={LOADING: 1} if self.loads_apart else {}, enable_tensor_transport=self.tensor_transport
+        )(PartActor)
+        handle = remote_class.options(**self.options).remote(self.setup)
+        return handle, handle.build.remote(self.make)
+
+
+class Replacements:
+    """How many dead parts a run may still replace.
+
+    Args:
+        most: replacements in all.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.made = most, 0
+
+    def count(self, lane: str, reason: str) -> None:
+        """Count one more.
+
+        Raises:
+            RunStopped: there were too many.
+        """
+        if self.made >= self.most:
+            raise RunStopped(
+                f"{lane} died ({reason}), and faults.max_replacements {self.most} parts were replaced already"
+            )
+        self.made += 1
+
+
+class ActorPart:
+    """The actor of one lane: started, called, and replaced when it dies.
+
+    Args:
+        spec: how it is made.
+        tracer: takes the spans of its replies.
+        replacements: of the whole run; None for a part that cannot be replaced.
+        reconnect: connects a new actor of this lane with the others.
+
+    Attributes:
+        device_figures: that came with replies; whoever reads them takes them out.
+    """
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        tracer: RecordingTracer,
+        replacements: Replacements | None = None,
+        reconnect: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.spec, self.tracer, self.lane = spec, tracer, spec.setup.lane
+        self._replacements, self._reconnect = replacements, reconnect
+        self.incarnation = 0
+        self._replacing = asyncio.Lock()
+        self.handle, self._building = spec.launch()
+        self.facts: ProcessFacts | None = None
+        self.device_figures: list[DeviceFigure] = []
+        self._offset_ns = 0
+
+    def wait_until_built(self) -> None:
+        """Return when the worker is built.
+
+        Raises:
+            HarnessError: what the building of the worker raised.
+            RunStopped: the process died.
+        """
+        try:
+            self._finish_building()
+        except DEATHS as error:
+            raise RunStopped(f"{self.lane} died while it started: {cause_of_death(error)}") from None
+
+    def _finish_building(self) -> None:
+        try:
+            facts: ProcessFacts = ray.get(self._building)
+        except RayTaskError as error:
+            raise own_error(error) from None
+        self.facts = facts
+        same_machine = facts.boot_id == boot_id()
+        self._offset_ns = 0 if same_machine else clock_offset_ns(lambda: ray.get(self.handle.now_ns.remote()))
+
+    async def call(
+        self,
+        method: str,
+        *arguments: Any,
+        stage: Stage,
+        step: int,
+        version: int,
+        returns: int = 1,
+        arrives: bool = False,
+    ) -> tuple[Any, Sequence[Any]]:
+        """Call a method of the worker and record the spans of its reply.
+
+        Args:
+            method: by name.
+            arguments: what it gets.
+            stage, step, version: what to say that it is doing.
+            returns: how many values the actor returns: a reply, and the rest by reference.
+            arrives: whether published tensors are among the arguments. Their way is part of the weight transfer.
+
+        Returns:
+            The value of the reply, and references to the other values.
+
+        Raises:
+            HarnessError: what the method raised.
+            PartReplaced: the actor died, and a new one has taken its place.
+            RunStopped: it died and cannot be replaced, or it lost what another actor owned.
+        """
+        options: dict[str, Any] = {"num_returns": returns}
+        if method == "load_weights" and self.spec.loads_apart:
+            options["concurrency_group"] = LOADING
+        with self.tracer.underway(self.lane, stage, step, version):
+            async with self._replacing:  # until a new actor, if one is on its way, has its worker
+                incarnation, handle = self.incarnation, self.handle
+            called_ns = time.perf_counter_ns()
+            try:
+                references = handle.call.options(**options).remote(method, *arguments)
+                first, *others = [references] if returns == 1 else references
+                reply: Reply = await first
+            except RayTaskError as error:
+                raise own_error(error) from None
+            except DEATHS as error:
+                if getattr(error, "actor_id", None) not in (None, handle._actor_id.hex()):
+                    raise RunStopped(f"an actor that {self.lane} needed to {_spoken(method)} died") from None
+                raise await self._died(incarnation, cause_of_death(error)) from None
+            except RayError as error:  # an object is gone with the actor that owned it
+                raise RunStopped(f"{self.lane} could not {_spoken(method)}: {first_line(error)}") from None
+        spans = [self._on_our_clock(span) for span in reply.spans]
+        if arrives:
+            spans.insert(0, arrival(spans, called_ns))
+        self.tracer.record_elsewhere([*spans, *calls_under_way(self.lane, spans, called_ns, time.perf_counter_ns())])
+        self.device_figures += reply.device_figures
+        return reply.value, others
+
+    def _on_our_clock(self, span: Span) -> Span:
+        if not self._offset_ns:
+            return span
+        return span._replace(start_ns=span.start_ns - self._offset_ns, end_ns=span.end_ns - self._offset_ns)
+
+    async def _died(self, incarnation: int, reason: str) -> HarnessError:
+        """Replace the dead actor, once for each death; return the error for the loop."""
+        if self._replacements is None:
+            return self._end_of_run(reason)
+        async with self._replacing:
+            if self.incarnation == incarnation:
+                await self._replace(self._replacements, reason)
+                self.incarnation += 1
+                if self._reconnect is not None:
+                    await self._reconnect()
+        return PartReplaced(reason, self.incarnation)
+
+    def _end_of_run(self, reason: str) -> RunStopped:
+        return RunStopped(f"the {self.lane} died: {reason}; what it had learnt since the last saved policy is lost")
+
+    async def check_alive(self) -> None:
+        """Return when the actor answers, or is so busy that it does not.
+
+        Raises:
+            RunStopped: it is dead.
+        """
+        try:
+            await asyncio.wait_for(self.handle.now_ns.remote(), PULSE_S)
+        except TimeoutError:
+            return
+        except DEATHS as error:
+            raise self._end_of_run(cause_of_death(error)) from None
+
+    async def _replace(self, replacements: Replacements, reason: str) -> None:
+        """Make a new actor, and another one where that dies while it starts."""
+        while True:
+            replacements.count(self.lane, reason)
+            ray.kill(self.handle)
+            self.handle, self._building = self.spec.launch()
+            try:
+                return await asyncio.to_thread(self._finish_building)
+            except DEATHS as error:
+                reason = f"while it started: {cause_of_death(error)}"
+
+
+def _spoken(method: str) -> str:
+    return method.replace("_", " ")
+
+
+def arrival(spans: Sequence[Span], called_ns: int) -> Span:
+    """Return the weight transfer of tensors that were sent along with a call: from the call to the first span.
+
+    Args:
+        spans: those of a load.
+        called_ns: our monotonic clock at the call.
+    """
+    return spans[0]._replace(stage=Stage.WEIGHT_TRANSFER, start_ns=called_ns, end_ns=spans[0].start_ns)
+
+
+def calls_under_way(lane: str, spans: Sequence[Span], called_ns: int, answered_ns: int) -> Iterator[Span]:
+    """Yield the waits at both ends of a call: until the actor began to work, and from then on until we had the reply.
+
+    Arguments and results are unpacked in these times too. They are the lowest kind of span: where another call kept
+    the actor busy meanwhile, that one owns the time (see ``harness.compare.attribution``).
+
+    Args:
+        lane: the actor's.
+        spans: what it did for the call, on our clock; without any, the whole call was on its way.
+        called_ns, answered_ns: our monotonic clock at the call and at the reply.
+    """
+    begun_ns = min((span.start_ns for span in spans), default=answered_ns)
+    ended_ns = max((span.end_ns for span in spans), default=answered_ns)
+    step, version = (spans[0].step, spans[0].version) if spans else (-1, -1)
+    for start_ns, end_ns in ((called_ns, begun_ns), (ended_ns, answered_ns)):
+        if start_ns < end_ns:
+            yield Span(lane, Stage.WAIT_FOR_CALL, start_ns, end_ns, step, version)
+
+
+def clock_offset_ns(
+    ask: Callable[[], int], readings: int = CLOCK_READINGS, now_ns: Callable[[], int] = time.perf_counter_ns
+) -> int:
+    """Return how far another machine's monotonic clock is ahead of ours, in nanoseconds.
+
+    As in NTP (RFC 5905, section 8) with one timestamp at the far end: of several readings, the one with the shortest
+    round trip counts, and its midpoint is taken as the moment of the far reading.
+
+    Args:
+        ask: reads the far clock.
+        readings: how often.
+        now_ns: reads our clock.
+    """
+    best_ns, offset_ns = None, 0
+    for _ in range(readings):
+        sent_ns = now_ns()
+        far_ns = ask()
+        back_ns = now_ns()
+        if best_ns is None or back_ns - sent_ns < best_ns:
+            best_ns, offset_ns = back_ns - sent_ns, far_ns - (sent_ns + back_ns) // 2
+    return offset_ns
+
+
+def end_windows(parts: Sequence[ActorPart]) -> None:
+    """Have the profilers in these actors stop and write what they have.
+
+    Raises:
+        RunStopped: one could not, or takes more than ``WRITING_S``.
+    """
+    with ends_the_run("a profiler could not write what it recorded"):
+        ray.get([part.handle.end_windows.remote() for part in parts], timeout=WRITING_S)
+
+
+def close_parts(parts: Sequence[ActorPart]) -> None:
+    """Let the workers give back what they hold, as far as their actors live and listen, and end the actors."""
+    closing = [part.handle.close.remote() for part in parts if part.facts is not None]
+    if closing:  # the system gives back what a busy or dead one holds
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
+    for part in parts:
+        ray.kill(part.handle)
+
+
+# ---- the loop's protocols over actors
+
+
+@dataclass(frozen=True)
+class SentAlong:
+    """The payload of a weight handle whose tensors Ray sends with the call that loads them (gloo, nccl).
+
+    Attributes:
+        described: the sender's own payload.
+        tensors: reference of the tensors.
+    """
+
+    described: Any
+    tensors: Any
+
+
+class GeneratorHandle:
+    """A Generator in an actor.
+
+    Args:
+        part: the actor.
+        learner: the actor whose weights it loads. Where they cannot be had, the Learner's death is the first suspect.
+    """
+
+    def __init__(self, part: ActorPart, learner: ActorPart) -> None:
+        self.part, self.lane, self._learner = part, part.lane, learner
+        self._version = -1
+
+    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
+        """See ``protocols.Generator``."""
+        version, arrived = weight_handle.version, []
+        if isinstance(weight_handle.payload, SentAlong):
+            arrived = [weight_handle.payload.tensors]
+            weight_handle = replace(weight_handle, payload=weight_handle.payload.described)
+        try:
+            measured, _ = await self.part.call(
+                "load_weights",
+                weight_handle,
+                *arrived,
+                stage=Stage.WEIGHT_TRANSFER,
+                step=version,
+                version=version,
+                arrives=bool(arrived),
+            )
+        except RunStopped:
+            await self._learner.check_alive()
+            raise
+        self._version = version
+        return dict(measured)
+
+    async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
+        """See ``protocols.Generator``. The data of each group is an object reference that the driver owns."""
+        stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
+        groups, data = await self.part.call(
+            "generate", item, stage=stage, step=item.step, version=self._version, returns=1 + len(item.prompt_ids)
+        )
+        return tuple(replace(group, data=reference) for group, reference in zip(groups, data, strict=True))
+
+
+class ScorerHandle:
+    """A Scorer in an actor."""
+
+    def __init__(self, part: ActorPart) -> None:
+        self.part, self.lane = part, part.lane
+
+    async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
+        """See ``protocols.Scorer``."""
+        stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.SCORE
+        data = [group.data for group in groups]
+        scored, _ = await self.part.call(
+            "score", item, without_data(groups), *data, stage=stage, step=item.step, version=groups[0].min_version
+        )
+        return replace(scored, groups=tuple(replace(group, data=data[group.data]) for group in scored.groups))
+
+
+class LearnerHandle:
+    """The Learner in an actor.
+
+    Args:
+        part: the actor.
+        tensor_transport: with which its published tensors are sent along with a call; None for a transport whose
+            weight handle says where to fetch them.
+
+    Attributes:
+        policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
+    """
+
+    def __init__(self, part: ActorPart, tensor_transport: str | None) -> None:
+        self.part, self.lane, self._tensor_transport = part, part.lane, tensor_transport
+        self.policy_folder: Path | None = None
+
+    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        """See ``protocols.Learner``."""
+        data = [group.data for group in groups]
+        result, _ = await self.part.call(
+            "update", step, without_data(groups), *data, stage=Stage.UPDATE, step=step, version=step
+        )
+        assert isinstance(result, UpdateResult)
+        return result
+
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
+        """See ``protocols.Learner``."""
+        weight_handle, _ = await self.part.call(
+            "publish_weights", version, still_needed, stage=Stage.WEIGHT_PUBLISH, step=version, version=version
+        )
+        assert isinstance(weight_handle, WeightHandle)
+        if self._tensor_transport is None:
+            return weight_handle
+        sent = self.part.handle.outgoing.options(tensor_transport=self._tensor_transport).remote(version)
+        return replace(weight_handle, payload=SentAlong(weight_handle.payload, sent))
+
+    async def checkpoint(self, version: int) -> None:
+        """See ``protocols.Learner``."""
+        await self.part.call(
+            "checkpoint", version, self.policy_folder, stage=Stage.CHECKPOINT, step=version, version=version
+        )

@@ -1,0 +1,367 @@
+"""Weight syncs alone: every transport with every size, in turns, between real actors that compute nothing.
+
+A sync is timed from the Learner's live weights to the engines' own tensors. ``run`` does this with a scenario that has
+a ``transport_sweep``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError, RayTaskError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from harness.core.errors import HarnessError, Interrupted, RunStopped
+from harness.core.seeds import derive_seed
+from harness.core.trace import Span, Stage, Tracer
+from harness.core.types import WeightHandle
+from harness.engines.paced import PacedEngine
+from harness.learner.paced import made_up_weights, stamp
+from harness.results.rows import SyncRow
+from harness.run.actors.deaths import cause_of_death, own_error
+from harness.run.actors.part import ActorSpec, ProcessSetup, Reply, arrival
+from harness.run.actors.session import ProcessLogs, RaySession, process_environment
+from harness.run.devices import resolve_device
+from harness.run.interleaving import alternating_order
+from harness.run.session import Experiment
+from harness.run.workers import load_weights, publish_weights
+from harness.scenario import PartSettings, Scenario, TransportSweepSettings, Variant
+from harness.scenario.loop_plan import numbered_lanes
+from harness.transports.catalogue import TRANSPORTS, transport_kind
+from harness.transports.collective import end_group, make_group
+from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
+
+COPY_BYTES = 256_000_000
+
+
+# ---- which syncs
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of one part of the sweep."""
+
+    megabytes: float
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """One sync to make. ``repeat`` 0 is not counted: it sets connections up and touches fresh memory."""
+
+    transport: str
+    receivers: int
+    repeat: int
+
+
+def weights_of(settings: TransportSweepSettings) -> list[Weights]:
+    """Return the sizes and tensor counts of the sweep, small ones first."""
+    return [Weights(*pair) for pair in itertools.product(sorted(settings.megabytes), sorted(settings.tensors))]
+
+
+def syncs_of(settings: TransportSweepSettings, seed: int) -> Iterator[Sync]:
+    """Yield the syncs of one part: in each repeat every transport once, in an order drawn anew.
+
+    Each second repeat runs the last order backwards; see ``alternating_order``.
+    """
+    for receivers in sorted(settings.receivers):
+        repeats = [settings.repeats + 1] * len(settings.transports)
+        drawn_from = derive_seed(seed, "transport_sweep", receivers)
+        for index, repeat in alternating_order(len(repeats), repeats, drawn_from):
+            yield Sync(settings.transports[index], receivers, repeat)
+
+
+# ---- the workers: one end of every transport around the same tensors
+
+
+class SweepLearner:
+    """One set of weights with a sender of each transport in front."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], senders: dict[str, WeightSender], tracer: Tracer) -> None:
+        self.weights, self.senders, self.tracer = weights, senders, tracer
+
+    def publish_weights(self, transport: str, version: int) -> WeightHandle:
+        """Change the weights and publish them; nothing published before is needed any more."""
+        stamp(self.weights, version)
+        return publish_weights(
+            self.senders[transport],
+            self.weights,
+            version,
+            frozenset(),
+            with_checksum=True,
+            tracer=self.tracer,
+            lane="learner",
+        )
+
+    def outgoing(self, transport: str, version: int) -> list[torch.Tensor]:
+        """Return published tensors, for transports that send them along."""
+        return self.senders[transport].outgoing(version)
+
+    def close(self) -> None:
+        """Close every sender."""
+        for sender in self.senders.values():
+            sender.close()
+
+
+class SweepGenerator:
+    """One engine with a receiver of each transport in front, on one device."""
+
+    def __init__(self, receivers: dict[str, WeightReceiver], lane: str, device: str, tracer: Tracer) -> None:
+        self.receivers, self.lane, self.device, self.tracer = receivers, lane, device, tracer
+        self.engine = PacedEngine(0.0, 0.0, 1, device=device)
+        self._copied: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def load_weights(
+        self, transport: str, weight_handle: WeightHandle, arrived: list[torch.Tensor] | None = None
+    ) -> None:
+        """Load weights that came by this transport into the same tensors as those of all others."""
+        receiver = self.receivers[transport]
+        load_weights(receiver, self.engine, weight_handle, arrived, tracer=self.tracer, lane=self.lane)
+
+    def plain_copy_s(self, num_bytes: int) -> float:
+        """Return the seconds of one copy of so many bytes in warm memory: no transport with a copy can be faster.
+
+        Large amounts are copied in pieces of ``COPY_BYTES``, which is far above the caches, to save memory. On a GPU it
+        is a copy within its memory.
+        """
+        size = min(num_bytes, COPY_BYTES)
+        if self._copied is None or self._copied[0].numel() != size:
+            ones = torch.ones(size, dtype=torch.uint8, device=self.device)
+            self._copied = (ones, ones.clone())
+        source, target = self._copied
+        start_ns = time.perf_counter_ns()
+        for begin in range(0, num_bytes, size):
+            target[: num_bytes - begin].copy_(source[: num_bytes - begin])
+        if target.is_cuda:
+            torch.cuda.synchronize()
+        return (time.perf_counter_ns() - start_ns) / 1e9
+
+    def close(self) -> None:
+        """Close every receiver."""
+        for receiver in self.receivers.values():
+            receiver.close()
+
+
+def make_sweep_learner(
+    transports: Sequence[str], weights: Weights, folder: str, device: str, tracer: Tracer
+) -> SweepLearner:
+    """Return weights of this size on the device and a sender of each transport; files go into the folder."""
+    options = TransportOptions(folder=folder, device=device)
+    made_up = made_up_weights(weights.megabytes, weights.tensors)
+    senders = {name: transport_kind(name).sender(options) for name in transports}
+    return SweepLearner({name: tensor.to(device) for name, tensor in made_up.items()}, senders, tracer)
+
+
+def make_sweep_generator(transports: Sequence[str], lane: str, device: str, tracer: Tracer) -> SweepGenerator:
+    """Return an engine and a receiver of each transport."""
+    options = TransportOptions(device=device)
+    receivers = {name: transport_kind(name).receiver(options) for name in transports}
+    return SweepGenerator(receivers, lane, device, tracer)
+
+
+# ---- their actors, and the time of a sync
+
+
+class SweepActors:
+    """One Learner and some Generators with an end of every transport.
+
+    Args:
+        scenario: has a ``transport_sweep``.
+        session: the Ray they run in.
+        weights: size and tensors of the weights.
+        logs: takes what the processes print.
+
+    Raises:
+        UserError: a transport cannot be used here.
+        RunStopped: an actor died.
+    """
+
+    def __init__(self, scenario: Scenario, session: RaySession, weights: Weights, logs: ProcessLogs) -> None:
+        settings, placement = _sweep_of(scenario), scenario.placement
+        transports = settings.transports
+        self._weights, self._version = weights, -1
+        self._folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
+
+        def launch(lane: str, part: PartSettings, make: Callable[[str, Tracer], Any]) -> tuple[Any, Any]:
+            device = resolve_device(scenario, part)
+            environment = process_environment(1, placement.interface)
+            return ActorSpec(
+                setup=ProcessSetup(lane, 1, logs.file_for(lane), cuda=device == "cuda"),
+                make=partial(make, device),
+                options={"num_cpus": 0, "num_gpus": part.gpus, "runtime_env": {"env_vars": environment}},
+                tensor_transport=True,
+            ).launch()
+
+        learner = partial(make_sweep_learner, transports, weights, self._folder)
+        launched = [launch("learner", placement.learner, learner)]
+        for lane in numbered_lanes("generator", max(settings.receivers)):
+            launched.append(launch(lane, placement.generator, partial(make_sweep_generator, transports, lane)))
+        self._handles = [handle for handle, _ in launched]
+        try:
+            with _plain_errors():
+                ray.get([facts for _, facts in launched])
+            for name in transports:
+                if TRANSPORTS[name].two_sided:
+                    make_group(self._handles, name)
+        except BaseException:
+            self.close()
+            raise
+
+    def sync(self, wanted: Sync) -> SyncRow:
+        """Make one sync and return its times.
+
+        Raises:
+            RunStopped: the weights that arrived are not those published, or an actor died.
+        """
+        self._version += 1
+        learner, generators = self._handles[0], self._handles[1 : 1 + wanted.receivers]
+        kind, version, sent = TRANSPORTS[wanted.transport], self._version, []
+        with _plain_errors():
+            published: Reply = ray.get(learner.call.remote("publish_weights", kind.name, version))
+            if kind.two_sided:
+                tensors = learner.outgoing.options(tensor_transport=kind.tensor_transport)
+                sent = [tensors.remote(kind.name, version)]
+            called_ns, loading = [], []
+            for generator in generators:
+                called_ns.append(time.perf_counter_ns())
+                loading.append(generator.call.remote("load_weights", kind.name, published.value, *sent))
+            replies: list[Reply] = ray.get(loading)
+            copied: Reply = ray.get(generators[0].call.remote("plain_copy_s", published.value.num_bytes))
+        loaded = [
+            [arrival(reply.spans, at_ns), *reply.spans] if sent else reply.spans
+            for reply, at_ns in zip(replies, called_ns, strict=True)
+        ]
+        return _row(wanted, self._weights, published, loaded, copied.value)
+
+    def close(self) -> None:
+        """End the actors."""
+        end_group()
+        for handle in self._handles:
+            ray.kill(handle)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _row(
+    wanted: Sync, weights: Weights, published: Reply, loaded: Sequence[Sequence[Span]], plain_copy_s: float
+) -> SyncRow:
+    """The slowest receiver decides; verification is timed apart and is part of no other figure.
+
+    Where the weights arrive in memory of the receiver's own, the copy into the engine's tensors is timed apart as well.
+    """
+    publish_s, publish_verify_s = (
+        _seconds(published.spans, stage) for stage in (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_VERIFY)
+    )
+    slowest = max(loaded, key=lambda spans: max(span.end_ns for span in spans))
+    verify_s = _seconds(slowest, Stage.WEIGHT_VERIFY)
+    begin_ns = min(span.start_ns for span in published.spans)
+    end_ns = max(span.end_ns for span in slowest)
+    load_s = _seconds(slowest, Stage.WEIGHT_LOAD)
+    apart_s = publish_verify_s + verify_s + (load_s if TRANSPORTS[wanted.transport].own_memory else 0.0)
+    return SyncRow(
+        transport=wanted.transport,
+        num_bytes=published.value.num_bytes,
+        tensors=weights.tensors,
+        receivers=wanted.receivers,
+        repeat=wanted.repeat,
+        total_s=(end_ns - begin_ns) / 1e9 - apart_s,
+        publish_s=publish_s,
+        transfer_s=_seconds(slowest, Stage.WEIGHT_TRANSFER),
+        load_s=load_s,
+        verify_s=publish_verify_s + verify_s,
+        plain_copy_s=plain_copy_s,
+    )
+
+
+def _seconds(spans: Sequence[Span], stage: Stage) -> float:
+    return sum(span.end_ns - span.start_ns for span in spans if span.stage is stage) / 1e9
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what happened in an actor as if it had happened here."""
+    try:
+        yield
+    except RayTaskError as error:
+        raise own_error(error) from None
+    except RayActorError as error:
+        raise RunStopped(f"an actor of the transport sweep died: {cause_of_death(error)}") from None
+
+
+# ---- the run
+
+
+def run_transport_sweep(
+    variant: Variant, experiment: Experiment, session: RaySession, console: Console, quiet: bool
+) -> None:
+    """Time every sync of the sweep into a run folder of its own.
+
+    Raises:
+        UserError: a transport cannot be used here, or the folder cannot be made.
+        RunStopped: weights arrived wrong, or an actor died; the manifest has the reason.
+        KeyboardInterrupt: the user asked to stop; the manifest has the status.
+    """
+    for name in _sweep_of(variant.scenario).transports:
+        transport_kind(name).check_here()
+    start_s = time.perf_counter()
+    folder = experiment.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
+    rows = 0
+    try:
+        for row in _sync_rows(variant.scenario, session, folder.log, console, quiet):
+            folder.append_step(row.to_json())
+            folder.flush()
+            rows += 1
+    except BaseException as error:
+        asked_to_stop = isinstance(error, KeyboardInterrupt | Interrupted)
+        status, why = ("interrupted", None) if asked_to_stop else ("failed", str(error))
+        folder.finish(status, why, {"syncs": rows})
+        raise
+    folder.finish("completed", None, {"syncs": rows, "elapsed_s": time.perf_counter() - start_s})
+
+
+def _sync_rows(
+    scenario: Scenario, session: RaySession, log: Callable[[str], None], console: Console, quiet: bool
+) -> Iterator[SyncRow]:
+    settings = _sweep_of(scenario)
+    parts = weights_of(settings)
+    in_each = len(settings.receivers) * (settings.repeats + 1) * len(settings.transports)
+    with _progress(console, quiet) as progress:
+        task = progress.add_task("weight syncs", total=len(parts) * in_each)
+        for weights in parts:
+            what = f"{weights.megabytes:g} MB in {weights.tensors} tensor{'s' if weights.tensors > 1 else ''}"
+            progress.update(task, description=what)
+            if not quiet and not console.is_terminal:
+                console.print(f"weight syncs: {what}", highlight=False)
+            logs = ProcessLogs(session.folder)
+            with closing(SweepActors(scenario, session, weights, logs)) as actors:
+                try:
+                    for wanted in syncs_of(settings, scenario.seed):
+                        yield actors.sync(wanted)
+                        progress.advance(task)
+                except HarnessError as error:
+                    log(f"{what}: {error}")
+                    raise
+                finally:
+                    for line in logs.new_lines():
+                        log(line)
+
+
+def _sweep_of(scenario: Scenario) -> TransportSweepSettings:
+    assert scenario.transport_sweep is not None
+    return scenario.transport_sweep
+
+
+def _progress(console: Console, quiet: bool) -> Progress:
+    live = console.is_terminal and not quiet
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=not live)

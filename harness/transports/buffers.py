@@ -1,0 +1,258 @@
+"""Memory for published versions: where tensors lie in it, and its reuse as soon as nobody needs the version in it.
+
+Many tensors in one flat buffer make one large transfer instead of hundreds of small ones. Fresh memory is dear: writing
+it for the first time took 4 to 30 times as long as the copy itself (page faults), so a buffer is kept and refilled
+rather than freed and made again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.core.types import WeightHandle
+
+_ALIGNMENT = 64  # bytes: a cache line, and a multiple of every element size
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies in the buffer; ``offset`` and ``num_bytes`` count bytes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayout:
+    """Where each tensor lies in a buffer of ``num_bytes`` bytes; every tensor starts on a multiple of 64."""
+
+    entries: tuple[Entry, ...]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor]) -> BucketLayout:
+        """Lay out these tensors in their own order.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not weights:
+            raise ValueError("no weights to publish")
+        entries, end = [], 0
+        for name, tensor in weights.items():
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + tensor.numel() * tensor.element_size()
+            entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), start, end - start))
+        return cls(tuple(entries), end)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the tensors alone, without the gaps between them."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """Return the tensors in a uint8 buffer (at least ``num_bytes``,) by name, without a copy."""
+        return {entry.name: _view(buffer, entry) for entry in self.entries}
+
+
+def _view(buffer: Tensor, entry: Entry) -> Tensor:
+    piece = buffer[entry.offset : entry.offset + entry.num_bytes]
+    return piece.view(entry.dtype).view(entry.shape)
+
+
+def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    """Copy every tensor of ``target`` from the one of that name in ``source``, whatever its strides or device."""
+    with torch.no_grad():
+        for name, tensor in target.items():
+            tensor.copy_(source[name])
+
+
+def from_read_only(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Tensor]:
+    """Return tensors over these arrays without a copy.
+
+    Torch knows no read-only tensors and warns of it: writing to one of these ends the process.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+class Buffer(Protocol):
+    """Memory for the weights of one version."""
+
+    layout: BucketLayout
+
+    @property
+    def views(self) -> Mapping[str, Tensor]:
+        """The weights by name."""
+
+    def fill(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Copy the weights in."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+P = TypeVar("P", bound=Buffer)
+Make = Callable[[Mapping[str, Tensor], BucketLayout], P]
+
+
+class CopiedWeights:
+    """A copy of the weights on their own device.
+
+    ``tensors`` are what a transport moves: one flat uint8 buffer, or the tensors one by one (empty ones left out).
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout, flatten: bool) -> None:
+        device = next(iter(weights.values())).device
+        self.layout, self.flatten = layout, flatten
+        self.tensors = empty_tensors(layout, flatten, device)
+        self.views: Mapping[str, Tensor] = view_tensors(layout, flatten, self.tensors)
+
+    def fill(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Copy the weights in, and wait for the device."""
+        copy_weights(weights, self.views)
+        if self.tensors and self.tensors[0].is_cuda:
+            torch.cuda.synchronize(self.tensors[0].device)
+
+    def close(self) -> None:
+        """Forget the memory."""
+        self.tensors, self.views = [], {}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensors:
+    """A copy as a Ray object, inside a list because Ray would fetch it on the way otherwise, and what lies in it."""
+
+    refs: list[Any] = field(repr=False)
+    layout: BucketLayout = field(repr=False)
+    flatten: bool
+
+
+def empty_tensors(layout: BucketLayout, flatten: bool, device: torch.device | str) -> list[Tensor]:
+    """Return memory for the weights of this layout, in the form in which they move."""
+    if flatten:
+        return [torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)]
+    return [torch.empty(entry.shape, dtype=entry.dtype, device=device) for entry in layout.entries if entry.num_bytes]
+
+
+def view_tensors(layout: BucketLayout, flatten: bool, tensors: list[Tensor]) -> dict[str, Tensor]:
+    """Return the weights by name out of the tensors that moved, without a copy."""
+    if flatten:
+        return layout.views(tensors[0])
+    moved = iter(tensors)
+    return {
+        entry.name: next(moved) if entry.num_bytes else torch.empty(entry.shape, dtype=entry.dtype)
+        for entry in layout.entries
+    }
+
+
+class BufferPool(Generic[P]):
+    """The buffers of one sender.
+
+    Places of the current layout are kept for reuse: there are never more of them than versions were needed at once,
+    plus the one being published.
+
+    Args:
+        make: makes a buffer for weights of a layout.
+        at_first: buffers that the first ``put`` makes and fills, so that no later one waits for fresh memory.
+    """
+
+    def __init__(self, make: Make[P], at_first: int = 1) -> None:
+        self._make, self._at_first = make, at_first
+        self._held: dict[int, P] = {}
+        self._free: list[P] = []
+
+    def __len__(self) -> int:
+        return len(self._held) + len(self._free)
+
+    def __contains__(self, version: int) -> bool:
+        return version in self._held
+
+    def put(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> P:
+        """Copy the weights into a buffer that is not needed, or a new one.
+
+        Raises:
+            ValueError: there are no weights, or the version is held already.
+        """
+        layout = BucketLayout.of(weights)
+        if version in self._held:
+            raise ValueError(f"version {version} is published already")
+        self._release(still_needed, layout)
+        is_first = len(self) == 0
+        buffer = self._free.pop() if self._free else self._make(weights, layout)
+        buffer.fill(weights, version)
+        self._held[version] = buffer
+        if is_first:
+            self._make_spares(weights, layout, version)
+        return buffer
+
+    def __getitem__(self, version: int) -> P:
+        if version not in self._held:
+            raise ValueError(f"version {version} is not held; versions {sorted(self._held)} are")
+        return self._held[version]
+
+    def close(self) -> None:
+        """Close every buffer."""
+        for buffer in [*self._held.values(), *self._free]:
+            buffer.close()
+        self._held, self._free = {}, []
+
+    def _release(self, still_needed: frozenset[int], layout: BucketLayout) -> None:
+        self._free += [self._held.pop(version) for version in sorted(self._held.keys() - still_needed)]
+        for buffer in [buffer for buffer in self._free if buffer.layout != layout]:
+            self._free.remove(buffer)
+            buffer.close()
+
+    def _make_spares(self, weights: Mapping[str, Tensor], layout: BucketLayout, version: int) -> None:
+        for _ in range(self._at_first - 1):
+            buffer = self._make(weights, layout)
+            buffer.fill(weights, version)
+            self._free.append(buffer)
+
+
+class BufferSender(ABC, Generic[P]):
+    """A ``protocol.WeightSender`` that copies each version into a buffer; what receivers need to find it is its own.
+
+    Args:
+        make: makes a buffer for weights of a layout.
+        buffers_at_start: buffers that the first ``publish_weights`` makes and fills.
+    """
+
+    def __init__(self, make: Make[P], buffers_at_start: int) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._pool = BufferPool(make, buffers_at_start)
+
+    def publish_weights(
+        self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]
+    ) -> WeightHandle:
+        """Copy the weights into a buffer that is not needed."""
+        buffer = self._pool.put(weights, version, still_needed)
+        return WeightHandle(version, buffer.layout.payload_bytes, len(weights), None, self._payload(buffer, version))
+
+    def published(self, version: int) -> Mapping[str, Tensor]:
+        """Return the published copy."""
+        return self._pool[version].views
+
+    def outgoing(self, version: int) -> list[Tensor]:
+        """Nothing: receivers read by themselves."""
+        return []
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        self._pool.close()
+
+    @abstractmethod
+    def _payload(self, buffer: P, version: int) -> object:
+        """Return what a receiver finds this buffer by."""
