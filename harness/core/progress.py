@@ -1,83 +1,35 @@
-"""What a person sees while a run is going: a live line for each arm, or plain lines where there is no terminal."""
+"""One progress display for all long work: bars on a terminal, with counts, facts and the time left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any
-
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-Row = dict[str, Any]
 
-
-class RunProgress:
-    """Shows training steps, rewards and lengths of several arms.
+def progress_bars(
+    console: Console, *, quiet: bool = False, counts: bool = True, facts: bool = False, transient: bool = False
+) -> Progress:
+    """Return bars for tasks, which draw on a terminal only.
 
     Args:
-        console: where to draw; on something that is no terminal each evaluation prints a line instead.
-        arms: the arms' names.
-        steps: training steps of each arm.
-        quiet: show nothing.
-        passing: one of many blocks: its bars go away at its end, and its evaluations print no lines.
+        console: where to draw.
+        quiet: draw nothing.
+        counts: show ``3/10`` and the time left; without, what is done is no count and its end is not known.
+        facts: show the field ``facts`` of each task.
+        transient: take the bars away at the end.
     """
-
-    def __init__(
-        self,
-        console: Console,
-        arms: Sequence[str],
-        steps: Sequence[int],
-        quiet: bool = False,
-        passing: bool = False,
-    ) -> None:
-        self._console, self._arms = console, list(arms)
-        self._says_lines = not (console.is_terminal or quiet or passing)
-        self._live = console.is_terminal and not quiet
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not self._live,
-            transient=passing,
-        )
-        self._tasks = [
-            self._bar.add_task(arm, total=total, facts="starting") for arm, total in zip(arms, steps, strict=True)
-        ]
-        self._facts: list[dict[str, str]] = [{} for _ in arms]
-
-    def __enter__(self) -> RunProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def listener(self, arm: int) -> Callable[[Row, float], None]:
-        """Return what the recorder of one arm calls with each row, and the step's seconds without evaluation."""
-        return lambda row, train_s: self._show(arm, row, train_s)
-
-    def _show(self, arm: int, row: Row, train_s: float) -> None:
-        facts = self._facts[arm]
-        if row["kind"] == "step":
-            facts["reward"] = f"train {_mean(row, 'reward/total'):.2f}"
-            facts["seconds"] = f"{train_s:.2f} s/step"
-            self._bar.advance(self._tasks[arm])
-        else:
-            reward, length = _mean(row, "validation/reward"), _mean(row, "validation/response_length")
-            facts["validation"] = f"validation {reward:.2f} at {length:.1f} tokens"
-            if self._says_lines:
-                line = f"{self._arms[arm]}: step {row['step']}, {row['elapsed_s']:.1f} s, {facts['validation']}"
-                self._console.print(line, highlight=False, markup=False)
-        shown = [facts[key] for key in ("validation", "reward", "seconds") if key in facts]
-        self._bar.update(self._tasks[arm], facts=", ".join(shown))
-
-
-def _mean(row: Row, name: str) -> float:
-    metric = row["metrics"].get(name, {})
-    return float(metric.get("mean", float("nan")))
+    columns: list[ProgressColumn] = [TextColumn("[bold]{task.description}"), BarColumn()]
+    if counts:
+        columns.append(MofNCompleteColumn())
+    if facts:
+        columns.append(TextColumn("{task.fields[facts]}"))
+    columns += [TimeElapsedColumn(), *([TimeRemainingColumn()] if counts else [])]
+    return Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=transient)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from harness.core.errors import Interrupted, UserError
+from harness.core.progress import progress_bars
 from harness.core.protocols import Engine
 from harness.core.seeds import derive_seed
 from harness.core.terminal_text import plain
@@ -50,16 +50,8 @@ class EvaluationProgress:
         self._console, self._prompts, self._done = console, prompts, done
         self._says_lines = not (console.is_terminal or quiet)
         self._tokens, self._seconds = 0, 0.0
-        self._bar = Progress(
-            TextColumn("prompts"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=prompts, completed=done, speed="")
+        self._bar = progress_bars(console, quiet=quiet, facts=True)
+        self._task = self._bar.add_task("prompts", total=prompts, completed=done, facts="")
 
     def show(self, batch: BatchRow) -> None:
         """Count a batch."""
@@ -67,7 +59,7 @@ class EvaluationProgress:
         self._tokens += batch.tokens
         self._seconds += batch.generate_s
         speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
-        self._bar.update(self._task, completed=self._done, speed=speed)
+        self._bar.update(self._task, completed=self._done, facts=speed)
         if self._says_lines and self._done * LINES // self._prompts > before * LINES // self._prompts:
             self._console.print(f"{self._done:,} of {self._prompts:,} prompts, {speed}", highlight=False, markup=False)
 

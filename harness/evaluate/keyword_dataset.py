@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from harness.compare.tables import Table
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.keyword_reward import keyword_inclusion_reward_fn
+from harness.core.progress import progress_bars
 from harness.core.seeds import derive_seed
 from harness.core.terminal_text import plain
 from harness.core.types import Prompt, SamplingParams
@@ -355,7 +355,7 @@ def _ask_model(
     said: set[str] = set()
     for split, wanted in sizes.items():
         ask = _asking(sampler, sampling, options, split)
-        with _bar(errors, options.quiet) as bar:
+        with progress_bars(errors, quiet=options.quiet) as bar:
             task = bar.add_task(split, total=wanted)
             found[split] = fill(
                 split,
@@ -397,17 +397,6 @@ def chat_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         return list(encoded["input_ids"])
 
     return encode
-
-
-def _bar(errors: Console, quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=errors,
-        disable=quiet or not errors.is_terminal,
-    )
 
 
 def _facts(options: argparse.Namespace, sampler: Sampler, found: dict[Split, Yield]) -> dict[str, Any]:

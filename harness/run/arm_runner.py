@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 
 from harness.core.errors import HarnessError, RunStopped, UserError
-from harness.core.progress import RunProgress
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
 from harness.probes.clock import PausableClock
@@ -24,6 +23,7 @@ from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
 from harness.run.memory.check import memory_line, planned_bytes
 from harness.run.parts import Build
+from harness.run.progress import RunProgress
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
 from harness.scenario import Variant

@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.e2e.browser", description="Take pictures of a report in headless Chromium."
     )
-    parser.add_argument("report", metavar="FILE", type=Path, help="a file that python -m harness.report wrote")
+    parser.add_argument("report", metavar="FILE", type=Path, help="a file that python -m harness report wrote")
     parser.add_argument("-o", "--out", metavar="DIR", type=Path, default=Path(), help="default: the current folder")
     parser.add_argument("--height", metavar="PIXELS", type=int, help="of the pictures; default: the whole page")
     options = parser.parse_args(arguments)
@@ -208,7 +208,7 @@ def take(report: Path, out: Path, height: int | None = None) -> list[Path]:
     if executable is None:
         raise UserError("there is no Chromium on this machine", fix="install it (Debian: apt-get install chromium)")
     if not report.is_file():
-        raise UserError(f"{str(report)!r} is no file", where=str(report), fix="name a file of python -m harness.report")
+        raise UserError(f"{str(report)!r} is no file", where=str(report), fix="name a file of python -m harness report")
     written = []
     try:
         out.mkdir(parents=True, exist_ok=True)

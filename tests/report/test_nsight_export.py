@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.probes.nsight_export import read_export
-from harness.report.trace.__main__ import main
 from harness.report.trace.export import write_trace
 from harness.report.trace.nsight import match_report, nsight_table
 from harness.results import Manifest, RunFolder, Scrubber, load_run
@@ -232,7 +232,7 @@ def test_the_trace_shows_the_report_below_the_lanes_on_their_clock(
     export.copy(32 * MS, 33 * MS)
     folder = make_run(spans_like(LEARNER, "learner"))
 
-    assert main([str(folder), "--nsys", str(export.close())]) == 0
+    assert main(["trace", str(folder), "--nsys", str(export.close())]) == 0
 
     assert "weight_publish" in capsys.readouterr().out
     shown = [item for item in read_trace(folder / "trace.json.gz").slices if item.track[1].startswith("Nsight")]
@@ -282,7 +282,7 @@ def test_a_file_that_is_no_export_is_refused_in_one_message(
             data.executescript(content)
     folder = make_run(spans_like(LEARNER, "learner"))
 
-    assert main([str(folder), "--nsys", str(tmp_path / name)]) == 2
+    assert main(["trace", str(folder), "--nsys", str(tmp_path / name)]) == 2
 
     error = capsys.readouterr().err
     assert message in error

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.types import ExampleRollout, Metric, Metrics
 from harness.loop import Count, RolloutCounts
-from harness.report.__main__ import main
 from harness.report.html.page import make_report
 from harness.results import RunFolder, find_runs
 from harness.results.counters import COUNTERS, CounterRow, counters_header
@@ -142,8 +142,8 @@ def test_a_run_that_was_cut_short_is_shown(make_run: Make, tmp_path: Path, statu
 def test_the_report_loads_nothing_heavy(make_run: Make, tmp_path: Path) -> None:
     folder, out = make_run().folder, tmp_path / "report.html"
     code = (
-        "import sys; from harness.report.__main__ import main; "
-        f"assert main([{str(folder)!r}, '-o', {str(out)!r}]) == 0; "
+        "import sys; from harness.cli import main; "
+        f"assert main(['report', {str(folder)!r}, '-o', {str(out)!r}]) == 0; "
         "print({'torch', 'ray', 'matplotlib', 'seaborn', 'pandas', 'pydantic'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -269,12 +269,12 @@ def test_the_newest_experiment_is_shown_and_all_on_demand(
     make_run(scenario="older", started_at="2026-11-19T11:15:00.000Z", experiment="20261119-111500")
     make_run(scenario="newer")
     results, out = str(tmp_path / "results"), tmp_path / "r.html"
-    assert main([results, "-o", str(out)]) == 0
+    assert main(["report", results, "-o", str(out)]) == 0
     assert capsys.readouterr().out == f"report: {out} ({out.stat().st_size / 1e3:,.0f} kB)\n"
     page = Page(out.read_text())
     assert page.text("h1") == ["newer"]
     assert "Show all 2 experiments that were found" in page.text("summary")
-    assert main([results, "-o", str(out), "--all"]) == 0
+    assert main(["report", results, "-o", str(out), "--all"]) == 0
     page = Page(out.read_text())
     assert page.text("h1") == ["2 experiments"]
     assert page.text("h2") == ["newer / 20261120-111500", "older / 20261119-111500"]
@@ -297,7 +297,7 @@ def test_a_damaged_run_is_left_out_and_named(
     worst = make_run(arm="k8").folder
     (worst / "rollouts.jsonl").write_text("no json\n")  # found when examples are looked for
     out = tmp_path / "r.html"
-    assert main([str(good.parent), "-o", str(out)]) == 0
+    assert main(["report", str(good.parent), "-o", str(out)]) == 0
     warned = capsys.readouterr().err
     assert warned.count("warning: left out") == 3
     page = Page(out.read_text())
@@ -318,11 +318,11 @@ def test_a_reader_of_the_old_report_keeps_it_whole(make_run: Make, tmp_path: Pat
 def test_bad_input_leaves_the_old_report(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.html"
     out.write_text("old")
-    assert main([str(tmp_path / "nowhere"), "-o", str(out)]) == 2
+    assert main(["report", str(tmp_path / "nowhere"), "-o", str(out)]) == 2
     assert "does not exist" in capsys.readouterr().err
     assert out.read_text() == "old"
     folder = str(make_run().folder)
-    assert main([folder, "-o", str(tmp_path)]) == 2
+    assert main(["report", folder, "-o", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the report"):

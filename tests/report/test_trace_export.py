@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric
-from harness.report.trace.__main__ import main
 from harness.report.trace.export import run_names, write_trace
 from harness.results import Manifest, Run, RunFolder, Scrubber, load_run, step_row
 from harness.results.counters import CounterRow, counters_header
@@ -292,7 +292,7 @@ def test_the_command_says_what_it_wrote(
 ) -> None:
     folder = make_lagged_run(steps=2).folder
 
-    assert main([str(folder)]) == 0
+    assert main(["trace", str(folder)]) == 0
 
     output = capsys.readouterr().out
     assert f"trace: {folder / 'trace.json.gz'}" in output
@@ -323,7 +323,7 @@ def test_bad_input_is_said_in_a_line_with_what_to_do(
     monkeypatch.chdir(tmp_path / "results")
     Path("blocked").write_text("a file, not a folder", encoding="utf-8")
 
-    assert main(arguments) == 2
+    assert main(["trace", *arguments]) == 2
 
     error = capsys.readouterr().err
     assert message in error
@@ -337,7 +337,7 @@ def test_a_damaged_run_is_left_out_and_named(
     broken = make_run(arm="k2", steps=1).folder
     (broken / "manifest.json").write_text("{", encoding="utf-8")
 
-    assert main([str(broken.parent), "-o", str(tmp_path / "t.json.gz")]) == 0
+    assert main(["trace", str(broken.parent), "-o", str(tmp_path / "t.json.gz")]) == 0
 
     assert "warning: left out" in capsys.readouterr().err
     assert [track for track in read_trace(tmp_path / "t.json.gz").tracks if len(track) == 1] == [("k1",)]
@@ -385,8 +385,8 @@ def test_names_from_files_are_made_plain(make_run: Make, tmp_path: Path) -> None
 def test_the_command_loads_neither_torch_nor_ray(make_run: Make, tmp_path: Path) -> None:
     folder = make_run(steps=1).folder
     code = (
-        "import sys; from harness.report.trace.__main__ import main; "
-        f"code = main([{str(folder)!r}]); "
+        "import sys; from harness.cli import main; "
+        f"code = main(['trace', {str(folder)!r}]); "
         "print(code, sorted({'torch', 'ray', 'matplotlib', 'scipy'} & set(sys.modules)))"
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from harness.core.progress import progress_bars
 from harness.learner.warm_start.curriculum import Lesson
 
 
@@ -26,15 +26,7 @@ class WarmStartProgress:
         self._lessons = list(lessons)
         self._live = console.is_terminal and not quiet
         self._reward = 0.0
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not self._live,
-        )
+        self._bar = progress_bars(console, quiet=quiet, counts=False, facts=True, transient=True)
         self._task = self._bar.add_task(title, total=lessons[0].goal, facts="starting")
 
     def __enter__(self) -> WarmStartProgress:

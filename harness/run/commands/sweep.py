@@ -1,15 +1,14 @@
-"""The command ``python -m harness sweep``: see ``--help``. Exit codes: those of ``harness.cli``."""
+"""``python -m harness sweep``: run a sweep, or go on with it where it was stopped."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from harness.core.arguments import from_1
 
-EXAMPLE = """examples:
+DESCRIPTION = "Run every arm, point and block of a scenario once, or go on where that was stopped."
+EXAMPLES = """examples:
   python -m harness sweep learning_rates
   python -m harness sweep learning_rates --status
   python -m harness sweep baselines --set steps=20 --set 'sweep={"seed": [0, 1]}'
@@ -19,28 +18,8 @@ run again; one that diverged has one. What was cut short is kept in .attempts in
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out one command line; return the exit code."""
-    options = _parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
-    from harness.scenario import load_scenario
-
-    scenario = load_scenario(options.scenario, options.set)
-    from harness.run.sweep.runner import SweepOptions, run_sweep, show_status
-
-    if options.status:
-        return show_status(scenario, options.out)
-    chosen = SweepOptions(options.attempts, options.retry_failed, options.fresh, options.quiet)
-    return run_sweep(scenario, options.out, chosen)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m harness sweep",
-        description="Run every arm, point and block of a scenario once, or go on where that was stopped.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
     parser.add_argument(
         "--set",
@@ -59,8 +38,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--fresh", action="store_true", help="begin a new experiment; the old one stays as it is")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the comparison and errors")
-    return parser
 
 
-if __name__ == "__main__":
-    sys.exit("type: python -m harness sweep SCENARIO")
+def run(options: argparse.Namespace) -> int:
+    """Run the sweep, or show how it stands; return the exit code."""
+    from harness.run.sweep.runner import SweepOptions, run_sweep, show_status
+    from harness.scenario import load_scenario
+
+    scenario = load_scenario(options.scenario, options.set)
+    if options.status:
+        return show_status(scenario, options.out)
+    chosen = SweepOptions(options.attempts, options.retry_failed, options.fresh, options.quiet)
+    return run_sweep(scenario, options.out, chosen)

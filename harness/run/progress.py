@@ -1,0 +1,74 @@
+"""What a person sees while a run is going: a live line for each arm, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from harness.core.progress import progress_bars
+
+Row = dict[str, Any]
+
+
+class RunProgress:
+    """Shows training steps, rewards and lengths of several arms.
+
+    Args:
+        console: where to draw; on something that is no terminal each evaluation prints a line instead.
+        arms: the arms' names.
+        steps: training steps of each arm.
+        quiet: show nothing.
+        passing: one of many blocks: its bars go away at its end, and its evaluations print no lines.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        arms: Sequence[str],
+        steps: Sequence[int],
+        quiet: bool = False,
+        passing: bool = False,
+    ) -> None:
+        self._console, self._arms = console, list(arms)
+        self._says_lines = not (console.is_terminal or quiet or passing)
+        self._bar = progress_bars(console, quiet=quiet, facts=True, transient=passing)
+        self._tasks = [
+            self._bar.add_task(arm, total=total, facts="starting") for arm, total in zip(arms, steps, strict=True)
+        ]
+        self._facts: list[dict[str, str]] = [{} for _ in arms]
+
+    def __enter__(self) -> RunProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def listener(self, arm: int) -> Callable[[Row, float], None]:
+        """Return what the recorder of one arm calls with each row, and the step's seconds without evaluation."""
+        return lambda row, train_s: self._show(arm, row, train_s)
+
+    def _show(self, arm: int, row: Row, train_s: float) -> None:
+        facts = self._facts[arm]
+        if row["kind"] == "step":
+            facts["reward"] = f"train {_mean(row, 'reward/total'):.2f}"
+            facts["seconds"] = f"{train_s:.2f} s/step"
+            self._bar.advance(self._tasks[arm])
+        else:
+            reward, length = _mean(row, "validation/reward"), _mean(row, "validation/response_length")
+            facts["validation"] = f"validation {reward:.2f} at {length:.1f} tokens"
+            if self._says_lines:
+                line = f"{self._arms[arm]}: step {row['step']}, {row['elapsed_s']:.1f} s, {facts['validation']}"
+                self._console.print(line, highlight=False, markup=False)
+        shown = [facts[key] for key in ("validation", "reward", "seconds") if key in facts]
+        self._bar.update(self._tasks[arm], facts=", ".join(shown))
+
+
+def _mean(row: Row, name: str) -> float:
+    metric = row["metrics"].get(name, {})
+    return float(metric.get("mean", float("nan")))
