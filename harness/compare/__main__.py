@@ -6,12 +6,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from harness.report.compare_command import add_arguments, run
+from harness.report.compare_command import DESCRIPTION, EXAMPLES, add_arguments, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs below the given folders; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m harness.compare")
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.compare",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_arguments(parser)
     return run(parser.parse_args(arguments))
 

@@ -33,17 +33,17 @@ from harness.report.console import Output
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
 
+DESCRIPTION = "Compare runs from their folders."
+EXAMPLES = (
+    "examples:\n  python -m harness.compare results/\n"
+    "  python -m harness.compare results/ --save-baseline main\n"
+    "  python -m harness.compare results/ --baseline main --fail-on 5%\n"
+    "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 inconclusive"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command says of itself, and its arguments."""
-    parser.description = "Compare runs from their folders."
-    parser.epilog = (
-        "examples:\n  python -m harness.compare results/\n"
-        "  python -m harness.compare results/ --save-baseline main\n"
-        "  python -m harness.compare results/ --baseline main --fail-on 5%\n"
-        "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 inconclusive"
-    )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "paths",
         metavar="PATH",

@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 import harness
 from harness.core.arguments import from_1
 from harness.core.errors import UserError
-from harness.core.terminal_text import plain, plain_lines
+from harness.core.terminal_text import plain
 from harness.results import Manifest, RunFolder, experiment_name
 from harness.results.anonymous import safe_name
 from harness.results.importers.convert import Converted, Converter, Points, collect, devices_of
@@ -28,7 +26,8 @@ from harness.results.importers.logs import Log, read_log
 from harness.results.importers.trainers import ASYNCHRONOUS_SIGNS, CROSSWALKS, VERL_ASYNCHRONOUS, Crosswalk
 from harness.results.writer import timestamp, utc_now
 
-EXAMPLE = """example:
+DESCRIPTION = "Read the metric log of another trainer into a run folder, for compare and report."
+EXAMPLES = """example:
   python -m harness import verl logs/gsm8k.jsonl -o results/ --name gsm8k_verl
   python -m harness.compare results/
 
@@ -36,24 +35,8 @@ docs/importing.md says what becomes of every name and unit.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Import one log; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness import",
-        description="Read the metric log of another trainer into a run folder, for compare and report.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(arguments))
-    except UserError as error:
-        print(plain_lines(f"error: {error}"), file=sys.stderr)
-        return 2
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to its parser."""
     parser.add_argument("trainer", choices=sorted(CROSSWALKS), help="who wrote the log")
     parser.add_argument(
         "path", metavar="PATH", type=Path, help="JSON lines, trainer_state.json, event file, or a folder with one run"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from harness.cli import main
 from harness.compare import gather
 from harness.core.trace import Stage
 from harness.results import find_run_folders, load_run
-from harness.results.import_command import main
 from harness.results.importers.trainers import (
     DEVICES,
     GROWTH,
@@ -46,7 +46,7 @@ def verl_log(path: Path, **more: Any) -> Path:
 def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = verl_log(tmp_path / "annbox.jsonl", odd=None, note="x")
     out = tmp_path / "results"
-    assert main(["verl", str(log), "-o", str(out), "--name", "gsm8k", "--seed", "3"]) == 0
+    assert main(["import", "verl", str(log), "-o", str(out), "--name", "gsm8k", "--seed", "3"]) == 0
     (folder,) = find_run_folders(out)
     assert folder.parent == out / "gsm8k"
     said = capsys.readouterr()
@@ -74,8 +74,8 @@ def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     out = tmp_path / "results"
-    assert main(["verl", str(verl_log(tmp_path / "log.jsonl")), "-o", str(out)]) == 0
-    assert main(["trl", str(REAL_TRL_LOG), "-o", str(out)]) == 0
+    assert main(["import", "verl", str(verl_log(tmp_path / "log.jsonl")), "-o", str(out)]) == 0
+    assert main(["import", "trl", str(REAL_TRL_LOG), "-o", str(out)]) == 0
     experiments, damaged = gather([out])
     assert damaged == []
     by_name = {experiment.scenario: experiment.runs[0] for experiment in experiments}
@@ -95,7 +95,7 @@ def test_compare_reads_imported_runs(tmp_path: Path) -> None:
 def test_a_second_import_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
     for _ in range(3):
-        assert main(["verl", str(log), "-o", str(out)]) == 0
+        assert main(["import", "verl", str(log), "-o", str(out)]) == 0
     assert len(find_run_folders(out)) == 3
     assert [path.name for path in out.iterdir()] == ["verl"]  # no draft is left
 
@@ -113,7 +113,7 @@ def test_event_files_and_json_lines_give_the_same_rows(tmp_path: Path) -> None:
     (folder / "events.out.tfevents.1").write_bytes(b"".join(records))
     rows = []
     for name, path in (("json", REAL_TRL_LOG), ("events", folder)):
-        assert main(["trl", str(path), "-o", str(tmp_path / name)]) == 0
+        assert main(["import", "trl", str(path), "-o", str(tmp_path / name)]) == 0
         (found,) = find_run_folders(tmp_path / name)
         rows.append((load_run(found).steps, load_run(found).evaluations))
     (steps, evaluations), (event_steps, event_evaluations) = rows
@@ -130,7 +130,7 @@ def test_an_asynchronous_run_is_recognised_by_its_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     log = verl_log(tmp_path / "log.jsonl", **{name: 1.0})
-    assert main(["verl", str(log), "-o", str(tmp_path / "results")]) == 0
+    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results")]) == 0
     assert "timing_s/gen was read as waiting for the next batch (asynchronous)" in capsys.readouterr().out
     (folder,) = find_run_folders(tmp_path / "results")
     assert load_run(folder).steps[0].stages_s["wait_for_batch"] == 3.0
@@ -138,7 +138,7 @@ def test_an_asynchronous_run_is_recognised_by_its_names(
 
 def test_asynchronous_can_be_said(tmp_path: Path) -> None:
     log = verl_log(tmp_path / "log.jsonl")
-    assert main(["verl", str(log), "-o", str(tmp_path / "results"), "--asynchronous"]) == 0
+    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results"), "--asynchronous"]) == 0
     (folder,) = find_run_folders(tmp_path / "results")
     run = load_run(folder)
     assert "generate" not in run.steps[0].stages_s
@@ -160,7 +160,7 @@ def test_bad_input_is_one_message_and_no_folder(
     log, empty, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "empty.jsonl", tmp_path / "results"
     empty.touch()
     places = {"LOG": str(log), "EMPTY": str(empty)}
-    assert main([*(places.get(word, word) for word in arguments), "-o", str(out)]) == 2
+    assert main(["import", *(places.get(word, word) for word in arguments), "-o", str(out)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("error: ")
@@ -170,36 +170,34 @@ def test_bad_input_is_one_message_and_no_folder(
 
 def test_a_wrong_choice_names_the_right_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = verl_log(tmp_path / "log.jsonl")
-    assert main(["verl", str(log), "-o", str(tmp_path / "results"), "--validation", "x"]) == 2
+    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results"), "--validation", "x"]) == 2
     assert "fix:   one of val-core/gsm8k/reward/mean@1" in capsys.readouterr().err
 
 
 def test_an_output_that_is_no_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
     out.write_text("a file")
-    assert main(["verl", str(log), "-o", str(out)]) == 2
+    assert main(["import", "verl", str(log), "-o", str(out)]) == 2
     assert "cannot write to the results folder" in capsys.readouterr().err
 
 
 def test_names_from_the_log_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = verl_log(tmp_path / "log.jsonl", **{"\x1b]0;title\x07": "no number"})
-    assert main(["verl", str(log), "-o", str(tmp_path / "results")]) == 0
+    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results")]) == 0
     assert "\x1b" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("devices", ["0", "-1", "8.5", "many"])
 def test_devices_are_a_whole_number(tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["verl", "log.jsonl", f"--devices={devices}"])
-    assert caught.value.code == 2
+    assert main(["import", "verl", "log.jsonl", f"--devices={devices}"]) == 2
     assert "must be a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_importing_loads_no_heavy_package(tmp_path: Path) -> None:
     log = verl_log(tmp_path / "log.jsonl")
     code = (
-        "import sys; from harness.results.import_command import main\n"
-        f"main(['verl', {str(log)!r}, '-o', {str(tmp_path / 'results')!r}])\n"
+        "import sys; from harness.cli import main\n"
+        f"main(['import', 'verl', {str(log)!r}, '-o', {str(tmp_path / 'results')!r}])\n"
         "print(sorted({'torch', 'ray', 'pandas', 'tensorboardX', 'pydantic'} & sys.modules.keys()))\n"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
