@@ -17,8 +17,8 @@ from harness.probes.windows import WindowTracer, lanes_in, torch_window_tracer
 
 
 @dataclass(frozen=True)
-class Instruments:
-    """Which instruments the parts of a run have; sent to every process.
+class Tracers:
+    """Which tracers the parts of a run have; sent to every process.
 
     Attributes:
         profile: the probes.
@@ -35,7 +35,7 @@ class Instruments:
     def for_process(
         self, recorder: Tracer, lanes: Sequence[str], cuda: bool, synchronize: Callable[[], None] | None = None
     ) -> InstrumentedTracer:
-        """Put the instruments around the tracer that records the spans of a process.
+        """Put the tracers around the tracer that records the spans of a process.
 
         Args:
             recorder: keeps the spans.
@@ -52,7 +52,7 @@ class Instruments:
         self._add_windows(made, lanes, cuda)
         return made
 
-    def remove_drafts(self) -> None:
+    def remove_traces(self) -> None:
         """Remove what no run's folder has taken."""
         if self.drafts is not None:
             shutil.rmtree(self.drafts, ignore_errors=True)

@@ -35,7 +35,7 @@ from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task, never
 from harness.run.devices import resolve_device, threads_of
-from harness.run.parts import RunningParts, StopSignal, instruments_of, keep_traces
+from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.loop_plan import lanes_of, loop_plan
@@ -80,9 +80,9 @@ class ActorParts(RunningParts):
         self.learner_on_gpu = scenario.placement.address == "local" and learner_device == "cuda"
         self._session, self._tag = open_session(scenario), new_tag()
         local_folder = self._session.folder if self._session.is_local else None
-        self._logs, self._instruments = ProcessLogs(local_folder), instruments_of(scenario, local_folder)
+        self._logs, self._tracers = ProcessLogs(local_folder), tracers_of(scenario, local_folder)
         self._closing = ExitStack()
-        self._closing.callback(self._instruments.remove_drafts)
+        self._closing.callback(self._tracers.remove_traces)
         self._placement = Placement(requests_of(scenario), scenario.placement.colocated, scenario.placement.strategy)
         self._closing.callback(self._placement.close)
         self._actors: list[ActorPart] = []
@@ -132,9 +132,7 @@ class ActorParts(RunningParts):
         options = self._placement.options(lane, sharing)
         options["runtime_env"] = self._runtime_env(lane, threads, device)
         return ActorSpec(
-            setup=ProcessSetup(
-                lane, threads, self._logs.file_for(lane), cuda=device == "cuda", instruments=self._instruments
-            ),
+            setup=ProcessSetup(lane, threads, self._logs.file_for(lane), cuda=device == "cuda", tracers=self._tracers),
             make=make,
             options=options,
             loads_apart=loads,
@@ -145,14 +143,14 @@ class ActorParts(RunningParts):
         variables = environment_of(self._scenario, lane, threads, device)
         if lane not in self._under_nsight():
             return {"env_vars": variables}
-        window = self._instruments.profile.nsight
+        window = self._tracers.profile.nsight
         assert window is not None
         nsight = nsight_runtime_env(window, lane, self._tag, device == "cuda")
         return {"nsight": nsight["nsight"], "env_vars": variables | nsight["env_vars"]}
 
     def _under_nsight(self) -> tuple[str, ...]:
-        window = self._instruments.profile.nsight
-        return () if window is None else lanes_in(window, self._instruments.lanes)
+        window = self._tracers.profile.nsight
+        return () if window is None else lanes_in(window, self._tracers.lanes)
 
     def _wait_until_ready(self) -> None:
         """Return when every worker is built, and connected where the transport needs that beforehand."""
@@ -184,9 +182,9 @@ class ActorParts(RunningParts):
         Raises:
             UserError: with the lanes.
         """
-        profile, near = self._instruments.profile, self.processes()
+        profile, near = self._tracers.profile, self.processes()
         for window in (profile.torch_profiler, profile.pyspy):
-            chosen = () if window is None else lanes_in(window, self._instruments.lanes)
+            chosen = () if window is None else lanes_in(window, self._tracers.lanes)
             far = [lane for lane in chosen if lane not in near]
             if far:
                 raise UserError(
@@ -226,10 +224,10 @@ class ActorParts(RunningParts):
         Raises:
             RunStopped: something that was to be recorded is missing.
         """
-        profile = self._instruments.profile
+        profile = self._tracers.profile
         if profile.torch_profiler is not None or profile.nsight is not None:
             end_windows(self._actors)
-        keep_traces(self._instruments, [(part.lane,) for part in self._actors], folder)
+        keep_traces(self._tracers, [(part.lane,) for part in self._actors], folder)
         if profile.nsight is None:
             return
         profiled = {part.lane: part for part in self._actors if part.lane in self._under_nsight()}

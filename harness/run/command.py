@@ -68,16 +68,16 @@ def run_command(
     experiment = Experiment(out, scenario.name)
     with (
         signals_as_interrupts(),
-        PartsFactory([group for variants in points for group in side_by_side(variants)]) as workshop,
+        PartsFactory([group for variants in points for group in side_by_side(variants)]) as factory,
     ):
         console = Console(stderr=True)
-        runner = ArmRunner(experiment, build or workshop, console, quiet)
+        runner = ArmRunner(experiment, build or factory, console, quiet)
         try:
             if scenario.blocks > 1:
                 _run_blocks(points, scenario, experiment, runner)
             for variants in points if scenario.blocks == 1 else ():
                 if scenario.transport_sweep is not None:
-                    runner.failures += _sweep_transports(variants, experiment, workshop, console, quiet)
+                    runner.failures += _sweep_transports(variants, experiment, factory, console, quiet)
                 else:
                     runner.run_point(variants, interleaving_of(variants))
         except (KeyboardInterrupt, Interrupted):
@@ -118,7 +118,7 @@ def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, experiment:
 
 
 def _sweep_transports(
-    variants: Sequence[Variant], experiment: Experiment, workshop: PartsFactory, console: Console, quiet: bool
+    variants: Sequence[Variant], experiment: Experiment, factory: PartsFactory, console: Console, quiet: bool
 ) -> list[tuple[str, HarnessError]]:
     """Measure weight syncs alone, for each variant; return what failed."""
     from harness.run.transport_sweep import run_transport_sweep
@@ -127,7 +127,7 @@ def _sweep_transports(
     for variant in variants:
         try:
             with full_gpu_as_user_error(variant.scenario):
-                run_transport_sweep(variant, experiment, workshop.session(variant.scenario), console, quiet)
+                run_transport_sweep(variant, experiment, factory.session(variant.scenario), console, quiet)
         except (UserError, RunStopped) as error:
             failures.append((variant.name or variant.scenario.name, error))
     return failures

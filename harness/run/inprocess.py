@@ -21,7 +21,7 @@ from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult,
 from harness.probes.memory import DeviceFigure
 from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.run.devices import resolve_device, threads_of
-from harness.run.parts import RunningParts, StopSignal, instruments_of, keep_traces
+from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import all_lanes, loop_plan
@@ -153,9 +153,9 @@ class InProcessParts(RunningParts):
         colocated = scenario.placement.colocated
         streams = streams_for(device, colocated)
         self._closing = ExitStack()
-        self._instruments = instruments_of(scenario)
-        self._closing.callback(self._instruments.remove_drafts)
-        self._instrumented = self._instruments.for_process(
+        self._tracers = tracers_of(scenario)
+        self._closing.callback(self._tracers.remove_traces)
+        self._instrumented = self._tracers.for_process(
             recorder,
             all_lanes(scenario),
             cuda=device == "cuda",
@@ -210,7 +210,7 @@ class InProcessParts(RunningParts):
     def keep_profiles(self, folder: Path) -> None:
         """See ``RunningParts``."""
         self._instrumented.end_windows()
-        keep_traces(self._instruments, [self._instruments.lanes], folder)
+        keep_traces(self._tracers, [self._tracers.lanes], folder)
 
     def close(self) -> None:
         """See ``RunningParts``."""

@@ -13,7 +13,7 @@ from harness.loop import LoopPlan
 from harness.probes.load import load_profile
 from harness.probes.memory import DeviceFigure
 from harness.probes.run_probes import Elsewhere
-from harness.probes.tracers import Instruments
+from harness.probes.tracers import Tracers
 from harness.probes.windows import collect_traces, lanes_in, process_name
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import all_lanes
@@ -78,24 +78,24 @@ StopSignal = Callable[[], bool]
 Build = Callable[[Scenario, RecordingTracer, StopSignal], RunningParts]
 
 
-def instruments_of(scenario: Scenario, drafts_in: Path | None = None) -> Instruments:
+def tracers_of(scenario: Scenario, traces_in: Path | None = None) -> Tracers:
     """Return what surrounds the spans of a run's parts.
 
     Args:
         scenario: names the probe profile and the delays.
-        drafts_in: where traces are written until the run's folder takes them; None: among the temporary files.
+        traces_in: where traces are written until the run's folder takes them; None: among the temporary files.
 
     Raises:
         UserError: there is no such profile.
     """
     profile = load_profile(scenario.profile)
-    drafts = None if profile.torch_profiler is None else Path(tempfile.mkdtemp(prefix="traces-", dir=drafts_in))
-    return Instruments(
+    drafts = None if profile.torch_profiler is None else Path(tempfile.mkdtemp(prefix="traces-", dir=traces_in))
+    return Tracers(
         profile, {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}, all_lanes(scenario), drafts
     )
 
 
-def keep_traces(instruments: Instruments, processes: Sequence[Sequence[str]], folder: Path) -> None:
+def keep_traces(tracers: Tracers, processes: Sequence[Sequence[str]], folder: Path) -> None:
     """Move the traces of torch.profiler, one for each process, into a folder.
 
     Args:
@@ -104,9 +104,9 @@ def keep_traces(instruments: Instruments, processes: Sequence[Sequence[str]], fo
     Raises:
         RunStopped: one is missing.
     """
-    window = instruments.profile.torch_profiler
-    if window is None or instruments.drafts is None:
+    window = tracers.profile.torch_profiler
+    if window is None or tracers.drafts is None:
         return
-    chosen = lanes_in(window, instruments.lanes)
+    chosen = lanes_in(window, tracers.lanes)
     profiled = [[lane for lane in lanes if lane in chosen] for lanes in processes]
-    collect_traces([process_name(lanes) for lanes in profiled if lanes], instruments.drafts, folder)
+    collect_traces([process_name(lanes) for lanes in profiled if lanes], tracers.drafts, folder)

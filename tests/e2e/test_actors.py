@@ -79,10 +79,10 @@ OTHER_TRANSPORTS = ("object_store", "object_store_numpy", "gloo", "disk")
 
 
 @pytest.fixture(scope="module")
-def workshop(own_traces: Traces) -> Iterator[PartsFactory]:
+def factory(own_traces: Traces) -> Iterator[PartsFactory]:
     """Builds parts on one Ray; when that is closed, nothing is left of it."""
-    with PartsFactory() as workshop:
-        yield workshop
+    with PartsFactory() as factory:
+        yield factory
     own_traces.assert_nothing_left()
 
 
@@ -108,16 +108,16 @@ def unseen(folder: Path) -> None:
     """Show nothing."""
 
 
-def run_all(scenario: Scenario, out: Path, workshop: PartsFactory) -> dict[str, Run]:
-    assert run_command(scenario, out, quiet=True, build=workshop, show=unseen) == 0
+def run_all(scenario: Scenario, out: Path, factory: PartsFactory) -> dict[str, Run]:
+    assert run_command(scenario, out, quiet=True, build=factory, show=unseen) == 0
     runs, damaged = find_runs(out)
     assert damaged == []
     assert {run.status for run in runs} == {"completed"}
     return {run.folder.name: run for run in runs}
 
 
-def run_one(scenario: Scenario, out: Path, workshop: PartsFactory) -> Run:
-    (run,) = run_all(scenario, out, workshop).values()
+def run_one(scenario: Scenario, out: Path, factory: PartsFactory) -> Run:
+    (run,) = run_all(scenario, out, factory).values()
     return run
 
 
@@ -138,16 +138,16 @@ def count_spans(run: Run, lane: str, stage: Stage) -> int:
 # ---- what runs say
 
 
-def train_over(transports: Sequence[str], material: Path, workshop: PartsFactory, out: Path) -> dict[str, Run]:
+def train_over(transports: Sequence[str], material: Path, factory: PartsFactory, out: Path) -> dict[str, Run]:
     """The same synchronous run with each transport, by transport."""
     scenario = scenario_of(material, f"{TRAINED}sweep: {{transport.type: {json.dumps(transports)}}}\n")
-    return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, workshop).values()}
+    return {run.manifest.point["transport.type"]: run for run in run_all(scenario, out, factory).values()}
 
 
 @pytest.fixture(scope="module")
-def trained(material: Path, workshop: PartsFactory, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def trained(material: Path, factory: PartsFactory, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """The same synchronous run, by transport."""
-    return train_over(TRANSPORTS, material, workshop, tmp_path_factory.mktemp("trained"))
+    return train_over(TRANSPORTS, material, factory, tmp_path_factory.mktemp("trained"))
 
 
 def learnt(run: Run) -> list[object]:
@@ -167,9 +167,9 @@ def test_losses_are_the_same_whichever_transport_carries_the_weights(trained: di
 
 @pytest.mark.slow
 def test_losses_are_the_same_over_the_other_transports(
-    trained: dict[str, Run], material: Path, workshop: PartsFactory, tmp_path: Path
+    trained: dict[str, Run], material: Path, factory: PartsFactory, tmp_path: Path
 ) -> None:
-    others = train_over(OTHER_TRANSPORTS, material, workshop, tmp_path)
+    others = train_over(OTHER_TRANSPORTS, material, factory, tmp_path)
     assert set(others) == set(OTHER_TRANSPORTS)
     for transport, run in others.items():
         assert learnt(run) == learnt(trained["in_process"]), transport
@@ -210,12 +210,10 @@ def test_each_version_is_proven_on_both_sides(trained: dict[str, Run]) -> None:
 
 
 def test_several_generators_and_scorers_share_lagged_batches(
-    material: Path, workshop: PartsFactory, tmp_path: Path
+    material: Path, factory: PartsFactory, tmp_path: Path
 ) -> None:
     several = PACED.replace("generator: {cpus: 0.5}", "generator: {cpus: 0.5, count: 2}, scorer: {count: 2}")
-    run = run_one(
-        scenario_of(material, f"{several}max_lag: 1\ntransport: {{type: object_store}}\n"), tmp_path, workshop
-    )
+    run = run_one(scenario_of(material, f"{several}max_lag: 1\ntransport: {{type: object_store}}\n"), tmp_path, factory)
     assert [row.version for row in run.steps] == [1, 2, 3, 4]
     assert all(sum(row.lags.values()) == 8 and set(row.lags) <= {0, 1} for row in run.steps)
     assert set(lane_account(run)) == {"learner", "generator0", "generator1", "scorer0", "scorer1"}
@@ -233,11 +231,11 @@ def test_several_generators_and_scorers_share_lagged_batches(
     assert run.ledger.trained.rollouts == run.ledger.generated.rollouts == 4 * 8
 
 
-def test_weights_reach_a_generator_between_two_tokens(material: Path, workshop: PartsFactory, tmp_path: Path) -> None:
+def test_weights_reach_a_generator_between_two_tokens(material: Path, factory: PartsFactory, tmp_path: Path) -> None:
     """A batch takes many times an update, so that updates end while the next batches are being generated."""
     text = TRAINED.replace("max_tokens: 8", "min_tokens: 200, max_tokens: 200").replace("steps: 3", "steps: 6")
     lagged = "max_lag: 2\nlag_control: in_flight\ntransport: {type: shared_memory}\nplacement: {colocated: false}\n"
-    run = run_one(scenario_of(material, text.replace("epochs_per_batch: 2", "") + lagged), tmp_path, workshop)
+    run = run_one(scenario_of(material, text.replace("epochs_per_batch: 2", "") + lagged), tmp_path, factory)
     mixed = [row.step for row in run.steps if row.metric("off_policy/token_mean") is not None]
     assert mixed  # some rollouts have tokens of more than one version
     for step in mixed:
@@ -262,7 +260,7 @@ def store_bytes() -> int:
 
 
 def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
-    material: Path, workshop: PartsFactory, wait_until: WaitUntil
+    material: Path, factory: PartsFactory, wait_until: WaitUntil
 ) -> None:
     """10 batches of 4 groups pass a buffer of 8 groups, each of 2 responses of 100,000 tokens: 2.4 MB."""
     long = "sampling: {min_tokens: 99999, max_tokens: 100000}\nreplay: {capacity: 8, sampling: uniform}\nmax_lag: 1\n"
@@ -278,9 +276,9 @@ def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
 
     tracer = RecordingTracer(time.perf_counter_ns)
     scenario = scenario_of(material, text.replace("evaluation: {every: 2", "evaluation: {every: 10"))
-    workshop.session(scenario)  # the first test to need Ray starts it
+    factory.session(scenario)  # the first test to need Ray starts it
     wait_until(lambda: store_bytes() == 0, "a store empty before the run")
-    parts = workshop(scenario, tracer, bool)
+    parts = factory(scenario, tracer, bool)
     try:
         asyncio.run(run_and_look(parts, tracer, Watcher(), group_bytes))
         assert held == [4] + [8] * 9
@@ -317,12 +315,12 @@ def gone(pids: list[int]) -> bool:
 
 
 def test_a_run_that_fails_leaves_no_actor(
-    material: Path, workshop: PartsFactory, tmp_path: Path, wait_until: WaitUntil
+    material: Path, factory: PartsFactory, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     pids: list[int] = []
 
     def build(scenario: Scenario, tracer: RecordingTracer, should_stop: object) -> RunningParts:
-        parts = workshop(scenario, tracer, lambda: False)
+        parts = factory(scenario, tracer, lambda: False)
         pids.extend(parts.processes().values())
         return parts
 
@@ -367,23 +365,23 @@ def test_ctrl_c_ends_everything_at_once(material: Path, traces: Traces, tmp_path
 # ---- wrong input
 
 
-def refusal(scenario: Scenario, workshop: PartsFactory) -> UserError:
+def refusal(scenario: Scenario, factory: PartsFactory) -> UserError:
     with pytest.raises(UserError) as refused:
-        workshop(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
+        factory(scenario, RecordingTracer(time.perf_counter_ns), lambda: False)
     return refused.value
 
 
-def test_more_cpus_than_there_are_is_refused(material: Path, workshop: PartsFactory) -> None:
+def test_more_cpus_than_there_are_is_refused(material: Path, factory: PartsFactory) -> None:
     greedy = PACED.replace("learner: {cpus: 0.5}", "learner: {cpus: 1000}")
-    error = refusal(scenario_of(material, f"{greedy}transport: {{type: nixl}}\n"), workshop)
+    error = refusal(scenario_of(material, f"{greedy}transport: {{type: nixl}}\n"), factory)
     asked = "the parts ask for 1000.5 CPUs (learner 1000, 1 x generator 0.5, 1 x scorer 0), and this machine has "
     assert error.what == f"{asked}{usable_cores()}"
     assert error.where == "placement"
 
 
-def test_more_nodes_than_there_are_is_refused_at_once(material: Path, workshop: PartsFactory) -> None:
+def test_more_nodes_than_there_are_is_refused_at_once(material: Path, factory: PartsFactory) -> None:
     apart = PACED.replace("{colocated: false,", "{colocated: false, strategy: STRICT_SPREAD,")
-    error = refusal(scenario_of(material, f"{apart}transport: {{type: object_store}}\n"), workshop)
+    error = refusal(scenario_of(material, f"{apart}transport: {{type: object_store}}\n"), factory)
     assert error.what.startswith("the parts ask for CPU 0.5 + CPU 0.5 (STRICT_SPREAD), and Ray has CPU ")
     assert error.what.endswith(" on its nodes")
 
@@ -473,7 +471,7 @@ nodes = {}
 
 
 def build(scenario, tracer, should_stop):
-    parts = workshop(scenario, tracer, should_stop)
+    parts = factory(scenario, tracer, should_stop)
     for part in (*parts.generators, *parts.scorers, parts.learner):
         nodes[part.lane] = part.part.facts.node_id
     actors = [part.part for part in (*parts.generators, *parts.scorers, parts.learner)]
@@ -484,7 +482,7 @@ def build(scenario, tracer, should_stop):
 
 
 try:
-    with PartsFactory() as workshop:
+    with PartsFactory() as factory:
         os.environ["RAY_ADDRESS"] = cluster.address  # which is what `auto` looks at first
         scenario = load_scenario(sys.argv[1], ["placement.address=auto"])
         run_command(scenario, Path(sys.argv[2]), True, build, show=lambda folder: None)

@@ -51,10 +51,10 @@ save_policy: false
 
 
 @pytest.fixture(scope="module")
-def workshop(own_traces: Traces) -> Iterator[PartsFactory]:
+def factory(own_traces: Traces) -> Iterator[PartsFactory]:
     """Builds parts on one Ray; when that is closed, nothing is left of it, whoever was killed."""
-    with PartsFactory() as workshop:
-        yield workshop
+    with PartsFactory() as factory:
+        yield factory
     own_traces.assert_nothing_left()
 
 
@@ -67,7 +67,7 @@ class Killer:
         pids: of all parts.
     """
 
-    workshop: PartsFactory
+    factory: PartsFactory
     lane: str
     after_s: float
     only_in: str | None = None
@@ -76,7 +76,7 @@ class Killer:
 
     def build(self, scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         """Build the parts."""
-        parts = self.workshop(scenario, tracer, should_stop)
+        parts = self.factory(scenario, tracer, should_stop)
         self.pids += tuple(parts.processes().values())
         return cast(RunningParts, KilledParts(parts, self))
 
@@ -163,10 +163,10 @@ def assert_ended(pids: tuple[int, ...], wait_until: Callable[..., None]) -> None
 
 @pytest.mark.parametrize("lane", ["generator", "scorer"])
 def test_a_part_that_is_killed_is_replaced(
-    lane: str, workshop: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
+    lane: str, factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
     after_s = random.Random(lane).uniform(0.5, 2.5)
-    killer = Killer(workshop, lane, after_s)
+    killer = Killer(factory, lane, after_s)
     assert run_with(killer, f"{PACED}transport: {{type: shared_memory}}\n", tmp_path) is None
     assert killer.killed is not None
     assert_went_on(only_run(tmp_path), lane)
@@ -174,10 +174,10 @@ def test_a_part_that_is_killed_is_replaced(
 
 
 def test_a_killed_learner_ends_its_run_and_no_other(
-    workshop: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
+    factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
     arms = "arms: {one: {seed: 1}, other: {seed: 2}}\n"
-    killer = Killer(workshop, "learner", 1.5, only_in="one")
+    killer = Killer(factory, "learner", 1.5, only_in="one")
     reason = run_with(killer, f"{PACED}transport: {{type: nixl}}\n{arms}".replace("steps: 12", "steps: 8"), tmp_path)
     assert reason is not None
     assert reason.startswith(f"one stopped: {LEARNER_DIED}\n")
@@ -212,13 +212,13 @@ def full_from_the_start(tracer: Tracer) -> Any:
     ("make", "place"), [(FullGpu, "weight_verify of the learner"), (full_from_the_start, "startup of the learner")]
 )
 def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(
-    make: Callable[[Tracer], Any], place: str, workshop: PartsFactory, tmp_path: Path
+    make: Callable[[Tracer], Any], place: str, factory: PartsFactory, tmp_path: Path
 ) -> None:
     text = "steps: 2\nevaluation: {prompts: 8}\ntransport: {type: nixl}\nplacement: {learner: {gpus: 0.5}}\n"
     spawned: list[ActorPart] = []
 
     def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
-        workshop.session(asked)
+        factory.session(asked)
         spawned.append(ActorPart(ActorSpec(ProcessSetup("learner", 1, None), make, {"num_cpus": 0}), tracer))
         spawned[0].wait_until_built()
         return replace(build_simulated_parts(asked, tracer, should_stop), learner=LearnerHandle(spawned[0], None))
@@ -248,10 +248,10 @@ KILLS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "transport", "lane"), KILLS)
 def test_twenty_kills_at_random_moments(
-    number: int, transport: str, lane: str, workshop: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
+    number: int, transport: str, lane: str, factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
     """A Generator killed during a gloo transfer takes the Learner along, which is Ray's doing: then that is the end."""
-    killer = Killer(workshop, lane, random.Random(number).uniform(0.1, 3.0))
+    killer = Killer(factory, lane, random.Random(number).uniform(0.1, 3.0))
     reason = run_with(killer, f"{PACED}seed: {number}\ntransport: {{type: {transport}}}\n", tmp_path)
     assert killer.killed is not None
     run = only_run(tmp_path)
@@ -275,7 +275,7 @@ def by_length(response, ground_truth):
 
 
 def test_a_reward_that_hangs_costs_its_group_only(
-    workshop: PartsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factory: PartsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four prompts a batch and 5 in all: the one whose reward hangs comes 4 times at most in 4 steps."""
     prompts = [f'{{"prompt": "Write about number {number}", "answer": "{number}"}}' for number in range(5)]
@@ -295,7 +295,7 @@ steps: 2
 evaluation: {{every: 2, prompts: 1, examples: 0}}
 save_policy: false
 """
-    assert run_command(scenario_of(tmp_path, text), tmp_path / "out", True, workshop, show=lambda shown: None) == 0
+    assert run_command(scenario_of(tmp_path, text), tmp_path / "out", True, factory, show=lambda shown: None) == 0
     run = only_run(tmp_path)
     assert run.status == "completed"
     ledger = run.ledger
@@ -311,10 +311,10 @@ save_policy: false
 
 
 def test_a_stage_that_hangs_is_reported_with_stacks(
-    workshop: PartsFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_until: Callable[..., None]
+    factory: PartsFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_until: Callable[..., None]
 ) -> None:
     text = PACED.replace("generate_s: 0.3", "generate_s: 3600") + "faults: {stall_after_s: 2}\n"
-    killer = Killer(workshop, "generator", 3600.0, only_in="nobody")
+    killer = Killer(factory, "generator", 3600.0, only_in="nobody")
     reason = run_with(killer, f"{text}transport: {{type: object_store}}\n", tmp_path)
     run = only_run(tmp_path)
     assert reason is not None

@@ -7,22 +7,22 @@ from pathlib import Path
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.probes.memory import process_memory
 from harness.probes.profile import ProbeProfile, TorchWindow
-from harness.probes.tracers import Instruments
+from harness.probes.tracers import Tracers
 
 LANES = ("generator", "scorer", "learner")
 
 
 def test_without_a_profile_and_delays_the_recorder_is_handed_on_as_it_is() -> None:
     recorder = RecordingTracer(lambda: 0)
-    made = Instruments(lanes=LANES).for_process(recorder, LANES, cuda=False)
+    made = Tracers(lanes=LANES).for_process(recorder, LANES, cuda=False)
     assert made.tracer is recorder
     assert (made.windows, made.notes, made.drain_device_figures()) == ([], [], [])
 
 
 def test_only_a_process_that_computes_on_a_gpu_measures_device_memory() -> None:
-    instruments = Instruments(lanes=LANES)
-    on_cpu = instruments.for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
-    on_gpu = instruments.for_process(RecordingTracer(lambda: 0), LANES, cuda=True)
+    tracers = Tracers(lanes=LANES)
+    on_cpu = tracers.for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
+    on_gpu = tracers.for_process(RecordingTracer(lambda: 0), LANES, cuda=True)
     assert on_cpu.device_memory is None
     assert on_gpu.tracer is on_gpu.device_memory
     assert process_memory() is process_memory()  # lanes and arms of one process share its allocator
@@ -31,7 +31,7 @@ def test_only_a_process_that_computes_on_a_gpu_measures_device_memory() -> None:
 def test_delays_are_part_of_their_spans() -> None:
     clock = iter(range(0, 10_000_000_000, 1))
     recorder = RecordingTracer(lambda: next(clock))
-    made = Instruments(delays={"update": 0.001, "score": 0.0}, lanes=LANES).for_process(recorder, LANES, cuda=False)
+    made = Tracers(delays={"update": 0.001, "score": 0.0}, lanes=LANES).for_process(recorder, LANES, cuda=False)
     for stage in (Stage.UPDATE, Stage.SCORE):
         with made.tracer.span("learner", stage, 2, 2):
             pass
@@ -41,26 +41,26 @@ def test_delays_are_part_of_their_spans() -> None:
 def test_what_cannot_be_measured_is_said() -> None:
     """A part on the CPU asks nothing of a GPU that it may see: an event would make a CUDA context."""
     profile = ProbeProfile(device_time=True, nvtx=True)
-    made = Instruments(profile, lanes=LANES).for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
+    made = Tracers(profile, lanes=LANES).for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
     assert "no device times: nothing here computes on a GPU" in made.notes
     assert made.device_times is None
 
 
 def test_a_process_without_a_chosen_lane_has_no_profiler(tmp_path: Path) -> None:
     profile = ProbeProfile(torch_profiler=TorchWindow(lanes=["learner"], first_step=1, steps=1))
-    instruments = Instruments(profile, lanes=LANES, drafts=tmp_path)
+    tracers = Tracers(profile, lanes=LANES, drafts=tmp_path)
     recorder = RecordingTracer(lambda: 0)
-    assert instruments.for_process(recorder, ("generator",), cuda=False).tracer is recorder
-    assert len(instruments.for_process(recorder, ("learner",), cuda=False).windows) == 1
+    assert tracers.for_process(recorder, ("generator",), cuda=False).tracer is recorder
+    assert len(tracers.for_process(recorder, ("learner",), cuda=False).windows) == 1
 
 
 def test_a_window_that_still_runs_is_ended_with_the_run(tmp_path: Path) -> None:
     profile = ProbeProfile(torch_profiler=TorchWindow(lanes=["learner"], first_step=1, steps=5))
-    instruments = Instruments(profile, lanes=LANES, drafts=tmp_path)
-    made = instruments.for_process(RecordingTracer(lambda: 0), ("learner",), cuda=False)
+    tracers = Tracers(profile, lanes=LANES, drafts=tmp_path)
+    made = tracers.for_process(RecordingTracer(lambda: 0), ("learner",), cuda=False)
     with made.tracer.span("learner", Stage.UPDATE, 1, 1):
         pass
     made.end_windows()
     assert [path.name.split(".")[0] for path in tmp_path.iterdir()] == ["learner"]
-    instruments.remove_drafts()
+    tracers.remove_traces()
     assert not tmp_path.exists()

@@ -42,9 +42,9 @@ def test_prompts_must_fit_the_engines_context_where_it_is_the_smaller_one() -> N
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
 def test_a_package_that_one_arm_lacks_is_told_before_another_arm_runs() -> None:
     arms = {variant.name: variant.scenario for variant in expand(load_scenario("rdt_nccl"))}
-    workshop = PartsFactory([[scenario] for scenario in arms.values()])
+    factory = PartsFactory([[scenario] for scenario in arms.values()])
     with pytest.raises(UserError, match=r"transport\.type is nccl, and the package cupy is not installed"):
-        workshop(arms["object_store"], NO_TRACER, never)
+        factory(arms["object_store"], NO_TRACER, never)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")

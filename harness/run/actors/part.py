@@ -32,7 +32,7 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.probes.memory import DeviceFigure
-from harness.probes.tracers import Instruments
+from harness.probes.tracers import Tracers
 from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, first_line, own_error
 
 CLOCK_READINGS = 5
@@ -62,7 +62,7 @@ class ProcessSetup:
         working_folder, import_path: those of the driver, which makes this value, so that files and modules that the
             scenario names are found.
         cuda: whether the worker computes on a GPU.
-        instruments: probes, and delays that the scenario asks for.
+        tracers: probes, and delays that the scenario asks for.
     """
 
     lane: str
@@ -71,7 +71,7 @@ class ProcessSetup:
     working_folder: Path = field(default_factory=Path.cwd)
     import_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(path) for path in sys.path))
     cuda: bool = False
-    instruments: Instruments = field(default_factory=Instruments)
+    tracers: Tracers = field(default_factory=Tracers)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class PartActor:
         sys.path[:] = [*setup.import_path, *(path for path in sys.path if path not in setup.import_path)]
         torch.set_num_threads(setup.threads)
         self._recorder = RecordingTracer(time.perf_counter_ns)
-        self._instrumented = setup.instruments.for_process(self._recorder, (setup.lane,), setup.cuda)
+        self._instrumented = setup.tracers.for_process(self._recorder, (setup.lane,), setup.cuda)
         self._worker: Any = None
 
     def build(self, make: Make) -> ProcessFacts:

@@ -97,8 +97,8 @@ def run_sweep(
     check_before_start(together, say)
     with signals_as_interrupts():
         folder = _experiment(out, scenario, options.fresh, say)
-        with held(folder), PartsFactory([[variant.scenario for variant in group] for group in together]) as workshop:
-            sweep = _Sweep(folder, scenario.name, together, options, build or workshop, console)
+        with held(folder), PartsFactory([[variant.scenario for variant in group] for group in together]) as factory:
+            sweep = _Sweep(folder, scenario.name, together, options, build or factory, console)
             _say_all_blocks(scenario, say)
             try:
                 sweep.run()
