@@ -2,9 +2,10 @@
 
 import pytest
 
-from harness.core.errors import RunStopped
-from harness.core.types import Purpose, WorkItem
+from harness.core.errors import PartReplaced, RunStopped
+from harness.core.types import Purpose, WeightHandle, WorkItem
 from harness.loop import Count
+from harness.simulate.parts import SimulatedGenerator
 
 
 def dies_in(**seconds_by_call: float):
@@ -123,6 +124,24 @@ def test_weights_under_evaluation_stay_readable_until_it_is_done(simulate):
     ]
 
 
+def test_weights_that_are_being_loaded_stay_readable_until_they_are(simulate):
+    # Batches 0, 1 and 2 from 0.5 to 3.5, scored at 2, 3 and 4; an update of 1 s and a publish of 0.5 s each: versions
+    # 1, 2 and 3 come at 3.5, 5 and 6.5. The load of version 1 dies at 9.5 and is repeated: at the publish of version 3
+    # it was neither the newest nor due for an evaluation.
+    seen = simulate(
+        steps=4,
+        max_lag=3,
+        generate=[1],
+        load=[lambda version: 10 if version else 0],
+        score=[0.5],
+        update=1,
+        publish=0.5,
+        generator_dies=[dies_in(call5=6)],  # calls: load 0, batches 0, 1, 2, load 1
+    )
+    loads = [row[2:] for row in seen.work if row[1] == "weight_load"]
+    assert loads[:2] == [(3.5, 9.5, 1), (9.5, 19.5, 1)]
+
+
 @pytest.mark.parametrize(("dying_call", "after_s"), [(3, 5.5), (4, 0.5)], ids=["batch dies", "load dies"])
 def test_a_death_that_two_calls_hear_of_is_one_death(simulate, dying_call, after_s):
     # In flight. Calls: 1 loads version 0, 2 is batch 0, 3 batch 1 from 10.5 on, 4 loads version 1 from 15.5 on. The
@@ -139,6 +158,35 @@ def test_a_death_that_two_calls_hear_of_is_one_death(simulate, dying_call, after
     ]
     assert [event[0] for event in seen.story.events].count("replaced") == 1
     assert seen.ledger.generated == seen.ledger.trained == Count(16, 128)
+
+
+def test_a_death_heard_of_after_a_newer_one_takes_no_weights_away(simulate, monkeypatch):
+    generate, load_weights, heard = SimulatedGenerator.generate, SimulatedGenerator.load_weights, []
+
+    async def told_late(generator: SimulatedGenerator, item: WorkItem):
+        """The first call for batch 1 tells at its end of a first death; the load has told of a second one by then."""
+        groups = await generate(generator, item)
+        if item.step == 1 and 1 not in heard:
+            heard.append(1)
+            raise PartReplaced("generator died", 1)
+        return groups
+
+    async def told_at_once(generator: SimulatedGenerator, handle: WeightHandle):
+        if handle.version == 1 and 2 not in heard:
+            heard.append(2)
+            raise PartReplaced("generator died again", 2)
+        return await load_weights(generator, handle)
+
+    monkeypatch.setattr(SimulatedGenerator, "generate", told_late)
+    monkeypatch.setattr(SimulatedGenerator, "load_weights", told_at_once)
+    # Batch 1 from 9.5 on; version 1 comes at 14.5 (score 10.5, update 13.5) and is loaded until 15, once.
+    seen = simulate(steps=2, lag_control="in_flight", update=3, load=[0.5])
+    assert heard == [2, 1]
+    assert [row[2:] for row in seen.work if row[1] == "weight_load"] == [(1, 1.5, 0), (14.5, 15, 1)]
+    assert [event[2] for event in seen.story.events if event[0] == "replaced"] == [
+        "generator died again",
+        "generator died",
+    ]
 
 
 def test_under_drop_the_repeated_order_takes_the_newest_weights(simulate):

@@ -63,6 +63,15 @@ def test_lag_two_starts_each_batch_two_versions_ahead_at_most(simulate):
     assert [facts.in_queue for facts in seen.story.facts] == [0, 8, 8, 8, 0]  # the next batch: 4 prompts x 2
 
 
+def test_at_lag_zero_a_step_ends_as_soon_as_its_weights_are_loaded(simulate):
+    # Batch 0 until 9.5, scored 10.5, update 15.5, publish 16.5, load 17: then the Learner waits for batch 1, until 26.
+    assert simulate(steps=2, max_lag=0, load=[0.5]).waits("learner") == [
+        ("wait_for_batch", 1, 10.5),
+        ("wait_for_batch", 16.5, 17),
+        ("wait_for_batch", 17, 26),
+    ]
+
+
 def test_rollouts_in_flight_are_those_whose_generation_has_begun(simulate):
     # Lag 0: the next batch waits for the weights. Lag 1: it is generated while the Learner takes this one.
     assert [facts.in_flight for facts in simulate(max_lag=0).story.facts] == [0, 0, 0]
