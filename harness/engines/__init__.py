@@ -1,0 +1,5 @@
+"""Sampling: tokens and their log-probabilities from a policy's weights.
+
+May import models and what stands below them; vLLM in ``vllm``, SGLang in ``sglang`` alone. Start with ``native``: its
+sampling loop is ``batch``, its forward pass ``decode`` over ``weights``. ``requests`` refuses what no engine can serve.
+"""

@@ -1,4 +1,8 @@
-"""What the Learner holds: the policy, its optimizer and the reference policy."""
+"""Training: the policy with its optimizer and reference policy, and the supervised warm start of the presets.
+
+May import transports and what stands below them. Start with ``trainer``; ``paced`` takes its place where only time
+matters. ``warm_start`` teaches a preset its first words, once, and keeps the weights.
+"""
 
 from harness.learner.trainer import PolicyTrainer, PreparedBatch, TrainerOptions
 

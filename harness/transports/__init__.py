@@ -1,1 +1,6 @@
-"""How weights move from the Learner to the Generators."""
+"""How weights move from the Learner to the Generators: one file for each way, both ends of it.
+
+May import engines and what stands below them, and Ray. Start with ``protocol`` (a sender and a receiver), then
+``catalogue`` (which there are and what each needs) and ``nixl`` as one of them. ``buffers`` keeps published versions,
+``checksum`` proves what arrived.
+"""

@@ -318,7 +318,7 @@ def test_bytes_that_never_make_an_answer_do_not_outlast_the_limit(timed, write: 
 
 
 def test_killing_a_process_twice_closes_nothing_of_others() -> None:
-    process = ChildProcess("harness.tasks.scoring.process:serve_rewards")
+    process = ChildProcess("harness.tasks.scoring:serve_rewards")
     process.kill()
     others = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]  # they get the numbers that have become free
     process.kill()
