@@ -145,10 +145,10 @@ def _wasted(measures: Measures) -> float:
     return sum(measures.waste.get(cause, 0.0) for cause in WASTED)
 
 
-def _lags(runs: Sequence[Measures]) -> dict[str, float]:
+def _lags(runs: Sequence[Measures]) -> dict[int, float]:
     """Return the mean share of each lag over runs."""
     lags = sorted({lag for run in runs for lag in run.lags})
-    return {str(lag): fmean(run.lags.get(lag, 0.0) for run in runs) for lag in lags}
+    return {lag: fmean(run.lags.get(lag, 0.0) for run in runs) for lag in lags}
 
 
 def _change_scores(

@@ -134,7 +134,7 @@ def arm_table(document: Document) -> Table:
 
 
 def _arm_row(arm: ArmScore) -> tuple[str, ...]:
-    step, lags = arm.step, (arm.lags.shares("predicted"), arm.lags.shares("measured"))
+    step, lags = arm.step, (arm.lags.predicted, arm.lags.measured)
     known = all(map(bool, lags))
     return (
         arm.arm,

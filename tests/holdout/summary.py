@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
@@ -54,12 +53,8 @@ class Compared(Section):
 class Lags(Section):
     """Shares of the rollouts trained on by their lag in versions."""
 
-    measured: dict[str, float]
-    predicted: dict[str, float]
-
-    def shares(self, which: Literal["measured", "predicted"]) -> dict[int, float]:
-        """Return one of them by number."""
-        return {int(lag): share for lag, share in getattr(self, which).items()}
+    measured: dict[int, float]
+    predicted: dict[int, float]
 
 
 class ArmScore(Section):
@@ -223,9 +218,10 @@ class Document(Section):
 
 
 def save_document(document: Document, path: Path) -> None:
-    """Write an examination as JSON, rounded."""
+    """Write an examination as JSON."""
     with whole_file(path) as stream:
-        stream.write(json.dumps(HEAD | _as_json(document), indent=1, allow_nan=False).encode() + b"\n")
+        data = HEAD | document.model_dump(mode="json")
+        stream.write(json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def load_document(path: Path) -> Document:
@@ -241,22 +237,9 @@ def load_document(path: Path) -> Document:
 
 
 def rounded(document: Document) -> Document:
-    """Return the examination as it reads when it was saved."""
-    return Document.model_validate_json(json.dumps(_as_json(document)))
-
-
-def _as_json(document: Document) -> dict[str, Any]:
-    """Return plain data whose numbers have six digits: more would differ from machine to machine."""
-    plain: dict[str, Any] = _rounded(document.model_dump(mode="json"))
-    return plain
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+    """Return the examination with six digits of each number: more would differ from machine to machine."""
+    data = json.loads(document.model_dump_json(), parse_float=lambda text: float(f"{float(text):.6g}"))
+    return Document.model_validate_json(json.dumps(data))
 
 
 def tier_score(name: str, plan: TierPlan, arms: Sequence[ArmScore]) -> TierScore:

@@ -49,7 +49,7 @@ def test_an_arm_is_scored() -> None:
     # failed, dropped and unused; what was evicted unused is part of the unused
     assert arm.waste.repeats == pytest.approx((0.1, 0.3))
     assert (arm.waste.value, arm.waste.low, arm.waste.high) == pytest.approx((0.3, 0.3, 0.3))
-    assert arm.lags.shares("predicted") == {0: 0.5, 1: 0.5}
+    assert arm.lags.predicted == {0: 0.5, 1: 0.5}
     assert arm.extrapolating == foreseen.extrapolating
 
 
