@@ -18,7 +18,7 @@ WITH_VLLM = @$(SETUP) install --venv $(VENV) --part vllm
 SCENARIO_FILE = $(if $(filter %.yaml %.yml,$(SCENARIO)),$(SCENARIO),scenarios/$(SCENARIO).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench sweep compare test test-all check faults gpu-check install install-vllm clean
+.PHONY: help bench sweep compare test test-all check faults holdout gpu-check install install-vllm clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ check: $(STAMP)  ## check formatting, lint, types and import rules
 
 faults: $(STAMP)  ## check the loop on ten thousand drawn schedules of faults (SCHEDULES=10000)
 	SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest -s tests/loop/test_fault_schedules.py $(ARGS)
+
+holdout: $(STAMP)  ## examine the simulator on runs it has not seen, and write its tables in docs/ (ARGS=--check)
+	$(BIN)/python -m tests.holdout $(ARGS)
 
 gpu-check:  ## check a machine with a GPU; installs nothing (ARGS="--phase parity", also without a GPU)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu_check $(ARGS)

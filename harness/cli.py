@@ -66,7 +66,6 @@ COMMANDS = {
         "replay a recorded run with one thing changed",
         "whatif results/reference/async_lag1 --scale update=0.5",
     ),
-    "holdout": ("tests.holdout.__main__", "examine the simulator on runs it has not seen", "holdout"),
     "import": (
         "harness.results.import_command",
         "read the metric log of another trainer",

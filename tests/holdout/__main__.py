@@ -1,4 +1,4 @@
-"""The command ``python -m harness holdout``. Exit codes: 0 fine; 1 ``--check`` found it worse; 2 bad input."""
+"""``make holdout``. Exit codes: 0 fine; 1 it became worse than the examination that is kept; 2 bad input."""
 
 from __future__ import annotations
 
@@ -7,55 +7,84 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.cli import carry_out
 from harness.core.arguments import from_1
+from harness.core.atomic_files import whole_file
+from harness.report.console import Output
+from harness.report.text import print_list, print_table
+from harness.scenario import load_scenario
+from tests.holdout.evaluate import evaluate
+from tests.holdout.plan import load_plan, read_measured
+from tests.holdout.report import as_markdown, in_page, save_picture, tables
+from tests.holdout.summary import load_document, save_document
+from tests.holdout.verdicts import became_worse, falls_short
 
-EXAMPLE = """examples:
-  python -m harness holdout
-  python -m harness holdout -o docs/measured/holdout.md --page docs/simulator.md --picture docs/pictures/holdout.png
-  python -m harness holdout --check docs/measured/holdout.json
-
-It fits the stage costs to recorded runs, predicts runs that were held out, and shows how far off it is.
+EXAMPLES = """examples:
+  make holdout                  # writes the tables and the picture in docs/ again
+  make holdout ARGS=--check     # writes nothing
+  python -m tests.holdout --fit results/calibration --held results/holdout --docs /tmp/mine
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out one command line; return the exit code. ``harness.cli`` tells what is raised."""
-    options = _parser().parse_args(arguments)
-    from tests.holdout.command import hold_out
-
-    return hold_out(options)
+    """Carry out one command line; return the exit code."""
+    return carry_out(lambda: _examine(_parser().parse_args(arguments)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m harness holdout",
-        description="Examine the simulator on runs that it has not seen.",
-        epilog=EXAMPLE,
+        prog="python -m tests.holdout",
+        description="Fit the stage costs to recorded runs, predict runs that were held out, show how far off that is.",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    reference = Path("results/reference/simulator")
-    folders = (
-        ("--fit", reference / "calibration", "runs that are fitted"),
-        ("--held", reference / "holdout", "runs that are predicted"),
-        ("--syncs", reference / "transport_sweep", "weight syncs alone, for transports that no fitted run has"),
+    recorded = Path("tests/data/simulator")
+    places = (
+        ("--plan", Path("tests/holdout/plan.yaml"), "what is examined; the held-out scenario lies beside it"),
+        ("--fit", recorded / "calibration", "runs that are fitted"),
+        ("--held", recorded / "holdout", "runs that are predicted"),
+        ("--syncs", recorded / "transport_sweep", "weight syncs alone, for transports that no fitted run has"),
+        ("--docs", Path("docs"), "where measured/holdout.md and .json, simulator.md and pictures/holdout.png are"),
     )
-    parser.add_argument("--plan", default="holdout", metavar="PLAN", help="what is examined (default: holdout)")
-    for option, default, meaning in folders:
-        parser.add_argument(option, type=Path, default=default, metavar="DIR", help=f"{meaning} (default: {default})")
+    for option, default, meaning in places:
+        parser.add_argument(option, type=Path, default=default, metavar="PATH", help=f"{meaning} (default: {default})")
     parser.add_argument("--draws", type=from_1, default=39, metavar="N", help="of each forecast (default: 39)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
-    parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE.md", help="write the tables there, and FILE.json beside"
-    )
-    parser.add_argument("--page", type=Path, metavar="FILE.md", help="put the tiers between the marks of this page")
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw it")
-    parser.add_argument(
-        "--check", type=Path, metavar="FILE.json", help="exit with 1 if it became worse than this examination"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the tables and errors")
+    parser.add_argument("--check", action="store_true", help="write nothing")
     return parser
 
 
+def _examine(options: argparse.Namespace) -> int:
+    plan = load_plan(options.plan)
+    scenario = load_scenario(options.plan.with_name(f"{plan.held_out}.yaml"))
+    measured = read_measured(plan, scenario, fit=options.fit, held=options.held, syncs=options.syncs)
+    saved = options.docs / "measured" / "holdout.json"
+    kept = load_document(saved) if saved.exists() else None
+    print(f"predicting {len(measured.runs)} runs, which takes a minute or two", file=sys.stderr)
+    document = evaluate(plan, measured, draws=options.draws, seed=options.seed)
+    output = Output()
+    for table in tables(document):
+        print_table(output, table)
+    print_list(output, "Mind", document.notes)
+    print_list(output, "What falls short of its bound", falls_short(document) or ["nothing"])
+    worse = became_worse(document, kept) if kept else []
+    print_list(output, "What became worse than the examination that is kept", worse or ["nothing"])
+    if not options.check:
+        saved.parent.mkdir(parents=True, exist_ok=True)
+        save_document(document, saved)
+        _write(saved.with_suffix(".md"), as_markdown(document))
+        page = options.docs / "simulator.md"
+        if page.exists():
+            _write(page, in_page(page.read_text(), document))
+        save_picture(document, options.docs / "pictures" / "holdout.png")
+    return 1 if worse else 0
+
+
+def _write(path: Path, text: str) -> None:
+    with whole_file(path) as stream:
+        stream.write(text.encode())
+
+
 if __name__ == "__main__":
-    sys.exit("type: python -m harness holdout")
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Four ways to predict a step without simulating it: what a simulator has to beat.
 
-Each takes what the simulator's fit sees, and no held-out run. ``document.BASELINES`` says in a line what each does.
+Each takes what the simulator's fit sees, and no held-out run. ``summary.BASELINES`` says in a line what each does.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import fmean
-from typing import Any
 
 from harness.core.trace import Stage
-from harness.models.shape import shape_for
-from harness.results import Run
+from harness.models.config import PRESETS
+from harness.models.shape import shape_for, shape_of_own
+from harness.results import Run, ShardRow
 from harness.scenario import Scenario
-from harness.simulate.features import FLOAT32_BYTES, generate_features, update_features
+from harness.simulate.features import FLOAT32_BYTES, Group, generate_features, pass_features, update_features
 from harness.simulate.forecast import StepWatch
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import counted_rows
+from harness.simulate.metrics import counted_rows, stage_times, step_time
 from harness.simulate.simulated_run import simulate_run
-from tests.holdout.work import BACKWARD, FittedRun, expected_groups, tokens_of
 
 COSTS_NAMED_WAITS = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)
 """Waits for nobody: a call's way, and the driver's own work. They are costs like any stage."""
@@ -32,6 +31,107 @@ SYNC_COPIES = 3
 """Times that a weight sync goes over the weights: publish, transfer, load."""
 WARM_BYTES = 10_000_000
 """A copy of fewer bytes stays in a cache, and tells nothing of memory."""
+PROMPT_TOKENS = 12
+"""Where no fitted run has told its prompts' lengths."""
+BACKWARD = 3.0
+"""A pass with gradients over one without: the way back takes twice the products of the way there."""
+
+
+@dataclass(frozen=True)
+class FittedRun:
+    """What the baselines take from a fitted run.
+
+    Attributes:
+        preset: of the model; None for another model.
+        prompts: mean tokens of a prompt.
+        lengths: of all responses that were sampled to train on, sorted.
+        tokens: of the responses of a step.
+        update_gflop_s: 10^9 operations a second of its updates; None where the model's shape is not known.
+    """
+
+    run: Run
+    arm: str
+    preset: str | None
+    step_s: float
+    stages_s: Mapping[str, float]
+    prompts: float
+    lengths: tuple[int, ...]
+    update_gflop_s: float | None
+
+    @property
+    def tokens(self) -> float:
+        """Response tokens of a step."""
+        return sum(self.lengths) / max(1, len(self.run.steps))
+
+    @property
+    def passes(self) -> int:
+        """Passes over a rollout batch."""
+        return self.run.setting("epochs_per_batch") or 1
+
+
+def fitted_run(run: Run) -> FittedRun:
+    """Read what the baselines take from a run.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    shards = [row for row in run.groups() if isinstance(row, ShardRow) and row.purpose == "train"]
+    prompts = [tokens for shard in shards for tokens in shard.prompt_tokens if tokens]
+    preset, stages = run.setting("model.preset"), stage_times(run.steps)
+    return FittedRun(
+        run=run,
+        arm=run.manifest.arm or "",
+        preset=preset if isinstance(preset, str) else None,
+        step_s=step_time(run.steps),
+        stages_s=stages,
+        prompts=fmean(prompts) if prompts else PROMPT_TOKENS,
+        lengths=tuple(sorted(length for shard in shards for group in shard.lengths for length in group)),
+        update_gflop_s=_update_rate(run, shards, stages.get(Stage.UPDATE.value, 0.0)),
+    )
+
+
+def expected_groups(scenario: Scenario, fitted: Sequence[FittedRun]) -> list[Group]:
+    """Return a rollout batch with lengths as they are to be expected.
+
+    Pinned lengths are spread evenly from the shortest to the longest. Others are the quantiles of what was sampled in
+    those fitted runs that let the policy end its responses: of this model, or where there is none of any.
+    """
+    free = [item for item in fitted if item.run.setting("sampling.pinned_lengths") is None]
+    preset = getattr(scenario.model, "preset", None)
+    alike = [item for item in free if item.preset == preset] or free
+    pinned, sampled = scenario.sampling.pinned_lengths, [length for item in alike for length in item.lengths]
+    lengths = range(pinned[0], pinned[1] + 1) if pinned else sampled or [scenario.sampling.max_tokens]
+    rows = spread(lengths, scenario.rollout_batch_size)
+    prompt = round(fmean(item.prompts for item in fitted)) if fitted else PROMPT_TOKENS
+    size = scenario.group_size
+    return [(prompt, rows[start : start + size]) for start in range(0, len(rows), size)]
+
+
+def spread(lengths: Sequence[int], rows: int) -> list[int]:
+    """Return as many lengths as there are rows, at the middles of equal parts of the sorted ones, in mixed order."""
+    ordered = sorted(lengths)
+    picked = [ordered[int((row + 0.5) / rows * len(ordered))] for row in range(rows)]
+    half = (rows + 1) // 2
+    mixed = [length for pair in zip(picked[:half], reversed(picked), strict=False) for length in pair]
+    return mixed[:rows]
+
+
+def tokens_of(groups: Sequence[Group]) -> int:
+    """Return the response tokens of groups."""
+    return sum(sum(lengths) for _, lengths in groups)
+
+
+def _update_rate(run: Run, shards: Sequence[ShardRow], update_s: float) -> float | None:
+    """Return the operations a second of a run's updates: those of a pass over a batch, forward and back, by passes."""
+    preset, batch = run.setting("model.preset"), run.setting("rollout_batch_size") or 1
+    if preset not in PRESETS or update_s <= 0 or not shards:
+        return None
+    shape = shape_of_own(PRESETS[preset])
+    gflop = 0.0
+    for shard in shards:
+        groups = [(prompt or 0, group) for prompt, group in zip(shard.prompt_tokens, shard.lengths, strict=True)]
+        gflop += pass_features(shape, groups, batch)["position_gflop"]
+    return BACKWARD * gflop / max(1, len(run.steps)) * (run.setting("epochs_per_batch") or 1) / update_s
 
 
 @dataclass(frozen=True)
@@ -51,7 +151,7 @@ class Baselines:
     peak_gb_s: float | None
 
     def predict(self, scenario: Scenario) -> dict[str, float | None]:
-        """Return the seconds of a step by each baseline, in the order of ``document.BASELINES``."""
+        """Return the seconds of a step by each baseline, in the order of ``summary.BASELINES``."""
         return {
             "nearest run": self.nearest_run(scenario),
             "stage means": self.stage_means(scenario),
@@ -85,7 +185,7 @@ class Baselines:
     def closed_form(self, scenario: Scenario) -> float:
         """Return the fitted stage costs without contention: their sum, or with a lag those of the busiest lane."""
         watch = StepWatch()
-        run = simulate_run(scenario, _without_contention(self.machine), observer=watch)
+        run = simulate_run(scenario, self.machine.model_copy(update={"contention": None}), observer=watch)
         rows = counted_rows(watch.rows(run.spans))
         lanes = sorted({lane for row in rows for lane in row.lanes})
         busy = [fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows) for lane in lanes]
@@ -99,10 +199,9 @@ class Baselines:
         shape, gflop_s, gb_s = shape_for(scenario)[0], self.peak_gflop_s, self.peak_gb_s
         if shape is None or gflop_s is None or gb_s is None:
             return None
-        groups, engine = expected_groups(scenario, self.fitted), _engine(scenario)
-        epochs, minibatches = scenario.epochs_per_batch, scenario.minibatches_per_epoch
-        sampling = generate_features(shape, groups, getattr(engine, "max_batch", scenario.rollout_batch_size))
-        training = update_features(shape, groups, scenario.rollout_batch_size, epochs, minibatches)
+        groups, batch = expected_groups(scenario, self.fitted), scenario.rollout_batch_size
+        sampling = generate_features(shape, groups, getattr(scenario.engine, "max_batch", batch))
+        training = update_features(shape, groups, batch, scenario.epochs_per_batch, scenario.minibatches_per_epoch)
         sample_gflop = sampling["prompt_gflop"] + sampling["row_gflop"]
         sample_s = max(sample_gflop / gflop_s, sampling["weight_gb"] / gb_s)
         train_s = max(
@@ -154,11 +253,3 @@ def _distance(scenario: Scenario, tokens: float, item: FittedRun) -> float:
         placement.generator.count != run.setting("placement.generator.count"),
     )
     return distance(mine, theirs, sum(unlike))
-
-
-def _without_contention(machine: MachineProfile) -> MachineProfile:
-    return machine.model_copy(update={"contention": None})
-
-
-def _engine(scenario: Scenario) -> Any:
-    return scenario.engine

@@ -1,19 +1,26 @@
-"""What is examined, and how wrong a prediction may be: a dated file, written before anything was measured."""
+"""What is examined, how wrong a prediction may be, and the measured runs: refused where they are not as planned."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from harness.core.errors import UserError
-from harness.scenario.problems import Problem, as_user_error, dotted, shown
-from harness.scenario.sections import Fraction, FromList, NonEmptyText, Section
-from harness.scenario.yaml_files import NamedFiles, display, parse_yaml, read_text
+from harness.results import Run, find_runs
+from harness.scenario import Scenario, expand
+from harness.scenario.load import check_data
+from harness.scenario.problems import Problem
+from harness.scenario.sections import Fraction, NonEmptyText, Section
+from harness.scenario.yaml_files import NamedFiles, load_checked
 
-PLANS = NamedFiles("plan", "profiles", "fit: calibration")
-Names = Annotated[tuple[NonEmptyText, ...], FromList, Field(min_length=1)]
+PLANS = NamedFiles("plan", "tests/holdout", "fit: calibration")
+Names = Annotated[tuple[NonEmptyText, ...], Field(min_length=1)]
+_NOT_COMPARED = {"name", "description", "seed", "blocks", "stop_at_half_width", "trackers", "arms", "sweep"}
+"""Settings that may differ between the plan's scenario and a recorded run: names, and what repeats differ in."""
 
 
 class TierPlan(Section):
@@ -36,7 +43,7 @@ class Bounds(Section):
     """Bounds that hold for every tier, and for the ranking of all arms."""
 
     stage: Fraction
-    coverage: Annotated[tuple[Fraction, Fraction], FromList]
+    coverage: tuple[Fraction, Fraction]
     kendall_tau: Fraction
 
 
@@ -55,18 +62,19 @@ class Plan(Section):
         fit: scenario whose runs are fitted.
         held_out: scenario whose runs are predicted.
         transport_costs: scenario whose weight syncs, without any training, tell the costs of transports that no fitted
-            run has; None where there is none.
+            run has.
         tiers: by name.
-        whatif: changes of a recorded run whose effect was measured; None where none was.
+        whatif: changes of a recorded run whose effect was measured.
     """
 
+    name: NonEmptyText
     chosen: NonEmptyText
     fit: NonEmptyText
     held_out: NonEmptyText
-    transport_costs: NonEmptyText | None = None
+    transport_costs: NonEmptyText
     tiers: Annotated[dict[str, TierPlan], Field(min_length=1)]
     bounds: Bounds
-    whatif: ChangePlan | None = None
+    whatif: ChangePlan
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -74,42 +82,137 @@ class Plan(Section):
         return tuple(dict.fromkeys(arm for tier in self.tiers.values() for arm in tier.arms))
 
 
-def load_plan(path_or_name: str | Path) -> Plan:
+def load_plan(path: Path) -> Plan:
     """Load a plan and check it.
 
     Raises:
         UserError: the file is missing or not YAML, or says something wrong; one error names every problem.
     """
-    path = PLANS.find(path_or_name)
-    subject = display(path)
-    try:
-        plan = Plan.model_validate(parse_yaml(read_text(path), subject))
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        problems = [
-            Problem(f"`{dotted(item['loc'])}` is {shown(item['input'])}: {item['msg']}", "see profiles/holdout.yaml")
-            for item in details
-        ]
-        raise as_user_error(problems, subject) from None
-    _check(plan, subject)
-    return plan
+    return load_checked(PLANS, path, Plan, _broken_rules)
 
 
-def _check(plan: Plan, subject: str) -> None:
-    """Refuse a plan that fits what it predicts, names an arm that it does not examine, or has nothing to rank."""
+def _broken_rules(plan: Plan) -> list[Problem]:
+    """Find what a plan fits and predicts at once, and arms that it names and does not examine."""
+    problems = []
     if plan.fit == plan.held_out:
-        what = f"`fit` and `held_out` are both {plan.fit!r}: a run that was fitted proves nothing"
-        raise UserError(what, subject, "hold out another scenario")
-    for name, tier in plan.tiers.items():
-        strangers = [arm for arm in tier.without if arm not in tier.arms]
-        if strangers:
-            what = f"`tiers.{name}.without` names {strangers[0]!r}, which is no arm of that tier"
-            raise UserError(what, subject, f"name one of {', '.join(tier.arms)}")
-    if len(plan.arms) < 2:
-        what = f"the tiers have one arm, {plan.arms[0]!r}, and arms are ranked against each other"
-        raise UserError(what, subject, "add another arm")
-    changed = (plan.whatif.start, *plan.whatif.changes) if plan.whatif else ()
-    for arm in changed:
-        if arm not in plan.arms:
-            what = f"`whatif` names {arm!r}, which is an arm of no tier"
-            raise UserError(what, subject, f"name one of {', '.join(plan.arms)}")
+        problems.append(Problem(f"`fit` and `held_out` are both {plan.fit!r}", "hold out another scenario"))
+    named = [(f"tiers.{name}.without", arm, tier.arms) for name, tier in plan.tiers.items() for arm in tier.without]
+    named += [("whatif", arm, plan.arms) for arm in (plan.whatif.start, *plan.whatif.changes)]
+    for key, arm, known in named:
+        if arm not in known:
+            problems.append(Problem(f"`{key}` names {arm!r}, which is no arm there", f"it has {', '.join(known)}"))
+    return problems
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an examination goes by.
+
+    Attributes:
+        fitted: runs that the fit sees.
+        syncs: transport sweeps, which train nothing.
+        held_out: by arm, in the order of the plan, each arm's repeats in the order in which they ran.
+        scenarios: of the held-out arms, as planned.
+    """
+
+    fitted: tuple[Run, ...]
+    syncs: tuple[Run, ...]
+    held_out: dict[str, tuple[Run, ...]]
+    scenarios: dict[str, Scenario]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Every held-out run."""
+        return tuple(run for repeats in self.held_out.values() for run in repeats)
+
+
+def read_measured(plan: Plan, scenario: Scenario, *, fit: Path, held: Path, syncs: Path) -> Measured:
+    """Read and check the runs of an examination.
+
+    Args:
+        scenario: of the held-out arms, as it is now.
+        fit, held, syncs: folders with their runs.
+
+    Raises:
+        UserError: a run is damaged, did not complete, was simulated, is on both sides, or is not what the plan says; or
+            an arm was not measured.
+    """
+    fitted, held_out = _completed(fit, plan.fit, "--fit"), _completed(held, plan.held_out, "--held")
+    _check_apart(fitted, held_out)
+    scenarios: dict[str, Scenario] = {}
+    for variant in expand(scenario):
+        scenarios.setdefault(variant.arm or "", variant.scenario)  # of the first block
+    for run in held_out:
+        _check_settings(run, scenarios)
+    by_arm = {arm: tuple(run for run in held_out if run.manifest.arm == arm) for arm in plan.arms}
+    missing = [arm for arm, runs in by_arm.items() if not runs]
+    if missing:
+        what = f"no run of {', '.join(missing)}, which the plan wants predicted"
+        raise UserError(what, str(held), f"measure them: python -m harness run tests/holdout/{plan.held_out}.yaml")
+    _check_promises(plan, fitted, scenarios)
+    swept = _completed(syncs, plan.transport_costs, "--syncs")
+    return Measured(fitted, swept, by_arm, {arm: scenarios[arm] for arm in by_arm})
+
+
+def _completed(folder: Path, scenario: str, option: str) -> tuple[Run, ...]:
+    """Read the runs of one scenario: all of them whole, measured, and of the name that the plan says."""
+    runs, damaged = find_runs(folder)
+    if damaged:
+        raise damaged[0].error
+    for run in runs:
+        manifest, what = run.manifest, None
+        if manifest.simulated is not None:
+            what = f"this run was simulated, with the machine profile {manifest.simulated!r}"
+        elif manifest.scenario != scenario:
+            what = f"this run is of the scenario {manifest.scenario!r}, and the plan says {scenario!r}"
+        elif run.status != "completed":
+            what = f"this run is not complete ({run.status}), and an average over it would say nothing"
+        if what:
+            raise UserError(what, str(run.folder), f"name whole, measured runs of {scenario!r} with {option}")
+    return tuple(sorted(runs, key=lambda run: (run.manifest.experiment, run.manifest.position or 0)))
+
+
+def _check_apart(fitted: Sequence[Run], held: Iterable[Run]) -> None:
+    """Refuse a run that is on both sides, a copy of it too, and one of other versions: those would be examined too."""
+    seen = {_identity(run): run for run in fitted}
+    known = fitted[0].manifest.versions
+    for run in held:
+        if (twin := seen.get(_identity(run))) is not None:
+            what = f"this held-out run is among the fitted ones, as {str(twin.folder)!r}"
+            raise UserError(what, str(run.folder), "fit other runs")
+        for package, version in run.manifest.versions.items():
+            if known.get(package, version) != version:
+                what = f"this run used {package} {version}, and the fitted ones {known[package]}"
+                raise UserError(what, str(run.folder), "fit and hold out runs of the same versions")
+
+
+def _identity(run: Run) -> tuple[object, ...]:
+    manifest = run.manifest
+    return manifest.started_at, manifest.experiment, manifest.seed, tuple(step.wall_s for step in run.steps)
+
+
+def _check_settings(run: Run, scenarios: dict[str, Scenario]) -> None:
+    """Refuse a run of an arm that the scenario does not have, or of other settings than that arm's."""
+    arm = run.manifest.arm or ""
+    if arm not in scenarios:
+        what = f"this run is of the arm {arm!r}, which the scenario does not have"
+        raise UserError(what, str(run.folder), f"it has {', '.join(scenarios)}")
+    recorded = check_data(run.settings, f"the recorded scenario of {run.folder.name}")
+    theirs, planned = (one.model_dump(mode="json", exclude=_NOT_COMPARED) for one in (recorded, scenarios[arm]))
+    for key in planned:
+        if theirs[key] != planned[key]:
+            what = f"this run has `{key}` {theirs[key]!r}, and the scenario says {planned[key]!r}"
+            raise UserError(what, str(run.folder), "examine runs of the scenario as it is, or put the scenario back")
+
+
+def _check_promises(plan: Plan, fitted: Sequence[Run], scenarios: dict[str, Scenario]) -> None:
+    """Hold the tiers to their words: nothing fitted has a lag or replay, nor the transports that are to be new."""
+    for run in fitted:
+        if "strategy" in plan.tiers and (run.setting("max_lag") or run.setting("replay.capacity")):
+            what = "this fitted run has a lag or replay, and the tier `strategy` promises synchronous ones alone"
+            raise UserError(what, str(run.folder), "fit synchronous runs")
+    known = {run.setting("transport.type") for run in fitted}
+    for arm in plan.tiers["transport"].arms if "transport" in plan.tiers else ():
+        if scenarios[arm].transport.type in known:
+            what = f"a fitted run has the transport of {arm!r}, and the tier `transport` promises that none has"
+            raise UserError(what, None, "leave its runs out of the fit")

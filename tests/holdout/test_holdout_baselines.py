@@ -4,8 +4,7 @@ from math import log
 
 import pytest
 
-from tests.holdout.baselines import costs_of, distance, units
-from tests.holdout.work import spread
+from tests.holdout.baselines import costs_of, distance, spread, units
 
 
 def test_work_and_costs_count_and_waiting_for_others_does_not() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.cli import main
-from tests.holdout.document import load_document
+from tests.holdout.__main__ import main
 from tests.holdout.plan import load_plan
-from tests.holdout.tables import as_markdown, in_page
+from tests.holdout.report import as_markdown, in_page
+from tests.holdout.summary import load_document
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "measured" / "holdout.json"
@@ -36,9 +37,15 @@ def test_the_simulator_is_no_worse_and_the_committed_figures_come_out_again(
 ) -> None:
     """One examination of all recorded runs, as the command makes it; about 20 s on two quiet cores."""
     monkeypatch.chdir(ROOT)
-    kept = load_document(KEPT)
-    assert main(["holdout", "--quiet", "--check", str(KEPT), "-o", str(tmp_path / "holdout.md")]) == 0
-    made = load_document(tmp_path / "holdout.json")
+    kept, page = load_document(KEPT), Path("docs/simulator.md").read_text()
+    (tmp_path / "measured").mkdir()
+    shutil.copy(KEPT, tmp_path / "measured")
+    (tmp_path / "simulator.md").write_text(page)
+    assert main(["--docs", str(tmp_path)]) == 0
+    made = load_document(tmp_path / "measured" / "holdout.json")
+    assert (tmp_path / "measured" / "holdout.md").read_text() == as_markdown(made)
+    assert (tmp_path / "simulator.md").read_text() == in_page(page, made)
+    assert (tmp_path / "pictures" / "holdout.png").read_bytes().startswith(b"\x89PNG")
     figures, before = (dict(numbers_of(document.model_dump(mode="json"))) for document in (made, kept))
     assert figures == pytest.approx(before, rel=ROUNDING, abs=1e-9)
 
@@ -52,7 +59,7 @@ def test_the_committed_page_and_the_docs_show_the_committed_figures() -> None:
 
 def test_the_committed_examination_is_the_planned_one() -> None:
     """It has every tier and arm of the dated plan, against the plan's bounds, and none was left out."""
-    kept, plan = load_document(KEPT), load_plan("holdout")
+    kept, plan = load_document(KEPT), load_plan(ROOT / "tests" / "holdout" / "plan.yaml")
     assert [(tier.name, tier.arms, tier.bound) for tier in kept.tiers] == [
         (name, tier.arms, tier.bound) for name, tier in plan.tiers.items()
     ]

@@ -1,13 +1,13 @@
-"""One arm's forecast set against its repeats, and work done side by side."""
+"""One arm's forecast set against its repeats, and a change against what was measured."""
 
 from __future__ import annotations
 
 import pytest
 
+from harness.core.errors import UserError
 from harness.simulate.forecast import Estimate, Forecast
 from harness.simulate.metrics import Measures
-from tests.holdout.examining import arm_score
-from tests.holdout.side_by_side import side_by_side
+from tests.holdout.evaluate import arm_score, paired_log_ratios
 
 
 def measured(step_s: float, dropped: float) -> Measures:
@@ -49,11 +49,13 @@ def test_an_arm_is_scored() -> None:
     # failed, dropped and unused; what was evicted unused is part of the unused
     assert arm.waste.repeats == pytest.approx((0.1, 0.3))
     assert (arm.waste.value, arm.waste.low, arm.waste.high) == pytest.approx((0.3, 0.3, 0.3))
-    assert arm.lags.shares("predicted") == {0: 0.5, 1: 0.5}
+    assert arm.lags.predicted == {0: 0.5, 1: 0.5}
     assert arm.extrapolating == foreseen.extrapolating
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_results_come_in_the_order_of_the_tasks(processes: int) -> None:
-    with side_by_side(processes) as each:
-        assert list(each(abs, range(-5, 0))) == [5, 4, 3, 2, 1]
+def test_measured_ratios_are_paired_by_experiment() -> None:
+    before = {("20261121-1", 0): 1.0, ("20261121-2", 1): 2.0}
+    after = {("20261121-2", 1): 4.0, ("20261121-1", 0): 1.0}
+    assert paired_log_ratios(before, after) == pytest.approx([0.0, 0.693147], abs=1e-6)  # log 1, log 2
+    with pytest.raises(UserError, match="no experiment and seed in common"):
+        paired_log_ratios(before, {("20261121-3", 0): 1.0})
