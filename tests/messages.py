@@ -95,7 +95,7 @@ class Messages:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if stale := self.finish():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            print(f"\nno test says these of {self.path.name} any more (--update-messages drops them):", *stale, sep="\n")
+            print(f"\nno test says these of {self.path.name} any more; --update-messages drops them:", *stale, sep="\n")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
