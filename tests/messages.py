@@ -16,9 +16,9 @@ HEAD = "## "
 MessageIs = Callable[..., None]
 
 
-def numbers(text: str) -> str:
-    """Return the numbers of a message in their order, separated by spaces."""
-    return " ".join(re.findall(r"\d+(?:[.,]\d+)*", text))
+def facts(text: str | None) -> str:
+    """Return the names in backquotes and the numbers of a message in their order, separated by spaces."""
+    return " ".join(found.strip("`") for found in re.findall(r"`[^`]*`|\d+(?:[.,]\d+)*", text or ""))
 
 
 def read(path: Path) -> dict[str, str]:

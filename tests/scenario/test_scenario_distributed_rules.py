@@ -3,7 +3,7 @@
 import pytest
 
 from harness.scenario import Scenario, broken_rules
-from tests.messages import numbers
+from tests.messages import facts
 
 LAG = {"max_lag": 1, "placement": {"colocated": False}}
 NIXL = {"transport": {"type": "nixl"}}
@@ -175,11 +175,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "rule", "figures", "fix", "keys"), CASES, ids=[case[1] for case in CASES])
-def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, figures, fix, keys, message_is):
+@pytest.mark.parametrize(("settings", "rule", "said", "advised", "keys"), CASES, ids=[case[1] for case in CASES])
+def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, advised, keys, message_is):
     (problem,) = broken(**settings)
     what, _, named = problem.what.partition(" [rule: ")
-    assert (named, numbers(what), numbers(problem.fix)) == (f"{rule}]", figures, fix)
+    assert (named, facts(what), facts(problem.fix)) == (f"{rule}]", said, advised)
     assert [".".join(map(str, path)) for path in problem.paths] == keys
     message_is(f"{problem.what}\n{problem.fix}")
 

@@ -4,7 +4,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.scenario import Scenario, broken_rules, expand, load_scenario, no_gpu_error
-from tests.messages import numbers
+from tests.messages import facts
 
 
 def broken(**settings):
@@ -148,11 +148,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "rule", "figures", "fix", "keys"), CASES, ids=[case[1] for case in CASES])
-def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, figures, fix, keys, message_is):
+@pytest.mark.parametrize(("settings", "rule", "said", "advised", "keys"), CASES, ids=[case[1] for case in CASES])
+def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, advised, keys, message_is):
     (problem,) = broken(**settings)
     what, _, named = problem.what.partition(" [rule: ")
-    assert (named, numbers(what), numbers(problem.fix)) == (f"{rule}]", figures, fix)
+    assert (named, facts(what), facts(problem.fix)) == (f"{rule}]", said, advised)
     assert [".".join(map(str, path)) for path in problem.paths] == keys
     message_is(f"{problem.what}\n{problem.fix}")
 
