@@ -31,7 +31,15 @@ def experiments(generator: np.random.Generator, trials: int, alternated: bool, b
     return [blocks_of(trial, alternated) for trial in NOISE.with_own_noise(generator, weather)]
 
 
-@pytest.mark.parametrize(("alternated", "blocks"), [(True, 10), (True, 6), (False, 10), (False, 6)])
+@pytest.mark.parametrize(
+    ("alternated", "blocks"),
+    [
+        (True, 10),
+        pytest.param(True, 6, marks=pytest.mark.slow),
+        pytest.param(False, 10, marks=pytest.mark.slow),
+        pytest.param(False, 6, marks=pytest.mark.slow),
+    ],
+)
 def test_like_arms_are_told_apart_as_often_as_the_interval_promises(alternated: bool, blocks: int) -> None:
     # True rates from 4,000 trials of each were 4.4% to 5.1%; of 2,000 trials the standard error is 0.5%, so 2% and 8%
     # lie 5 and 6 of them away.
@@ -107,6 +115,7 @@ def test_a_delayed_stage_is_named_with_its_interval_and_the_others_are_not() -> 
         assert binomial_p(hits, count, 0.05) > HARDLY  # each stage's own 95% interval
 
 
+@pytest.mark.slow
 def test_experiments_in_which_no_stage_changed_name_one_in_at_most_five_percent() -> None:
     generator = np.random.default_rng(45)
     trials = 500
@@ -122,6 +131,7 @@ def test_experiments_in_which_no_stage_changed_name_one_in_at_most_five_percent(
     assert single > 0.1 * trials
 
 
+@pytest.mark.slow
 def test_stopping_on_the_width_keeps_the_coverage_and_stopping_on_p_does_not() -> None:
     generator = np.random.default_rng(46)
     trials, fewest, most = 1500, 10, 40
@@ -143,6 +153,7 @@ def test_stopping_on_the_width_keeps_the_coverage_and_stopping_on_p_does_not() -
     assert peeked_wrong > 0.12 * trials
 
 
+@pytest.mark.slow
 def test_cutting_each_arms_warm_up_by_its_own_times_raises_no_alarms() -> None:
     # the cut looks at the times, so it could favour an arm; pairs are of the steps that both arms kept
     generator = np.random.default_rng(47)

@@ -161,7 +161,7 @@ def assert_ended(pids: tuple[int, ...], wait_until: Callable[..., None]) -> None
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"processes {pids} ended", 10)
 
 
-@pytest.mark.parametrize("lane", ["generator", "scorer"])
+@pytest.mark.parametrize("lane", ["generator", pytest.param("scorer", marks=pytest.mark.slow)])
 def test_a_part_that_is_killed_is_replaced(
     lane: str, factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

@@ -151,7 +151,10 @@ def test_the_saved_policy_can_be_trained_further(
     assert first.value == pytest.approx(last.value, abs=1e-9)  # the same weights, prompts and seed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
+)
 def test_an_interrupted_run_stays_readable(
     number: signal.Signals, environment: dict[str, str], finished: object, tmp_path: Path
 ) -> None:

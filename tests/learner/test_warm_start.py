@@ -388,6 +388,7 @@ def test_report_on_disk_names_no_person_or_place(tmp_path: Path) -> None:
     assert str(Path.home()) not in json.dumps(stored)
 
 
+@pytest.mark.slow
 def test_tiny_starts_where_grpo_can_learn(tmp_path: Path) -> None:
     model, tokenizer, report = warm_start_policy("tiny", 0, progress=False, cache_dir=tmp_path, threads=1)
     assert 0.15 <= report.reward <= 0.35  # 256 prompts: standard error 0.03

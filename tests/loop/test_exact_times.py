@@ -208,7 +208,7 @@ def test_generators_side_by_side_wait_for_one_scorer() -> None:
 # ---- at length
 
 
-@pytest.mark.parametrize("max_lag", [0, 2])
+@pytest.mark.parametrize("max_lag", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_ten_thousand_steps_later_no_nanosecond_is_lost(max_lag: int) -> None:
     costs = Costs("0.1", "0.3", "0.7", "0.001", "0.0003", "0.0001")
     check(costs, 10_000, max_lag)

@@ -456,7 +456,7 @@ def play(history: tuple[str, ...], options: ReplayOptions) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["newest", "uniform", "reward_weighted"])
-@pytest.mark.parametrize("length", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [1, 2, 3, *(pytest.param(length, marks=pytest.mark.slow) for length in (4, 5))])
 def test_every_short_history_matches_the_model(sampling, length):
     for options in all_options(sampling):
         for history in product(("one", "two", "late", "sample", "step"), repeat=length):

@@ -92,6 +92,7 @@ def test_a_sampler_that_dies_is_a_note_and_what_it_sent_stays() -> None:
     rows: list[CounterRow] = []
     while not session.notes and time.monotonic() < deadline:
         rows += session.drain()
+        time.sleep(0.01)
     for order in (session.go, session.hold, session.close, session.close):
         order()
     assert rows == [CounterRow(7, "sampler", {"cpu_s": 0.5, "held": 0})]

@@ -265,6 +265,7 @@ def test_several_experiments_get_a_folder_each(make_run: Make, tmp_path: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_pictures_need_neither_a_display_nor_a_home(experiment: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.write_text("a file where a folder is expected")

@@ -3,6 +3,7 @@
 import pytest
 
 from harness.scenario import Scenario, broken_rules
+from tests.messages import facts
 
 LAG = {"max_lag": 1, "placement": {"colocated": False}}
 NIXL = {"transport": {"type": "nixl"}}
@@ -22,206 +23,165 @@ def generators(count, **placement):
 
 # The usual rollout batch has 64 / 8 = 8 prompts.
 CASES = [
-    (
-        {"lag_control": "drop"},
-        "lag_control is drop with max_lag 0, and without lag its bound never bites that way "
-        "[rule: lag_control_has_lag]",
-        "set max_lag to 1 or more, or lag_control to wait",
-        ["lag_control", "max_lag"],
-    ),
-    (
-        {"lag_control": "in_flight"},
-        "lag_control is in_flight with max_lag 0, and without lag its bound never bites that way "
-        "[rule: lag_control_has_lag]",
-        "set max_lag to 1 or more, or lag_control to wait",
-        ["lag_control", "max_lag"],
-    ),
+    ({"lag_control": "drop"}, "lag_control_has_lag", "0", "1", ["lag_control", "max_lag"]),
+    ({"lag_control": "in_flight"}, "lag_control_has_lag", "0", "1", ["lag_control", "max_lag"]),
     (
         {**LAG, "lag_control": "in_flight", "engine": {"type": "fake"}},
-        "engine.type is fake, must be native or vllm with lag_control in_flight [rule: in_flight_engine]",
-        "set engine.type to native or vllm, or lag_control to wait",
+        "in_flight_engine",
+        "",
+        "",
         ["engine.type", "lag_control"],
     ),
     (
         {**LAG, "lag_control": "in_flight", "model": {"type": "folder", "path": "m"}},
-        "model.type is folder with lag_control in_flight: models of transformers take weights between batches "
-        "[rule: in_flight_engine]",
-        "set lag_control to wait, model.type to preset, or engine.type to vllm",
+        "in_flight_engine",
+        "",
+        "",
         ["model.type", "lag_control"],
     ),
     (
         {"engine": {"type": "vllm"}, "transport": {"type": "gloo"}},
-        "transport.type is gloo with engine.type vllm, which holds its process's only torch process group already "
-        "[rule: vllm_owns_its_group]",
-        "set transport.type to nixl, shared_memory or object_store_numpy",
+        "vllm_owns_its_group",
+        "",
+        "",
         ["transport.type", "engine.type"],
     ),
     (
         {**generators(9), **NIXL},
-        "placement.generator.count is 9, must be at most 8, the prompts of a rollout batch "
-        "[rule: shards_share_a_batch]",
-        "set it to at most 8, or raise rollout_batch_size",
+        "shards_share_a_batch",
+        "9 8",
+        "8",
         ["placement.generator.count", "rollout_batch_size", "group_size"],
     ),
     (
         {"max_lag": 1, "lag_control": "drop", **generators(3, colocated=False), **NIXL},
-        "placement.generator.count 3 does not divide the 8 prompts of a rollout batch [rule: shards_share_a_batch]",
-        "with lag_control drop, set it to a divisor, so that all parts of a batch are alike",
+        "shards_share_a_batch",
+        "3 8",
+        "",
         ["placement.generator.count", "rollout_batch_size", "group_size"],
     ),
-    (
-        generators(2),
-        "placement.generator.count is 2, must be 1 with transport.type in_process [rule: actors_for_several_parts]",
-        "set transport.type to object_store_numpy, which runs the parts as Ray actors, or placement.generator.count "
-        "to 1",
-        ["placement.generator.count", "transport.type"],
-    ),
+    (generators(2), "actors_for_several_parts", "2 1", "1", ["placement.generator.count", "transport.type"]),
     (
         {"placement": {"scorer": {"count": 2}}},
-        "placement.scorer.count is 2, must be 1 with transport.type in_process [rule: actors_for_several_parts]",
-        "set transport.type to object_store_numpy, which runs the parts as Ray actors, or placement.scorer.count to 1",
+        "actors_for_several_parts",
+        "2 1",
+        "1",
         ["placement.scorer.count", "transport.type"],
     ),
-    (
-        {"placement": {"address": "auto"}},
-        "placement.address is auto, must be local with transport.type in_process [rule: actors_for_several_parts]",
-        "set transport.type to object_store_numpy, which runs the parts as Ray actors, or placement.address to local",
-        ["placement.address", "transport.type"],
-    ),
+    ({"placement": {"address": "auto"}}, "actors_for_several_parts", "", "", ["placement.address", "transport.type"]),
     (
         {"placement": {"address": "10.0.0.1:6379"}, "transport": {"type": "shared_memory"}},
-        "transport.type is shared_memory, which works within one host, and placement.address is 10.0.0.1:6379 "
-        "[rule: one_host_transport]",
-        "set transport.type to nixl or object_store_numpy, or placement.address to local",
+        "one_host_transport",
+        "10.0.0.1 6379",
+        "",
         ["transport.type", "placement.address"],
     ),
     (
         {"placement": {"address": "auto", **ON_GPU}, "transport": {"type": "cuda_ipc"}},
-        "transport.type is cuda_ipc, which works within one host, and placement.address is auto "
-        "[rule: one_host_transport]",
-        "set transport.type to nixl or object_store_numpy, or placement.address to local",
+        "one_host_transport",
+        "",
+        "",
         ["transport.type", "placement.address"],
     ),
-    (
-        {"transport": {"type": "nccl"}},
-        "transport.type is nccl, which moves GPU memory, and placement.device is auto [rule: gpu_transport]",
-        "set placement.device to cuda, or transport.type to gloo or nixl",
-        ["transport.type", "placement.device"],
-    ),
+    ({"transport": {"type": "nccl"}}, "gpu_transport", "", "", ["transport.type", "placement.device"]),
     (
         {"placement": ON_GPU, "transport": {"type": "nccl"}},
-        "transport.type is nccl, which needs a GPU for each part, and placement.generator.gpus is 0.5, must be at "
-        "least 1 and placement.learner.gpus is 0.5, must be at least 1 and placement.colocated is true, must be false "
-        "[rule: nccl_parts_have_a_gpu_each]",
-        "set placement.colocated to false and both gpus to 1; parts that share a GPU have cuda_ipc and nixl",
+        "nccl_parts_have_a_gpu_each",
+        "0.5 1 0.5 1",
+        "1",
         ["transport.type", "placement.generator.gpus", "placement.learner.gpus", "placement.colocated"],
     ),
     (
         {"placement": {**TWO_GPUS, "generator": {"gpus": 0.25}}, "transport": {"type": "nccl"}},
-        "transport.type is nccl, which needs a GPU for each part, and placement.generator.gpus is 0.25, must be at "
-        "least 1 [rule: nccl_parts_have_a_gpu_each]",
-        "set placement.colocated to false and both gpus to 1; parts that share a GPU have cuda_ipc and nixl",
+        "nccl_parts_have_a_gpu_each",
+        "0.25 1",
+        "1",
         ["transport.type", "placement.generator.gpus"],
     ),
     (
         {"placement": ON_GPU, "transport_sweep": {"transports": ["nccl"]}},
-        "transport_sweep.transports names nccl, which needs a GPU for each part, and placement.generator.gpus is 0.5, "
-        "must be at least 1 and placement.learner.gpus is 0.5, must be at least 1 [rule: nccl_parts_have_a_gpu_each]",
-        "set placement.colocated to false and both gpus to 1; parts that share a GPU have cuda_ipc and nixl",
+        "nccl_parts_have_a_gpu_each",
+        "0.5 1 0.5 1",
+        "1",
         ["transport_sweep.transports", "placement.generator.gpus", "placement.learner.gpus"],
     ),
     (
         {"placement": {"device": "cpu"}, "transport": {"type": "cuda_ipc"}},
-        "transport.type is cuda_ipc, which moves GPU memory, and placement.device is cpu [rule: gpu_transport]",
-        "set placement.device to cuda, or transport.type to gloo or nixl",
+        "gpu_transport",
+        "",
+        "",
         ["transport.type", "placement.device"],
     ),
     (
         {"placement": {"device": "cuda", "learner": {"gpus": 1}}, "transport": {"type": "nixl"}},
-        "placement.generator.gpus is 0, must be above 0 with placement.device cuda [rule: cuda_actors_reserve_gpus]",
-        "set them to 1, or to a fraction such as 0.25 to share one GPU",
+        "cuda_actors_reserve_gpus",
+        "0 0",
+        "1 0.25",
         ["placement.generator.gpus", "placement.device"],
     ),
     (
         {"placement": {"address": "auto"}, "transport": {"type": "nixl"}, "transport_sweep": {}},
-        "placement.address is auto, must be local with transport_sweep [rule: sweep_on_one_machine]",
-        "set placement.address to local",
+        "sweep_on_one_machine",
+        "",
+        "",
         ["placement.address", "transport_sweep"],
     ),
     (
         {"transport_sweep": {"transports": ["nccl", "nixl"]}},
-        "transport_sweep.transports names nccl, for GPU memory, and placement.device is auto "
-        "[rule: sweep_on_one_machine]",
-        "set placement.device to cuda, or leave nccl out",
+        "sweep_on_one_machine",
+        "",
+        "",
         ["transport_sweep.transports", "placement.device"],
     ),
-    (
-        {"model": {"type": "paced"}},
-        "model.type is paced and engine.type is native: paced parts go together [rule: paced_goes_together]",
-        "set both to paced, or neither",
-        ["model.type", "engine.type"],
-    ),
-    (
-        {"engine": {"type": "paced"}},
-        "model.type is preset and engine.type is paced: paced parts go together [rule: paced_goes_together]",
-        "set both to paced, or neither",
-        ["model.type", "engine.type"],
-    ),
-    (
-        {"replay": {"sample_groups": 4}},
-        "replay.capacity is 0, so there is no buffer for which replay.sample_groups could mean anything "
-        "[rule: replay_holds_a_batch]",
-        "set replay.capacity, or leave replay.sample_groups out",
-        ["replay.sample_groups"],
-    ),
-    (
-        {"replay": {"capacity": 7}},
-        "replay.capacity is 7 groups, must be at least the 8 groups of a rollout batch [rule: replay_holds_a_batch]",
-        "set replay.capacity to 8 or more, or to 0 for no replay",
-        ["replay.capacity", "rollout_batch_size"],
-    ),
+    ({"model": {"type": "paced"}}, "paced_goes_together", "", "", ["model.type", "engine.type"]),
+    ({"engine": {"type": "paced"}}, "paced_goes_together", "", "", ["model.type", "engine.type"]),
+    ({"replay": {"sample_groups": 4}}, "replay_holds_a_batch", "0", "", ["replay.sample_groups"]),
+    ({"replay": {"capacity": 7}}, "replay_holds_a_batch", "7 8", "8 0", ["replay.capacity", "rollout_batch_size"]),
     (
         {"replay": {"capacity": 16, "sample_groups": 17}},
-        "replay.sample_groups is 17, must be at most replay.capacity 16 [rule: replay_holds_a_batch]",
-        "set it to at most 16",
+        "replay_holds_a_batch",
+        "17 16",
+        "16",
         ["replay.sample_groups", "replay.capacity"],
     ),
     (
         {"max_lag": 2, "placement": {"colocated": False}, "replay": {"capacity": 8, "max_age": 1}},
-        "replay.max_age is 1, must be at least max_lag 2 [rule: replay_age_covers_lag]",
-        "set replay.max_age to 2 or more",
+        "replay_age_covers_lag",
+        "1 2",
+        "2",
         ["replay.max_age", "max_lag"],
     ),
     (
         {**LAG, "loss": {"importance": {"mode": "tis"}}},
-        "loss.importance.mode is tis, which with max_lag 1 and replay.capacity 0 does nothing while loss.proximal is "
-        "engine [rule: importance_has_two_policies]",
-        "set loss.proximal to recompute, or loss.importance.mode to off",
+        "importance_has_two_policies",
+        "1 0",
+        "",
         ["loss.importance.mode", "loss.proximal"],
     ),
     (
         {"replay": {"capacity": 8}, "loss": {"importance": {"mode": "icepop"}}},
-        "loss.importance.mode is icepop, which with max_lag 0 and replay.capacity 8 does nothing while loss.proximal "
-        "is engine [rule: importance_has_two_policies]",
-        "set loss.proximal to recompute, or loss.importance.mode to off",
+        "importance_has_two_policies",
+        "0 8",
+        "",
         ["loss.importance.mode", "loss.proximal"],
     ),
     (
         {"loss": {"importance": {"mode": "seq-mask-tis", "level": "sequence"}}},
-        "loss.importance.level is sequence, must be token with loss.importance.mode seq-mask-tis "
-        "[rule: sequence_mask_weighs_tokens]",
-        "set loss.importance.level to token, or loss.importance.mode to tis or icepop",
+        "sequence_mask_weighs_tokens",
+        "",
+        "",
         ["loss.importance.level", "loss.importance.mode"],
     ),
 ]
 
 
-@pytest.mark.parametrize(("settings", "what", "fix", "keys"), CASES)
-def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, keys):
-    problems = broken(**settings)
-    assert [problem.what for problem in problems] == [what]
-    assert problems[0].fix == fix
-    assert [".".join(map(str, path)) for path in problems[0].paths] == keys
+@pytest.mark.parametrize(("settings", "rule", "said", "advised", "keys"), CASES, ids=[case[1] for case in CASES])
+def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, advised, keys, message_is):
+    (problem,) = broken(**settings)
+    what, _, named = problem.what.partition(" [rule: ")
+    assert (named, facts(what), facts(problem.fix)) == (f"{rule}]", said, advised)
+    assert [".".join(map(str, path)) for path in problem.paths] == keys
+    message_is(f"{problem.what}\n{problem.fix}")
 
 
 @pytest.mark.parametrize(

@@ -4,87 +4,68 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.scenario import Scenario, broken_rules, expand, load_scenario, no_gpu_error
+from tests.messages import facts
 
 
 def broken(**settings):
     return broken_rules(Scenario.model_validate(settings))
 
 
-TRUNCATED = (
-    "the engine samples from the truncated distribution, the Learner's log-probs are of the whole one, so ratios and "
-    "KL would be wrong"
-)
 CASES = [
-    (
-        {"group_size": 6},
-        "group_size 6 does not divide rollout_batch_size 64 (remainder 4) [rule: whole_groups]",
-        "set group_size to 1, 2, 4 or 8, or make rollout_batch_size 60 or 66",
-        ["group_size", "rollout_batch_size"],
-    ),
-    (
-        {"rollout_batch_size": 4},
-        "group_size 8 does not divide rollout_batch_size 4 (remainder 4) [rule: whole_groups]",
-        "set group_size to 1, 2 or 4, or make rollout_batch_size 8",
-        ["group_size", "rollout_batch_size"],
-    ),
+    ({"group_size": 6}, "whole_groups", "6 64 4", "1 2 4 8 60 66", ["group_size", "rollout_batch_size"]),
+    ({"rollout_batch_size": 4}, "whole_groups", "8 4 4", "1 2 4 8", ["group_size", "rollout_batch_size"]),
     (
         {"minibatches_per_epoch": 3},
-        "minibatches_per_epoch 3 does not divide rollout_batch_size 64 (remainder 1) [rule: whole_minibatches]",
-        "set minibatches_per_epoch to 1, 2, 4 or 8, or make rollout_batch_size 63 or 66",
+        "whole_minibatches",
+        "3 64 1",
+        "1 2 4 8 63 66",
         ["minibatches_per_epoch", "rollout_batch_size"],
     ),
     (
         # 64 rollouts / 2 minibatches = 32 in a train batch; 32 = 2 * 12 + 8
         {"minibatches_per_epoch": 2, "gradient_accumulation_steps": 12},
-        "gradient_accumulation_steps 12 does not divide train batch 32 (remainder 8) [rule: whole_microbatches]",
-        "set gradient_accumulation_steps to 2, 4, 8 or 16, or make train batch 24 or 36",
+        "whole_microbatches",
+        "12 32 8",
+        "2 4 8 16 24 36",
         ["gradient_accumulation_steps", "rollout_batch_size"],
     ),
     (
         # 64 / 16 = 4 rollouts in a train batch
         {"minibatches_per_epoch": 16},
-        "the train batch has 4 rollouts (rollout_batch_size 64 / minibatches_per_epoch 16), must be at least "
-        "group_size 8 [rule: train_batch_holds_a_group]",
-        "set minibatches_per_epoch to at most 8",
+        "train_batch_holds_a_group",
+        "4 64 16 8",
+        "8",
         ["minibatches_per_epoch", "group_size", "rollout_batch_size"],
     ),
-    (
-        {"group_size": 1},
-        "group_size is 1, must be at least 2 with loss.type grpo_clip [rule: groups_compare]",
-        "set group_size to 8, or loss.type to no_baseline",
-        ["group_size", "loss.type"],
-    ),
+    ({"group_size": 1}, "groups_compare", "1 2", "8", ["group_size", "loss.type"]),
     (
         # 2 passes x 4 minibatches = 8 optimizer steps
         {"loss": {"type": "no_baseline"}, "epochs_per_batch": 2, "minibatches_per_epoch": 4},
-        "loss.type no_baseline is for on-policy data only (1 optimizer step a batch, max_lag 0, no replay), got 8 "
-        "optimizer steps a batch (epochs_per_batch 2 x minibatches_per_epoch 4), max_lag 0 and replay.capacity 0 "
-        "[rule: on_policy_loss]",
-        "set loss.type to grpo_clip, or these four to 1, 1, 0 and 0; allow_uncorrected: true runs it all the same",
+        "on_policy_loss",
+        "1 0 8 2 4 0 0",
+        "1 1 0 0",
         ["loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag", "replay.capacity"],
     ),
-    (
-        {"max_lag": 2},
-        "max_lag is 2, must be 0 with placement.colocated true [rule: colocated_parts_take_turns]",
-        "set max_lag to 0, or placement.colocated to false",
-        ["max_lag", "placement.colocated"],
-    ),
+    ({"max_lag": 2}, "colocated_parts_take_turns", "2 0", "0", ["max_lag", "placement.colocated"]),
     (
         {"sampling": {"min_tokens": 33}},
-        "sampling.min_tokens is 33, must be at most sampling.max_tokens 32 [rule: token_bounds]",
-        "set sampling.min_tokens to at most 32, or sampling.max_tokens to at least 33",
+        "token_bounds",
+        "33 32",
+        "32 33",
         ["sampling.min_tokens", "sampling.max_tokens"],
     ),
     (
         {"sampling": {"top_p": 0.9}, "max_lag": 2, "placement": {"colocated": False}},
-        f"sampling.top_p is 0.9, must be 1 with max_lag 2: {TRUNCATED} [rule: whole_distribution]",
-        "set sampling.top_p to 1, or max_lag to 0",
+        "whole_distribution",
+        "0.9 1 2",
+        "1 0",
         ["sampling.top_p", "max_lag"],
     ),
     (
         {"sampling": {"top_p": 0.95}, "loss": {"kl": {"monitor": True}}},
-        f"sampling.top_p is 0.95, must be 1 with loss.kl.monitor true: {TRUNCATED} [rule: whole_distribution]",
-        "set sampling.top_p to 1, or loss.kl.monitor to false",
+        "whole_distribution",
+        "0.95 1",
+        "1",
         ["sampling.top_p", "loss.kl.monitor"],
     ),
     (
@@ -94,90 +75,86 @@ CASES = [
             "placement": {"colocated": False},
             "loss": {"kl": {"monitor": True}},
         },
-        f"sampling.top_p is 0.5, must be 1 with max_lag 1 and loss.kl.monitor true: {TRUNCATED} "
-        "[rule: whole_distribution]",
-        "set sampling.top_p to 1, or max_lag to 0 and loss.kl.monitor to false",
+        "whole_distribution",
+        "0.5 1 1",
+        "1 0",
         ["sampling.top_p", "max_lag", "loss.kl.monitor"],
     ),
     (
         {"loss": {"type": "no_baseline"}, "replay": {"capacity": 8}},
-        "loss.type no_baseline is for on-policy data only (1 optimizer step a batch, max_lag 0, no replay), got 1 "
-        "optimizer steps a batch (epochs_per_batch 1 x minibatches_per_epoch 1), max_lag 0 and replay.capacity 8 "
-        "[rule: on_policy_loss]",
-        "set loss.type to grpo_clip, or these four to 1, 1, 0 and 0; allow_uncorrected: true runs it all the same",
+        "on_policy_loss",
+        "1 0 1 1 1 0 8",
+        "1 1 0 0",
         ["loss.type", "epochs_per_batch", "minibatches_per_epoch", "max_lag", "replay.capacity"],
     ),
     (
         {"sampling": {"top_p": 0.5}, "replay": {"capacity": 8}},
-        f"sampling.top_p is 0.5, must be 1 with replay.capacity 8: {TRUNCATED} [rule: whole_distribution]",
-        "set sampling.top_p to 1, or replay.capacity to 0",
+        "whole_distribution",
+        "0.5 1 8",
+        "1 0",
         ["sampling.top_p", "replay.capacity"],
     ),
     (
         {"sampling": {"top_p": 0.5}, "loss": {"importance": {"mode": "tis"}}},
-        f"sampling.top_p is 0.5, must be 1 with loss.importance.mode tis: {TRUNCATED} [rule: whole_distribution]",
-        "set sampling.top_p to 1, or loss.importance.mode to off",
+        "whole_distribution",
+        "0.5 1",
+        "1",
         ["sampling.top_p", "loss.importance.mode"],
     ),
     (
         {"evaluation": {"prompts": 257}},
-        "evaluation.prompts is 257, must be at most task.validation_prompts 256 [rule: enough_validation_prompts]",
-        "set evaluation.prompts to at most 256, or task.validation_prompts to at least 257",
+        "enough_validation_prompts",
+        "257 256",
+        "256 257",
         ["evaluation.prompts", "task.validation_prompts"],
     ),
     (
         {"task": {"type": "arithmetic"}, "model": {"preset": "maths"}, "evaluation": {"prompts": 257}},
-        "evaluation.prompts is 257, must be at most task.validation_prompts 256 [rule: enough_validation_prompts]",
-        "set evaluation.prompts to at most 256, or task.validation_prompts to at least 257",
+        "enough_validation_prompts",
+        "257 256",
+        "256 257",
         ["evaluation.prompts", "task.validation_prompts"],
     ),
     (
         {"task": {"type": "arithmetic"}, "model": {"preset": "tiny"}},
-        "the warm start of model.preset tiny teaches to use given words, and task.type is arithmetic "
-        "[rule: warm_start_suits_the_task]",
-        "set model.preset to maths, or model.warm_start to false",
+        "warm_start_suits_the_task",
+        "",
+        "",
         ["model.preset", "task.type"],
     ),
-    (
-        {"model": {"preset": "maths"}},
-        "the warm start of model.preset maths teaches arithmetic, and task.type is keywords "
-        "[rule: warm_start_suits_the_task]",
-        "set model.preset to small, or model.warm_start to false",
-        ["model.preset", "task.type"],
-    ),
+    ({"model": {"preset": "maths"}}, "warm_start_suits_the_task", "", "", ["model.preset", "task.type"]),
     (
         {"evaluation": {"prompts": 3}},
-        "evaluation.examples is 4, must be at most evaluation.prompts 3 [rule: examples_are_evaluated]",
-        "set evaluation.examples to at most 3",
+        "examples_are_evaluated",
+        "4 3",
+        "3",
         ["evaluation.examples", "evaluation.prompts"],
     ),
     (
         {"loss": {"kl": {"reference": "reclone"}}},
-        "loss.kl.reference is reclone, and loss.kl.reclone_every is null [rule: reclone_interval]",
-        "set loss.kl.reclone_every to 10",
+        "reclone_interval",
+        "",
+        "10",
         ["loss.kl.reference", "loss.kl.reclone_every"],
     ),
     (
         {"loss": {"kl": {"reclone_every": 5}}},
-        "loss.kl.reclone_every is 5, must be null with loss.kl.reference frozen [rule: reclone_interval]",
-        "set loss.kl.reference to reclone, or leave loss.kl.reclone_every out",
+        "reclone_interval",
+        "5",
+        "",
         ["loss.kl.reference", "loss.kl.reclone_every"],
     ),
-    (
-        {"loss": {"constant": 16}},
-        "loss.constant is 16, must be null with loss.aggregation sequence_mean [rule: constant_is_used]",
-        "set loss.aggregation to constant, or leave loss.constant out",
-        ["loss.constant", "loss.aggregation"],
-    ),
+    ({"loss": {"constant": 16}}, "constant_is_used", "16", "", ["loss.constant", "loss.aggregation"]),
 ]
 
 
-@pytest.mark.parametrize(("settings", "what", "fix", "keys"), CASES)
-def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, what, fix, keys):
-    problems = broken(**settings)
-    assert [problem.what for problem in problems] == [what]
-    assert problems[0].fix == fix
-    assert [".".join(map(str, path)) for path in problems[0].paths] == keys
+@pytest.mark.parametrize(("settings", "rule", "said", "advised", "keys"), CASES, ids=[case[1] for case in CASES])
+def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, advised, keys, message_is):
+    (problem,) = broken(**settings)
+    what, _, named = problem.what.partition(" [rule: ")
+    assert (named, facts(what), facts(problem.fix)) == (f"{rule}]", said, advised)
+    assert [".".join(map(str, path)) for path in problem.paths] == keys
+    message_is(f"{problem.what}\n{problem.fix}")
 
 
 @pytest.mark.parametrize(
