@@ -270,7 +270,7 @@ def _header(profile: MachineProfile) -> str:
         )
     return (
         f"# Measured: written by `python -m harness calibrate --name {profile.name}` from the runs in `sources`.\n"
-        "# docs/calibrating.md says what stands here and when not to believe it.\n"
+        "# docs/calibrating.md says what this file holds and when not to believe it.\n"
     )
 
 

@@ -4,7 +4,7 @@ import re
 
 
 def score(response: str, ground_truth: str) -> dict[str, float]:
-    """Return the share of the wanted words that stand in the response, or 0 without a full stop at the end."""
+    """Return the share of the wanted words that occur in the response, or 0 without a full stop at the end."""
     wanted = ground_truth.split()
     written = re.findall("[a-z]+", response.lower())
     answer = sum(word in written for word in wanted) / len(wanted)
