@@ -34,7 +34,7 @@ from harness.scenario import Scenario
 from harness.simulate.cost_model import Draw, model_name
 from harness.simulate.lengths import PairedLengths, length_source
 from harness.simulate.machine import MachineProfile, Origin
-from harness.simulate.metrics import WASTE, Measures, measures_of
+from harness.simulate.metrics import WASTE, RunMetrics, metrics_of
 from harness.simulate.simulated_run import simulate_run
 
 K = TypeVar("K")
@@ -62,7 +62,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is predicted of a scenario on a machine; what each figure means is told in ``Measures``.
+    """What is predicted of a scenario on a machine; what each figure means is told in ``RunMetrics``.
 
     Attributes:
         machine: name of the profile.
@@ -83,7 +83,7 @@ class Forecast:
     waste: Mapping[str, Estimate]
     sync_s: Estimate | None
     extrapolating: tuple[str, ...] = ()
-    each: tuple[Measures, ...] = field(default=(), repr=False)
+    each: tuple[RunMetrics, ...] = field(default=(), repr=False)
 
 
 def forecast(
@@ -122,7 +122,7 @@ def predicted(
     draw: Draw | None,
     allow: Collection[str] = (),
     paired: bool = False,
-) -> tuple[Measures, tuple[str, ...]]:
+) -> tuple[RunMetrics, tuple[str, ...]]:
     """Simulate one world; return its measures and what was extrapolated. See ``forecast`` for the arguments.
 
     Raises:
@@ -135,7 +135,7 @@ def predicted(
         lengths = PairedLengths(length_source(own, machine, model_name(own), allow=allow), own)
     run = simulate_run(own, machine, draw=draw, observer=watch, allow=allow, lengths=lengths)
     evicted = watch.evicted_unused * scenario.group_size
-    measures = measures_of(watch.rows(run.spans), run.spans, run.seconds, run.ledger, evicted)
+    measures = metrics_of(watch.rows(run.spans), run.spans, run.seconds, run.ledger, evicted)
     return measures, tuple(run.extrapolating)
 
 
@@ -159,7 +159,7 @@ def _with_own_lengths(scenario: Scenario, draw: Draw, paired: bool) -> Scenario:
     return scenario.model_copy(update={"seed": seed})
 
 
-def summed_up(machine: MachineProfile, each: Sequence[Measures], extrapolating: tuple[str, ...]) -> Forecast:
+def summed_up(machine: MachineProfile, each: Sequence[RunMetrics], extrapolating: tuple[str, ...]) -> Forecast:
     """Make a forecast of the measures of several draws."""
     syncs = [measures.sync_s for measures in each if measures.sync_s is not None]
     return Forecast(

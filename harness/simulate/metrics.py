@@ -21,7 +21,7 @@ WASTE = ("failed", "dropped", "unused", "evicted_unused")
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
+class RunMetrics:
     """What is predicted of a run, and measured of a real one.
 
     Attributes:
@@ -44,13 +44,13 @@ class Measures:
     sync_s: float | None = None
 
 
-def measures_of(
+def metrics_of(
     rows: Sequence[StepRow],
     spans: Sequence[Span],
     loop_s: float | None,
     ledger: RolloutCounts | LedgerFigures | None,
     evicted_unused: float = 0.0,
-) -> Measures:
+) -> RunMetrics:
     """Put all measures of a run together.
 
     Args:
@@ -60,7 +60,7 @@ def measures_of(
         ledger: what became of the rollouts; None where it is not known.
         evicted_unused: rollouts that left the replay buffer without ever being taken.
     """
-    return Measures(
+    return RunMetrics(
         step_s=step_time(rows),
         stages_s=stage_times(rows),
         throughput=throughput(rows),
@@ -71,7 +71,7 @@ def measures_of(
     )
 
 
-def measures_of_run(run: Run) -> Measures:
+def metrics_of_run(run: Run) -> RunMetrics:
     """Return the measures of a run that was read from its folder.
 
     Raises:
@@ -80,7 +80,7 @@ def measures_of_run(run: Run) -> Measures:
     """
     group_size = run.setting("group_size") or 1
     evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
-    return measures_of(
+    return metrics_of(
         run.steps, run.spans(), run.tail.elapsed_s if run.tail else None, run.ledger, evicted * group_size
     )
 

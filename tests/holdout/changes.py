@@ -10,7 +10,7 @@ from typing import NamedTuple
 from harness.compare.stats import t_interval
 from harness.results import Run
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import Measures
+from harness.simulate.metrics import RunMetrics
 from harness.simulate.whatif.effects import what_if
 from tests.holdout.document import ChangeScore
 from tests.holdout.plan import ChangePlan
@@ -29,7 +29,7 @@ def change_scores(
     plan: ChangePlan,
     measured: Measured,
     machine: MachineProfile,
-    figures: Mapping[str, Sequence[Measures]],
+    figures: Mapping[str, Sequence[RunMetrics]],
     each: Each = map,
 ) -> tuple[ChangeScore, ...]:
     """Predict each change from every recorded run of the arm that it starts from.
@@ -78,7 +78,7 @@ def replayed(question: tuple[Run, Sequence[str], MachineProfile]) -> Replay:
     return Replay(answer.ratio, answer.error)
 
 
-def step_times(runs: Sequence[Run], figures: Sequence[Measures]) -> dict[tuple[str, int], float]:
+def step_times(runs: Sequence[Run], figures: Sequence[RunMetrics]) -> dict[tuple[str, int], float]:
     """Return the step times of an arm's runs by experiment and seed."""
     pairs = zip(runs, figures, strict=True)
     return {(run.manifest.experiment, run.manifest.seed): found.step_s for run, found in pairs}

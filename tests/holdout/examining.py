@@ -11,7 +11,7 @@ from harness.scenario import Scenario
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.forecast import DRAWS, Estimate, Forecast, estimate, forecast
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import Measures, measures_of_run, step_time
+from harness.simulate.metrics import RunMetrics, metrics_of_run, step_time
 from tests.holdout.baselines import Baselines, costs_of, peak_gb_s, peak_gflop_s
 from tests.holdout.changes import change_scores
 from tests.holdout.document import ArmScore, Compared, Document, Lags
@@ -44,7 +44,7 @@ def examine(
     Raises:
         UserError: the fitted runs cannot tell what a held-out arm needs.
     """
-    figures = {arm: [measures_of_run(run) for run in runs] for arm, runs in measured.held_out.items()}
+    figures = {arm: [metrics_of_run(run) for run in runs] for arm, runs in measured.held_out.items()}
     known = [fitted_run(run) for run in measured.fitted]
     with side_by_side(processes) as each:
         say("fitting")
@@ -81,7 +81,7 @@ def _scores(
     measured: Measured,
     known: Sequence[FittedRun],
     machines: Mapping[str | None, MachineProfile],
-    figures: Mapping[str, Sequence[Measures]],
+    figures: Mapping[str, Sequence[RunMetrics]],
     draws_and_seed: tuple[int, int],
     each: Each,
     say: Say,
@@ -111,7 +111,7 @@ def _fitted(task: tuple[tuple[Run, ...], str | None]) -> MachineProfile:
 
 
 def arm_score(
-    tier: str, arm: str, repeats: Sequence[Measures], foreseen: Forecast, baselines: Mapping[str, float | None]
+    tier: str, arm: str, repeats: Sequence[RunMetrics], foreseen: Forecast, baselines: Mapping[str, float | None]
 ) -> ArmScore:
     """Set one arm's forecast against its repeats."""
     nothing = Estimate(0.0, 0.0, 0.0)
@@ -142,11 +142,11 @@ def _compared(repeats: Sequence[float], value: Estimate) -> Compared:
     return Compared(repeats=tuple(repeats), value=value.value, low=value.low, high=value.high)
 
 
-def _wasted(measures: Measures) -> float:
+def _wasted(measures: RunMetrics) -> float:
     return sum(measures.waste.get(cause, 0.0) for cause in WASTED)
 
 
-def _lags(runs: Sequence[Measures]) -> dict[str, float]:
+def _lags(runs: Sequence[RunMetrics]) -> dict[str, float]:
     """Mean share of each lag over runs."""
     lags = sorted({lag for run in runs for lag in run.lags})
     return {str(lag): fmean(run.lags.get(lag, 0.0) for run in runs) for lag in lags}

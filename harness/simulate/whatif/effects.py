@@ -15,6 +15,7 @@ from harness.scenario import Scenario
 from harness.scenario.loop_plan import lanes_of, on_one_thread, replay_options
 from harness.simulate.machine import MachineProfile
 from harness.simulate.metrics import stage_times, step_time
+from harness.simulate.whatif import ERROR_BOUND
 from harness.simulate.whatif.changes import (
     Change,
     choose_machine,
@@ -27,8 +28,6 @@ from harness.simulate.whatif.recording import Recording, Rollouts, read_recordin
 from harness.simulate.whatif.replay import Factors, Replayed, Setting, replay
 from harness.simulate.whatif.repricing import RepricedCalls, contention_of, undisturbed
 
-ERROR_BOUND = 0.03
-"""How far the replay of a run as it was may be from the run, for a prediction to be made of it."""
 FASTER = 0.9
 """Throttle of what is made faster, to see what that gives."""
 
