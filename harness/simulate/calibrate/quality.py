@@ -69,11 +69,11 @@ def fit_table(profile: MachineProfile, fits: Sequence[StageFit]) -> Table:
 
 def cost_table(profile: MachineProfile) -> Table:
     """Return the seconds of one unit of each feature."""
-    rows = [
-        (cost.stage, _under(cost), feature, _seconds(seconds), _standard_error(cost, place), _range(cost, feature))
-        for cost in profile.stages
-        for place, (feature, seconds) in enumerate(cost.seconds.items())
-    ]
+    rows = []
+    for cost in profile.stages:
+        for place, (feature, seconds) in enumerate(cost.seconds.items()):
+            error = _seconds(cost.covariance[place][place] ** 0.5) if cost.covariance else ""
+            rows.append((cost.stage, _under(cost), feature, _seconds(seconds), error, _range(cost, feature)))
     return Table(
         title=f"Costs of {profile.name}",
         header=("stage", "under", "term", "one unit", "standard error", "holds for"),
@@ -105,10 +105,6 @@ def _slowdown(contention: Contention | None) -> tuple[str, ...]:
 
 def _under(cost: StageCost) -> str:
     return ", ".join(value if key != "part" else f"the {value}" for key, value in cost.where.items())
-
-
-def _standard_error(cost: StageCost, place: int) -> str:
-    return _seconds(cost.covariance[place][place] ** 0.5) if cost.covariance else ""
 
 
 def _range(cost: StageCost, feature: str) -> str:
