@@ -52,17 +52,17 @@ COMMANDS = {
         "dataset keywords --model DIR -o data/keywords",
     ),
     "calibrate": (
-        "harness.simulate.calibrate.__main__",
+        "harness.simulate.calibrate.command",
         "learn what the stages cost on this machine",
         "calibrate --name my-machine",
     ),
     "simulate": (
-        "harness.simulate.__main__",
+        "harness.simulate.command",
         "predict a run, or thousands of them, from a machine profile",
         "simulate async_lag1 --machine cpu-2-cores --arm lag1",
     ),
     "whatif": (
-        "harness.simulate.whatif.__main__",
+        "harness.simulate.whatif.command",
         "replay a recorded run with one thing changed",
         "whatif results/reference/async_lag1 --scale update=0.5",
     ),
@@ -128,7 +128,7 @@ def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    options = parser.parse_args(arguments[1:])
+    options = parser.parse_args(arguments[1:], argparse.Namespace(typed=arguments[1:]))
     if name in ("run", "bench"):
         options.run_command = run_command
     code = module.run(options)

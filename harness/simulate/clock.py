@@ -176,7 +176,12 @@ class VirtualClockLoop(asyncio.AbstractEventLoop):
         """Call it after so many virtual seconds; after infinitely many: never."""
         if delay == math.inf:
             return _Call(callback, args, context, self._ticks)
-        return self._schedule(_Call(callback, args, context, self._ticks + to_ticks(delay)))
+        call = _Call(callback, args, context, self._ticks + to_ticks(delay))
+        if call.ticks <= self._ticks:
+            self._ready.append(call)
+        else:
+            heappush(self._timers, (call.ticks, self._number(), call))
+        return call
 
     def call_at(
         self,

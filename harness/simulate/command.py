@@ -1,240 +1,109 @@
-"""``python -m harness simulate``: forecasts of every arm, or a sweep, and simulated runs in the format of real ones.
-
-The runs are written by the same recorder, on the virtual clock. What a simulation does not know is left out: rewards,
-losses and gradients. ``Manifest.simulated`` names the profile, and machine and versions are the profile's.
-"""
+"""``python -m harness simulate``: its arguments."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.text import Text
+from harness.core.arguments import from_1
 
-from harness.core.atomic_files import check_writable
-from harness.core.errors import UserError
-from harness.core.terminal_text import plain
-from harness.core.trace import RecordingTracer
-from harness.core.types import ScoredBatch
-from harness.loop import StepReport
-from harness.probes.provenance import code_state, package_versions
-from harness.report.console import Output, shown_path
-from harness.report.text import print_list, print_table
-from harness.results import Manifest, RunFolder
-from harness.results.anonymous import safe_name
-from harness.results.recorder import RunRecorder
-from harness.results.writer import begin_experiment, timestamp, utc_now
-from harness.scenario import Scenario, Variant, resolved_yaml
-from harness.simulate.clock import run_virtual
-from harness.simulate.cost_model import Draw, with_learners
-from harness.simulate.forecast import DRAWS, HOW_FAR_OFF, Forecasted, bottleneck, forecast, forecast_table, warnings
-from harness.simulate.machine import MachineProfile, check_versions, load_machine
-from harness.simulate.points import Question, axis_of, facts_of, load_for, only_variant, read_axes, steady, variants_of
-from harness.simulate.simulated_run import ForwardingObserver, build_run
-from harness.simulate.sweep import Sweep, counted, draws_for, run_sweep
+DESCRIPTION = "Predict what a run would take on a machine: step time, throughput, idle lanes, lag and waste."
+EXAMPLES = """\
+examples:
+  python -m harness simulate async_lag1 --machine cpu-2-cores --arm lag1
+  python -m harness simulate async_lag1 --machine cpu-2-cores --arm lag1 --sweep lag=1,2,3 --sweep epochs_per_batch=1..4
+  python -m harness simulate sync_k1 --machine cpu-2-cores --set transport.type=nixl --ask generators
 
-LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
-"""Metrics that say what was learnt, which a simulation does not know."""
+Nothing is run: the training loop goes through the scenario on a virtual clock, and a machine profile says how long each
+stage takes. `python -m harness calibrate` makes a profile of this machine. The runs that are written can be read by
+compare, report and trace like real ones, and are marked as simulated there.
+"""
+ALLOWED = ("engine", "precision", "task", "threads", "transport", "device")
 
 
-class SimulatedExperiment:
-    """The folder of one command's simulated runs, made when the first of them begins.
-
-    Args:
-        out: the results folder.
-        scenario: names the folder in it.
-        machine: the profile.
-        allow: see ``harness.simulate.simulated_run.build_run``.
-
-    Attributes:
-        machine: the profile.
-        folder: of the experiment; None until then.
-    """
-
-    def __init__(self, out: Path, scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> None:
-        self._out, self._scenario, self.machine, self._allow = out, scenario, machine, allow
-        self._code, self._name = code_state(), ""
-        self.folder: Path | None = None
-
-    def record(self, variant: Variant, machine: MachineProfile, draw: Draw | None, facts: Mapping[str, Any]) -> Path:
-        """Simulate a run and write its folder.
-
-        Args:
-            variant: the run.
-            machine: the profile by which its stages take time.
-            draw: one possible world; None is the central prediction, without noise.
-            facts: more for the manifest's ``outcome``.
-
-        Returns:
-            the run's folder.
-
-        Raises:
-            UserError: the profile does not know a stage, or the folder cannot be written.
-        """
-        with self._open(variant) as folder:
-            try:
-                recorder = _simulate(variant.scenario, machine, draw, folder, self._allow)
-            except Exception as error:
-                folder.finish("failed", str(error))
-                raise
-            folder.finish("completed", None, recorder.outcome() | dict(facts))
-            return folder.folder
-
-    def _open(self, variant: Variant) -> RunFolder:
-        folder = self._make(variant.name or None)
-        device = self.machine.device
-        folder.write_manifest(
-            Manifest(
-                scenario=self._scenario.name,
-                experiment=self._name,
-                started_at=timestamp(utc_now()),
-                arm=variant.arm,
-                point=variant.point,
-                position=variant.position,
-                startup_s=0.0,
-                seed=variant.scenario.seed,
-                interleaving="run" if variant.arm is not None or variant.point else None,
-                block=variant.block,
-                versions=dict(self.machine.versions),
-                machine=facts_of(self.machine),
-                commit=self._code.commit,
-                dirty=self._code.dirty,
-                simulated=self.machine.name,
-                threads=None if device.gpus else variant.scenario.model.threads,
-            )
-        )
-        folder.write_scenario(resolved_yaml(variant.scenario))
-        return folder
-
-    def _make(self, variant_name: str | None) -> RunFolder:
-        if self._name:
-            return RunFolder.create(self._out, self._scenario.name, self._name, variant_name)
-        folder, self._name = begin_experiment(self._out, self._scenario.name, variant_name)
-        self.folder = self._out / safe_name(self._scenario.name) / safe_name(self._name)
-        return folder
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
+    parser.add_argument(
+        "--machine", required=True, metavar="PROFILE", help="a YAML file, or the name of one in profiles/machines"
+    )
+    _changes(parser)
+    _worlds(parser)
+    _sweeps(parser)
+    _output(parser)
 
 
-def _simulate(
-    scenario: Scenario, machine: MachineProfile, draw: Draw | None, folder: RunFolder, allow: Collection[str]
-) -> RunRecorder:
-    async def main(tracer: RecordingTracer) -> RunRecorder:
-        built = build_run(scenario, machine, tracer, draw=draw, allow=allow)
-        recorder = RunRecorder(folder, tracer, synchronous=built.plan.is_synchronous, row_listeners=[built.on_row])
-        recorder.loop_starts(built.lanes)
-        await built.run(WithoutRewards(recorder))
-        recorder.loop_ends()
-        return recorder
+def run(options: argparse.Namespace) -> int:
+    """Print forecasts and write simulated runs, or sweep; return the exit code."""
+    from harness.simulate.experiment import simulate
 
-    return run_virtual(main)[0]
-
-
-class WithoutRewards(ForwardingObserver):
-    """Tells an observer everything but the rewards, which the simulated Scorer only makes up."""
-
-    def on_step(self, facts: StepReport) -> None:
-        """See ``Observer``."""
-        super().on_step(replace(facts, scored=tuple(map(without_rewards, facts.scored))))
-
-    def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
-        """See ``Observer``."""
-        super().on_evaluation(version, without_rewards(scored))
-
-
-def without_rewards(scored: ScoredBatch) -> ScoredBatch:
-    """Return a scored batch with no rewards in it, neither in its metrics nor with its groups."""
-    metrics = {name: metric for name, metric in scored.metrics.items() if not name.startswith(LEARNT)}
-    groups = tuple(replace(group, rewards=()) for group in scored.groups)
-    return replace(scored, groups=groups, metrics=metrics, examples=())
-
-
-def draws_of(variants: Sequence[Variant], seed: int) -> list[Draw | None]:
-    """Return the world of each run: the central prediction, or for the blocks of a scenario one draw for each block."""
-    return [None if variant.block is None else Draw(variant.block + 1, seed) for variant in variants]
-
-
-def simulate(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Carry out one command line; return the exit code.
-
-    Args:
-        options: as parsed.
-        given: as typed, for what is written beside the results.
-
-    Raises:
-        UserError: scenario, profile or options cannot be used.
-    """
-    check_writable(options.out)
-    machine = load_machine(options.machine)
-    _check_versions(machine, options.allow_other_versions)
-    scenario, added = load_for(options.scenario, machine, options.set, options.model, options.generators)
-    output, errors = Output(), Console(stderr=True, highlight=False)
-    if added:
-        errors.print(Text(f"note: {machine.name} has GPUs, so each part is given one: {', '.join(added)}"))
-    if options.sweep or options.ask:
-        base = only_variant(scenario, options.arm)
-        first = [] if options.ask is None else [axis_of(options.ask, base, machine)]
-        axes = read_axes(options.sweep, first)
-        draws = options.draws or draws_for(axes)
-        settings = steady(base, options.steps)
-        question = Question(settings, machine, draws, options.seed, options.learners, tuple(options.allow))
-        sweep = Sweep(scenario.name, question, axes, f"python -m harness simulate {shlex.join(given)}")
-        run_sweep(sweep, options.out, options.processes, options.quiet, output, errors)
-        return 0
-    variants = variants_of(scenario, options.arm)
-    items = _forecasts(variants, machine, options, errors)
-    show_forecasts(items, machine, output)
-    if not options.no_run:
-        _record(SimulatedExperiment(options.out, scenario, machine, options.allow), variants, options, items, output)
+    simulate(options)
     return 0
 
 
-def show_forecasts(items: Sequence[Forecasted], machine: MachineProfile, output: Console) -> None:
-    """Print how far off forecasts are, the table, what holds each run up, and loudly what was extrapolated."""
-    output.print(Text(HOW_FAR_OFF), soft_wrap=True)
-    print_table(output, forecast_table(items, machine))
-    print_list(output, "What holds it up", [bottleneck(item) for item in items])
-    said = warnings(items)
-    if said:
-        output.print()
-    for sentence in said:
-        output.print(Text(plain(sentence), style="bold red"))
+def _changes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting: dotted key, YAML value; may be repeated",
+    )
+    parser.add_argument("--arm", metavar="NAME", help="simulate this arm alone")
+    parser.add_argument("--model", metavar="NAME", help="train a preset (small, course), or a public size such as 7b")
+    parser.add_argument("--generators", type=from_1, metavar="N", help="as --set placement.generator.count=N")
+    parser.add_argument(
+        "--learners",
+        type=from_1,
+        default=1,
+        metavar="M",
+        help="data-parallel Learners (default: 1): a model, unmeasured",
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        choices=ALLOWED,
+        help="take the profile's costs although the scenario differs from all of them in this; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-other-versions",
+        action="store_true",
+        help="take the profile although it was measured with other versions of the packages than are installed here",
+    )
 
 
-def _check_versions(machine: MachineProfile, allowed: bool) -> None:
-    differing = [] if allowed else check_versions(machine, package_versions())
-    if differing:
-        what = f"the machine profile {machine.name} was measured with other versions: {'; '.join(differing)}"
-        raise UserError(what, "--machine", "calibrate again, or take it all the same with --allow-other-versions")
+def _worlds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draws",
+        type=from_1,
+        metavar="N",
+        help="simulated worlds behind an interval (default: 39; of a sweep 19, of more than 150 points 7)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the worlds (default: 0)")
 
 
-def _forecasts(
-    variants: Sequence[Variant], machine: MachineProfile, options: argparse.Namespace, errors: Console
-) -> list[Forecasted]:
-    """Forecast each run once; the blocks of a scenario differ in their seed alone."""
-    found = []
-    for variant in counted([variant for variant in variants if not variant.block], errors, options.quiet):
-        own = with_learners(machine, options.learners, variant.scenario)
-        predicted = forecast(variant.scenario, own, options.draws or DRAWS, options.seed, allow=options.allow)
-        found.append(Forecasted(variant.label, variant.scenario, predicted))
-    return found
+def _sweeps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="an axis: KEY=1..64 or KEY=a,b,c; every combination is simulated. Beside dotted keys there are "
+        "generators, learners, lag, transport and model; the first axis is the picture's x axis",
+    )
+    parser.add_argument(
+        "--ask", choices=("generators", "lag", "transport"), help="a ready-made first axis: how many, or which"
+    )
+    parser.add_argument(
+        "--steps", type=from_1, default=12, metavar="N", help="training steps of a point of a sweep (default: 12)"
+    )
+    parser.add_argument("--processes", type=from_1, metavar="N", help="for a sweep (default: as many as cores)")
 
 
-def _record(
-    experiment: SimulatedExperiment,
-    variants: Sequence[Variant],
-    options: argparse.Namespace,
-    items: Sequence[Forecasted],
-    output: Console,
-) -> None:
-    """Write the run of each variant: the central prediction, or in blocks one draw for each."""
-    told = {item.label: item.forecast.extrapolating for item in items}
-    for variant, draw in zip(variants, draws_of(variants, options.seed), strict=True):
-        own = with_learners(experiment.machine, options.learners, variant.scenario)
-        facts = {"extrapolating": list(told.get(variant.label, ())), "learners": options.learners}
-        experiment.record(variant, own, draw, facts)
-    assert experiment.folder is not None
-    output.print(Text(f"\nsimulated runs: {plain(shown_path(experiment.folder))}"), soft_wrap=True)
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/simulated"), metavar="DIR", help="default: results/simulated"
+    )
+    parser.add_argument("--no-run", action="store_true", help="write no runs, only print")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only tables and errors")

@@ -335,7 +335,7 @@ class CostModel:
     def _missing(self, stage: str, under: Mapping[str, str]) -> UserError:
         costs = [cost for cost in self._machine.stages if cost.stage == stage]
         if not costs:
-            has = f"it has {_joined(cost.stage for cost in self._machine.stages)}"
+            has = f"it has {', '.join(dict.fromkeys(cost.stage for cost in self._machine.stages)) or 'none'}"
             fix = "calibrate with runs that have this stage, or take another profile"
             return UserError(f"the profile {self._machine.name} has no cost of {stage}; {has}", "machine", fix)
         nearest = min(costs, key=lambda cost: len(_differing(cost, under)))
@@ -429,10 +429,6 @@ def _name(cost: StageCost) -> tuple[str, str]:
 
 def _told(where: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in sorted(where.items())) or "any"
-
-
-def _joined(names: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(names)) or "none"
 
 
 def _words(feature: str) -> str:

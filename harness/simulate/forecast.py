@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from statistics import fmean, median, stdev
 from typing import TypeVar
 
@@ -27,14 +28,13 @@ from harness.compare.tables import Table
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.loop import SilentObserver, StepReport
-from harness.loop.observer import count
-from harness.results import StepRow, lane_seconds
-from harness.results.step_metrics import WARMUP_FLOOR, trained_lags
+from harness.results import StepRow
+from harness.results.step_metrics import WARMUP_FLOOR
 from harness.scenario import Scenario
 from harness.simulate.cost_model import Draw, model_name
 from harness.simulate.lengths import PairedLengths, length_source
 from harness.simulate.machine import MachineProfile, Origin
-from harness.simulate.metrics import WASTE, Measures, measures_of
+from harness.simulate.metrics import WASTE, RunMetrics, metrics_of, simulated_row
 from harness.simulate.simulated_run import simulate_run
 
 K = TypeVar("K")
@@ -62,7 +62,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is predicted of a scenario on a machine; what each figure means is told in ``Measures``.
+    """What is predicted of a scenario on a machine; what each figure means is told in ``RunMetrics``.
 
     Attributes:
         machine: name of the profile.
@@ -83,7 +83,7 @@ class Forecast:
     waste: Mapping[str, Estimate]
     sync_s: Estimate | None
     extrapolating: tuple[str, ...] = ()
-    each: tuple[Measures, ...] = field(default=(), repr=False)
+    each: tuple[RunMetrics, ...] = field(default=(), repr=False)
 
 
 def forecast(
@@ -122,7 +122,7 @@ def predicted(
     draw: Draw | None,
     allow: Collection[str] = (),
     paired: bool = False,
-) -> tuple[Measures, tuple[str, ...]]:
+) -> tuple[RunMetrics, tuple[str, ...]]:
     """Simulate one world; return its measures and what was extrapolated. See ``forecast`` for the arguments.
 
     Raises:
@@ -135,7 +135,7 @@ def predicted(
         lengths = PairedLengths(length_source(own, machine, model_name(own), allow=allow), own)
     run = simulate_run(own, machine, draw=draw, observer=watch, allow=allow, lengths=lengths)
     evicted = watch.evicted_unused * scenario.group_size
-    measures = measures_of(watch.rows(run.spans), run.spans, run.seconds, run.ledger, evicted)
+    measures = metrics_of(watch.rows(run.spans), run.spans, run.seconds, run.ledger, evicted)
     return measures, tuple(run.extrapolating)
 
 
@@ -159,7 +159,7 @@ def _with_own_lengths(scenario: Scenario, draw: Draw, paired: bool) -> Scenario:
     return scenario.model_copy(update={"seed": seed})
 
 
-def summed_up(machine: MachineProfile, each: Sequence[Measures], extrapolating: tuple[str, ...]) -> Forecast:
+def summed_up(machine: MachineProfile, each: Sequence[RunMetrics], extrapolating: tuple[str, ...]) -> Forecast:
     """Make a forecast of the measures of several draws."""
     syncs = [measures.sync_s for measures in each if measures.sync_s is not None]
     return Forecast(
@@ -241,7 +241,7 @@ class StepWatch(SilentObserver):
         windows = _windows(spans, ends)
         starts = [0.0, *(seconds for seconds, _ in self._steps)]
         return [
-            _step_row(facts, end - start, end, own)
+            simulated_row(facts, end - start, end, own, warmup=facts.step < WARMUP_FLOOR)
             for (start, end), (_, facts), own in zip(pairwise(starts), self._steps, windows, strict=True)
         ]
 
@@ -250,37 +250,13 @@ def _windows(spans: Iterable[Span], ends: Sequence[int]) -> list[list[Span]]:
     """Sort spans into the windows that end at these nanoseconds; what ends later is left out."""
     windows: list[list[Span]] = [[] for _ in ends]
     place = 0
-    for span in sorted(spans, key=_end):
+    for span in sorted(spans, key=attrgetter("end_ns")):
         while place < len(ends) and span.end_ns > ends[place]:
             place += 1
         if place == len(ends):
             break
         windows[place].append(span)
     return windows
-
-
-def _end(span: Span) -> int:
-    return span.end_ns
-
-
-def _step_row(facts: StepReport, wall_s: float, elapsed_s: float, spans: list[Span]) -> StepRow:
-    lanes = lane_seconds(spans)
-    stages: dict[str, float] = {}
-    for own in lanes.values():
-        for stage, seconds in own.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
-    return StepRow(
-        step=facts.step,
-        version=facts.result.version,
-        wall_s=wall_s,
-        elapsed_s=elapsed_s,
-        optimizer_steps=facts.result.optimizer_steps,
-        lanes=lanes,
-        stages_s=stages,
-        metrics={"response_tokens": {"sum": count(facts.fresh).tokens, "count": 1}},
-        lags=trained_lags(facts),
-        warmup=facts.step < WARMUP_FLOOR,
-    )
 
 
 KINDS = ("generator", "scorer", "learner")
@@ -328,7 +304,7 @@ def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Tabl
         _row("seconds of a training step", items, lambda found: found.step_s, numbers.number),
         _row("response tokens a second", items, lambda found: found.throughput, numbers.number),
         *_stage_rows(items),
-        *_idle_rows(items),
+        *(_row(f"idle share, {NAMES[kind]}", items, _getter("idle", kind), numbers.percent) for kind in KINDS),
         _row("seconds of one weight sync", items, lambda found: found.sync_s, numbers.number),
         *_lag_rows(items),
         *_waste_rows(items),
@@ -422,10 +398,6 @@ def _stage_rows(items: Sequence[Forecasted]) -> list[tuple[str, ...]]:
     return [
         _row(f"  {stage.value}, s a step", items, _getter("stages_s", stage.value), numbers.number) for stage in stages
     ]
-
-
-def _idle_rows(items: Sequence[Forecasted]) -> list[tuple[str, ...]]:
-    return [_row(f"idle share, {NAMES[kind]}", items, _getter("idle", kind), numbers.percent) for kind in KINDS]
 
 
 def _lag_rows(items: Sequence[Forecasted]) -> list[tuple[str, ...]]:

@@ -13,15 +13,17 @@ from statistics import fmean
 
 from harness.compare.attribution import account_spans, loop_window
 from harness.core.trace import Span, Stage
-from harness.loop import RolloutCounts
-from harness.results import LedgerFigures, Run, StepRow, lane_kind
+from harness.loop import RolloutCounts, StepReport
+from harness.loop.observer import count
+from harness.results import LedgerFigures, Run, StepRow, lane_kind, lane_seconds
+from harness.results.step_metrics import trained_lags
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
 WASTE = ("failed", "dropped", "unused", "evicted_unused")
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
+class RunMetrics:
     """What is predicted of a run, and measured of a real one.
 
     Attributes:
@@ -44,13 +46,13 @@ class Measures:
     sync_s: float | None = None
 
 
-def measures_of(
+def metrics_of(
     rows: Sequence[StepRow],
     spans: Sequence[Span],
     loop_s: float | None,
     ledger: RolloutCounts | LedgerFigures | None,
     evicted_unused: float = 0.0,
-) -> Measures:
+) -> RunMetrics:
     """Put all measures of a run together.
 
     Args:
@@ -60,7 +62,7 @@ def measures_of(
         ledger: what became of the rollouts; None where it is not known.
         evicted_unused: rollouts that left the replay buffer without ever being taken.
     """
-    return Measures(
+    return RunMetrics(
         step_s=step_time(rows),
         stages_s=stage_times(rows),
         throughput=throughput(rows),
@@ -71,7 +73,7 @@ def measures_of(
     )
 
 
-def measures_of_run(run: Run) -> Measures:
+def metrics_of_run(run: Run) -> RunMetrics:
     """Return the measures of a run that was read from its folder.
 
     Raises:
@@ -80,8 +82,47 @@ def measures_of_run(run: Run) -> Measures:
     """
     group_size = run.setting("group_size") or 1
     evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
-    return measures_of(
+    return metrics_of(
         run.steps, run.spans(), run.tail.elapsed_s if run.tail else None, run.ledger, evicted * group_size
+    )
+
+
+def simulated_row(
+    report: StepReport,
+    wall_s: float,
+    elapsed_s: float,
+    spans: Sequence[Span],
+    *,
+    warmup: bool,
+    profiled: bool = False,
+    versions: Mapping[str, int] | None = None,
+) -> StepRow:
+    """Return the row of a simulated training step, as a recorder would have made it of a real one.
+
+    Args:
+        report: what the loop told of the step.
+        wall_s, elapsed_s: seconds of the step, and of the loop until its end.
+        spans: that ended in it.
+        warmup, profiled: its flags.
+        versions: policy version of each lane that took one.
+    """
+    lanes = lane_seconds(spans)
+    totals: Counter[str] = Counter()
+    for stages in lanes.values():
+        totals.update(stages)
+    return StepRow(
+        step=report.step,
+        version=report.result.version,
+        wall_s=wall_s,
+        elapsed_s=elapsed_s,
+        optimizer_steps=report.result.optimizer_steps,
+        lanes=lanes,
+        stages_s=dict(totals),
+        metrics={"response_tokens": {"sum": count(report.fresh).tokens, "count": 1}},
+        versions=dict(versions or {}),
+        lags=trained_lags(report),
+        warmup=warmup,
+        profiled=profiled,
     )
 
 
@@ -165,8 +206,5 @@ def sync_time(spans: Iterable[Span]) -> float | None:
             found[lane, version] = found.get((lane, version), 0) + end_ns - start_ns
     if not syncs:
         return None
-    return sum(fmean(_later(times)) for times in syncs.values()) / 1e9
-
-
-def _later(times: Mapping[tuple[str, int], int]) -> list[int]:
-    return [ns for (_, version), ns in times.items() if version > 0] or list(times.values())
+    later = ([ns for (_, version), ns in times.items() if version > 0] or times.values() for times in syncs.values())
+    return sum(map(fmean, later)) / 1e9

@@ -28,7 +28,7 @@ from harness.core.types import (
 from harness.scenario import Scenario
 from harness.simulate.cost_model import Seconds
 from harness.simulate.features import Group, Workload, sizes_of
-from harness.simulate.timeline import CallPlan, StagePlan, Times
+from harness.simulate.timeline import CallPlan, StagePlan, Times, make_stage
 
 Sampled = tuple[int | None, Sequence[int]]
 """Tokens of a prompt, None where they are not known, and of each response to it."""
@@ -312,7 +312,7 @@ class ProfileCosts:
 
     def _stage(self, stage: Stage, seconds: float, works: bool = True) -> StagePlan:
         """Return a stage of a call, made longer where the scenario says so."""
-        return StagePlan(stage, seconds + self._delays.get(stage, 0.0), works)
+        return make_stage((stage, seconds + self._delays.get(stage, 0.0), works))
 
     def _transit(self, method: str, way: str, step: int, groups: Sequence[Group] = ()) -> float:
         key = method, way, len(groups), sum([len(lengths) for _, lengths in groups])

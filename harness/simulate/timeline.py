@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from harness.core.trace import RecordingTracer, Span, Stage, make_span
@@ -47,6 +48,11 @@ class CallPlan(NamedTuple):
     request_s: float = 0.0
     response_s: float = 0.0
     delay_s: float = 0.0
+
+
+make_stage: Callable[[tuple[Stage | None, float, bool]], StagePlan] = partial(tuple.__new__, StagePlan)
+make_call: Callable[[tuple[Sequence[StagePlan], float, float, float]], CallPlan] = partial(tuple.__new__, CallPlan)
+"""Make plans of all their fields, in half the time of the classes' own constructors."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +167,13 @@ class OwnDevice:
         self._free_s[thread] = at
         if at > now:
             done: asyncio.Future[None] = loop.create_future()
-            loop.call_at(at, _finish, done)
+            loop.call_at(at, finish, done)
             await done
         return times
 
 
-def _finish(done: asyncio.Future[None]) -> None:
+def finish(done: asyncio.Future[None]) -> None:
+    """Wake who waits for the future, unless the wait was cancelled."""
     if not done.done():
         done.set_result(None)
 

@@ -17,7 +17,7 @@ from harness.results import Run
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.forecast import DRAWS, Estimate, Forecast, estimate, forecast
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import Measures, measures_of_run, step_time
+from harness.simulate.metrics import RunMetrics, metrics_of_run, step_time
 from harness.simulate.whatif.effects import what_if
 from tests.holdout.baselines import Baselines, FittedRun, costs_of, fitted_run, peak_gb_s, peak_gflop_s
 from tests.holdout.plan import ChangePlan, Measured, Plan
@@ -51,7 +51,7 @@ def evaluate(plan: Plan, measured: Measured, *, draws: int = DRAWS, seed: int = 
     Raises:
         UserError: the fitted runs cannot tell what a held-out arm needs, or the runs are not of one machine.
     """
-    figures = {arm: [measures_of_run(run) for run in runs] for arm, runs in measured.held_out.items()}
+    figures = {arm: [metrics_of_run(run) for run in runs] for arm, runs in measured.held_out.items()}
     known = [fitted_run(run) for run in measured.fitted]
     presets = (None, *dict.fromkeys(preset for tier in plan.tiers.values() for preset in tier.without.values()))
     places = [(name, arm, tier.without.get(arm)) for name, tier in plan.tiers.items() for arm in tier.arms]
@@ -110,7 +110,7 @@ def _replay(run: Run, settings: Sequence[str], machine: MachineProfile) -> Repla
 
 
 def arm_score(
-    tier: str, arm: str, repeats: Sequence[Measures], foreseen: Forecast, baselines: Mapping[str, float | None]
+    tier: str, arm: str, repeats: Sequence[RunMetrics], foreseen: Forecast, baselines: Mapping[str, float | None]
 ) -> ArmScore:
     """Set one arm's forecast against its repeats."""
     nothing = Estimate(0.0, 0.0, 0.0)
@@ -141,18 +141,18 @@ def _compared(repeats: Sequence[float], value: Estimate) -> Compared:
     return Compared(repeats=tuple(repeats), value=value.value, low=value.low, high=value.high)
 
 
-def _wasted(measures: Measures) -> float:
+def _wasted(measures: RunMetrics) -> float:
     return sum(measures.waste.get(cause, 0.0) for cause in WASTED)
 
 
-def _lags(runs: Sequence[Measures]) -> dict[int, float]:
+def _lags(runs: Sequence[RunMetrics]) -> dict[int, float]:
     """Return the mean share of each lag over runs."""
     lags = sorted({lag for run in runs for lag in run.lags})
     return {lag: fmean(run.lags.get(lag, 0.0) for run in runs) for lag in lags}
 
 
 def _change_scores(
-    plan: ChangePlan, measured: Measured, figures: Mapping[str, Sequence[Measures]], replays: Sequence[Replay]
+    plan: ChangePlan, measured: Measured, figures: Mapping[str, Sequence[RunMetrics]], replays: Sequence[Replay]
 ) -> tuple[ChangeScore, ...]:
     """Set the replays, change by change and run by run of the arm that they start from, against what was measured."""
 

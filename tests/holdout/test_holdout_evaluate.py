@@ -6,13 +6,13 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.simulate.forecast import Estimate, Forecast
-from harness.simulate.metrics import Measures
+from harness.simulate.metrics import RunMetrics
 from tests.holdout.evaluate import arm_score, paired_log_ratios
 
 
-def measured(step_s: float, dropped: float) -> Measures:
+def measured(step_s: float, dropped: float) -> RunMetrics:
     """A run with 1 s of update, 0.1 s on the way of calls and 5 s of waiting for others in a step."""
-    return Measures(
+    return RunMetrics(
         step_s=step_s,
         stages_s={"update": 1.0, "wait_for_call": 0.1, "wait_for_batch": 5.0},
         throughput=100 / step_s,

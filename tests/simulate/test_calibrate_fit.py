@@ -21,7 +21,7 @@ from harness.core.trace import Span, Stage
 from harness.models.shape import shape_for
 from harness.results import Manifest, Run, RunFolder, Scrubber, find_runs, step_row, tail_row
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.calibrate.command import calibrate
+from harness.simulate.calibrate import command
 from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.calibrate.observations import find_sources, observe, run_label
@@ -384,21 +384,21 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
         set=["steps=12"],
         quiet=True,
     )
-    assert calibrate(options, run) == 0
+    assert command.run(options, run) == 0
     assert asked == [
         ("calibration", 12, tmp_path / "measured", True),
         ("transport_sweep", load_scenario("transport_sweep").steps, tmp_path / "measured", True),
     ]
     assert load_machine(tmp_path / "abacus.yaml").description == "a test"
     with pytest.raises(UserError, match="is there already"):
-        calibrate(options, run)
+        command.run(options, run)
     assert len(asked) == 2
 
 
 def test_fitting_and_loading_need_no_heavy_library() -> None:
     """A fresh interpreter: torch alone would take longer to import than the fit takes."""
     code = (
-        "import sys, harness.simulate.calibrate.command, harness.simulate.calibrate.__main__;"
+        "import sys, harness.simulate.calibrate.command, harness.simulate.calibrate.quality;"
         "import harness.simulate.machine;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'transformers', 'vllm')))"
     )

@@ -13,7 +13,7 @@ from harness.simulate.metrics import (
     counted_rows,
     idle_shares,
     lag_shares,
-    measures_of,
+    metrics_of,
     stage_times,
     step_time,
     sync_time,
@@ -104,5 +104,5 @@ def test_a_sync_is_one_publish_one_transfer_and_one_load() -> None:
 
 
 def test_a_run_without_spans_has_the_figures_of_its_rows() -> None:
-    found = measures_of(ROWS, [], None, None)
+    found = metrics_of(ROWS, [], None, None)
     assert (found.step_s, found.idle, found.waste, found.sync_s) == (1.5, {}, {}, None)

@@ -16,7 +16,7 @@ from harness.report.html.page import make_report
 from harness.report.pictures import make_pictures
 from harness.report.trace.export import run_names, write_trace
 from harness.results import Run, RunFolder, find_runs, load_run
-from harness.simulate.command import without_rewards
+from harness.simulate.experiment import without_rewards
 from harness.simulate.machine import load_machine, save_machine
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"

@@ -31,7 +31,7 @@ from harness.simulate.parts import (
     stage_of,
     with_rewards,
 )
-from harness.simulate.timeline import CallPlan, StagePlan, Times
+from harness.simulate.timeline import CallPlan, Times, finish, make_call, make_stage
 
 P = TypeVar("P", Generator, Scorer)
 G = TypeVar("G", bound=SimulatedGenerator)
@@ -83,13 +83,21 @@ class SleepingTimeline:
 
     async def run(self, plan: CallPlan, step: int, version: int, *, loading: bool = False) -> Times:
         """See ``harness.simulate.parts.Timeline``."""
+        loop = asyncio.get_running_loop()
         times: Times = []
-        now = asyncio.get_running_loop().time
-        end = now()
+        end = loop.time()
         for stage, seconds, _ in plan.stages:
             with self.tracer.span(self.lane, stage or Stage.WAIT_FOR_CALL, step, version):
-                await asyncio.sleep(seconds)
-            start, end = end, now()
+                if seconds > 0:  # as ``asyncio.sleep`` does, without a coroutine of its own
+                    done = loop.create_future()
+                    timer = loop.call_later(seconds, finish, done)
+                    try:
+                        await done
+                    finally:
+                        timer.cancel()
+                else:
+                    await asyncio.sleep(0)
+            start, end = end, loop.time()
             times.append((start, end))
         return times
 
@@ -109,29 +117,34 @@ class ConstantCosts:
 
     def load(self, version: int) -> CallPlan:
         """See ``CostSource``."""
-        transfer = StagePlan(Stage.WEIGHT_TRANSFER, self.transfer_cost(version))
-        return CallPlan((transfer, StagePlan(Stage.WEIGHT_LOAD, self.load_cost(version))))
+        transfer = make_stage((Stage.WEIGHT_TRANSFER, self.transfer_cost(version), True))
+        load = make_stage((Stage.WEIGHT_LOAD, self.load_cost(version), True))
+        return make_call(((transfer, load), 0.0, 0.0, 0.0))
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
         """See ``CostSource``."""
         cost = self.evaluate_cost if item.purpose is Purpose.EVALUATE else self.generate_cost
-        return CallPlan((StagePlan(stage_of(item, Stage.GENERATE), cost(item.step)),))
+        return _call(stage_of(item, Stage.GENERATE), cost(item.step))
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
         """See ``CostSource``."""
-        return CallPlan((StagePlan(stage_of(item, Stage.SCORE), self.score_cost(item.step)),))
+        return _call(stage_of(item, Stage.SCORE), self.score_cost(item.step))
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
         """See ``CostSource``: ``epochs_per_batch`` passes."""
-        return CallPlan((StagePlan(Stage.UPDATE, self.epochs_per_batch * self.update_cost(step)),))
+        return _call(Stage.UPDATE, self.epochs_per_batch * self.update_cost(step))
 
     def publish(self, version: int) -> CallPlan:
         """See ``CostSource``."""
-        return CallPlan((StagePlan(Stage.WEIGHT_PUBLISH, self.publish_cost(version)),))
+        return _call(Stage.WEIGHT_PUBLISH, self.publish_cost(version))
 
     def checkpoint(self, version: int) -> CallPlan:
         """See ``CostSource``: there is no policy to save."""
         return CallPlan(())
+
+
+def _call(stage: Stage, seconds: float) -> CallPlan:
+    return make_call(((make_stage((stage, seconds, True)),), 0.0, 0.0, 0.0))
 
 
 def simulated_generator(

@@ -1,137 +1,31 @@
-"""One calibration, from its arguments to its file and the table of how well its costs describe the spans."""
+"""``python -m harness calibrate``: its arguments, and the way from them to a profile's file."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from typing import TYPE_CHECKING
 
-from harness.compare.tables import Table
 from harness.core.errors import UserError
-from harness.core.terminal_text import plain
-from harness.report.console import Output
-from harness.report.text import print_table
-from harness.scenario import Scenario, load_scenario
-from harness.simulate.calibrate.fit import calibration
-from harness.simulate.calibrate.observations import Observation, find_sources
-from harness.simulate.machine import FOLDER, Contention, MachineProfile, StageCost, save_machine
 
+if TYPE_CHECKING:
+    from harness.scenario import Scenario
 
-@dataclass(frozen=True, slots=True)
-class StageFit:
-    """How well one cost describes its spans.
+    RunScenario = Callable[[Scenario, Path, bool], Path]
+    """Runs a scenario into a results folder, quietly or not, and returns the experiment's folder."""
 
-    Attributes:
-        errors: by arm, mean measured seconds over the predicted ones, minus 1; empty where no training run has it.
-    """
+DESCRIPTION = "Learn what the stages of a training step cost on a machine, and write its profile."
+EXAMPLES = """\
+examples:
+  python -m harness calibrate --name my-machine
+  python -m harness calibrate --name my-machine --from results/calibration results/transport_sweep
+  python -m harness calibrate --name no-course --from results/calibration --exclude-model course --out no-course.yaml
 
-    cost: StageCost
-    errors: Mapping[str, float]
-
-    @property
-    def median_error(self) -> float | None:
-        """Median over the arms of the absolute error."""
-        return median(map(abs, self.errors.values())) if self.errors else None
-
-    @property
-    def worst(self) -> tuple[str, float] | None:
-        """The arm that is missed most, and by how much."""
-        return max(self.errors.items(), key=lambda item: abs(item[1])) if self.errors else None
-
-
-def stage_fits(profile: MachineProfile, observations: Sequence[Observation]) -> list[StageFit]:
-    """Compare every cost of a profile with the spans that it is for, those in which nobody else worked."""
-    return [StageFit(cost, _errors(cost, profile, observations)) for cost in profile.stages]
-
-
-def _errors(cost: StageCost, profile: MachineProfile, observations: Sequence[Observation]) -> dict[str, float]:
-    measured: dict[str, float] = defaultdict(float)
-    predicted: dict[str, float] = defaultdict(float)
-    for item in observations:
-        if item.stage == cost.stage and item.is_alone and profile.cost_of(item.stage, item.where) is cost:
-            measured[item.arm] += item.seconds
-            predicted[item.arm] += cost.seconds_of(item.units, item.model)
-    return {arm: measured[arm] / predicted[arm] - 1 for arm in measured if predicted[arm] > 0}
-
-
-def fit_table(profile: MachineProfile, fits: Sequence[StageFit]) -> Table:
-    """Return how well each cost describes its spans."""
-    return Table(
-        title=f"How well {profile.name} describes the runs it was fitted to",
-        header=("stage", "under", "spans", "error", "worst arm", "by", "a span", "a run", "unseen"),
-        rows=tuple(map(_fit_row, fits)),
-        notes=(
-            "error: median over the arms of how far the mean of a stage's spans is from its prediction; worst arm: the "
-            "one with the largest, measured over predicted.",
-            "a span, a run: spread of single spans within a run, and of whole runs, around the prediction; unseen: "
-            "that of a model that was not measured.",
-            *_slowdown(profile.contention),
-            *profile.notes,
-        ),
-        words=2,
-    )
-
-
-def cost_table(profile: MachineProfile) -> Table:
-    """Return the seconds of one unit of each feature."""
-    rows = [
-        (cost.stage, _under(cost), feature, _seconds(seconds), _standard_error(cost, place), _range(cost, feature))
-        for cost in profile.stages
-        for place, (feature, seconds) in enumerate(cost.seconds.items())
-    ]
-    return Table(
-        title=f"Costs of {profile.name}",
-        header=("stage", "under", "term", "one unit", "standard error", "holds for"),
-        rows=tuple(rows),
-        notes=("harness/simulate/features.py says what each term counts.",),
-        words=3,
-    )
-
-
-def _fit_row(fit: StageFit) -> tuple[str, ...]:
-    error, worst = fit.median_error, fit.worst
-    return (
-        fit.cost.stage,
-        _under(fit.cost),
-        str(fit.cost.spans),
-        "" if error is None else f"{error:.1%}",
-        "" if worst is None else worst[0],
-        "" if worst is None else f"{worst[1]:+.0%}",
-        *(f"{spread:.0%}" for spread in (fit.cost.step_log_sd, fit.cost.run_log_sd, fit.cost.unseen_log_sd)),
-    )
-
-
-def _slowdown(contention: Contention | None) -> tuple[str, ...]:
-    if contention is None:
-        return ()
-    found = f"{contention.slowdown:.2f}, with a standard error of {contention.slowdown_sd:.2f}"
-    return (f"slow-down of a part by each other one at work: {found}.",)
-
-
-def _under(cost: StageCost) -> str:
-    return ", ".join(value if key != "part" else f"the {value}" for key, value in cost.where.items())
-
-
-def _standard_error(cost: StageCost, place: int) -> str:
-    return _seconds(cost.covariance[place][place] ** 0.5) if cost.covariance else ""
-
-
-def _range(cost: StageCost, feature: str) -> str:
-    low, high = cost.ranges.get(feature, (0.0, 0.0))
-    return f"{low:.3g}" if high - low < 1e-3 * high else f"{low:.3g} to {high:.3g}"
-
-
-def _seconds(value: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= 0.9995 * size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
-
-
+Without --from the runs of scenarios/calibration.yaml are made first, and a short transport sweep (about ten minutes on
+two cores; leave the machine alone meanwhile); their results stay. docs/calibrating.md says what the profile holds.
+"""
 SCENARIO = "calibration"
 SWEEP = (
     "transport_sweep",
@@ -140,16 +34,44 @@ SWEEP = (
 """A shorter sweep than the scenario's own: transports that no calibration run has."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 
-RunScenario = Callable[[Scenario, Path, bool], Path]
-"""Runs a scenario into a results folder, quietly or not, and returns the experiment's folder."""
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("--name", default="my-machine", help="of the profile (default: my-machine)")
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RESULTS",
+        help="folders with runs to fit instead of measuring: calibration runs, transport sweeps",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: profiles/machines/NAME.yaml")
+    parser.add_argument(
+        "--exclude-model",
+        action="append",
+        default=[],
+        metavar="M",
+        help="leave out runs of this model; may be repeated",
+    )
+    parser.add_argument("--description", default="", metavar="TEXT", help="a line about the machine")
+    parser.add_argument("--force", action="store_true", help="replace a profile that is there already")
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), metavar="DIR", help="where measured runs go (default: results)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of the measured runs"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def calibrate(options: argparse.Namespace, run: RunScenario | None = None) -> int:
+def run(options: argparse.Namespace, run_scenario: RunScenario | None = None) -> int:
     """Carry out the command.
 
     Args:
-        options: see ``harness.simulate.calibrate.__main__``.
-        run: makes the runs where none are named; None takes ``harness.run.command``.
+        options: as parsed.
+        run_scenario: makes the runs where none are named; None takes ``harness.run.command``.
 
     Returns:
         The exit code, 0.
@@ -157,11 +79,19 @@ def calibrate(options: argparse.Namespace, run: RunScenario | None = None) -> in
     Raises:
         UserError: the name or file cannot be used, or the runs cannot be fitted.
     """
+    from harness.core.terminal_text import plain
+    from harness.report.console import Output
+    from harness.report.text import print_table
+    from harness.simulate.calibrate.fit import calibration
+    from harness.simulate.calibrate.observations import find_sources
+    from harness.simulate.calibrate.quality import cost_table, fit_table, stage_fits
+    from harness.simulate.machine import save_machine
+
     path = _path(options)
     if options.sources and options.set:
         what = "--set changes runs that are measured, and --from names runs that were"
         raise UserError(what, "--set", "leave one of them out")
-    sources = options.sources or _measure(options, run or _really_run)
+    sources = options.sources or _measure(options, run_scenario or _really_run)
     found = calibration(
         find_sources(sources),
         options.name,
@@ -185,6 +115,8 @@ def _path(options: argparse.Namespace) -> Path:
     if not _NAME.fullmatch(options.name):
         what = f"--name is {options.name!r}, must be letters, digits and . _ + - only, a letter or digit first"
         raise UserError(what, "--name", "--name my-machine")
+    from harness.simulate.machine import FOLDER
+
     path: Path = options.out or Path(FOLDER) / f"{options.name}.yaml"
     if path.exists() and not options.force:
         raise UserError(
@@ -193,10 +125,12 @@ def _path(options: argparse.Namespace) -> Path:
     return path
 
 
-def _measure(options: argparse.Namespace, run: RunScenario) -> list[Path]:
+def _measure(options: argparse.Namespace, run_scenario: RunScenario) -> list[Path]:
+    from harness.scenario import load_scenario
+
     sweep, settings = SWEEP
     scenarios = [load_scenario(SCENARIO, options.set), load_scenario(sweep, settings)]
-    return [run(scenario, options.results, options.quiet) for scenario in scenarios]
+    return [run_scenario(scenario, options.results, options.quiet) for scenario in scenarios]
 
 
 def _really_run(scenario: Scenario, out: Path, quiet: bool) -> Path:

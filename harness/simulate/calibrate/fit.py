@@ -71,10 +71,12 @@ def calibration(
     stages += others
     facts = training[0].manifest.machine
     cores = int(facts.get("cores") or 1)
+    machine = f"{facts.get('cpu') or 'a machine'} with {cores} core{'s' if cores != 1 else ''}, measured"
     contention, said = fit_contention(found, stages, cores)
+    excluded = [f"runs of the model {model} were left out of the fit" for model in sorted(exclude_models)]
     profile = MachineProfile(
         name=name,
-        description=description or _description(facts),
+        description=description or machine,
         origin="measured",
         made=max(run.manifest.started_at for run in training)[:10],
         device=Device(
@@ -83,9 +85,9 @@ def calibration(
             gpus=len(facts.get("gpus") or ()),
             memory_gib=float(facts["memory_gib"]) if facts.get("memory_gib") else None,
         ),
-        versions=_versions(training),
+        versions={name: version for name, version in training[0].manifest.versions.items() if version is not None},
         sources=tuple(sorted(run_label(run) for run in (*training, *sweeps))),
-        notes=(*_left_out(exclude_models), *_unused(runs, (*training, *sweeps), exclude_models), *notes, *said),
+        notes=(*excluded, *_unused(runs, (*training, *sweeps), exclude_models), *notes, *said),
         run_correlation=rounded(run_correlation(found, stages)),
         contention=contention,
         stages=tuple(stages),
@@ -101,7 +103,8 @@ def fit_stages(observations: Iterable[Observation]) -> list[StageCost]:
     for model in FIT_SHAPES:
         only = dict(model.only).items()
         of_stage = [item for item in alone if item.stage in model.stages and only <= item.where.items()]
-        for where in _cost_keys(of_stage, model):
+        keys = {tuple((key, item.where[key]) for key in model.where) for item in of_stage}
+        for where in map(dict, sorted(keys)):
             spans = [item for item in of_stage if where.items() <= item.where.items()]
             for cost in _fit_scaled(spans, model, where):
                 costs += [cost.model_copy(update={"stage": stage}) for stage in model.stages]
@@ -210,41 +213,18 @@ def _unseen(spans: Sequence[Observation], features: Sequence[str], names: Sequen
     for name in names:
         others = [item for item in spans if item.model != name]
         seconds = dict(zip(features, _fit(others, features).seconds.tolist(), strict=True))
-        ratios = [
-            item.seconds / predicted
-            for item in spans
-            if item.model == name and (predicted := _total(seconds, item.units)) > 0
-        ]
+        ratios = []
+        for item in spans:
+            predicted = sum(each * item.units.get(feature, 0.0) for feature, each in seconds.items())
+            if item.model == name and predicted > 0:
+                ratios.append(item.seconds / predicted)
         errors.append(math.log(float(np.mean(ratios))) if ratios else UNSEEN_LOG_SD)
     return max(LEAST_UNSEEN_LOG_SD, math.sqrt(float(np.mean(np.square(errors)))))
-
-
-def _total(seconds: Mapping[str, float], units: Mapping[str, float]) -> float:
-    return sum(each * units.get(feature, 0.0) for feature, each in seconds.items())
-
-
-def _cost_keys(spans: Sequence[Observation], model: FitShape) -> list[dict[str, str]]:
-    """Return what the spans' circumstances are, by the keys that make costs of their own."""
-    found = {tuple((key, item.where[key]) for key in model.where): None for item in spans}
-    return [dict(where) for where in sorted(found)]
 
 
 def _range(spans: Sequence[Observation], feature: str) -> tuple[float, float]:
     units = [item.units.get(feature, 0.0) for item in spans]
     return rounded(min(units) / SLACK), rounded(max(units) * SLACK)
-
-
-def _versions(runs: Sequence[Run]) -> dict[str, str]:
-    return {name: version for name, version in runs[0].manifest.versions.items() if version is not None}
-
-
-def _description(facts: Mapping[str, object]) -> str:
-    cores = facts.get("cores")
-    return f"{facts.get('cpu') or 'a machine'} with {cores} core{'s' if cores != 1 else ''}, measured"
-
-
-def _left_out(models: Collection[str]) -> list[str]:
-    return [f"runs of the model {name} were left out of the fit" for name in sorted(models)]
 
 
 def _unused(runs: Sequence[Run], used: Sequence[Run], models: Collection[str]) -> list[str]:

@@ -170,7 +170,7 @@ class Change:
         work = [key for key in self.keys if _falls_under(key, WORK)]
         if work:
             return f"{' and '.join(work)} changes how much work a stage is"
-        if has_old_log_probs(self.after) and not has_old_log_probs(self.before):
+        if self.after.needs_old_log_probs and not self.before.needs_old_log_probs:
             return "the Learner would compute old log-probs, which this run has not timed"
         if self.after.replay.capacity and self.after.replay_sample_groups != self.after.prompts_per_batch:
             return "replay.sample_groups changes how many rollouts a step trains on"
@@ -180,11 +180,6 @@ class Change:
     def needs_lengths(self) -> bool:
         """Whether it matters how long the rollouts were."""
         return self.needs_costs is not None and any(not _falls_under(key, ("transport",)) for key in self.keys)
-
-
-def has_old_log_probs(scenario: Scenario) -> bool:
-    """Whether a training step has the stage ``old_logprobs``."""
-    return scenario.needs_old_log_probs
 
 
 def scenario_of(run: Run) -> Scenario:

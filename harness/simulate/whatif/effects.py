@@ -15,10 +15,10 @@ from harness.scenario import Scenario
 from harness.scenario.loop_plan import lanes_of, on_one_thread, replay_options
 from harness.simulate.machine import MachineProfile
 from harness.simulate.metrics import stage_times, step_time
+from harness.simulate.whatif import ERROR_BOUND
 from harness.simulate.whatif.changes import (
     Change,
     choose_machine,
-    has_old_log_probs,
     read_change,
     scenario_of,
     stages_of,
@@ -27,8 +27,6 @@ from harness.simulate.whatif.recording import Recording, Rollouts, read_recordin
 from harness.simulate.whatif.replay import Factors, Replayed, Setting, replay
 from harness.simulate.whatif.repricing import RepricedCalls, contention_of, undisturbed
 
-ERROR_BOUND = 0.03
-"""How far the replay of a run as it was may be from the run, for a prediction to be made of it."""
 FASTER = 0.9
 """Throttle of what is made faster, to see what that gives."""
 
@@ -127,7 +125,10 @@ def what_if(
     contention = contention_of(scenario, profile)
     recording = undisturbed(recording, contention, scenario)
     replays = _Replays(recording, change, profile)
-    recorded_s = _recorded_step_s(run)
+    recorded_s = step_time(run.steps)
+    if recorded_s <= 0:
+        where = str(run.folder)
+        raise UserError(f"the training steps of the run {where!r} took no time", where, "name another run")
     before = _outcome(replays.before())
     check_error(run, before.step_s / recorded_s - 1, bound)
     after = _outcome(replays.after())
@@ -137,14 +138,6 @@ def what_if(
     used = profile is not None and (contention is not None or replays.repriced is not None)
     name = profile.name if profile is not None and used else None
     return Answer(run, change, recorded_s, before, after, gains, lane_gains, notes, name)
-
-
-def _recorded_step_s(run: Run) -> float:
-    seconds = step_time(run.steps)
-    if seconds <= 0:
-        where = str(run.folder)
-        raise UserError(f"the training steps of the run {where!r} took no time", where, "name another run")
-    return seconds
 
 
 def check_error(run: Run, error: float, bound: float) -> None:
@@ -184,7 +177,7 @@ class _Replays:
         gone: frozenset[Stage] = frozenset()
         if machine is not None and change.needs_costs is not None:
             self.repriced = RepricedCalls(recording, before, after, machine, change.keys)
-        elif has_old_log_probs(before) and not has_old_log_probs(after):
+        elif before.needs_old_log_probs and not after.needs_old_log_probs:
             gone = frozenset({Stage.OLD_LOGPROBS})
         self._before, self._after = self._setting(before), self._setting(after, gone)
 

@@ -13,11 +13,11 @@ from harness.core.types import Purpose, RolloutGroup, WorkItem
 from harness.loop import LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.results import StepRow, VersionChange, lane_kind, lane_seconds
 from harness.results.rows import LaneSeconds
-from harness.results.step_metrics import trained_lags
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import on_one_thread
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention
+from harness.simulate.metrics import simulated_row
 from harness.simulate.parts import Sampled, SimulatedGenerator, SimulatedLearner, SimulatedScorer
 from harness.simulate.timeline import CallPlan, CallTimeline, OwnDevice, SharedCores, StagePlan
 from harness.simulate.whatif.recording import RecordedCall, Recording, Rollouts, Work
@@ -179,7 +179,9 @@ class CallPool:
             if own not in beside:
                 beside.append(own)
             by_work.setdefault((kind, call.work), []).append(call)
-        self._typical = {place: _steady(found, steady_from) for place, found in by_work.items()}
+        self._typical = {
+            place: [call for call in found if call.key >= steady_from] or found for place, found in by_work.items()
+        }
 
     def knows(self, lane: str, work: Work) -> bool:
         """Whether any such call was recorded on lanes of this kind."""
@@ -211,10 +213,6 @@ class CallPool:
         return typical[key % len(typical)]
 
 
-def _steady(calls: Sequence[RecordedCall], steady_from: int) -> list[RecordedCall]:
-    return [call for call in calls if call.key >= steady_from] or list(calls)
-
-
 class RecordedCosts:
     """The calls to one part at recorded times; see ``harness.simulate.parts.CostSource``.
 
@@ -226,7 +224,7 @@ class RecordedCosts:
         gone: stages that are left out of a training step.
 
     Attributes:
-        held_until: virtual seconds at which the driver, which keeps its books after a step, calls the Learner again.
+        held_until: virtual seconds at which the driver, which records a step after its end, calls the Learner again.
     """
 
     def __init__(
@@ -288,7 +286,7 @@ def _work_of(item: WorkItem, training: Work) -> Work:
 
 
 class _StepWatch(SilentObserver):
-    """Keeps the rows of a replay, and holds the Learner while the driver would keep its books."""
+    """Keeps the rows of a replay, and holds the Learner while the driver would record a step."""
 
     def __init__(
         self,
@@ -318,29 +316,20 @@ class _StepWatch(SilentObserver):
         """See ``Observer``."""
         now_s = self._now_s()
         spans = self._drain()
-        lanes = lane_seconds(spans)
-        totals: Counter[str] = Counter()
-        for stages in lanes.values():
-            totals.update(stages)
         warmup, profiled = self._flags.get(facts.step, (False, False))
         self.rows.append(
-            StepRow(
-                step=facts.step,
-                version=facts.result.version,
-                wall_s=now_s - self._last_s,
-                elapsed_s=now_s,
-                optimizer_steps=facts.result.optimizer_steps,
-                lanes=lanes,
-                stages_s=dict(totals),
-                metrics={},
-                versions=dict(self._held),
-                lags=trained_lags(facts),
+            simulated_row(
+                facts,
+                now_s - self._last_s,
+                now_s,
+                spans,
                 warmup=warmup,
                 profiled=profiled,
+                versions=self._held,
             )
         )
         self._last_s = now_s
-        self._keep_books(facts.step, now_s)
+        self._hold_learner(facts.step, now_s)
 
     def on_finished(self, ledger: RolloutCounts) -> None:
         """See ``Observer``."""
@@ -352,7 +341,7 @@ class _StepWatch(SilentObserver):
         rows, spans, changes = tuple(self.rows), tuple(self.spans), tuple(self.changes)
         return Replayed(rows, spans, loop_s, self._ledger, dict(borrowed), changes, tail)
 
-    def _keep_books(self, step: int, now_s: float) -> None:
+    def _hold_learner(self, step: int, now_s: float) -> None:
         seconds = self._record_s.get(step, self._steady_s)
         if seconds <= 0:
             return

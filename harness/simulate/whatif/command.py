@@ -1,46 +1,30 @@
-"""The command ``python -m harness whatif RESULTS``. Exit codes: 0 fine; 2 bad input."""
+"""``python -m harness whatif RESULTS``: its arguments, and what it prints and writes."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.compare.gates import read_limit
 from harness.core.errors import UserError
-from harness.core.terminal_text import plain, plain_lines, silence_output
-from harness.simulate.whatif.changes import choose_run
-from harness.simulate.whatif.effects import ERROR_BOUND, Answer, what_if
+from harness.core.terminal_text import plain
+from harness.simulate.whatif import ERROR_BOUND
 
-EXAMPLE = """examples:
+if TYPE_CHECKING:
+    from harness.simulate.whatif.effects import Answer
+
+EXAMPLES = """\
+examples:
   python -m harness whatif results/reference/async_lag1 --run lag1,seed=0 --scale update=0.5
   python -m harness whatif results/reference/async_lag1 --run sync,seed=0 --set max_lag=1 -o before_and_after.png
 
 The run is replayed by the real loop on a virtual clock, with its own times, lengths, rewards and order."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay a recorded run with something changed; return the exit code."""
-    options = _parser().parse_args(arguments)
-    try:
-        _answer(options)
-    except UserError as error:
-        print(plain_lines(f"error: {error}"), file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        silence_output()
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m harness whatif",
-        description="Replay a recorded run with one thing changed.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument(
         "results", metavar="RESULTS", type=Path, help="a run's folder, or one with the runs of a scenario"
     )
@@ -73,16 +57,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help="write both replays there as runs, for compare, report and trace"
     )
-    return parser
 
 
-def _answer(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
+    """Replay a recorded run with something changed, and say what comes of it; return the exit code."""
+    from harness.simulate.whatif.changes import choose_run
+    from harness.simulate.whatif.effects import what_if
+
     bound = ERROR_BOUND if options.error_bound is None else read_limit(options.error_bound, "--error-bound")
-    _check_output(options.output)
-    run = choose_run(options.results, options.run)
-    answer = what_if(run, options.set, options.scale, options.machine, bound)
+    if options.output is not None and options.output.suffix.lower() != ".png":
+        fix = f"write -o {options.output.with_suffix('.png')}"
+        raise UserError(f"the picture {str(options.output)!r} must end in .png", "-o", fix)
+    recorded = choose_run(options.results, options.run)
+    answer = what_if(recorded, options.set, options.scale, options.machine, bound)
     written = list(_write(answer, options))  # before anything is printed: whoever reads may leave early
     _print(answer, written)
+    return 0
 
 
 def _write(answer: Answer, options: argparse.Namespace) -> Iterator[str]:
@@ -113,12 +103,3 @@ def _print(answer: Answer, written: Sequence[str]) -> None:
     print_list(console, "What the figures say", list(sentences(answer)))
     print_list(console, "Mind", list(cautions(answer)))
     print_list(console, "Written", written)
-
-
-def _check_output(path: Path | None) -> None:
-    if path is not None and path.suffix.lower() != ".png":
-        raise UserError(f"the picture {str(path)!r} must end in .png", "-o", f"write -o {path.with_suffix('.png')}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
