@@ -45,11 +45,10 @@ def arm(
     name: str, tier: str, repeats: tuple[float, ...], value: float, update: float, nearest: float | None
 ) -> ArmScore:
     """An arm whose step is ``update`` seconds of update (measured 0.5), 0.2 s of generate and 0.01 s of score."""
-    same = {"repeats": repeats, "value": value}
     return ArmScore(
         tier=tier,
         arm=name,
-        step=Compared(**same, low=value - 0.05, high=value + 0.05),
+        step=compared(repeats, value),
         stages={
             "generate": compared((0.2, 0.2), 0.2),
             "score": compared((0.01, 0.01), 0.03),
