@@ -17,6 +17,7 @@ from harness.core.types import Metric, Metrics
 from harness.report.curves import draw_learning
 from harness.report.data import load_curves
 from harness.results import RunFolder
+from tests.messages import MessageIs, facts
 
 Make = Callable[..., RunFolder]
 ANSWERS, DETAILS = ("final_reward", "ranking", "divergence"), ("target", "gradients", "importance")
@@ -124,26 +125,21 @@ def make_learning_rates(make_run: Make) -> None:
             )
 
 
-def test_the_sentences_on_a_sweep(make_run: Make, tmp_path: Path) -> None:
+def test_the_sentences_on_a_sweep(make_run: Make, tmp_path: Path, message_is: MessageIs) -> None:
     make_learning_rates(make_run)
     # means 0.82 and 0.62; t(0.975, 2) = 4.303: sd 0.02 / sqrt(3) * 4.303 = 0.0497, sd 0.01732: 0.0430
     # paired differences 0.20, 0.19, 0.21: mean 0.20, sd 0.01 / sqrt(3) * 4.303 = 0.0248
     # gradient norms 0.5, 0.5, 0.5, 2.1: place 2.85 is 0.5 + 0.85 * 1.6 = 1.86
     experiment = experiment_of(tmp_path)
-    assert sentences(experiment, *ANSWERS, *DETAILS) == [
-        "Final validation reward, highest first: learning_rate=0.0001 0.82 (95% interval 0.77 to 0.87 over 3 runs); "
-        "learning_rate=0.0003 0.62 (95% interval 0.58 to 0.66 over 3 runs).",
-        "The final reward of learning_rate=0.0001 is shown to be higher than that of learning_rate=0.0003 (by 0.20, "
-        "0.18 to 0.22). (Paired by seed; 95% intervals for the comparison.)",
-        "Diverged: learning_rate=0.003 (seed 0) at step 1, learning_rate=0.003 (seed 1) at step 2 and "
-        "learning_rate=0.003 (seed 2) at step 3. From there to the end every reward, of training and validation, was "
-        "at most a tenth of the run's best validation reward. All numbers stayed finite.",
-        "Validation reward 0.5 was first seen in learning_rate=0.0001 at step 4 (6.00 s); "
-        "learning_rate=0.0003 at step 4 (6.00 s); never in learning_rate=0.003.",
-        "Gradient norm before clipping (bound 1), median and 95th percentile: learning_rate=0.0001 0.500 and 1.86, "
-        "scaled down in 25% of the steps; learning_rate=0.0003 0.500 and 1.86, scaled down in 25% of the steps; "
-        "learning_rate=0.003 0.500 and 1.86, scaled down in 25% of the steps.",
+    said = sentences(experiment, *ANSWERS, *DETAILS)
+    assert [facts(text) for text in said] == [
+        "0.0001 0.82 95 0.77 0.87 3 0.0003 0.62 95 0.58 0.66 3",
+        "0.0001 0.0003 0.20 0.18 0.22 95",
+        "0.003 0 1 0.003 1 2 0.003 2 3",
+        "0.5 0.0001 4 6.00 0.0003 4 6.00 0.003",
+        "1 95 0.0001 0.500 1.86 25 0.0003 0.500 1.86 25 0.003 0.500 1.86 25",
     ]
+    message_is("\n".join(said))
 
 
 def test_more_comparisons_need_more_to_show_a_difference(make_run: Make, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from harness.compare.tables import Table, columns_apart, lane_table, outcome_tab
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
 from harness.results import RunFolder, step_row
+from tests.messages import MessageIs, facts
 
 Make = Callable[..., RunFolder]
 FOUR_PASSES = (
@@ -189,24 +190,19 @@ def test_the_outcome_table(two_arms: Experiment) -> None:
     )
 
 
-def test_the_sentences(two_arms: Experiment) -> None:
-    assert [finding.text for finding in findings(two_arms)] == [
-        "Final validation reward, highest first: k4 0.61; k1 0.55 (one seed each: figures, not a verdict).",
-        "The largest stage is update in k1 (33% of the loop) and k4 (47% of the loop).",
-        "k4 against k1: 1.62 times the seconds per step (1.62 s against 1.00 s); "
-        "last validation reward 0.61 against 0.55; "
-        "response length 24.0 against 18.0 tokens; clip fraction 0.08 against 0.00; "
-        "16 against 4 optimizer steps; reward 0.5 after 8.48 s against 6.00 s.",
-        "k1: validation reward 0.25 to 0.55 in 4 steps, response length 12.0 to 18.0 tokens.",
-        "k4: validation reward 0.25 to 0.61 in 4 steps, response length 12.0 to 24.0 tokens.",
-        "Responses grew longer as the reward rose in k1 and k4: part of the gain may be length.",
-        "Validation reward 0.5 was first seen in k1 at step 4 (6.00 s); k4 at step 4 (8.48 s).",
-        "Gradient norm before clipping, median and 95th percentile: k1 0.500 and 0.500; k4 0.500 and 0.500.",
+def test_the_sentences(two_arms: Experiment, message_is: MessageIs) -> None:
+    said = [finding.text for finding in findings(two_arms)]
+    assert [facts(text) for text in said] == [
+        "4 0.61 1 0.55",
+        "1 33 4 47",
+        "4 1 1.62 1.62 1.00 0.61 0.55 24.0 18.0 0.08 0.00 16 4 0.5 8.48 6.00",
+        "1 0.25 0.55 4 12.0 18.0",
+        "4 0.25 0.61 4 12.0 24.0",
+        "1 4",
+        "0.5 1 4 6.00 4 4 8.48",
+        "95 1 0.500 0.500 4 0.500 0.500",
     ]
-    assert caveats(two_arms) == [
-        "The arms took turns step by step, so a slow spell of the machine hit all of them alike.",
-        "One block and one seed: figures, not a verdict.",
-    ]
+    message_is("\n".join([*said, *caveats(two_arms)]))
 
 
 def test_seeds_are_shown_as_mean_and_range(three_seeds: Experiment) -> None:

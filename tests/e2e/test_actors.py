@@ -437,6 +437,13 @@ print(json.dumps([modes, same, store >= 10**8, "RAY_AUTH_TOKEN_PATH" in os.envir
 """
 
 
+@pytest.mark.usefixtures("trained")
+def test_the_token_of_the_ray_that_runs_is_this_users_alone() -> None:
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    assert [oct(path.stat().st_mode & 0o777) for path in (token, token.parent)] == ["0o600", "0o700"]
+
+
+@pytest.mark.slow
 def test_no_other_user_can_read_the_token_of_a_local_ray(traces: Traces, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= traces.environment | {"HOME": str(tmp_path)}

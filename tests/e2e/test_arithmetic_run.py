@@ -30,6 +30,7 @@ def validation(run: Run, metric: str) -> list[float]:
     return [one.value for one in found if one is not None]
 
 
+@pytest.mark.slow
 def test_a_few_steps_from_random_weights_run_to_their_end(tmp_path: Path) -> None:
     settings = ("model.warm_start=false", "steps=2", "rollout_batch_size=16", "evaluation.prompts=16", "seed=1")
     (run,) = run_scenario("arithmetic", tmp_path, *settings, "evaluation.every=1", seconds=600)

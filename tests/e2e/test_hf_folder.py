@@ -111,6 +111,7 @@ def test_the_engine_agrees_with_the_learner_after_each_update(
     assert max(map(abs, gaps)) < 1e-5
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_train(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = scenario(tiny_folder, tmp_path, monkeypatch, "engine: {precision: bfloat16}\n")
     narrow = trial.model_copy(update={"model": trial.model.model_copy(update={"dtype": "bfloat16"})})

@@ -294,6 +294,7 @@ def test_the_first_to_finish_an_entry_wins(tmp_path: Path, tokenizer) -> None:
     assert entries(tmp_path) == ["entry"]
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_share_one_entry(tmp_path: Path) -> None:
     program = (
         "import dataclasses, hashlib, json, sys\n"
