@@ -127,6 +127,7 @@ class VirtualClockLoop(asyncio.AbstractEventLoop):
         self.callbacks = 0
         self._after_each = after_each
         self._ticks = self._ns = 0
+        self._seconds = 0.0  # of the ticks, as it is asked for several times at each
         self._ready: deque[_Call] = deque()
         self._timers: list[tuple[int, int, _Call]] = []  # a heap: when, which, what
         self._number = count().__next__
@@ -136,7 +137,7 @@ class VirtualClockLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
-        return self._ticks / TICKS_PER_S
+        return self._seconds
 
     def time_ns(self) -> int:
         """Virtual nanoseconds since the loop was made, rounded."""
@@ -150,9 +151,7 @@ class VirtualClockLoop(asyncio.AbstractEventLoop):
         """
         if seconds < 0:
             raise ValueError(f"a call took {seconds:g} s, must be at least 0")
-        self._ticks += to_ticks(seconds)
-        self._ns = (self._ticks + TICKS_PER_NS // 2) // TICKS_PER_NS
-        self._collect_due()
+        self._go_to(self._ticks + to_ticks(seconds))
 
     # ---- callbacks
 
@@ -261,9 +260,10 @@ class VirtualClockLoop(asyncio.AbstractEventLoop):
         ready, after_each = self._ready, self._after_each
         while ready and not self._stopping:
             call = ready.popleft()
-            if call.function is not None:
+            function = call.function
+            if function is not None:
                 self.callbacks += 1
-                call.surroundings.run(call.function, *call.arguments)
+                call.surroundings.run(function, *call.arguments)
                 if after_each is not None:
                     after_each()
 
@@ -274,13 +274,14 @@ class VirtualClockLoop(asyncio.AbstractEventLoop):
             heappop(timers)
         if not timers:
             raise Deadlock("deadlock on the virtual clock: every task waits and no timer is set")
-        self._ticks = timers[0][0]
-        self._ns = (self._ticks + TICKS_PER_NS // 2) // TICKS_PER_NS
-        self._collect_due()
+        self._go_to(timers[0][0])
 
-    def _collect_due(self) -> None:
-        timers, now = self._timers, self._ticks
-        while timers and timers[0][0] <= now:
+    def _go_to(self, ticks: int) -> None:
+        """Set the time, and have what is due by then called."""
+        self._ticks, self._seconds = ticks, ticks / TICKS_PER_S
+        self._ns = (ticks + TICKS_PER_NS // 2) // TICKS_PER_NS
+        timers = self._timers
+        while timers and timers[0][0] <= ticks:
             self._ready.append(heappop(timers)[2])
 
     def stop(self) -> None:
