@@ -17,7 +17,7 @@ from itertools import count
 from operator import itemgetter
 from typing import Any, BinaryIO, NamedTuple
 
-import orjson
+import msgspec
 
 from harness.core.terminal_text import plain
 
@@ -175,7 +175,7 @@ class TraceWriter:
         self.slices += len(row)
 
     def _put(self, event: dict[str, Any]) -> None:
-        self._stream.write((b"" if self._is_first else b",\n") + orjson.dumps(event))
+        self._stream.write((b"" if self._is_first else b",\n") + msgspec.json.encode(event))
         self._is_first = False
 
 
