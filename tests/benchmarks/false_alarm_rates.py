@@ -5,8 +5,8 @@ run, whose consecutive steps are cut into blocks in time order as if two arms ha
 blocks in a row make an experiment; each gets an interval and a verdict, and every alarm is a false one. Beside it the
 naive recipe on the same steps: fifty in a row against the next fifty, Mann-Whitney.
 
-    python tests/benchmarks/false_alarm_rates.py results/aa/20261121-150000 --json false_alarms.json
-    python tests/benchmarks/false_alarm_rates.py --simulated 4000
+    python -m tests.benchmarks.false_alarm_rates results/aa/20261121-150000 --json false_alarms.json
+    python -m tests.benchmarks.false_alarm_rates --simulated 4000
 
 Disjoint experiments share no block: Wilson's interval. All windows use every block ten times: a moving-block bootstrap
 over time.
@@ -75,7 +75,7 @@ class Line:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Measure how often the comparison calls like arms different, on recorded runs.",
-        epilog="example:\n  python tests/benchmarks/false_alarm_rates.py results/aa/20261121-150000",
+        epilog="example:\n  python -m tests.benchmarks.false_alarm_rates results/aa/20261121-150000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("results", type=Path, nargs="*", help="experiment folders of two like arms, or single runs")

@@ -7,9 +7,9 @@ recorder does, and counted. ``--profile`` shows where the time of one size goes.
 The parts are plain ones, whose stages take a given time, or those of a scenario on a machine profile (``--parts
 priced``), which count tokens, calls to actors and bookkeeping for each stage.
 
-    python tests/benchmarks/simulator_speed.py
-    python tests/benchmarks/simulator_speed.py --parts priced --generators 1 8 64
-    python tests/benchmarks/simulator_speed.py --generators 64 --orders 64000 --lag-control drop
+    python -m tests.benchmarks.simulator_speed
+    python -m tests.benchmarks.simulator_speed --parts priced --generators 1 8 64
+    python -m tests.benchmarks.simulator_speed --generators 64 --orders 64000 --lag-control drop
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def show(speeds: Sequence[Speed], control: str, parts: str) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Measure how fast the simulator is.",
-        epilog="example:\n  python tests/benchmarks/simulator_speed.py --generators 8 64 --orders 64000",
+        epilog="example:\n  python -m tests.benchmarks.simulator_speed --generators 8 64 --orders 64000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--generators", type=int, nargs="+", default=GENERATORS, help="numbers of them (1 8 64 512)")
