@@ -15,12 +15,13 @@ from harness.compare.stats import wilson_interval
 from harness.core.trace import Stage
 from harness.results import RunFolder
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "false_alarm_rates.py"
+ROOT = Path(__file__).parents[2]
 Make = Callable[..., RunFolder]
 
 
 def measure(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.benchmarks.false_alarm_rates", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_disjoint_experiments_of_two_like_arms(make_run: Make, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from harness.compare import gather
 from harness.results import find_runs
 
-PROGRAM = Path(__file__).parents[1] / "stand_ins" / "sweep_program.py"
+ROOT = Path(__file__).parents[2]
 POINTS = 6
 SWEEP = f"""
 steps: 5
@@ -43,10 +43,16 @@ def ended() -> Iterator[None]:
 def start(tmp_path: Path, holds: int | None = None) -> subprocess.Popen[str]:
     """Start or continue the sweep; one point may be held in the middle of its run."""
     (tmp_path / "trial.yaml").write_text(SWEEP)
-    command = [sys.executable, str(PROGRAM), str(tmp_path / "trial.yaml"), str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.stand_ins.sweep_program",
+        str(tmp_path / "trial.yaml"),
+        str(tmp_path / "out"),
+    ]
     environment = os.environ | {"SWEEP_PLAN": json.dumps(PLAN | {"holds": holds}), "OMP_NUM_THREADS": "1"}
     STARTED.append(
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     )
     return STARTED[-1]
 
