@@ -278,6 +278,11 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
     )
 
 
+SETTINGS = (
+    *("model", "rows", "keywords", "engine", "precision", "device", "chat", "samples"),
+    *("temperature", "top_p", "max_tokens", "seed", "batch"),
+)
+"""Arguments that decide what is written."""
 MIN_TOKENS = 4
 """Before that no line break ends an answer: models like to begin with one."""
 
@@ -399,13 +404,18 @@ def chat_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     return encode
 
 
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that decide what is written: what ``dataset.json`` keeps of a command line."""
+    return {name: getattr(options, name) for name in SETTINGS}
+
+
 def _facts(options: argparse.Namespace, sampler: Sampler, found: dict[Split, Yield]) -> dict[str, Any]:
-    settings = {key: value for key, value in vars(options).items() if key not in ("out", "quiet", "kind")}
     return {
         "schema": "harness.dataset",
         "schema_version": 1,
         "kind": "keywords",
-        "settings": settings | {"model": model_name(options.model), "device": sampler.device, **sampler.checksums},
+        "settings": settings_of(options)
+        | {"model": model_name(options.model), "device": sampler.device, **sampler.checksums},
         "versions": package_versions(),
         "splits": {
             split: {"asked": each.asked, "answers": each.answers, "rejected": dict(each.rejected)}

@@ -1,5 +1,6 @@
 """A keyword data set: which answers are kept, until when, and what is written."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from itertools import combinations
@@ -9,6 +10,7 @@ import pytest
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import Prompt
+from harness.evaluate.dataset_command import add_arguments
 from harness.evaluate.keyword_dataset import (
     Row,
     chat_encoder,
@@ -17,6 +19,7 @@ from harness.evaluate.keyword_dataset import (
     draw_prompts,
     fault,
     fill,
+    settings_of,
     split_sizes,
     tidy,
     write_dataset,
@@ -191,3 +194,15 @@ def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot write the data set"):
         check_target(tmp_path / "file" / "below")
+
+
+def test_the_facts_keep_every_setting_and_nothing_else_of_the_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    line = ["keywords", "--model", "preset:tiny", "-n", "5", "-o", "/home/ann/words", "--samples", "2", "--quiet"]
+    options = parser.parse_args(line, argparse.Namespace(typed=line))
+    assert settings_of(options) == {
+        "model": "preset:tiny", "rows": 5, "keywords": 2, "engine": "native", "precision": "float32", "device": "auto",
+        "chat": False, "samples": 2, "temperature": 1.0, "top_p": 1.0, "max_tokens": 48, "seed": 0, "batch": 64,
+    }  # fmt: skip
+    assert set(vars(options)) - set(settings_of(options)) == {"kind", "out", "quiet", "typed"}
