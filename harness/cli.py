@@ -17,7 +17,7 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.terminal_text import plain_lines, silence_output
 
 if TYPE_CHECKING:
-    from harness.run.commands.arguments import RunCommand
+    from harness.run.commands.arguments import RunScenario
 
 COMMANDS = {
     "run": (
@@ -75,20 +75,15 @@ COMMANDS = {
 """Module, purpose and example of each command."""
 
 
-def main(argv: Sequence[str] | None = None, run_command: RunCommand | None = None) -> int:
+def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = None) -> int:
     """Carry out one command line and return its exit code.
 
     Args:
         argv: the arguments after the program's name; None takes the process's own.
-        run_command: what ``run`` and ``bench`` call; None takes ``harness.run.command.run_command``.
+        run_scenario: what ``run`` and ``bench`` call; None takes ``harness.run.experiment.run_scenario``.
     """
-    return carry_out(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv), run_command))
-
-
-def carry_out(command: Any) -> int:
-    """Call a command and return its exit code; what it raises is told in a line on standard error."""
     try:
-        code: int = command()
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv), run_scenario)
         sys.stdout.flush()
         return code
     except SystemExit as stop:  # argparse: wrong usage, or --help
@@ -107,7 +102,7 @@ def carry_out(command: Any) -> int:
         return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)
 
 
-def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:
+def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         parser = _overview()
         if not arguments:
@@ -115,11 +110,9 @@ def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:
             return 2
         parser.parse_args(arguments)  # --help, or an unknown command
         return 2
-    name, purpose, example = arguments[0], *COMMANDS[arguments[0]][1:]
-    module: Any = importlib.import_module(COMMANDS[name][0])
-    if not hasattr(module, "add_arguments"):
-        code: int = module.main(arguments[1:])
-        return code
+    name, typed = arguments[0], arguments[1:]
+    where, purpose, example = COMMANDS[name]
+    module: Any = importlib.import_module(where)
     parser = argparse.ArgumentParser(
         prog=f"python -m harness {name}",
         description=getattr(module, "DESCRIPTION", purpose[0].upper() + purpose[1:] + "."),
@@ -128,10 +121,7 @@ def _dispatch(arguments: list[str], run_command: RunCommand | None) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    options = parser.parse_args(arguments[1:], argparse.Namespace(typed=arguments[1:]))
-    if name in ("run", "bench"):
-        options.run_command = run_command
-    code = module.run(options)
+    code: int = module.run(parser.parse_args(typed, argparse.Namespace(typed=typed, run_scenario=run_scenario)))
     return code
 
 

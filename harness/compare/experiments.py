@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-import multiprocessing
-import os
 import re
-import signal
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +17,7 @@ from harness.compare.figures import RunFigures, run_figures
 from harness.compare.numbers import Spread, spread_of
 from harness.compare.stats import t_interval
 from harness.core.errors import UserError
+from harness.core.spawn_pool import spawn_pool
 from harness.results import DamagedRun, Manifest, find_run_folders, load_run, read_manifest
 
 FEWEST_FOR_PROCESSES = 150
@@ -50,18 +47,11 @@ def read_figures(
     """
     if processes < 2 or len(folders) < FEWEST_FOR_PROCESSES:
         return list(map(_read, folders, details))
-    workers = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_prepare)
     try:
-        return list(workers.map(_read, folders, details, chunksize=_AT_A_TIME))
+        with spawn_pool(processes, gc.disable) as workers:  # rows have no reference cycles
+            return list(workers.map(_read, folders, details, chunksize=_AT_A_TIME))
     except BrokenProcessPool:  # a worker was killed from outside, as where memory is short
         return list(map(_read, folders, details))
-    finally:
-        workers.shutdown(cancel_futures=True)
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read(folder: Path, detail: Detail) -> RunFigures | DamagedRun:
@@ -69,12 +59,6 @@ def _read(folder: Path, detail: Detail) -> RunFigures | DamagedRun:
         return run_figures(load_run(folder), detail is Detail.OVERVIEW, detail is Detail.FULL)
     except UserError as error:
         return DamagedRun(folder, error)
-
-
-def _prepare() -> None:
-    """In a worker: leave Ctrl-C to the parent, and look for no cycles, since rows have none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()
 
 
 MOST_WITH_SPANS = 200

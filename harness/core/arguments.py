@@ -1,4 +1,4 @@
-"""Checks of command-line arguments that several commands share."""
+"""Command-line arguments, and checks of them, that commands of several wings share."""
 
 from __future__ import annotations
 
@@ -14,3 +14,14 @@ def from_1(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)
+
+
+def set_argument(parser: argparse.ArgumentParser) -> None:
+    """Add changes to settings."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting: dotted key, YAML value; may be repeated",
+    )

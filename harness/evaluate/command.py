@@ -47,16 +47,7 @@ def _what(group: argparse._ArgumentGroup) -> None:
 
 
 def _how(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--engine",
-        choices=("native", "vllm", "sglang", "fake"),
-        default="native",
-        help="default: native; sglang only trains",
-    )
-    group.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="default: float32")
-    group.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
-    )
+    engine_arguments(group)
     group.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default: 1)")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
     group.add_argument("--min-tokens", type=int, default=0, metavar="N", help="shortest response (default: 0)")
@@ -82,3 +73,17 @@ def _where(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--examples", type=int, default=3, metavar="N", help="of each category (default: 3)")
     group.add_argument("--format", choices=("text", "json"), default="text", help="of what is printed (default: text)")
     group.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+
+
+def engine_arguments(group: argparse._ActionsContainer) -> None:
+    """Add what samples, and how and where it computes."""
+    group.add_argument(
+        "--engine",
+        choices=("native", "vllm", "sglang", "fake"),
+        default="native",
+        help="default: native; sglang only trains",
+    )
+    group.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    group.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+    )

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.core.arguments import from_1
+from harness.evaluate.command import engine_arguments
 
 DESCRIPTION = "Have a model write a data set."
 EXAMPLES = "example:\n  python -m harness dataset keywords --engine vllm --model DIR -n 1000 -o data/keywords"
@@ -40,16 +41,7 @@ def _keywords_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--rows", type=from_1, required=True, metavar="N", help="rows of both files together")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="new folder for the two files")
     parser.add_argument("--keywords", type=int, default=2, metavar="N", help="words to include, 2 to 8 (default: 2)")
-    parser.add_argument(
-        "--engine",
-        choices=("native", "vllm", "sglang", "fake"),
-        default="native",
-        help="default: native; sglang only trains",
-    )
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="default: float32")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
-    )
+    engine_arguments(parser)
     parser.add_argument("--chat", action="store_true", help="ask through the model's chat template")
     parser.add_argument("--samples", type=from_1, default=4, metavar="N", help="answers to each prompt (default: 4)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1")

@@ -177,17 +177,22 @@ def run_evaluation(options: argparse.Namespace, errors: Console) -> None:
     print(f"\nresults: {plain(str(folder))}")
 
 
-def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, Any], Path]:
-    """Do what is still to do; return the content of ``evaluation.json`` and where it is."""
-    _check_options(options)
-    questions = read_questions(options.data, options.task, options.prompt, options.reward).first(options.limit)
-    sampler = make_sampler(
+def sampler_of(options: argparse.Namespace) -> Sampler:
+    """Return what samples for a command line; see ``make_sampler`` for what it raises."""
+    return make_sampler(
         options.model,
         options.engine,
         precision=options.precision,
         device=options.device,
         max_batch=options.batch * options.samples,
     )
+
+
+def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, Any], Path]:
+    """Do what is still to do; return the content of ``evaluation.json`` and where it is."""
+    _check_options(options)
+    questions = read_questions(options.data, options.task, options.prompt, options.reward).first(options.limit)
+    sampler = sampler_of(options)
     with closing(sampler):
         token_ids = [sampler.policy.tokenizer.encode(prompt.text) for prompt in questions.prompts]
         max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)

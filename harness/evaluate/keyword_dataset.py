@@ -35,11 +35,12 @@ from harness.core.seeds import derive_seed
 from harness.core.terminal_text import plain
 from harness.core.types import Prompt, SamplingParams
 from harness.engines.requests import check_sampling
+from harness.evaluate.evaluation import sampler_of
 from harness.probes.provenance import package_versions
 from harness.report.console import Output
 from harness.report.text import print_table
 from harness.run.errors import settings_as_arguments, signals_as_interrupts
-from harness.run.standalone_sampler import Sampler, make_sampler, model_name
+from harness.run.standalone_sampler import Sampler, model_name
 from harness.tasks.keywords import (
     BLOCK_SIZE,
     check_keyword_count,
@@ -303,13 +304,7 @@ def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
     check_target(options.out)
     with signals_as_interrupts(), settings_as_arguments():
         try:
-            sampler = make_sampler(
-                options.model,
-                options.engine,
-                precision=options.precision,
-                device=options.device,
-                max_batch=options.batch * options.samples,
-            )
+            sampler = sampler_of(options)
             with closing(sampler):
                 found = _ask_model(options, sampler, sizes, sampling, errors)
         except KeyboardInterrupt:

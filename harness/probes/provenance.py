@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from harness.core.spawn_pool import usable_cores
 from harness.probes.nvml import list_gpus
 
 PACKAGES = (
@@ -96,13 +96,6 @@ def code_state(folder: Path | None = None) -> CodeState:
         return CodeState(None, None)
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return CodeState(commit.strip(), None if changes is None else bool(changes.strip()))
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpu_model(cpuinfo: Path) -> str | None:

@@ -24,10 +24,11 @@ from harness.compare.benchmarks import (
     read_benchmark_files,
 )
 from harness.compare.caveats import DIFFERENCES
-from harness.compare.experiments import Experiment, gather, gather_newest, is_called, usable_cores
+from harness.compare.experiments import Experiment, gather, gather_newest, is_called
 from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, save_baseline
 from harness.compare.stats import STEP_THRESHOLD
 from harness.core.errors import UserError
+from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain, plain_lines, silence_output
 from harness.report.console import Output
 from harness.results import DamagedRun

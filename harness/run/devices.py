@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 
 from harness.core.errors import UserError
+from harness.core.spawn_pool import usable_cores
 from harness.probes.nvml import list_gpus, open_gpu_probe
-from harness.probes.provenance import usable_cores
 from harness.scenario import PartSettings, Scenario, no_gpu_error
 from harness.scenario.loop_plan import threads_on
 

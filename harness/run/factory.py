@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from harness.core.errors import UserError
+from harness.core.spawn_pool import usable_cores
 from harness.core.trace import RecordingTracer
 from harness.engines.vllm_machine import check_vllm_installed
 from harness.models.shape import shape_for
 from harness.probes.load import load_profile
-from harness.probes.provenance import usable_cores
 from harness.run.inprocess import InProcessParts
 from harness.run.memory.plan import stored_weights
 from harness.run.parts import RunningParts, StopSignal
@@ -47,7 +47,7 @@ class PartsFactory:
         if not scenario.uses_ray:
             return InProcessParts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
-        from harness.run.actor_parts import ActorParts
+        from harness.run.actors.parts import ActorParts
         from harness.transports.catalogue import transport_kind
 
         for each in everything:  # report what one arm lacks before another one has run

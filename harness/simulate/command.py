@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.core.arguments import from_1
+from harness.core.arguments import from_1, set_argument
 
 DESCRIPTION = "Predict what a run would take on a machine: step time, throughput, idle lanes, lag and waste."
 EXAMPLES = """\
@@ -42,13 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _changes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting: dotted key, YAML value; may be repeated",
-    )
+    set_argument(parser)
     parser.add_argument("--arm", metavar="NAME", help="simulate this arm alone")
     parser.add_argument("--model", metavar="NAME", help="train a preset (small, course), or a public size such as 7b")
     parser.add_argument("--generators", type=from_1, metavar="N", help="as --set placement.generator.count=N")

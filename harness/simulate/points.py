@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError, RunStopped, UserError
+from harness.core.spawn_pool import spawn_pool
 from harness.models.config import PRESETS, PUBLISHED
 from harness.scenario import Scenario, Variant, expand, load_scenario
 from harness.scenario.check import check_variant
@@ -332,14 +330,11 @@ def _all(question: Question, points: Sequence[Point], processes: int) -> Iterato
     if processes < 2 or len(points) < FEWEST_FOR_PROCESSES:
         yield from map(Worker(question).answer, points)
         return
-    context = multiprocessing.get_context("spawn")
-    workers = ProcessPoolExecutor(processes, context, initializer=_prepare, initargs=(question,))
     try:
-        yield from workers.map(_answer, points, chunksize=AT_A_TIME)
+        with spawn_pool(processes, _prepare, question) as workers:
+            yield from workers.map(_answer, points, chunksize=AT_A_TIME)
     except BrokenProcessPool as error:
         raise RunStopped("a process of the sweep was killed from outside, as where memory is short") from error
-    finally:
-        workers.shutdown(cancel_futures=True)
 
 
 class Worker:
@@ -399,9 +394,7 @@ _worker: Worker | None = None
 
 
 def _prepare(question: Question) -> None:
-    """In a process of the pool: leave Ctrl-C to the parent."""
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker = Worker(question)
 
 

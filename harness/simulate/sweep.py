@@ -28,8 +28,8 @@ from harness.compare.experiments import SIMULATED
 from harness.compare.tables import Table
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain
-from harness.probes.provenance import usable_cores
 from harness.report.console import shown_path
 from harness.report.text import print_list, print_table
 from harness.results.anonymous import safe_name

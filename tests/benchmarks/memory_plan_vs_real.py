@@ -93,7 +93,7 @@ def run_here(order: dict[str, Any]) -> int:
     import yaml
 
     from harness.models.shape import shape_for
-    from harness.run.command import run_command
+    from harness.run.experiment import run_scenario
     from harness.run.memory.plan import make_plan
     from harness.scenario import load_scenario
 
@@ -101,7 +101,7 @@ def run_here(order: dict[str, Any]) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump({"trackers": ["jsonl"], "save_policy": False, **order["settings"]}))
     scenario = load_scenario(path)
-    run_command(scenario, path.parent, quiet=True, show=lambda folder: None)
+    run_scenario(scenario, path.parent, quiet=True, show=lambda folder: None)
     (manifest,) = path.parent.rglob("manifest.json")
     real = json.loads(manifest.read_text())["outcome"]["memory"]["main"]["peak_bytes"]
     shape, _ = shape_for(scenario)

@@ -20,7 +20,7 @@ from rich.table import Table
 from harness.compare import gather
 from harness.compare.stats import Effect, Verdict, wilson_interval
 from harness.compare.verdicts import Judgement, judgements, paired_blocks
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.scenario import Scenario, load_scenario
 from harness.scenario.load import check_data
 
@@ -78,7 +78,7 @@ def scenario_with(seed: int, stage: str, delay_s: float, blocks: int) -> Scenari
 def run_experiment(seed: int, stage: str, delay_s: float, blocks: int) -> Outcome:
     """Run one experiment in a folder that is thrown away, and judge it."""
     with tempfile.TemporaryDirectory(prefix="slow-down-") as folder:
-        run_command(scenario_with(seed, stage, delay_s, blocks), Path(folder), quiet=True, show=lambda path: None)
+        run_scenario(scenario_with(seed, stage, delay_s, blocks), Path(folder), quiet=True, show=lambda path: None)
         (experiment,), _ = gather([Path(folder)])
         (found,) = judgements(experiment)
         plain_s = [median(block.before) for block in paired_blocks(*experiment.variants, alternated=True)[stage]]

@@ -21,12 +21,12 @@ import ray
 
 from harness.compare import lane_account
 from harness.core.errors import RunStopped, UserError
+from harness.core.spawn_pool import usable_cores
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import SilentObserver, StepReport, run_loop
-from harness.probes.provenance import usable_cores
 from harness.results import Run, find_runs
 from harness.results.counters import read_counters, sources
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
@@ -109,7 +109,7 @@ def unseen(folder: Path) -> None:
 
 
 def run_all(scenario: Scenario, out: Path, factory: PartsFactory) -> dict[str, Run]:
-    assert run_command(scenario, out, quiet=True, build=factory, show=unseen) == 0
+    assert run_scenario(scenario, out, quiet=True, build=factory, show=unseen) == 0
     runs, damaged = find_runs(out)
     assert damaged == []
     assert {run.status for run in runs} == {"completed"}
@@ -327,7 +327,7 @@ def test_a_run_that_fails_leaves_no_actor(
     text = TRAINED.replace(":by_length", ":never")
     scenario = scenario_of(material, f"{text}transport: {{type: nixl}}\nplacement: {{colocated: false}}\n")
     with pytest.raises(RunStopped, match=r"no group of a rollout batch could be scored.*ValueError: no reward today"):
-        run_command(scenario, tmp_path, quiet=True, build=build, show=unseen)
+        run_scenario(scenario, tmp_path, quiet=True, build=build, show=unseen)
     (run,), _ = find_runs(tmp_path)
     assert run.status == "failed"
     assert len(pids) == 3
@@ -466,7 +466,7 @@ from ray.cluster_utils import Cluster
 
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.factory import PartsFactory
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.scenario import load_scenario
 
 store = 200 * 2**20
@@ -492,7 +492,7 @@ try:
     with PartsFactory() as factory:
         os.environ["RAY_ADDRESS"] = cluster.address  # which is what `auto` looks at first
         scenario = load_scenario(sys.argv[1], ["placement.address=auto"])
-        run_command(scenario, Path(sys.argv[2]), True, build, show=lambda folder: None)
+        run_scenario(scenario, Path(sys.argv[2]), True, build, show=lambda folder: None)
     print(json.dumps(nodes))
 finally:
     cluster.shutdown()

@@ -18,7 +18,7 @@ from harness.core.errors import RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.results import Run, find_runs
 from harness.run.actors.part import ActorPart, ActorSpec, LearnerHandle, ProcessSetup, close_parts
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
@@ -114,7 +114,7 @@ def run_with(killer: Killer, text: str, folder: Path) -> str | None:
     """Run to the end and return why it stopped, if it did."""
     scenario = scenario_of(folder, text)
     try:
-        assert run_command(scenario, folder / "out", True, killer.build, show=lambda shown: None) == 0
+        assert run_scenario(scenario, folder / "out", True, killer.build, show=lambda shown: None) == 0
     except RunStopped as error:
         return str(error)
     return None
@@ -224,7 +224,7 @@ def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(
         return replace(build_simulated_parts(asked, tracer, should_stop), learner=LearnerHandle(spawned[0], None))
 
     with pytest.raises(UserError) as told:
-        run_command(scenario_of(tmp_path, text), tmp_path / "out", True, build, show=lambda shown: None)
+        run_scenario(scenario_of(tmp_path, text), tmp_path / "out", True, build, show=lambda shown: None)
     close_parts(spawned)
     assert "\n" not in told.value.what
     assert f"{place}: tried to allocate 2.25 GiB" in told.value.what
@@ -295,7 +295,7 @@ steps: 2
 evaluation: {{every: 2, prompts: 1, examples: 0}}
 save_policy: false
 """
-    assert run_command(scenario_of(tmp_path, text), tmp_path / "out", True, factory, show=lambda shown: None) == 0
+    assert run_scenario(scenario_of(tmp_path, text), tmp_path / "out", True, factory, show=lambda shown: None) == 0
     run = only_run(tmp_path)
     assert run.status == "completed"
     ledger = run.ledger

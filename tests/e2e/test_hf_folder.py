@@ -12,7 +12,7 @@ from harness.core.errors import UserError
 from harness.models.make_folder import make_folder
 from harness.models.storage import load_policy
 from harness.results import Run, find_runs
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory
 from harness.scenario import Scenario, load_scenario
@@ -65,7 +65,7 @@ def scenario(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extr
 
 
 def run(trial: Scenario, out: Path) -> Run:
-    assert run_command(trial, out, quiet=True, show=lambda folder: None) == 0
+    assert run_scenario(trial, out, quiet=True, show=lambda folder: None) == 0
     (found,), damaged = find_runs(out)
     assert damaged == []
     assert found.manifest.status == "completed"
@@ -133,7 +133,7 @@ def test_a_missing_folder_is_refused_with_the_command_that_makes_one(tmp_path: P
     path = tmp_path / "missing.yaml"
     path.write_text("model: {type: folder, path: ./models/nothing_here}\nsteps: 1\n")
     with pytest.raises(UserError, match=r"no model folder \./models/nothing_here") as refused:
-        run_command(load_scenario(path), tmp_path / "out", quiet=True)
+        run_scenario(load_scenario(path), tmp_path / "out", quiet=True)
     assert "python -m harness.models.make_folder --shape qwen2.5-math-1.5b" in (refused.value.fix or "")
     assert not (tmp_path / "out").exists()
 

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from harness.compare.learning import evaluations
 from harness.models.sorting import SortingModel, sorting_policy
 from harness.results import Run, find_runs
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.scenario import load_scenario
 from harness.tasks.sorting import SORTING_PROMPTS, inclusion_ordering_reward
 
 
 def run_sorting(out: Path, *overrides: str) -> list[Run]:
     scenario = load_scenario("sorting", list(overrides))
-    assert run_command(scenario, out, quiet=True, show=lambda folder: None) == 0
+    assert run_scenario(scenario, out, quiet=True, show=lambda folder: None) == 0
     runs, damaged = find_runs(out)
     assert damaged == []
     return runs

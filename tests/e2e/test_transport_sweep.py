@@ -8,7 +8,7 @@ from harness.compare.experiments import gather
 from harness.compare.sync_tables import sweep_points, sweep_tables
 from harness.report.pictures import make_pictures
 from harness.results import Run, find_runs
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.scenario import load_scenario
 
 TRANSPORTS = ("object_store_numpy", "nixl", "shared_memory")
@@ -20,7 +20,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("sweep")
     small = {"transports": list(TRANSPORTS), "megabytes": [0.5, 1.5], "tensors": [3], "receivers": [1, 2], "repeats": 3}
     overrides = [f"transport_sweep={small}".replace("'", '"')]
-    assert run_command(load_scenario("transport_sweep", overrides), out, quiet=True, show=lambda folder: None) == 0
+    assert run_scenario(load_scenario("transport_sweep", overrides), out, quiet=True, show=lambda folder: None) == 0
     (run,), damaged = find_runs(out)
     assert damaged == []
     return run

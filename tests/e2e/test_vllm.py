@@ -22,7 +22,7 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import Run, find_runs
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.scenario import Scenario, VllmEngineSettings, load_scenario
 
 pytestmark = [
@@ -46,7 +46,7 @@ BOUND = 1e-4
 
 
 def run(scenario: Scenario, out: Path) -> Run:
-    run_command(scenario, out, quiet=True, show=lambda folder: None)
+    run_scenario(scenario, out, quiet=True, show=lambda folder: None)
     (found,), damaged = find_runs(out)
     assert damaged == []
     return found

@@ -17,7 +17,7 @@ from harness.engines.vllm_memory import ALONE, MOST_CACHE_BYTES, WORKSPACE_BYTES
 from harness.models.config import PRESETS, PUBLIC_SHAPES
 from harness.models.decoder import DecoderLM
 from harness.models.shape import shape_of, shape_of_own
-from harness.run.actor_parts import environment_of
+from harness.run.actors.parts import environment_of
 from harness.run.memory.check import full_table
 from harness.run.memory.plan import CUDA_BYTES, beside_vllm, generator_amounts, make_plan
 from harness.scenario import VllmEngineSettings, load_scenario

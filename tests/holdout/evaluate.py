@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from math import exp, log
-from multiprocessing import get_context
 from statistics import fmean
 from typing import NamedTuple
 
 from harness.compare.stats import t_interval
 from harness.core.errors import UserError
+from harness.core.spawn_pool import spawn_pool
 from harness.results import Run
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.forecast import DRAWS, Estimate, Forecast, estimate, forecast
@@ -58,8 +56,7 @@ def evaluate(plan: Plan, measured: Measured, *, draws: int = DRAWS, seed: int = 
     replayed = [
         (run, changed) for changed in plan.whatif.changes.values() for run in measured.held_out[plan.whatif.start]
     ]
-    # spawned: a fork would copy the locks of threads
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+    with spawn_pool() as pool:
         runs = (*measured.fitted, *measured.syncs)
         machines = dict(zip(presets, pool.map(_fitted, [runs] * len(presets), presets), strict=True))
         scenarios, fits = zip(*((measured.scenarios[arm], machines[preset]) for _, arm, preset in places), strict=True)

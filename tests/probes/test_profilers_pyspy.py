@@ -125,7 +125,7 @@ def test_a_process_that_is_gone_is_said_at_once(tmp_path: Path) -> None:
 def test_lanes_of_one_process_share_a_file_which_is_cleaned(stand_in: Callable[[str], Path], tmp_path: Path) -> None:
     program = stand_in(
         f"""{SAMPLING}
-        trap 'echo "run (/home/jane/project/harness/run/command.py:3);work (/opt/secret/x.py:9) 5" > $out;
+        trap 'echo "run (/home/jane/project/harness/run/experiment.py:3);work (/opt/secret/x.py:9) 5" > $out;
               echo "py-spy> Wrote raw data. Samples: 5 Errors: 0"; exit 0' INT
         while :; do sleep 0.01; done"""
     )
@@ -140,7 +140,7 @@ def test_lanes_of_one_process_share_a_file_which_is_cleaned(stand_in: Callable[[
     recorder.on_step(3)
     assert [path.name for path in recorder.files] == ["generator0+learner.txt", "generator1.txt"]
     text = (tmp_path / "profiles" / "generator1.txt").read_text()
-    assert text == "run (./harness/run/command.py:3);work (<path>/x.py:9) 5\n"
+    assert text == "run (./harness/run/experiment.py:3);work (<path>/x.py:9) 5\n"
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_finishing_says_how_it_ended_and_how_long_it_took(create: Create) -> Non
 
 
 def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run: Callable[..., RunFolder]) -> None:
-    error = "RuntimeError in /home/ann/harness/harness/run/command.py on annbox: /data/ann/weights.bin is gone, ann"
+    error = "RuntimeError in /home/ann/harness/harness/run/experiment.py on annbox: /data/ann/weights.bin is gone, ann"
     run = make_run(
         status="failed",
         error=error,
@@ -133,7 +133,9 @@ def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run: Callable[
         settings="model: {path: /home/ann/models/qwen}\n",
     )
     manifest = json.loads((run.folder / "manifest.json").read_text())
-    assert manifest["error"] == "RuntimeError in ./harness/run/command.py on <host>: <path>/weights.bin is gone, <user>"
+    assert manifest["error"] == (
+        "RuntimeError in ./harness/run/experiment.py on <host>: <path>/weights.bin is gone, <user>"
+    )
     assert manifest["point"] == {"model.path": "~/models/qwen"}
     assert (run.folder / "scenario.resolved.yaml").read_text() == "model: {path: ~/models/qwen}\n"
     assert run.folder.name == "model.path=~-models-qwen"

@@ -2,7 +2,7 @@
 
 from math import exp, sqrt
 
-from harness.run.command import BlockWatch
+from harness.run.experiment import BlockWatch
 
 
 def feed(watch: BlockWatch, block: int, arm: str, seconds: list[float], **flags: object) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
-from harness.run.actor_parts import ActorParts
+from harness.run.actors.parts import ActorParts
 from harness.run.builders import Policy, check_fits, make_task, never
 from harness.run.factory import PartsFactory
 from harness.scenario import expand, load_scenario

@@ -19,8 +19,8 @@ from harness.models.config import PRESETS
 from harness.models.shape import shape_of_own
 from harness.probes.memory import is_full_gpu
 from harness.results import find_runs
-from harness.run.command import run_command
 from harness.run.errors import full_gpu_as_user_error, settings_as_arguments
+from harness.run.experiment import run_scenario
 from harness.run.memory.fit import changed, first_changes
 from harness.run.memory.plan import make_plan
 from harness.run.parts import RunningParts
@@ -88,7 +88,7 @@ def test_an_arm_whose_gpu_is_full_says_so_in_a_line_and_the_others_go_on(tmp_pat
     text = "steps: 3\nevaluation: {prompts: 8}\narms:\n  full: {}\n  other: {epochs_per_batch: 2}\n"
     asked = scenario(tmp_path, text)
     with pytest.raises(UserError) as told:
-        run_command(asked, tmp_path / "out", True, build=build, show=lambda folder: None)
+        run_scenario(asked, tmp_path / "out", True, build=build, show=lambda folder: None)
     assert "\n" not in told.value.what
     for said in ("full", "update of the learner", "2.25 GiB", "1.20 GiB"):
         assert said in told.value.what
@@ -103,7 +103,7 @@ def test_a_gpu_that_is_full_while_parts_are_built(tmp_path: Path) -> None:
         raise torch.OutOfMemoryError(TOLD)
 
     with pytest.raises(UserError, match=r"startup of the run: .* 2\.25 GiB"):
-        run_command(scenario(tmp_path, "steps: 2\n"), tmp_path / "out", True, build=cannot, show=lambda folder: None)
+        run_scenario(scenario(tmp_path, "steps: 2\n"), tmp_path / "out", True, build=cannot, show=lambda folder: None)
 
 
 def test_what_another_library_says_of_it_is_passed_on(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from harness.compare.tables import outcome_table
 from harness.core.trace import RecordingTracer, Stage
 from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.results import Run, find_runs
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.run.memory.check import check_memory, memory_line, planned_bytes
 from harness.run.memory.fit import FreeMemory, gib
 from harness.run.parts import RunningParts
@@ -31,11 +31,11 @@ def run(tmp_path: Path, text: str, build: Callable[..., RunningParts] = build_si
     """Run a scenario on simulated parts; return its runs by folder name."""
     file = tmp_path / "trial.yaml"
     file.write_text(text)
-    return run_scenario(tmp_path, load_scenario(file), build)
+    return runs_of(tmp_path, load_scenario(file), build)
 
 
-def run_scenario(tmp_path: Path, scenario: Scenario, build: Callable[..., RunningParts]) -> dict[str, Run]:
-    run_command(scenario, tmp_path / "out", False, build, lambda folder: None)
+def runs_of(tmp_path: Path, scenario: Scenario, build: Callable[..., RunningParts]) -> dict[str, Run]:
+    run_scenario(scenario, tmp_path / "out", False, build, lambda folder: None)
     found, damaged = find_runs(tmp_path / "out")
     assert damaged == []
     return {run.folder.name: run for run in found}
@@ -96,7 +96,7 @@ def test_arms_one_after_the_other_have_a_line_each(tmp_path: Path, capsys: pytes
 
 
 def test_without_a_plan_the_peak_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (one,) = run_scenario(tmp_path, load_scenario("sorting", ["steps=2"]), build_simulated_parts).values()
+    (one,) = runs_of(tmp_path, load_scenario("sorting", ["steps=2"]), build_simulated_parts).values()
     assert memory_of(one)["main"].keys() == {"peak_bytes", "processes"}
     (line,) = said(capsys.readouterr().err)
     assert re.fullmatch(r"memory: peak \d+\.\d+ GiB \(main memory, \d+ process(es)?\)", line)

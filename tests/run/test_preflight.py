@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.run.command import run_command
 from harness.run.devices import slow_bfloat16
+from harness.run.experiment import run_scenario
 from harness.run.preflight import check_before_start
 from harness.scenario import Scenario, Variant, expand, load_scenario
 
@@ -72,7 +72,7 @@ def test_nsight_without_nsys_is_refused_and_nothing_is_left(tmp_path: Path, monk
     text = "steps: 8\nprofile: nsight\ntransport: {type: object_store}\n"
     out = tmp_path / "results"
     with pytest.raises(UserError, match="there is no nsys on the PATH"):
-        run_command(scenario(tmp_path, text), out, quiet=True, show=lambda folder: None)
+        run_scenario(scenario(tmp_path, text), out, quiet=True, show=lambda folder: None)
     assert not out.exists()
 
 

@@ -12,7 +12,7 @@ from harness.core.types import RolloutGroup, UpdateResult
 from harness.probes.clock import PausableClock
 from harness.results import Run, find_runs
 from harness.run.builders import BUILDERS
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.run.parts import RunningParts
 from harness.run.session import Arm, Experiment
 from harness.scenario import Scenario, Variant, json_schema, load_scenario
@@ -71,7 +71,7 @@ arms:
 
 def test_arms_take_turns_step_by_step(tmp_path: Path) -> None:
     story: list[tuple[int, int]] = []
-    run_command(
+    run_scenario(
         scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story)
     )
     rounds = [story[start : start + 2] for start in range(0, 8, 2)]
@@ -86,7 +86,7 @@ def test_arms_take_turns_step_by_step(tmp_path: Path) -> None:
 def test_asynchronous_arms_run_one_after_the_other(tmp_path: Path) -> None:
     text = "placement: {colocated: false}\nmax_lag: 1\n" + ARMS
     story: list[tuple[int, int]] = []
-    run_command(
+    run_scenario(
         scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=failing_at(99, RuntimeError(), story)
     )
     arms = [arm for arm, _ in story]
@@ -96,7 +96,7 @@ def test_asynchronous_arms_run_one_after_the_other(tmp_path: Path) -> None:
 
 def test_a_sweep_makes_a_folder_for_each_point(tmp_path: Path) -> None:
     text = "steps: 2\nevaluation: {prompts: 4}\nsweep:\n  seed: [0, 1]\n  epochs_per_batch: [1, 2]\n"
-    run_command(scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=build_simulated_parts)
+    run_scenario(scenario(tmp_path, text), tmp_path / "out", True, show=unseen, build=build_simulated_parts)
     runs = runs_by_name(tmp_path / "out")
     assert {tuple(run.manifest.point.items()) for run in runs.values()} == {
         (("seed", seed), ("epochs_per_batch", k)) for seed in (0, 1) for k in (1, 2)
@@ -109,7 +109,7 @@ def test_an_arm_that_stops_says_why_and_the_others_go_on(tmp_path: Path) -> None
     shown: list[Path] = []
     build = failing_at(2, error, [])
     with pytest.raises(RunStopped, match="k4 stopped: the loss is nan at training step 2\n  results: "):
-        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, build, shown.append)
+        run_scenario(scenario(tmp_path, ARMS), tmp_path / "out", True, build, shown.append)
     runs = runs_by_name(tmp_path / "out")
     assert {name: run.manifest.status for name, run in runs.items()} == {"k1": "completed", "k4": "failed"}
     assert runs["k4"].manifest.error == "the loss is nan at training step 2"
@@ -124,7 +124,7 @@ def test_a_point_that_stops_does_not_end_the_sweep(tmp_path: Path) -> None:
     text = "steps: 3\nevaluation: {prompts: 4}\nsweep: {epochs_per_batch: [1, 4, 2]}\n"
     error = UserError("the reward function raised", "mine:reward", "mend it")
     with pytest.raises(UserError, match="epochs_per_batch=4 failed: the reward function raised"):
-        run_command(scenario(tmp_path, text), tmp_path / "out", True, failing_at(1, error, []), unseen)
+        run_scenario(scenario(tmp_path, text), tmp_path / "out", True, failing_at(1, error, []), unseen)
     statuses = {name: run.manifest.status for name, run in runs_by_name(tmp_path / "out").items()}
     assert statuses == {
         "epochs_per_batch=1": "completed",
@@ -137,7 +137,7 @@ def test_a_bug_in_a_part_ends_the_run_with_its_own_cause(tmp_path: Path) -> None
     error = RuntimeError("index out of range")
     error.__cause__ = KeyError("rewards")
     with pytest.raises(RuntimeError, match="index out of range") as caught:
-        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, failing_at(1, error, []), unseen)
+        run_scenario(scenario(tmp_path, ARMS), tmp_path / "out", True, failing_at(1, error, []), unseen)
     assert isinstance(caught.value.__cause__, KeyError)
     assert {run.manifest.status for run in runs_by_name(tmp_path / "out").values()} == {"failed"}
 
@@ -145,7 +145,7 @@ def test_a_bug_in_a_part_ends_the_run_with_its_own_cause(tmp_path: Path) -> None
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
 def test_an_interrupted_run_says_so_and_names_the_folder(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(Interrupted, match="what was measured so far is in"):
-        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(1, error, []))
+        run_scenario(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=failing_at(1, error, []))
     runs = runs_by_name(tmp_path / "out")
     assert {run.manifest.status for run in runs.values()} == {"interrupted"}
     assert {run.manifest.error for run in runs.values()} == {None}
@@ -182,12 +182,12 @@ def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
         raise UserError("no weights in the model folder")
 
     with pytest.raises(UserError, match="no weights"):
-        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=refuse)
+        run_scenario(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=refuse)
     assert not (tmp_path / "out").exists()
 
 
 def test_stage_totals_of_the_rows_are_those_of_the_spans(tmp_path: Path) -> None:
-    run_command(
+    run_scenario(
         scenario(tmp_path, "steps: 3\nevaluation: {prompts: 4}\n"),
         tmp_path / "out",
         True,
@@ -250,7 +250,7 @@ arms:
 def test_each_block_runs_every_arm_once_on_a_seed_of_its_own(tmp_path: Path) -> None:
     story: list[tuple[int, int]] = []
     build = failing_at(99, RuntimeError(), story)
-    run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+    run_scenario(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
     runs = runs_by_name(tmp_path / "out")
     assert sorted(runs) == [f"{arm},block={block}" for arm in ("k1", "k4") for block in range(3)]
     facts = {name: (run.manifest.block, run.manifest.seed, run.manifest.profile) for name, run in runs.items()}
@@ -267,7 +267,7 @@ def test_each_block_runs_every_arm_once_on_a_seed_of_its_own(tmp_path: Path) -> 
 def test_an_arm_that_stops_in_one_block_runs_again_in_the_next(tmp_path: Path) -> None:
     build = failing_at(2, RunStopped("the loss is nan"), [])
     with pytest.raises(RunStopped, match=r"k4,block=0 stopped \(and 2 more\): the loss is nan"):
-        run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+        run_scenario(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
     statuses = {name: run.manifest.status for name, run in runs_by_name(tmp_path / "out").items()}
     assert statuses == {f"{arm},block={b}": s for arm, s in (("k1", "completed"), ("k4", "failed")) for b in range(3)}
 
@@ -275,13 +275,13 @@ def test_an_arm_that_stops_in_one_block_runs_again_in_the_next(tmp_path: Path) -
 def test_bad_input_ends_the_blocks(tmp_path: Path) -> None:
     build = failing_at(1, UserError("the reward function raised", "mine:reward", "mend it"), [])
     with pytest.raises(UserError, match="k4,block=0 failed: the reward function raised"):
-        run_command(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
+        run_scenario(scenario(tmp_path, BLOCKS), tmp_path / "out", True, build, unseen)
     assert sorted(runs_by_name(tmp_path / "out")) == ["k1,block=0", "k4,block=0"]
 
 
 def test_a_run_leaves_its_metrics_for_other_programs(tmp_path: Path) -> None:
     text = 'steps: 3\nprofile: "off"\nevaluation: {every: 3, prompts: 4}\n'
-    run_command(scenario(tmp_path, text), tmp_path / "out", True, build_simulated_parts, unseen)
+    run_scenario(scenario(tmp_path, text), tmp_path / "out", True, build_simulated_parts, unseen)
     (run,) = runs_by_name(tmp_path / "out").values()
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 3 + 2  # three steps, and validation before the first and after the last
@@ -296,4 +296,4 @@ def test_a_report_that_cannot_be_made_does_not_hide_what_failed_before(tmp_path:
 
     build = failing_at(2, RunStopped("the loss is nan"), [])
     with pytest.raises(RunStopped, match=r"k4 stopped \(and 1 more\): the loss is nan"):
-        run_command(scenario(tmp_path, ARMS), tmp_path / "out", True, build, full)
+        run_scenario(scenario(tmp_path, ARMS), tmp_path / "out", True, build, full)

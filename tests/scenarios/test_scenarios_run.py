@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.results import find_runs
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.scenario import SCENARIOS as SHIPPED
 from harness.scenario import expand, load_scenario
 from tests.stand_ins.simulated_parts import build_simulated_parts
@@ -23,7 +23,7 @@ def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) 
     elif scenario.steps > 12:
         fewer += ["steps=12"]
     scenario = load_scenario(str(path), fewer)
-    assert run_command(scenario, tmp_path, quiet=True, build=build_simulated_parts, show=lambda folder: None) == 0
+    assert run_scenario(scenario, tmp_path, quiet=True, build=build_simulated_parts, show=lambda folder: None) == 0
     runs, damaged = find_runs(tmp_path)
     assert damaged == []
     variants = {variant.name or variant.scenario.name: variant.scenario for variant in expand(scenario)}

@@ -23,7 +23,7 @@ from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import find_runs
 from harness.run.builders import mismatch_bound
-from harness.run.command import run_command
+from harness.run.experiment import run_scenario
 from harness.run.workers import LearnerWorker, engine_mismatch, load_weights, probe_rows, publish_weights
 from harness.scenario import load_scenario
 from harness.transports.in_process import InProcessTransport
@@ -229,7 +229,7 @@ def run_quickstart(out: Path, *settings: str):
     """Run it to its end in this process; return its run and what stopped it."""
     error = None
     try:
-        run_command(load_scenario("quickstart", [*SETTINGS, *settings]), out, quiet=True, show=lambda folder: None)
+        run_scenario(load_scenario("quickstart", [*SETTINGS, *settings]), out, quiet=True, show=lambda folder: None)
     except RunStopped as stopped:
         error = str(stopped)
     (run,), damaged = find_runs(out)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.core.arguments import set_argument
+
 if TYPE_CHECKING:
     from harness.scenario import Scenario
 
-RunCommand = Callable[["Scenario", Path, bool], int]
+RunScenario = Callable[["Scenario", Path, bool], int]
 """Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
 
 
@@ -28,22 +30,11 @@ def output_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
 
 
-def set_argument(parser: argparse.ArgumentParser) -> None:
-    """Add changes to settings."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting: dotted key, YAML value; may be repeated",
-    )
-
-
-def run_command_of(options: argparse.Namespace) -> RunCommand:
+def run_scenario_of(options: argparse.Namespace) -> RunScenario:
     """Return what runs the scenario: what ``cli.main`` was given, else the real one."""
-    if options.run_command is not None:
-        given: RunCommand = options.run_command
+    if options.run_scenario is not None:
+        given: RunScenario = options.run_scenario
         return given
-    from harness.run.command import run_command
+    from harness.run.experiment import run_scenario
 
-    return run_command
+    return run_scenario

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from harness.core.arguments import set_argument
 from harness.core.atomic_files import check_writable
-from harness.run.commands.arguments import output_arguments, run_command_of, set_argument
+from harness.run.commands.arguments import output_arguments, run_scenario_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,4 +31,4 @@ def run(options: argparse.Namespace) -> int:
         settings["stop_at_half_width"] = read_limit(options.stop_at_half_width, "--stop-at-half-width")
     scenario = load_side_by_side(options.scenarios, options.set, settings, options.again)
     check_writable(options.out)
-    return run_command_of(options)(scenario, options.out, options.quiet)
+    return run_scenario_of(options)(scenario, options.out, options.quiet)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from harness.core.atomic_files import check_writable
-from harness.run.commands.arguments import output_arguments, run_command_of, scenario_arguments
+from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,4 +20,4 @@ def run(options: argparse.Namespace) -> int:
 
     scenario = load_scenario(options.scenario, options.set)
     check_writable(options.out)
-    return run_command_of(options)(scenario, options.out, options.quiet)
+    return run_scenario_of(options)(scenario, options.out, options.quiet)

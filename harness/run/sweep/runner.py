@@ -20,8 +20,8 @@ from harness.core.terminal_text import plain
 from harness.probes.provenance import code_state
 from harness.results import Manifest, load_run
 from harness.run.arm_runner import ArmRunner
-from harness.run.command import show_results
 from harness.run.errors import signals_as_interrupts
+from harness.run.experiment import show_results
 from harness.run.factory import PartsFactory
 from harness.run.parts import Build
 from harness.run.preflight import check_before_start

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, run_scenario: RunScenario | None = None) ->
 
     Args:
         options: as parsed.
-        run_scenario: makes the runs where none are named; None takes ``harness.run.command``.
+        run_scenario: makes the runs where none are named; None takes ``harness.run.experiment.run_scenario``.
 
     Returns:
         The exit code, 0.
@@ -134,8 +134,8 @@ def _measure(options: argparse.Namespace, run_scenario: RunScenario) -> list[Pat
 
 
 def _really_run(scenario: Scenario, out: Path, quiet: bool) -> Path:
-    from harness.run.command import run_command
+    from harness.run.experiment import run_scenario
 
     folders: list[Path] = []
-    run_command(scenario, out, quiet, show=folders.append)
+    run_scenario(scenario, out, quiet, show=folders.append)
     return folders[-1]

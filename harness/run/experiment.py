@@ -36,7 +36,7 @@ def show_results(folder: Path) -> None:
     print_run_summary(folder, files=[page, *make_pictures(folder, folder / PICTURES)])
 
 
-def run_command(
+def run_scenario(
     scenario: Scenario,
     out: Path,
     quiet: bool,
