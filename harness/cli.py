@@ -10,7 +10,7 @@ import argparse
 import importlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import Interrupted, RunStopped, UserError
@@ -82,8 +82,13 @@ def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = N
         argv: the arguments after the program's name; None takes the process's own.
         run_scenario: what ``run`` and ``bench`` call; None takes ``harness.run.experiment.run_scenario``.
     """
+    return carry_out(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv), run_scenario))
+
+
+def carry_out(command: Callable[[], int]) -> int:
+    """Call a command and return its exit code; what it raises is told in a line on standard error."""
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv), run_scenario)
+        code = command()
         sys.stdout.flush()
         return code
     except SystemExit as stop:  # argparse: wrong usage, or --help
