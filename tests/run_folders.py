@@ -123,7 +123,13 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
         spans += _evaluate(run, plan, clock, step + 1)
         wall_s, elapsed_s = clock.row()
         lanes = lane_seconds(spans)
-        row = {"step": step, "version": step + 1, "wall_s": wall_s, "elapsed_s": elapsed_s, "lanes": lanes}
+        row: dict[str, Any] = {
+            "step": step,
+            "version": step + 1,
+            "wall_s": wall_s,
+            "elapsed_s": elapsed_s,
+            "lanes": lanes,
+        }
         run.append_step(step_row(**row, optimizer_steps=plan.optimizer_steps, metrics=plan.metrics(step)))
         run.append_spans(spans)
         run.flush()
@@ -227,7 +233,11 @@ def write_lagged_run(root: Path, plan: LaggedPlan) -> RunFolder:
     point = {"seed": plan.seed}
     run = RunFolder.create(root, plan.scenario, plan.experiment, f"{plan.arm},seed={plan.seed}", scrubber=SCRUBBER)
     run.write_scenario(f"steps: {plan.steps}\nreward_target: 0.5\nmax_lag: {plan.max_lag}\n{plan.settings}")
-    named = {"scenario": plan.scenario, "experiment": plan.experiment, "started_at": "2026-11-21T12:00:00.000Z"}
+    named: dict[str, Any] = {
+        "scenario": plan.scenario,
+        "experiment": plan.experiment,
+        "started_at": "2026-11-21T12:00:00.000Z",
+    }
     run.write_manifest(Manifest(arm=plan.arm, point=point, seed=plan.seed, **named))
     tracer = RecordingTracer(lambda: now[0])
     recorder = RunRecorder(run, tracer, synchronous=False)

@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics
@@ -97,7 +98,7 @@ def write_results(root: Path, layout: str, runs: int, steps: int) -> None:
             write_run(root, Manifest(**_named("single", experiment), seed=index), steps)
 
 
-def _named(scenario: str, experiment: str) -> dict[str, object]:
+def _named(scenario: str, experiment: str) -> dict[str, Any]:
     started_at = f"2026-11-{experiment[6:8]}T{experiment[9:11]}:{experiment[11:13]}:{experiment[13:15]}.000Z"
     facts = {"machine": MACHINE, "versions": VERSIONS, "threads": 1, "commit": "abcdef1234567890", "dirty": False}
     turns = {"interleaving": "step" if scenario == "many" else None, "startup_s": 2.0}

@@ -36,7 +36,7 @@ from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import RecordingTracer
 from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
 from harness.loop.replay import ReplayOptions
-from harness.simulate.clock import run_virtual
+from harness.simulate.clock import VirtualClockLoop, run_virtual
 from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
 GENERATORS = (1, 8, 64, 512)
@@ -80,7 +80,7 @@ Parts = tuple[Sequence[Generator], Sequence[Scorer], Learner, LoopPlan]
 
 def plain_parts(generators: int, steps: int, control: str, tracer: RecordingTracer) -> Parts:
     """One prompt for each Generator; ``replay`` is ``wait`` with a buffer of four batches."""
-    parts = [
+    parts: list[Generator] = [
         simulated_generator(
             tracer,
             constant(8.0 + 0.001 * index),  # no two end at the same time
@@ -90,8 +90,10 @@ def plain_parts(generators: int, steps: int, control: str, tracer: RecordingTrac
         )
         for index in range(generators)
     ]
-    scorers = [simulated_scorer(tracer, constant(0.01), f"scorer{index}") for index in range(scorers_for(generators))]
-    learner = simulated_learner(tracer, constant(5.0), constant(1.0))
+    scorers: list[Scorer] = [
+        simulated_scorer(tracer, constant(0.01), f"scorer{index}") for index in range(scorers_for(generators))
+    ]
+    learner: Learner = simulated_learner(tracer, constant(5.0), constant(1.0))
     prompts = tuple(range(generators))
     replay = ReplayOptions(4 * generators, 4, sample_groups=generators) if control == "replay" else None
     lag_control: Any = "wait" if control == "replay" else control
@@ -122,7 +124,7 @@ def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTra
         name="made up", made="2026-11-21", device=Device(name="made up"), sources=("made up",), stages=costs
     )
     replay = {"replay": {"capacity": 4 * generators, "max_age": 4, "sample_groups": generators}}
-    scenario = Scenario(
+    settings: dict[str, Any] = dict(
         model={"type": "preset", "preset": "tiny", "threads": 1},
         sampling={"max_tokens": 32, "pinned_lengths": (24, 24)},
         steps=steps,
@@ -139,7 +141,7 @@ def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTra
         save_policy=False,
         **(replay if control == "replay" else {"lag_control": control}),
     )
-    world = build_run(scenario, machine, tracer)
+    world = build_run(Scenario(**settings), machine, tracer)
     return world.generators, world.scorers, world.learner, world.plan
 
 
@@ -158,8 +160,10 @@ def simulate(generators: int, steps: int, control: str = "wait", parts: str = "p
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
         await run_loop(*made, tracer, counting)
         seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        callbacks, spans = asyncio.get_running_loop().callbacks, counting.spans + len(tracer.drain())
-        return Speed(generators, steps, counting.orders, callbacks, spans, seconds, cpu_s)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockLoop)
+        spans = counting.spans + len(tracer.drain())
+        return Speed(generators, steps, counting.orders, loop.callbacks, spans, seconds, cpu_s)
 
     return run_virtual(main)[0]
 

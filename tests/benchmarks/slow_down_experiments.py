@@ -81,7 +81,8 @@ def run_experiment(seed: int, stage: str, delay_s: float, blocks: int) -> Outcom
         run_scenario(scenario_with(seed, stage, delay_s, blocks), Path(folder), quiet=True, show=lambda path: None)
         (experiment,), _ = gather([Path(folder)])
         (found,) = judgements(experiment)
-        plain_s = [median(block.before) for block in paired_blocks(*experiment.variants, alternated=True)[stage]]
+        base, delayed = experiment.variants
+        plain_s = [median(block.before) for block in paired_blocks(base, delayed, alternated=True)[stage]]
     return outcome_of(found, seed, stage, delay_s, median(plain_s))
 
 

@@ -103,7 +103,7 @@ class OurStep:
         generator, scorer, learner = self.parts.generators[0], self.parts.scorers[0], self.parts.learner
         self.tracer.drain()
         start, cpu = time.perf_counter(), time.process_time()
-        await generator.load_weights(await learner.publish_weights(self.step))
+        await generator.load_weights(await learner.publish_weights(self.step, frozenset()))
         item = WorkItem(Purpose.TRAIN, self.step, 0, prompt_ids, GROUP_SIZE, seed=self.step)
         scored = await scorer.score(item, await generator.generate(item))
         await learner.update(self.step, scored.groups)
@@ -116,8 +116,8 @@ class OurStep:
 
 
 def trl_trainer(folder: Path, arguments: argparse.Namespace, prompts: list[str], reward: Callable[..., Any]) -> Any:
-    import datasets
-    from trl import GRPOConfig, GRPOTrainer
+    import datasets  # type: ignore[import-untyped]
+    from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
     batch = GROUP_SIZE * PROMPTS_PER_BATCH
     config = GRPOConfig(
@@ -158,7 +158,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     from transformers import TrainerCallback
 
-    from harness.tasks.keywords import KeywordTask, keyword_inclusion_reward_fn
+    from harness.core.keyword_reward import keyword_inclusion_reward_fn
+    from harness.tasks.keywords import KeywordTask
 
     torch.set_num_threads(arguments.threads)
     folder = arguments.model or warm_started_folder()
@@ -173,7 +174,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         truths = [task.train_prompts[number_of[prompt]].ground_truth for prompt in prompts]
         return [keyword_inclusion_reward_fn(*pair) for pair in zip(completions, truths, strict=True)]
 
-    class Alternate(TrainerCallback):  # type: ignore[misc]
+    class Alternate(TrainerCallback):
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             self.start, self.cpu = time.perf_counter(), time.process_time()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -104,7 +105,10 @@ def _operators(report: Report) -> None:
         _compare(report, f"head, {name}", partial(score, most), [torch.randn(300, 64), torch.randn(5000, 64) * 0.2])
 
 
-def _own_model() -> nn.Module:
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def _own_model() -> DecoderLM:
     return _spread(DecoderLM(SHAPE, seed=1))
 
 
@@ -115,11 +119,11 @@ def _transformers_model() -> nn.Module:
     return _spread(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
 
 
-MODELS = {_own_model: "own model", _transformers_model: "transformers' model"}
+MODELS: dict[Callable[[], nn.Module], str] = {_own_model: "own model", _transformers_model: "transformers' model"}
 """Each call makes the same model, on the CPU."""
 
 
-def _spread(model: nn.Module) -> nn.Module:
+def _spread(model: Model) -> Model:
     """The model with logits far from uniform: else all that it computes would look alike."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -139,7 +143,8 @@ def _train_step(report: Report) -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
             log_probs, entropies = response_log_probs(model, *(part.to(device) for part in batch), with_entropy=True)
         log_probs.sum().backward()
-        return [log_probs, entropies, *(weight.grad for weight in model.parameters())]
+        assert entropies is not None
+        return [log_probs, entropies, *(weight.grad for weight in model.parameters() if weight.grad is not None)]
 
     wanted = step(torch.device("cpu"), torch.float32)
     for dtype in RELATIVE:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -50,16 +51,21 @@ def _nvidia_smi() -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
 
 
+def _launch_and_wait(values: torch.Tensor) -> None:
+    values.add_(1)
+    synchronize()
+
+
 def _speeds(report: Report) -> None:
     pair = torch.randn(2, 1 << (28 if HAS_GPU else 22), device=DEVICE)
     report.note("copy, GB/s", pair.numel() * 4 / seconds(lambda: pair[0].copy_(pair[1])) / 1e9)  # read and written
     for dtype in (torch.float32, torch.bfloat16):
         factor = torch.randn(WIDTH, WIDTH, device=DEVICE, dtype=dtype)
         name = str(dtype).removeprefix("torch.")
-        report.note(f"{name} matmul, TFLOP/s", 2 * WIDTH**3 / seconds(lambda f=factor: f @ f) / 1e12)
+        report.note(f"{name} matmul, TFLOP/s", 2 * WIDTH**3 / seconds(partial(torch.matmul, factor, factor)) / 1e12)
     small = torch.zeros(8, device=DEVICE)
     report.note("launch, us", seconds(lambda: small.add_(1), calls=500) * 1e6)
-    report.note("launch and wait, us", seconds(lambda: (small.add_(1), synchronize()), calls=100) * 1e6)
+    report.note("launch and wait, us", seconds(partial(_launch_and_wait, small), calls=100) * 1e6)
     report.note("read one number, us", seconds(lambda: small[0].item(), calls=100) * 1e6)
 
 

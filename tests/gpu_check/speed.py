@@ -6,6 +6,7 @@ layers as the GPU has room to train; on a CPU all sizes are small.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +35,12 @@ NOT_ON_CPU = "not measured: no GPU"
 if HAS_GPU:
     LAYERS = QWEN2_5_MATH_1_5B["num_hidden_layers"] if torch.cuda.mem_get_info()[0] > ROOM_FOR_ALL else 6
     MODEL = ModelConfig(151936, 1536, 8960, LAYERS, 12, 2, 128, 4096, rope_theta=1e6)
-    ROWS, MICROBATCHES = (8, 64, 256, 1024), ((1, 256), (4, 256), (1, 1024), (2, 1024))
-    HEAD_TOKENS, HEAD_LOGITS = 8192, (24, 26, 28, 30)
+    ROWS: tuple[int, ...] = (8, 64, 256, 1024)
+    MICROBATCHES: tuple[tuple[int, int], ...] = ((1, 256), (4, 256), (1, 1024), (2, 1024))
+    HEAD_TOKENS, HEAD_LOGITS = 8192, list(range(24, 32, 2))
 else:
     MODEL, ROWS, MICROBATCHES = PRESETS["tiny"], (8, 64), ((1, 16), (2, 32))
-    HEAD_TOKENS, HEAD_LOGITS = 256, (14, 17)
+    HEAD_TOKENS, HEAD_LOGITS = 256, [14, 17]
 """Rows decoded at a time; microbatches of (groups, response tokens); powers of two of logits held at a time."""
 
 
@@ -93,13 +95,15 @@ def _started(decoder: Any, rows: int) -> Tensor:
     return logits.argmax(-1)
 
 
+def _draw(logits: Tensor, sampling: SamplingParams, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    return draw(logits.clone(), sampling, uniforms)
+
+
 def _decode(decoder: LlamaDecoder, rows: int) -> dict[str, float]:
     tokens = _started(decoder, rows)
     step_s = seconds(lambda: decoder.step(tokens), repeats=5, calls=20 if HAS_GPU else 3)
     logits, uniforms = torch.randn(rows, decoder.vocab_size, device=DEVICE), torch.rand(rows, device=DEVICE)
-    draw_s = {
-        top_p: seconds(lambda p=top_p: draw(logits.clone(), SamplingParams(top_p=p), uniforms)) for top_p in (1.0, 0.9)
-    }
+    draw_s = {top_p: seconds(partial(_draw, logits, SamplingParams(top_p=top_p), uniforms)) for top_p in (1.0, 0.9)}
     figures = {"step_ms": step_s * 1e3, "draw_ms": draw_s[1.0] * 1e3, "draw_top_p_ms": draw_s[0.9] * 1e3}
     return figures | {TOKENS: rows / (step_s + draw_s[1.0])}
 
@@ -199,5 +203,5 @@ def _transformers(report: Report) -> None:
     for rows in ROWS[1:3]:
         backend = TransformersBackend(policy)
         tokens = _started(backend, rows)
-        step_s = seconds(lambda b=backend, t=tokens: b.step(t), repeats=5, calls=10 if HAS_GPU else 2)
+        step_s = seconds(partial(backend.step, tokens), repeats=5, calls=10 if HAS_GPU else 2)
         report.note(f"transformers decode {rows} rows", {"step_ms": step_s * 1e3, TOKENS: rows / step_s})
