@@ -32,6 +32,7 @@ def numbers_of(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
         yield place, float(value)
 
 
+@pytest.mark.slow  # as much as an eighth of the whole default suite
 def test_the_simulator_is_no_worse_and_the_committed_figures_come_out_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
