@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.compare.stats import PairedBlock, enough, judge_step
+from harness.compare.stats import enough, judge_step, log_ratio
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
-from harness.core.trace import Stage
 from harness.results.recorder import Row, RowListener
 from harness.results.writer import PICTURES, REPORT
 from harness.run.arm_runner import ArmRunner
@@ -164,29 +163,28 @@ class BlockWatch:
         seconds = self._seconds.setdefault((block, arm), {})
 
         def keep(row: Row, train_s: float) -> None:
-            left_out = row.get("warmup") or row.get("profiled") or row.get("stages_s", {}).get(Stage.EVALUATE.value)
+            left_out = row.get("warmup") or row.get("profiled")
             if row["kind"] == "step" and not left_out:
                 seconds[row["step"]] = row["wall_s"]
 
         return keep
 
-    def paired(self, arm: str) -> list[PairedBlock]:
-        """Return the blocks in which both this arm and the first one have steps to compare."""
-        numbers = sorted({block for block, _ in self._seconds})
-        pairs = [
-            PairedBlock.from_steps(
+    def log_ratios(self, arm: str) -> list[float]:
+        """Return the log-ratio to the first arm of each block in which both have steps to compare."""
+        ratios = [
+            log_ratio(
                 self._seconds.get((block, self._arms[0]), {}), self._seconds.get((block, arm), {}), self._alternated
             )
-            for block in numbers
+            for block in sorted({block for block, _ in self._seconds})
         ]
-        return [pair for pair in pairs if pair is not None]
+        return [ratio for ratio in ratios if ratio is not None]
 
     @property
     def is_enough(self) -> bool:
         """Whether every arm's interval is as narrow as asked for."""
         if self._stop_at is None:
             return False
-        return all(enough(self.paired(arm), self._stop_at, FEWEST_BLOCKS, self._blocks) for arm in self._arms[1:])
+        return all(enough(self.log_ratios(arm), self._stop_at, FEWEST_BLOCKS, self._blocks) for arm in self._arms[1:])
 
     def line(self, block: int) -> str:
         """Say how the arms stand after a block."""
@@ -194,8 +192,7 @@ class BlockWatch:
         return f"block {block + 1} of {self._blocks}" + (f": {'; '.join(said)}" if said else " done")
 
     def _standing(self, arm: str) -> str:
-        pairs = self.paired(arm)
-        effect = judge_step(pairs)
+        effect = judge_step(self.log_ratios(arm))
         if effect.ratio is None:
             return f"{arm}: no step to compare with {self._arms[0]}"
         text = f"{arm} takes {effect.ratio:.3f} times the step time of {self._arms[0]}"
