@@ -84,8 +84,8 @@ def run_experiment(seed: int, stage: str, delay_s: float, blocks: int) -> Outcom
         (experiment,), _ = gather([Path(folder)])
         (found,) = judgements(experiment)
         base, delayed = experiment.variants
-        blocks = paired_seconds(paired_runs(base, delayed, with_unfinished=True), alternated=True)
-        plain_s = [before.stages[Stage(stage)] for before, _ in blocks]
+        pairs = paired_seconds(paired_runs(base, delayed, with_unfinished=True), alternated=True)
+        plain_s = [before.stages[Stage(stage)] for before, _ in pairs]
     return outcome_of(found, seed, stage, delay_s, median(plain_s))
 
 
