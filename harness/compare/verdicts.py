@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.compare.caveats import differences
+from harness.compare.caveats import unlike
+from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
 from harness.compare.experiments import Experiment, Variant, is_called
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import NOTHING, change
@@ -34,10 +35,8 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 
 OFTEN = 0.5  # a stage that runs in a smaller share of the steps, such as a checkpoint, is not compared
-UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison may be about
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
-SET_BY_ARMS = ("threads",)  # within an experiment, what the arms' own settings decide
 _SETTINGS_OF_A_RUN = ("name", "description", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width", "seed")
 
 
@@ -53,6 +52,7 @@ class Judgement:
         noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
         cautions: what to know beside the figures.
         too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
+        no_gate: why no gate may rest on this for the arms' own settings, such as unlike threads; None where it may.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
         summary: more figures of the step's blocks; None where the two were not interleaved.
@@ -66,6 +66,7 @@ class Judgement:
     noise_floor: Effect | None = None
     cautions: tuple[str, ...] = ()
     too_unstable: str | None = None
+    no_gate: str | None = None
     is_noise_floor: bool = False
     unfinished: int = 0
     summary: BlockSummary | None = None
@@ -73,10 +74,33 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the others are set against: a variant of an experiment."""
+    """What the others are set against: a variant of one experiment, or of several.
+
+    Attributes:
+        experiment, variant: of the newest occasion.
+        earlier: the experiments of earlier occasions, oldest first.
+    """
 
     experiment: Experiment
     variant: Variant
+    earlier: tuple[Experiment, ...] = ()
+
+    @property
+    def occasions(self) -> tuple[Experiment, ...]:
+        """The experiments, oldest first."""
+        return (*self.earlier, self.experiment)
+
+    def variants_of(self, name: str) -> list[Variant]:
+        """Return the variant called so of each occasion; where one of them has none, the baseline's own."""
+        named = [next((v for v in item.variants if is_called(v.name, name)), None) for item in self.occasions]
+        known = [variant for variant in named if variant is not None]
+        if len(known) == len(named):
+            return known
+        return [variant_named(item, self.variant.name) for item in self.occasions]
+
+    def runs_of(self, name: str) -> list[RunFigures]:
+        """Return the runs of ``variants_of``, occasion by occasion."""
+        return [run for variant in self.variants_of(name) for run in variant.runs]
 
 
 def judgements(
@@ -120,14 +144,15 @@ def judge_against(
     """
     judged = []
     for other in experiment.variants:
-        namesakes = (variant for variant in baseline.experiment.variants if is_called(variant.name, other.name))
-        same = next(namesakes, baseline.variant)
+        same = Variant(baseline.variants_of(other.name)[0].name, tuple(baseline.runs_of(other.name)))
         reasons = []
         if experiment.scenario != baseline.experiment.scenario:
             reasons.append(f"they are runs of the scenarios {baseline.experiment.scenario} and {experiment.scenario}")
-        reasons += _environment_reasons(same.runs, other.runs, allowed)
+        reasons += why_not_comparable(same.runs, other.runs, allowed, one_command=False)
         name = f"{same.name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
-        judged.append(replace(_judge_apart(same, other, threshold, reasons), base=name))
+        name += f" and {len(baseline.earlier)} earlier" if baseline.earlier else ""
+        cautions = tuple(unlike([*same.runs, *other.runs]))
+        judged.append(replace(_judge_apart(same, other, threshold, reasons), base=name, cautions=cautions))
     return judged
 
 
@@ -137,6 +162,7 @@ def _judge_apart(base: Variant, other: Variant, threshold: float, reasons: Seque
     if drift is not None and drift.unstable and drift.sentence:
         reasons.append(f"the two did not take turns, and the {drift.sentence}")
     step = judge_apart(_whole_runs(base.runs), _whole_runs(other.runs), threshold, not_comparable=reasons)
+    step = as_far_as_they_got(step, base.runs, other.runs)
     return Judgement(base.name, other.name, step, (), alternated=None, unfinished=_unfinished(base, other))
 
 
@@ -171,23 +197,26 @@ def paired_blocks(base: Variant, other: Variant, alternated: bool) -> dict[str, 
 
 
 def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[str], drift: Drift | None) -> Judgement:
-    reasons = _environment_reasons(base.runs, other.runs, (*allowed, *SET_BY_ARMS))
+    reasons = why_not_comparable(base.runs, other.runs, allowed, one_command=True)
     in_blocks = base.runs[0].manifest.block is not None
     if not in_blocks and not _same_points(base, other):  # the points of a sweep, one after the other
-        return _judge_apart(base, other, threshold, reasons)
+        apart = _judge_apart(base, other, threshold, reasons)
+        return replace(apart, no_gate=unlike_threads(base.runs, other.runs, allowed))
     unstable = drift.sentence if drift is not None else None
     by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
     alternated = by_step and _same_points(base, other)
     blocks = paired_blocks(base, other, alternated)
     steps = blocks.pop(STEP)
+    stages = judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
     return Judgement(
         base.name,
         other.name,
-        step=judge_step(steps, threshold, not_comparable=reasons),
-        stages=judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons),
+        step=as_far_as_they_got(judge_step(steps, threshold, not_comparable=reasons), base.runs, other.runs),
+        stages=tuple(as_far_as_they_got(stage, base.runs, other.runs) for stage in stages),
         alternated=alternated,
         cautions=(*([unstable] if unstable else ()), *_unequal_work(base, other)),
         too_unstable=unstable if drift is not None and drift.refuses_gate else None,
+        no_gate=unlike_threads(base.runs, other.runs, allowed),
         unfinished=_unfinished(base, other),
         summary=summarise(steps),
     )
@@ -216,17 +245,6 @@ def is_same(one: Variant, other: Variant) -> bool:
 def settings_of(run: RunFigures) -> dict[str, object]:
     """Return what a run's arm decides of its settings; empty where they were not saved."""
     return {key: value for key, value in run.settings.items() if key not in _SETTINGS_OF_A_RUN}
-
-
-def _environment_reasons(
-    before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]
-) -> list[str]:
-    """Say which parts of machine and software differ between the two, beyond what is allowed."""
-    unlike: dict[str, None] = {}
-    for run in after:
-        unlike |= dict.fromkeys(differences(before[0].manifest, run.manifest))
-    kept = [name for name in unlike if name not in (*allowed, *UNLIKE_IS_MEANT)]
-    return [f"they differ in {' and '.join(kept)}"] if kept else []
 
 
 def _same_points(one: Variant, other: Variant) -> bool:

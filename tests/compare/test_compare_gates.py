@@ -46,14 +46,17 @@ def test_one_arm_decides_by_its_interval(step: Effect, code: int, words: str) ->
     assert result.sentences[0].startswith(f"gate: b against a: {words}")
 
 
-def test_an_estimate_at_the_limit_is_worse_and_an_interval_that_reaches_it_does_not_pass() -> None:
+def test_an_interval_that_reaches_the_limit_from_either_side_decides_nothing() -> None:
+    """An estimate at the limit was called worse on the old code: half of the arms that are at the limit, then."""
+
     # 1 + 25% is exact in binary; the number just below it is 1.25 - 2^-52
     def code(ratio: float, low: float, high: float, verdict: Verdict) -> int:
         return gate([judged(effect(ratio, low, high, verdict))], 0.25).code
 
-    below = nextafter(1.25, 0)
-    assert code(1.25, 1.2, 1.3, Verdict.DIFFERENT) == WORSE
-    assert code(below, 1.2, 1.3, Verdict.DIFFERENT) == INCONCLUSIVE
+    below, above = nextafter(1.25, 0), nextafter(1.25, 2)
+    assert code(1.3, above, 1.4, Verdict.DIFFERENT) == WORSE
+    assert code(1.3, 1.25, 1.4, Verdict.DIFFERENT) == INCONCLUSIVE
+    assert code(1.25, 1.2, 1.3, Verdict.DIFFERENT) == INCONCLUSIVE
     assert code(1.1, 1.0, 1.25, Verdict.INCONCLUSIVE) == INCONCLUSIVE
     assert code(1.1, 1.0, below, Verdict.INCONCLUSIVE) == FINE
     assert code(1.3, 0.9, 1.7, Verdict.INCONCLUSIVE) == INCONCLUSIVE  # much slower, and it may be chance
