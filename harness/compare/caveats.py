@@ -147,6 +147,8 @@ _LIMITS = {
     "power_limit_w": "power limit {} W",
     "max_sm_clock_mhz": "SM clock up to {} MHz",
     "max_memory_clock_mhz": "memory clock up to {} MHz",
+    "application_sm_clock_mhz": "SM clock set to {} MHz",
+    "application_memory_clock_mhz": "memory clock set to {} MHz",
 }
 
 
