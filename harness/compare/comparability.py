@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.compare.caveats import DIFFERENCES, NOT_INSTALLED, UNKNOWN
+from harness.compare.caveats import DIFFERENCES, NOT_INSTALLED, UNKNOWN, environment
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import listed, plural
 from harness.compare.stats import Effect, Verdict
@@ -49,22 +49,32 @@ def unlike_environments(runs: Sequence[RunFigures], accepted: set[str]) -> list[
 
     Runs without a step have no time to compare and are passed over.
     """
-    known = [environment_values(run.manifest) for run in runs if run.steps] or [{}]
+    manifests = [run.manifest for run in runs if run.steps]
+    known = [environment_values(manifest) for manifest in manifests]
     unlike = []
     for name in DIFFERENCES:
-        counts = Counter(values.get(name, "") for values in known)
-        if name not in accepted and len(counts) > 1:
-            unlike.append(f"{name} ({_counted(counts, known, name)})")
+        if name not in accepted and len({values[name] for values in known}) > 1:
+            counts = Counter(_shown_values(name, manifests)).most_common(MOST_NAMED)
+            told = "; ".join(f"{value}: {plural(count, 'run')}" for value, count in counts)
+            unlike.append(f"{name} ({told})")
     return [f"they differ in {listed(unlike)}"] if unlike else []
 
 
-def _counted(counts: Counter[str], known: Sequence[Mapping[str, str]], name: str) -> str:
-    """Write each value with its number of runs; of versions only the packages that are not alike."""
+def _shown_values(name: str, manifests: Sequence[Manifest]) -> list[str]:
+    """Return for each run what to show of one of ``DIFFERENCES``: of machines and versions only what is unlike."""
+    values = [environment_values(manifest)[name] for manifest in manifests]
     if name == "versions":
-        lines = [set(values[name].split(", ")) for values in known]
-        alike = set.intersection(*lines)
-        counts = Counter(", ".join(sorted(line - alike)) or NOT_INSTALLED for line in lines)
-    return "; ".join(f"{value}: {plural(count, 'run')}" for value, count in counts.most_common(MOST_NAMED))
+        return _what_is_unlike([value.split(", ") for value in values])
+    if name == "machine":
+        facts = [environment(manifest).facts.split(", ") for manifest in manifests]
+        return _what_is_unlike([[*own, f"fingerprint {value}"] for own, value in zip(facts, values, strict=True)])
+    return values
+
+
+def _what_is_unlike(facts: Sequence[Sequence[str]]) -> list[str]:
+    """Return of each run the facts that not all runs share."""
+    alike = set(facts[0]).intersection(*facts)
+    return [", ".join(fact for fact in own if fact not in alike) or NOT_INSTALLED for own in facts]
 
 
 def environment_values(manifest: Manifest) -> dict[str, str]:

@@ -217,7 +217,8 @@ def test_runs_on_unlike_machines_are_not_comparable_unless_that_is_allowed(make_
     experiment = experiment_of(tmp_path)
     refused, allowed = judgements(experiment)[0].step, judgements(experiment, allowed=["machine"])[0].step
     assert refused.verdict is Verdict.NOT_COMPARABLE
-    assert refused.reason == "they differ in machine (0123456789ab: 10 runs; ffffffffffff: 10 runs)"
+    base, other = "Abacus 3000, 2 cores, 24 GiB, fingerprint 0123456789ab", "Abacus 4000, fingerprint ffffffffffff"
+    assert refused.reason == f"they differ in machine ({base}: 10 runs; {other}: 10 runs)"
     assert refused.ratio == allowed.ratio
     assert allowed.verdict is Verdict.DIFFERENT
 

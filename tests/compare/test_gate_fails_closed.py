@@ -11,6 +11,7 @@ import pytest
 
 from harness.compare.__main__ import main
 from harness.core.trace import Stage
+from harness.probes.provenance import fingerprint
 from harness.results import RunFolder
 from harness.results.experiment_plan import ExperimentPlan, PlannedRun, write_plan
 
@@ -339,7 +340,9 @@ def test_every_run_of_both_sides_is_looked_at(bench: Bench) -> None:
     bench.run({"old": 1.0, "new": 1.84}, machine=machine)
     code, said = bench.gate()
     assert code == 3
-    assert "machine (0123456789ab: 9 runs; ffffffffffff: 7 runs)" in said  # 8 of new and 1 of old against 7 of old
+    assert (
+        "machine (fingerprint 0123456789ab: 9 runs; fingerprint ffffffffffff: 7 runs)" in said
+    )  # 8 of new and 1 of old against 7 of old
 
 
 @pytest.mark.parametrize("versions", [{"python": "3.11.7", "torch": "2.14.0"}, {"python": "3.11.7"}])
@@ -357,6 +360,23 @@ def test_an_occasion_of_a_baseline_on_another_machine_is_refused(bench: Bench) -
     code, said = bench.type("--save-baseline", "main")
     assert code == 2
     assert "machine" in said
+
+
+@pytest.mark.parametrize(("fact", "value"), [("driver", "570.86.15"), ("power_limit_w", 500)])
+def test_another_driver_or_power_limit_is_another_machine(bench: Bench, fact: str, value: object) -> None:
+    def machine(**other: object) -> dict[str, Any]:
+        gpu = {"name": "H100", "driver": "580.95.05", "max_sm_clock_mhz": 1980, "power_limit_w": 700} | other
+        facts = {"cpu": "Abacus 4000", "cores": 2, "memory_gib": 24, "gpus": [gpu]}
+        return facts | {"fingerprint": fingerprint(facts)}
+
+    bench.record({"work": 1.0}, occasions=3, machine=machine())
+    bench.run({"work": 1.0}, day=19, machine=machine())
+    assert bench.gate("--baseline", "main")[0] == 0
+    bench.run({"work": 1.0}, machine=machine(**{fact: value}))
+    code, said = bench.gate("--baseline", "main")
+    assert code == 3
+    assert str(value) in said
+    assert bench.gate("--baseline", "main", "--allow-difference", "machine")[0] == 0
 
 
 def test_another_kernel_is_a_caution_and_refuses_nothing(bench: Bench) -> None:
