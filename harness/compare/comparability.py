@@ -189,7 +189,7 @@ def as_far_as_they_got(effect: Effect, before: Sequence[RunFigures], after: Sequ
     """Take back what runs that did not get to their end cannot show.
 
     That the steps before a run died are alike does not make it ``equivalent``; and where no run of a side got to its
-    end, nothing is shown at all.
+    end, what lies between the two is not known: there is no interval.
     """
     dead = [runs for runs in (before, after) if not any(run.is_completed for run in runs)]
     unfinished = [run for run in (*before, *after) if not run.is_completed]
@@ -200,4 +200,5 @@ def as_far_as_they_got(effect: Effect, before: Sequence[RunFigures], after: Sequ
     of = len(before) + len(after)
     reason = f"{len(unfinished)} of {of} runs did not finish"
     more = f"; {effect.reason}" if effect.reason and effect.verdict is Verdict.INCONCLUSIVE else ""
-    return replace(effect, verdict=Verdict.INCONCLUSIVE, reason=reason + more)
+    left = replace(effect, verdict=Verdict.INCONCLUSIVE, reason=reason + more)
+    return replace(left, low=None, high=None, p=None, p_adjusted=None, minimum_effect=None) if dead else left

@@ -218,17 +218,20 @@ def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
     against = f"gate: {judgement.other} against {judgement.base}"
     if judgement.is_noise_floor:
         text = f"{against}: the same settings, {change(step.ratio)}, {step.verdict.value}."
-        return (NOT_COMPARABLE if step.verdict is Verdict.DIFFERENT else FINE), text
+        if step.verdict in (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE):
+            return NOT_COMPARABLE, text
+        return (INCONCLUSIVE if judgement.unfinished else FINE), text
     reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else judgement.no_gate or judgement.too_unstable
     if reason is None and floor is not None and floor.verdict is Verdict.DIFFERENT:
         reason = f"the baseline is {change(floor.ratio)} from itself"
     if reason is not None:
         return NOT_COMPARABLE, f"{against}: not comparable: {reason}."
-    if step.low is None or step.high is None or step.blocks < FEWEST_BLOCKS:
+    decided = step.p_adjusted is not None and step.blocks >= FEWEST_BLOCKS
+    if step.low is None or step.high is None or not decided:
         return INCONCLUSIVE, f"{against}: inconclusive: {step.reason}."
     interval = f"{change(step.ratio)}, 95% interval {change(step.low)} to {change(step.high)}"
     at_most, side = change(1 + limit), side_of_limit(step, limit, arms)
-    if side == "above" and step.verdict is Verdict.DIFFERENT:
+    if side == "above":
         return WORSE, f"{against}: worse: {interval}; the limit is {at_most}."
     if judgement.unfinished:
         return INCONCLUSIVE, f"{against}: inconclusive: {judgement.unfinished} runs did not finish ({interval})."

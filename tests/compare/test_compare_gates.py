@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from math import nextafter
+from pathlib import Path
 
 import pytest
 
-from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit
+from harness.compare.completeness import Gap, Gaps
+from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit, refusals_of
 from harness.compare.stats import Effect, Verdict
 from harness.compare.verdicts import Judgement
 from harness.core.errors import UserError
@@ -88,6 +90,23 @@ def test_the_noise_floor_is_no_arm_that_could_be_worse() -> None:
     quiet = replace(judged(SLIGHTLY, name="again"), is_noise_floor=True)
     assert gate([judged(FASTER, SLIGHTLY), quiet], 0.05).code == FINE
     assert gate([quiet], 0.05).code == INCONCLUSIVE  # there was nothing else
+    assert gate([judged(FASTER, SLIGHTLY), replace(quiet, unfinished=1)], 0.05).code == INCONCLUSIVE
+    assert gate([judged(FASTER), replace(quiet, step=UNLIKE)], 0.05).code == NOT_COMPARABLE
+
+
+def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing() -> None:
+    gap = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", 3, "is missing")
+    newer = refusals_of([Path("results/bench/20261121-080000")], Gaps((), ()))
+    lost, incomplete = refusals_of([], Gaps((gap,), ("b",))), refusals_of([], Gaps((gap,), ()))
+    fine = judged(FASTER)
+    assert [gate([fine], 0.05, refusals).code for refusals in (newer, lost, incomplete, [])] == [
+        NOT_COMPARABLE,
+        NOT_COMPARABLE,
+        INCONCLUSIVE,
+        FINE,
+    ]
+    assert gate([judged(SLOWER)], 0.05, newer).code == WORSE
+    assert gate([], 0.05, newer).code == NOT_COMPARABLE
 
 
 def test_an_arm_with_runs_that_did_not_finish_cannot_pass() -> None:
