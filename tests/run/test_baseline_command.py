@@ -84,6 +84,14 @@ def test_bad_input_is_refused_before_anything_runs(make_run: Make, arguments: li
     assert run.days == 0
 
 
+def test_a_scenario_without_the_baselines_arm_is_refused_before_it_runs(make_run: Make, tmp_path: Path) -> None:
+    (tmp_path / "scenarios" / "other.yaml").write_text("steps: 6\nblocks: 2\narms:\n  three: {}\n  four: {}\n")
+    run = WrittenRun(make_run)
+    assert main(["baseline", "record", "main", "mine"], run) == 0
+    assert main(["baseline", "record", "main", "other"], run) == 2
+    assert run.days == 1
+
+
 def test_an_occasion_that_stopped_is_not_recorded_and_ends_the_others(make_run: Make) -> None:
     run = WrittenRun(make_run)
 

@@ -91,14 +91,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> int:
+    from harness.compare.baselines import read_baselines
     from harness.scenario import expand, load_scenario
 
     scenario = load_scenario(options.scenario, options.set)
     if scenario.transport_sweep is not None:
         raise UserError(f"{scenario.name} is a transport sweep, which has no steps", options.scenario, "take another")
     arms = list(dict.fromkeys(variant.label for variant in expand(scenario)))
-    if options.arm is not None and options.arm.replace(", ", ",") not in arms:
-        raise UserError(f"{scenario.name} has no arm called {options.arm!r}", "--arm", f"it has {', '.join(arms)}")
+    stored = read_baselines(options.out).get(options.name)
+    wanted = options.arm or (stored.arm if stored else None)
+    if wanted is not None and wanted.replace(", ", ",") not in arms:
+        raise UserError(f"{scenario.name} has no arm called {wanted!r}", "--arm", f"it has {', '.join(arms)}")
     check_writable(options.out)
     run_scenario, home = run_scenario_of(options), options.out / safe_name(scenario.name)
 
