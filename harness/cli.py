@@ -38,6 +38,11 @@ COMMANDS = {
     "list": ("harness.run.commands.list", "show the scenarios there are", "list"),
     "schema": ("harness.run.commands.schema", "print the JSON schema for editors", "schema > scenario.schema.json"),
     "compare": ("harness.report.compare_command", "compare results (as python -m harness.compare)", "compare results/"),
+    "baseline": (
+        "harness.run.commands.baseline",
+        "record on several occasions what later runs are set against",
+        "baseline record main noise --occasions 5 --every 60",
+    ),
     "report": ("harness.report.report_command", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.report.trace_command", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
     "sweep": ("harness.run.commands.sweep", "run or continue a sweep, point by point", "sweep learning_rates"),

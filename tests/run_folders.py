@@ -84,6 +84,7 @@ class RunPlan:
     machine: dict[str, Any] = field(default_factory=lambda: dict(MACHINE))
     versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
     settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
+    threads: int | None = 2
 
     @property
     def variant_name(self) -> str | None:
@@ -156,7 +157,7 @@ def _manifest(plan: RunPlan) -> Manifest:
         machine_speed=plan.machine_speed,
         machine=plan.machine,
         versions=plan.versions,
-        threads=2,
+        threads=plan.threads,
         commit="abcdef1234567890",
         dirty=False,
         parameters=3_300_000,

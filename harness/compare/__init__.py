@@ -1,7 +1,8 @@
 """Compare runs: from their files to what can be said. Imports neither torch nor Ray and starts at once.
 
 Start at ``figures`` (one run), ``experiments`` (runs in groups) and ``findings`` (sentences). ``attribution`` says
-where time went, ``verdicts`` what is different, ``stats`` how that is tested, ``gates`` which exit code follows. May
+where time went, ``verdicts`` what is different, ``stats`` how that is tested, ``gates`` which exit code follows:
+with ``completeness`` (is everything there), ``comparability`` (is it alike) and ``baselines`` (what is stored). May
 import probes, results and what stands below them. ``python -m harness.compare results/`` is the command.
 """
 

@@ -88,23 +88,6 @@ def environment(manifest: Manifest) -> Environment:
     )
 
 
-def differences(one: Manifest, other: Manifest) -> tuple[str, ...]:
-    """Return in which of ``DIFFERENCES`` two runs differ, in that order.
-
-    A package that only one of them has makes versions differ; a thread count or a commit that one of them does not
-    know differs from nothing.
-    """
-    a, b = environment(one), environment(other)
-    unlike = {
-        "machine": a.machine != b.machine,
-        "versions": dict(a.versions) != dict(b.versions),
-        "threads": None not in (a.threads, b.threads) and a.threads != b.threads,
-        "commit": None not in (one.commit, other.commit) and one.commit != other.commit,
-        "simulation": one.simulated != other.simulated,
-    }
-    return tuple(name for name in DIFFERENCES if unlike[name])
-
-
 def groups(experiments: Iterable[Experiment]) -> list[Group]:
     """Return the groups of the experiments' runs, in the order in which the experiments show them."""
     counts: dict[Environment, int] = {}
@@ -164,6 +147,8 @@ _LIMITS = {
     "power_limit_w": "power limit {} W",
     "max_sm_clock_mhz": "SM clock up to {} MHz",
     "max_memory_clock_mhz": "memory clock up to {} MHz",
+    "application_sm_clock_mhz": "SM clock set to {} MHz",
+    "application_memory_clock_mhz": "memory clock set to {} MHz",
 }
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -129,6 +130,7 @@ class RunFigures:
     series: StepSeries | None = None
     learning: LearningFigures | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    folder: Path = Path()
 
     @property
     def measured_steps(self) -> int:
@@ -250,6 +252,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         series=None if brief else step_series(run.steps, stages),
         learning=None if brief else learning_figures(run, target),
         settings=run.settings,
+        folder=run.folder,
     )
 
 

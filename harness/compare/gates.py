@@ -1,112 +1,81 @@
-"""A regression gate: baselines kept by name, the verdicts that a command asks for, and the exit code they come to."""
+"""A regression gate: what a baseline's name stands for, the verdicts that a command asks for, and their exit code.
+
+The gate fails closed: 0 means that everything that was asked for was compared and is below the limit.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from harness.compare.experiments import Experiment, gather, is_called
-from harness.compare.numbers import change
-from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Verdict
-from harness.compare.verdicts import Baseline, Judgement, judge_against, judgements, variant_named
-from harness.core.atomic_files import whole_file
+from harness.compare.baselines import load_baseline, read_baselines, unknown_baseline
+from harness.compare.completeness import Gaps, gap_sentence, newer_sentence
+from harness.compare.experiments import Experiment, is_called
+from harness.compare.numbers import change, listed
+from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Verdict, side_of_limit
+from harness.compare.verdicts import Baseline, Judgement, judge_against, judgements
 from harness.core.errors import UserError
-from harness.results.jsonl import parse_json, read_file
 
-FILE = "baselines.json"
-SCHEMA, SCHEMA_VERSION = "harness.baselines", 1
+FINE, WORSE, NOT_COMPARABLE, INCONCLUSIVE = 0, 1, 3, 4
+_GRAVEST_FIRST = (WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE)
 
 
-def save_baseline(results: Path, name: str, experiment: Experiment, arm: str | None = None) -> str | None:
-    """Give an experiment's arm a name, next to the results; a name that exists is moved there.
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What the name of a baseline stands for: an arm of the experiment itself, or a stored baseline."""
+
+    kind: Literal["arm", "stored"]
+    name: str
+
+
+def read_name(text: str, results: Path, arms: Collection[str], other_arms: Collection[str] = ()) -> Named:
+    """Tell what ``--baseline TEXT`` stands for; ``arm:NAME`` and ``stored:NAME`` say it.
 
     Args:
-        results: the results folder that holds the experiment.
-        name: of the baseline.
-        experiment: in that folder.
-        arm: None takes its first one.
-
-    Returns:
-        what the name meant before, or None.
+        results: the results folder, where names of baselines are kept.
+        arms: of the newest experiment, those among them that cannot be read.
+        other_arms: of the other experiments, which count where nothing else has the name.
 
     Raises:
-        UserError: the experiment lies elsewhere, has no such arm, or the file cannot be read or written.
+        UserError: the name is both a stored baseline's and an arm's, or neither's.
     """
-    variant = variant_named(experiment, arm)
-    try:
-        place = experiment.folder.resolve().relative_to(results.resolve()).as_posix()
-    except ValueError:
-        what = f"the experiment {str(experiment.folder)!r} is not in {str(results)!r}"
-        raise UserError(what, "--save-baseline", "name the results folder that holds it") from None
-    entries = _read(results / FILE)
-    before = entries.get(name)
-    entries[name] = {"campaign": place, "arm": variant.name}
-    data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "baselines": dict(sorted(entries.items()))}
-    try:
-        with whole_file(results / FILE) as stream:
-            stream.write((json.dumps(data, indent=2) + "\n").encode())
-    except OSError as error:
-        problem = f"cannot write {str(results / FILE)!r}: {error.strerror or error}"
-        raise UserError(problem, str(results / FILE)) from error
-    return None if before is None else f"{before['campaign']}, {before['arm']}"
-
-
-def load_baseline(results: Path, name: str) -> Baseline:
-    """Read the runs that a name stands for.
-
-    Raises:
-        UserError: there is no such name, or its experiment is gone or damaged.
-    """
-    entries = _read(results / FILE)
-    if name not in entries:
-        known = ", ".join(sorted(entries)) or "none yet"
-        fix = f"name an arm of the experiment, or one of the baselines of {results / FILE} ({known})"
-        raise UserError(f"there is no baseline and no arm called {name!r}", "--baseline", fix)
-    (experiment,), _ = gather([results / entries[name]["campaign"]])
-    return Baseline(experiment, variant_named(experiment, entries[name]["arm"]))
-
-
-def _read(path: Path) -> dict[str, dict[str, str]]:
-    try:
-        content = read_file(path)
-    except FileNotFoundError:
-        return {}
-    try:
-        data = parse_json(content)
-    except ValueError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error}", str(path), "mend or remove it") from error
-    entries = data.get("baselines") if isinstance(data, dict) and data.get("schema_version") == SCHEMA_VERSION else None
-    if not isinstance(entries, dict) or not all(
-        isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("campaign", "arm"))
-        for entry in entries.values()
-    ):
-        raise UserError(f"{str(path)!r} is no list of baselines of version {SCHEMA_VERSION}", str(path), "remove it")
-    return entries
+    kind, _, rest = text.partition(":")
+    if kind == "arm" and rest:
+        return Named("arm", rest)
+    if kind == "stored" and rest:
+        return Named("stored", rest)
+    is_arm, is_stored = any(is_called(arm, text) for arm in arms), text in read_baselines(results)
+    if is_arm and is_stored:
+        what = f"{text!r} is a stored baseline, and an arm of the newest experiment"
+        raise UserError(what, "--baseline", f"write --baseline stored:{text} or --baseline arm:{text}")
+    if is_stored:
+        return Named("stored", text)
+    if is_arm or any(is_called(arm, text) for arm in other_arms):
+        return Named("arm", text)
+    raise unknown_baseline(results, text)
 
 
 class Judge:
     """Comes to verdicts on experiments, on each of them once.
 
     Args:
-        results: the results folder, where names of baselines are kept.
-        baseline: an arm's name, or else the name of a stored baseline; None takes each experiment's first arm.
+        results: the results folder, where baselines are stored.
+        baseline: what experiments are set against; None takes each experiment's first arm. An experiment without the
+            arm takes its first one too.
         threshold: the relative change of the step time that counts.
-        allowed: differences of the environment that do not stand in the way.
-        arms: names of all arms there are; an experiment without the arm that ``baseline`` names takes its first one.
+        allowed: differences of environment and settings that do not stand in the way.
     """
 
     def __init__(
         self,
         results: Path,
-        baseline: str | None = None,
+        baseline: Named | None = None,
         threshold: float = STEP_THRESHOLD,
         allowed: Sequence[str] = (),
-        arms: Collection[str] = (),
     ) -> None:
-        self._results, self._baseline, self._threshold, self._allowed = results, baseline, threshold, allowed
-        self._arms = arms
+        self._results, self._named, self._threshold, self._allowed = results, baseline, threshold, allowed
         self._judged: dict[Path, list[Judgement]] = {}
         self._stored: Baseline | None = None
 
@@ -120,46 +89,99 @@ class Judge:
             self._judged[experiment.folder] = self._judge(experiment)
         return self._judged[experiment.folder]
 
+    @property
+    def stored(self) -> Baseline | None:
+        """The stored baseline; None where an arm is the baseline.
+
+        Raises:
+            UserError: there is no such baseline, or its runs cannot be read.
+        """
+        if self._stored is None and self._named is not None and self._named.kind == "stored":
+            self._stored = load_baseline(self._results, self._named.name)
+        return self._stored
+
+    def refusal(self, experiment: Experiment) -> Refusal | None:
+        """Return why an experiment cannot be set against what was asked for; None where it can."""
+        if self._named is not None and self._named.kind == "arm":
+            if any(is_called(variant.name, self._named.name) for variant in experiment.variants):
+                return None
+            lacks = f"no run of the arm {self._named.name!r}, the baseline, can be read in the newest experiment"
+            return Refusal(NOT_COMPARABLE, f"not comparable: {lacks}")
+        if self.stored is None:
+            return None
+        if self._is_occasion(experiment):
+            title = f"{experiment.scenario}/{experiment.name}"
+            same = f"the newest experiment, {title}, is an occasion of the baseline itself: nothing new has run"
+            return Refusal(NOT_COMPARABLE, f"there is nothing to compare: {same}")
+        return None
+
+    def _is_occasion(self, experiment: Experiment) -> bool:
+        occasions = self.stored.occasions if self.stored is not None else ()
+        return experiment.folder.resolve() in {occasion.folder.resolve() for occasion in occasions}
+
     def _judge(self, experiment: Experiment) -> list[Judgement]:
-        name = self._baseline
-        if name is None or any(is_called(variant.name, name) for variant in experiment.variants):
-            return judgements(experiment, name, self._threshold, self._allowed)
-        if any(is_called(arm, name) for arm in self._arms):
-            return judgements(experiment, None, self._threshold, self._allowed)
-        if self._stored is None:
-            self._stored = load_baseline(self._results, name)
-        if self._stored.experiment.folder.resolve() == experiment.folder.resolve():
-            return judgements(experiment, self._stored.variant.name, self._threshold, self._allowed)
-        return judge_against(self._stored, experiment, self._threshold, self._allowed)
+        arm = self._named.name if self._named is not None else None
+        if self.stored is not None:
+            if not self._is_occasion(experiment):
+                return judge_against(self.stored, experiment, self._threshold, self._allowed)
+            arm = self.stored.variant.name
+        if not any(arm is not None and is_called(variant.name, arm) for variant in experiment.variants):
+            arm = None
+        return judgements(experiment, arm, self._threshold, self._allowed)
 
 
-FINE, WORSE, NOT_COMPARABLE, INCONCLUSIVE = 0, 1, 3, 4
-_GRAVEST_FIRST = (WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE)
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a gate cannot pass, beside what the verdicts say: the exit code that it comes to, and a sentence."""
+
+    code: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The exit code, and a sentence for each arm that says how it came to that."""
+    """The exit code, and a sentence for each arm and each refusal that says how it came to that."""
 
     code: int
     sentences: tuple[str, ...]
 
 
-def gate(judgements: Sequence[Judgement], limit: float) -> GateResult:
-    """Judge whether any arm's step time is worse than the baseline's by ``limit`` or more.
+def refusals_of(newer: Sequence[Path], found: Gaps) -> list[Refusal]:
+    """Return what is missing of what was asked for.
 
-    An arm passes if its whole 95% interval lies below 1 + limit. It is worse if it is different and at least that much
-    slower. It is not comparable where the verdict says so, where the machine's speed went astray, or where the
+    Args:
+        newer: experiments that began after the judged one and cannot be read.
+        found: runs of the judged one that are damaged or missing.
+    """
+    refusals = []
+    if newer:
+        refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: {newer_sentence(newer)}"))
+    if found.lost:
+        arms = listed(list(found.lost))
+        refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: no run of {arms} can be read"))
+    if found.runs:
+        refusals.append(Refusal(INCONCLUSIVE, f"inconclusive: {gap_sentence(found.runs)}"))
+    return refusals
+
+
+def gate(judgements: Sequence[Judgement], limit: float, refusals: Sequence[Refusal] = ()) -> GateResult:
+    """Judge whether any arm's step time is worse than the baseline's by more than ``limit``.
+
+    An arm is worse if its whole 95% interval, corrected for the number of arms, lies above 1 + limit, and passes if it
+    lies below. It is not comparable where the verdict says so, where the machine's speed went astray, or where the
     baseline differs from itself (A/A). Anything else is inconclusive: too few blocks, or runs that did not finish.
-    The gravest of all arms counts: worse, not comparable, inconclusive, fine.
+    The gravest of all arms and refusals counts: worse, not comparable, inconclusive, fine.
 
     Args:
         judgements: made with ``limit`` as their threshold.
         limit: relative, such as 0.05.
+        refusals: what keeps the gate from passing whatever the verdicts are.
     """
-    judged = [_judge(judgement, limit) for judgement in judgements]
-    if not judged or all(judgement.is_noise_floor for judgement in judgements):
-        return GateResult(INCONCLUSIVE, ("gate: there is nothing to set against the baseline.",))
+    arms = sum(not judgement.is_noise_floor for judgement in judgements)
+    judged = [_judge(judgement, limit, arms) for judgement in judgements]
+    judged += [(refusal.code, f"gate: {refusal.text}.") for refusal in refusals]
+    if not arms and not refusals:
+        judged.append((INCONCLUSIVE, "gate: there is nothing to set against the baseline."))
     code = min((code for code, _ in judged), key=_GRAVEST_FIRST.index)
     return GateResult(code, tuple(sentence for _, sentence in judged))
 
@@ -180,25 +202,28 @@ def read_limit(text: str, where: str = "--fail-on") -> float:
     return value
 
 
-def _judge(judgement: Judgement, limit: float) -> tuple[int, str]:
+def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
     step, floor = judgement.step, judgement.noise_floor
     against = f"gate: {judgement.other} against {judgement.base}"
     if judgement.is_noise_floor:
         text = f"{against}: the same settings, {change(step.ratio)}, {step.verdict.value}."
-        return (NOT_COMPARABLE if step.verdict is Verdict.DIFFERENT else FINE), text
-    reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else judgement.too_unstable
+        if step.verdict in (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE):
+            return NOT_COMPARABLE, text
+        return (INCONCLUSIVE if judgement.unfinished else FINE), text
+    reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else judgement.no_gate or judgement.too_unstable
     if reason is None and floor is not None and floor.verdict is Verdict.DIFFERENT:
         reason = f"the baseline is {change(floor.ratio)} from itself"
     if reason is not None:
         return NOT_COMPARABLE, f"{against}: not comparable: {reason}."
-    if step.low is None or step.high is None or step.blocks < FEWEST_BLOCKS:
+    decided = step.p_adjusted is not None and step.blocks >= FEWEST_BLOCKS
+    if step.low is None or step.high is None or not decided:
         return INCONCLUSIVE, f"{against}: inconclusive: {step.reason}."
     interval = f"{change(step.ratio)}, 95% interval {change(step.low)} to {change(step.high)}"
-    at_most = change(1 + limit)
-    if step.verdict is Verdict.DIFFERENT and step.ratio is not None and step.ratio >= 1 + limit:
+    at_most, side = change(1 + limit), side_of_limit(step, limit, arms)
+    if side == "above":
         return WORSE, f"{against}: worse: {interval}; the limit is {at_most}."
     if judgement.unfinished:
         return INCONCLUSIVE, f"{against}: inconclusive: {judgement.unfinished} runs did not finish ({interval})."
-    if step.high < 1 + limit:
+    if side == "below":
         return FINE, f"{against}: fine: {interval}; the limit is {at_most}."
     return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {at_most}."

@@ -18,7 +18,8 @@ from harness.compare.block_values import (
     stage_comparisons,
     step_comparison,
 )
-from harness.compare.caveats import differences
+from harness.compare.caveats import unlike
+from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
 from harness.compare.experiments import Experiment, Variant, is_called
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import NOTHING, change, listed
@@ -36,10 +37,8 @@ from harness.compare.stats import (
 from harness.compare.tables import Table
 from harness.core.errors import UserError
 
-UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison may be about
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
-SET_BY_ARMS = ("threads",)  # within an experiment, what the arms' own settings decide
 _SETTINGS_OF_A_RUN = ("name", "description", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width", "seed")
 ONE_OCCASION = (
     "the baseline has one occasion, so how far occasions lie apart is unknown: record it on 3 at least, better 5"
@@ -61,6 +60,7 @@ class Judgement:
         noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
         cautions: what to know beside the figures.
         too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
+        no_gate: why no gate may rest on this for the arms' own settings, such as unlike threads; None where it may.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
         endpoint: what decides between the arms, where that is not the step.
@@ -74,6 +74,7 @@ class Judgement:
     noise_floor: Effect | None = None
     cautions: tuple[str, ...] = ()
     too_unstable: str | None = None
+    no_gate: str | None = None
     is_noise_floor: bool = False
     unfinished: int = 0
     endpoint: Effect | None = None
@@ -114,6 +115,10 @@ class Baseline:
         if len(known) == len(named):
             return known
         return [variant_named(item, self.variant.name) for item in self.occasions]
+
+    def runs_of(self, name: str) -> list[RunFigures]:
+        """Return the runs of ``variants_of``, occasion by occasion."""
+        return [run for variant in self.variants_of(name) for run in variant.runs]
 
 
 def judgements(
@@ -178,6 +183,7 @@ class _Draft:
     alternated: bool | None = None
     cautions: tuple[str, ...] = ()
     too_unstable: str | None = None
+    no_gate: str | None = None
     is_noise_floor: bool = False
 
 
@@ -187,16 +193,18 @@ def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
     others = [[*([draft.step] if draft.endpoint else []), *draft.stages] for draft in drafts]
     deciding, rest = judge(primary, [item for items in others for item in items])
     found, left = [], iter(rest)
-    for draft, effect in zip(drafts, deciding, strict=True):
-        step = next(left) if draft.endpoint else effect
+    for draft, deciding_effect in zip(drafts, deciding, strict=True):
+        effect = as_far_as_they_got(deciding_effect, draft.before, draft.after)
+        step = as_far_as_they_got(next(left), draft.before, draft.after) if draft.endpoint else effect
         judgement = Judgement(
             draft.base,
             draft.other,
             step,
-            tuple(next(left) for _ in draft.stages),
+            tuple(as_far_as_they_got(next(left), draft.before, draft.after) for _ in draft.stages),
             draft.alternated,
             cautions=draft.cautions,
             too_unstable=draft.too_unstable,
+            no_gate=draft.no_gate,
             is_noise_floor=draft.is_noise_floor,
             unfinished=sum(not run.is_completed for run in (*draft.before, *draft.after)),
             endpoint=effect if draft.endpoint else None,
@@ -214,9 +222,17 @@ def _draft(
     drift: Drift | None,
 ) -> _Draft:
     """Prepare two variants of one experiment."""
-    refused = tuple(_environment_reasons(base.runs, other.runs, (*allowed, *SET_BY_ARMS)))
+    refused = tuple(why_not_comparable(base.runs, other.runs, allowed, one_command=True))
     step = Comparison(STEP, None, threshold, not_comparable=refused)
-    draft = _Draft(base.name, other.name, base.runs, other.runs, step, is_noise_floor=is_same(base, other))
+    draft = _Draft(
+        base.name,
+        other.name,
+        base.runs,
+        other.runs,
+        step,
+        no_gate=unlike_threads(base.runs, other.runs, allowed),
+        is_noise_floor=is_same(base, other),
+    )
     if base.runs[0].manifest.block is None and not _same_points(base, other):  # points of a sweep, one after the other
         apart = of_occasions(*([values] if values else [] for values in map(log_step_seconds, (base, other))))
         return replace(draft, step=replace(step, estimate=apart, undecided=NOT_IN_TURN))
@@ -241,12 +257,12 @@ def _draft_against(
 ) -> _Draft:
     """Prepare a variant and the occasions of a stored baseline."""
     stored = baseline.variants_of(other.name)
-    before = [run for variant in stored for run in variant.runs]
+    before = baseline.runs_of(other.name)
     reasons = []
     scenarios = list(dict.fromkeys([*(occasion.scenario for occasion in baseline.occasions), experiment.scenario]))
     if len(scenarios) > 1:
         reasons.append(f"they are runs of the scenarios {listed(scenarios)}")
-    reasons += _environment_reasons(before, other.runs, allowed)
+    reasons += why_not_comparable(before, other.runs, allowed, one_command=False)
     drift = speed_drift(_speeds([*before, *other.runs]))
     if drift is not None and drift.sentence:
         reasons.append(f"the two did not take turns, and the {drift.sentence}")
@@ -261,7 +277,7 @@ def _draft_against(
     )
     name = f"{stored[-1].name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
     name += f" and {len(baseline.earlier)} earlier" if baseline.earlier else ""
-    return _Draft(name, other.name, before, other.runs, step)
+    return _Draft(name, other.name, before, other.runs, step, cautions=tuple(unlike([*before, *other.runs])))
 
 
 def variant_named(experiment: Experiment, name: str | None) -> Variant:
@@ -304,17 +320,6 @@ def is_same(one: Variant, other: Variant) -> bool:
 def settings_of(run: RunFigures) -> dict[str, object]:
     """Return what a run's arm decides of its settings; empty where they were not saved."""
     return {key: value for key, value in run.settings.items() if key not in _SETTINGS_OF_A_RUN}
-
-
-def _environment_reasons(
-    before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]
-) -> list[str]:
-    """Say in which parts of machine and software any run of the two differs from the first, beyond what is allowed."""
-    unlike: dict[str, None] = {}
-    for run in (*before[1:], *after):
-        unlike |= dict.fromkeys(differences(before[0].manifest, run.manifest))
-    kept = [name for name in unlike if name not in (*allowed, *UNLIKE_IS_MEANT)]
-    return [f"they differ in {' and '.join(kept)}"] if kept else []
 
 
 def _same_points(one: Variant, other: Variant) -> bool:

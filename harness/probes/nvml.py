@@ -325,7 +325,8 @@ def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
     """Return what sets how fast a GPU may be, beside its model: ``driver``, clocks in MHz, power in W.
 
     ``power_limit_w`` is the one that is enforced now, ``default_power_limit_w`` that of the model. What the driver does
-    not tell is None.
+    not tell is None. The clocks that somebody has set (NVML's application clocks, ``nvidia-smi -ac``) are there only
+    where the driver tells them; clocks that were locked (``nvidia-smi -lgc``) it tells nobody.
     """
 
     def ask(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -339,13 +340,16 @@ def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
         return None if milliwatts is None else round(milliwatts / 1000)
 
     driver = ask(nvml.nvmlSystemGetDriverVersion)
-    return {
+    clocks = {"application_sm_clock_mhz": nvml.NVML_CLOCK_SM, "application_memory_clock_mhz": nvml.NVML_CLOCK_MEM}
+    as_set = {name: ask(nvml.nvmlDeviceGetApplicationsClock, handle, clock) for name, clock in clocks.items()}
+    limits = {
         "driver": None if driver is None else _text(driver),
         "max_sm_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
         "max_memory_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
         "power_limit_w": watts(nvml.nvmlDeviceGetEnforcedPowerLimit),
         "default_power_limit_w": watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit),
     }
+    return limits | {name: clock for name, clock in as_set.items() if clock is not None}
 
 
 def _text(name: bytes | str) -> str:

@@ -16,6 +16,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from harness.compare.baselines import add_occasion
 from harness.compare.benchmarks import (
     benchmark_caveats,
     benchmark_json,
@@ -24,8 +25,10 @@ from harness.compare.benchmarks import (
     read_benchmark_files,
 )
 from harness.compare.caveats import DIFFERENCES
+from harness.compare.comparability import SETTINGS, flat_settings, is_allowed
+from harness.compare.completeness import gaps, newer_than
 from harness.compare.experiments import Experiment, gather, gather_newest, is_called
-from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, save_baseline
+from harness.compare.gates import FINE, GateResult, Judge, Named, gate, read_limit, read_name, refusals_of
 from harness.compare.stats import STEP_THRESHOLD
 from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
@@ -37,7 +40,7 @@ from harness.results.anonymous import safe_name
 DESCRIPTION = "Compare runs from their folders."
 EXAMPLES = (
     "examples:\n  python -m harness.compare results/\n"
-    "  python -m harness.compare results/ --save-baseline main\n"
+    "  python -m harness baseline record main noise --occasions 5 --every 60\n"
     "  python -m harness.compare results/ --baseline main --fail-on 5%\n"
     "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 inconclusive"
 )
@@ -55,16 +58,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show every experiment in detail, not the newest only")
     parser.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
     parser.add_argument(
-        "--baseline", metavar="NAME", help="set everything against this arm, or against a baseline saved by that name"
+        "--baseline",
+        metavar="NAME",
+        help="set everything against this arm, or this stored baseline; arm:NAME or stored:NAME where it could be both",
     )
-    parser.add_argument("--save-baseline", metavar="NAME", help="name the newest experiment's baseline, for later")
+    parser.add_argument("--save-baseline", metavar="NAME", help="add the newest experiment to a stored baseline")
     parser.add_argument("--fail-on", metavar="SHARE", help="exit with 1 if a step takes this much longer, such as 5%%")
     parser.add_argument(
         "--allow-difference",
         action="append",
         default=[],
-        choices=DIFFERENCES,
-        help="come to a verdict although the runs differ in this; may be repeated",
+        metavar="WHAT",
+        help="come to a verdict although the runs differ in this; may be repeated: "
+        f"{', '.join(DIFFERENCES)}, settings, or one setting such as group_size",
     )
     parser.add_argument("--plots", metavar="DIR", type=Path, help="write pictures of the detailed experiments there")
 
@@ -98,20 +104,66 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     for item in damaged:
         message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
-    arms = {variant.name for experiment in experiments for variant in experiment.variants}
-    judge = Judge(options.paths[0], options.baseline, limit or STEP_THRESHOLD, options.allow_difference, arms)
-    result = None if limit is None else gate(judge(detailed[-1]), limit)
+    _check_allowed(options.allow_difference, experiments)
+    judge = Judge(
+        options.paths[0],
+        _named(options, experiments, detailed[-1], damaged),
+        limit or STEP_THRESHOLD,
+        options.allow_difference,
+    )
+    result = None if limit is None else _gate(options.paths, limit, judge, experiments, detailed[-1], damaged)
     try:
         _show(options.format, experiments, detailed, damaged, judge, result)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
         silence_output()
     if options.plots is not None:
         _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
-    if options.save_baseline is not None:
-        _save(options, detailed[-1], errors)
     for sentence in result.sentences if result else ():
         errors.print(Text(plain(sentence)), soft_wrap=True)
+    if options.save_baseline is not None:
+        _save(options, detailed[-1], damaged, errors)
     return result.code if result else FINE
+
+
+def _check_allowed(names: Sequence[str], experiments: Sequence[Experiment]) -> None:
+    """Refuse a difference to allow that is none: it would be a slip of the pen, and allow nothing."""
+    others = [name for name in names if name not in (*DIFFERENCES, SETTINGS)]
+    runs = [run for experiment in experiments for run in experiment.runs] if others else []
+    settings = dict.fromkeys(key for run in runs for key in flat_settings(run))
+    for name in others:
+        if not any(is_allowed(key, [name]) for key in settings):
+            fix = f"one of {', '.join(DIFFERENCES)}, {SETTINGS}, or a setting's dotted key"
+            raise UserError(f"{name!r} is nothing that runs differ in", "--allow-difference", fix)
+
+
+def _named(
+    options: argparse.Namespace,
+    experiments: Sequence[Experiment],
+    newest: Experiment,
+    damaged: Sequence[DamagedRun],
+) -> Named | None:
+    """Return what ``--baseline`` stands for; None where it was not given."""
+    if options.baseline is None:
+        return None
+    arms = [variant.name for variant in newest.variants] + list(gaps(newest, damaged).lost)
+    others = {variant.name for experiment in experiments for variant in experiment.variants}
+    return read_name(options.baseline, options.paths[0], arms, others)
+
+
+def _gate(
+    paths: Sequence[Path],
+    limit: float,
+    judge: Judge,
+    experiments: Sequence[Experiment],
+    newest: Experiment,
+    damaged: Sequence[DamagedRun],
+) -> GateResult:
+    """Judge the newest experiment, if all of it is there, and there is none that is newer and cannot be read."""
+    refusals = refusals_of(newer_than(newest, experiments, damaged, paths), gaps(newest, damaged))
+    refusal = judge.refusal(newest)
+    if refusal is not None:
+        return gate([], limit, [refusal, *refusals])
+    return gate(judge(newest), limit, refusals)
 
 
 def _show(
@@ -137,12 +189,12 @@ def _show(
         print_comparison(Output(), experiments, detailed, judge)
 
 
-def _save(options: argparse.Namespace, experiment: Experiment, errors: Console) -> None:
-    wanted = options.baseline
-    arm = next((item.name for item in experiment.variants if wanted is not None and is_called(item.name, wanted)), None)
-    before = save_baseline(options.paths[0], options.save_baseline, experiment, arm)
-    message = f"baseline {options.save_baseline!r} is {experiment.scenario}/{experiment.name}"
-    errors.print(Text(plain(message + (f"; it was {before}" if before else ""))), soft_wrap=True)
+def _save(options: argparse.Namespace, experiment: Experiment, damaged: Sequence[DamagedRun], errors: Console) -> None:
+    wanted = (options.baseline or "").removeprefix("arm:")
+    arm = next((item.name for item in experiment.variants if is_called(item.name, wanted)), None)
+    occasions = add_occasion(options.paths[0], options.save_baseline, experiment, arm, damaged)
+    message = f"baseline {options.save_baseline!r}: {experiment.scenario}/{experiment.name} is occasion {occasions}"
+    errors.print(Text(plain(message)), soft_wrap=True)
 
 
 def _compare_benchmarks(options: argparse.Namespace) -> None:

@@ -64,7 +64,7 @@ def run_scenario(
     points = list(_points(expand(scenario)))
     if scenario.transport_sweep is None:
         check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
-    experiment = Experiment(out, scenario.name)
+    experiment = Experiment(out, scenario.name, planned=[variant for variants in points for variant in variants])
     with (
         signals_as_interrupts(),
         PartsFactory([group for variants in points for group in side_by_side(variants)]) as factory,
@@ -112,7 +112,10 @@ def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, experiment:
             listeners = [watch.listener(block, variant.label) for variant in variants]
             runner.run_point(variants, interleaving_of(variants), listeners)
         runner.say(watch.line(block))
-        if watch.is_enough or any(isinstance(error, UserError) for _, error in runner.failures):
+        if watch.is_enough:
+            experiment.end_after(block + 1)
+            return
+        if any(isinstance(error, UserError) for _, error in runner.failures):
             return
 
 

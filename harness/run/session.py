@@ -20,7 +20,8 @@ from harness.probes.load import load_profile
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
-from harness.results.anonymous import safe_name
+from harness.results.anonymous import Scrubber, safe_name
+from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, write_plan
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
@@ -138,13 +139,22 @@ class Experiment:
         name: of an experiment that exists already, which the runs join; None begins a new one.
         durable: have the disk take a run's files before its manifest says how it ended, and that too, so that a power
             cut leaves no run that says it is complete and is not.
+        planned: every run that the command sets out to make; written into the folder when it is made.
 
     Attributes:
         folder: the folder; None until then.
     """
 
-    def __init__(self, out: Path, scenario_name: str, name: str | None = None, durable: bool = False) -> None:
+    def __init__(
+        self,
+        out: Path,
+        scenario_name: str,
+        name: str | None = None,
+        durable: bool = False,
+        planned: Sequence[Variant] = (),
+    ) -> None:
         self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
+        self._plan = _plan_of(planned)
         self._machine_speed: dict[str, float] | None = None
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
@@ -161,6 +171,15 @@ class Experiment:
     def measure_speed(self) -> None:
         """Measure how fast the machine is now, before a block, for the manifests of the runs from here on."""
         self._machine_speed = measure_speed()
+
+    def end_after(self, blocks: int) -> None:
+        """Write down that so many blocks were enough by the experiment's own rule.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if self.folder is not None:
+            write_plan(self.folder, self._plan.ended_after(blocks))
 
     def _folder_called(self, name: str) -> Path:
         return self._out / safe_name(self._scenario_name) / name
@@ -271,9 +290,20 @@ class Experiment:
 
     def _make_folder(self, variant_name: str | None) -> RunFolder:
         if self._name is not None:
-            return RunFolder.create(self._out, self._scenario_name, self._name, variant_name)
-        folder, self._name = begin_experiment(self._out, self._scenario_name, variant_name)
+            folder = RunFolder.create(self._out, self._scenario_name, self._name, variant_name)
+        else:
+            folder, self._name = begin_experiment(self._out, self._scenario_name, variant_name)
+        home = self._folder_called(self._name)
+        if self._plan.runs and not (home / EXPERIMENT).exists():
+            write_plan(home, self._plan)
         return folder
+
+
+def _plan_of(variants: Sequence[Variant]) -> ExperimentPlan:
+    paths = Scrubber.of_this_process().paths  # as ``RunFolder.create`` names them
+    names = [safe_name(paths(variant.name)) if variant.name else "" for variant in variants]
+    runs = [PlannedRun(name, item.label, item.block) for name, item in zip(names, variants, strict=True)]
+    return ExperimentPlan(tuple(runs))
 
 
 def sync_to_disk(folder: Path) -> None:

@@ -314,18 +314,6 @@ def test_without_a_gate_a_slower_arm_is_no_failure(make_run: Make, tmp_path: Pat
     assert main([str(tmp_path / "results")]) == 0
 
 
-def test_a_baseline_is_saved_and_used_by_name(
-    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = str(tmp_path / "results")
-    blocks_of(make_run, 1.2)
-    assert main([results, "--baseline", "old", "--save-baseline", "release"]) == 0
-    assert "baseline 'release' is bench/20261120-111500" in capsys.readouterr().err
-    assert main([results, "--baseline", "release", "--fail-on", "5%"]) == 1
-    assert main([results, "--baseline", "gone"]) == 2
-    assert "there is no baseline and no arm called 'gone'" in capsys.readouterr().err
-
-
 def test_json_has_verdicts_and_gate(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks_of(make_run, 1.2)
     assert main([str(tmp_path / "results"), "--format", "json", "--fail-on", "5%", "--baseline", "old"]) == 1

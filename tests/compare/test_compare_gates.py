@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from math import nextafter
+from pathlib import Path
 
 import pytest
 
-from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit
+from harness.compare.completeness import Gap, Gaps
+from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit, refusals_of
 from harness.compare.stats import Effect, Verdict
 from harness.compare.verdicts import Judgement
 from harness.core.errors import UserError
@@ -46,14 +48,17 @@ def test_one_arm_decides_by_its_interval(step: Effect, code: int, words: str) ->
     assert result.sentences[0].startswith(f"gate: b against a: {words}")
 
 
-def test_an_estimate_at_the_limit_is_worse_and_an_interval_that_reaches_it_does_not_pass() -> None:
+def test_an_interval_that_reaches_the_limit_from_either_side_decides_nothing() -> None:
+    """An estimate at the limit was called worse on the old code: half of the arms that are at the limit, then."""
+
     # 1 + 25% is exact in binary; the number just below it is 1.25 - 2^-52
     def code(ratio: float, low: float, high: float, verdict: Verdict) -> int:
         return gate([judged(effect(ratio, low, high, verdict))], 0.25).code
 
-    below = nextafter(1.25, 0)
-    assert code(1.25, 1.2, 1.3, Verdict.DIFFERENT) == WORSE
-    assert code(below, 1.2, 1.3, Verdict.DIFFERENT) == INCONCLUSIVE
+    below, above = nextafter(1.25, 0), nextafter(1.25, 2)
+    assert code(1.3, above, 1.4, Verdict.DIFFERENT) == WORSE
+    assert code(1.3, 1.25, 1.4, Verdict.DIFFERENT) == INCONCLUSIVE
+    assert code(1.25, 1.2, 1.3, Verdict.DIFFERENT) == INCONCLUSIVE
     assert code(1.1, 1.0, 1.25, Verdict.INCONCLUSIVE) == INCONCLUSIVE
     assert code(1.1, 1.0, below, Verdict.INCONCLUSIVE) == FINE
     assert code(1.3, 0.9, 1.7, Verdict.INCONCLUSIVE) == INCONCLUSIVE  # much slower, and it may be chance
@@ -85,6 +90,23 @@ def test_the_noise_floor_is_no_arm_that_could_be_worse() -> None:
     quiet = replace(judged(SLIGHTLY, name="again"), is_noise_floor=True)
     assert gate([judged(FASTER, SLIGHTLY), quiet], 0.05).code == FINE
     assert gate([quiet], 0.05).code == INCONCLUSIVE  # there was nothing else
+    assert gate([judged(FASTER, SLIGHTLY), replace(quiet, unfinished=1)], 0.05).code == INCONCLUSIVE
+    assert gate([judged(FASTER), replace(quiet, step=UNLIKE)], 0.05).code == NOT_COMPARABLE
+
+
+def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing() -> None:
+    gap = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", 3, "is missing")
+    newer = refusals_of([Path("results/bench/20261121-080000")], Gaps((), ()))
+    lost, incomplete = refusals_of([], Gaps((gap,), ("b",))), refusals_of([], Gaps((gap,), ()))
+    fine = judged(FASTER)
+    assert [gate([fine], 0.05, refusals).code for refusals in (newer, lost, incomplete, [])] == [
+        NOT_COMPARABLE,
+        NOT_COMPARABLE,
+        INCONCLUSIVE,
+        FINE,
+    ]
+    assert gate([judged(SLOWER)], 0.05, newer).code == WORSE
+    assert gate([], 0.05, newer).code == NOT_COMPARABLE
 
 
 def test_an_arm_with_runs_that_did_not_finish_cannot_pass() -> None:

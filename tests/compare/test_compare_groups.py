@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.caveats import differences, environment, group_letter, groups, legend, letters_of
+from harness.compare.caveats import DIFFERENCES, environment, group_letter, groups, legend, letters_of
+from harness.compare.comparability import environment_values
 from harness.compare.experiments import gather
 from harness.compare.tables import overview_table
 from harness.results import Manifest, RunFolder
@@ -54,15 +55,17 @@ def test_the_environment_of_a_run_in_words() -> None:
         ({"versions": {"torch": "2.14.0", "python": "3.11.7"}}, ("versions",)),
         ({"versions": {"torch": "2.13.0", "python": "3.11.7", "ray": "2.60.0"}}, ("versions",)),
         ({"threads": 4}, ("threads",)),
-        ({"threads": None}, ()),  # unknown
+        ({"threads": None}, ("threads",)),  # unknown is not alike
         ({"commit": "1234567"}, ("commit",)),
-        ({"commit": None}, ()),
+        ({"commit": None}, ("commit",)),
+        ({"simulated": "abacus"}, ("simulation",)),
         ({"commit": "1234567", "threads": 1, "machine": LARGE}, ("machine", "threads", "commit")),
     ],
 )
 def test_what_differs_between_two_runs(change: dict[str, object], found: tuple[str, ...]) -> None:
     other = replace(BASE, **change)  # type: ignore[arg-type]
-    assert differences(BASE, other) == differences(other, BASE) == found
+    one, two = environment_values(BASE), environment_values(other)
+    assert tuple(name for name in DIFFERENCES if one[name] != two[name]) == found
 
 
 def test_one_group_is_not_worth_a_word(make_run: Make, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from harness.compare import Experiment, gather, numbers
-from harness.compare.caveats import caveats, differences, origin, unlike
+from harness.compare.caveats import caveats, origin, unlike
+from harness.compare.comparability import unlike_environments
 from harness.compare.experiments import variant_labels
 from harness.compare.figures import RunFigures
 from harness.compare.findings import findings
@@ -299,7 +300,7 @@ def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference(tw
     assert unlike([debian, second]) == [
         "The operating system of 1 run is unknown; of the others it is Debian GNU/Linux 12 (kernel 6.1.0)."
     ]
-    assert differences(debian.manifest, other.manifest) == differences(debian.manifest, second.manifest) == ()
+    assert unlike_environments([debian, other, second], set()) == []
 
 
 DISAGGREGATED = """

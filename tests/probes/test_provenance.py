@@ -58,6 +58,14 @@ def test_driver_and_limits_of_a_gpu_are_part_of_the_fingerprint() -> None:
     assert len(prints) == 1 + len(changes)
 
 
+def test_clocks_that_somebody_has_set_are_part_of_the_fingerprint_where_the_driver_tells_them() -> None:
+    device = FakeDevice(script={"application_clocks": [{1: 1410, 2: 2619}]})
+    limits = gpu_limits(FakeNvml(), device)
+    assert (limits["application_sm_clock_mhz"], limits["application_memory_clock_mhz"]) == (1410, 2619)
+    assert fingerprint({"gpus": [limits]}) != fingerprint({"gpus": [limits | {"application_sm_clock_mhz": 1980}]})
+    assert "application_sm_clock_mhz" not in gpu_limits(FakeNvml(), FakeDevice())  # this one does not tell
+
+
 def test_a_machine_without_a_gpu_keeps_the_fingerprint_of_older_runs() -> None:
     """That of the reference runs and of profiles/machines/cpu-2-cores.yaml; the system is recorded beside it."""
     facts = {"cpu": "AMD EPYC", "cores": 2, "memory_gib": 24, "gpus": None}

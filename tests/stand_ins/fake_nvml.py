@@ -61,6 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "max_clocks": {1: 1980, 2: 2619},
     "power_limit": 700_000,
     "default_power_limit": 700_000,
+    "application_clocks": NVMLError(NOT_SUPPORTED),
 }
 """What a call answers without a script: percent, bytes, MHz, degrees, mW, mJ, bits, processes, MHz by clock, mW."""
 
@@ -174,6 +175,9 @@ class FakeNvml:
 
     def nvmlDeviceGetMaxClockInfo(self, device: FakeDevice, clock: int) -> int:
         return int(device.answer("max_clocks")[clock])
+
+    def nvmlDeviceGetApplicationsClock(self, device: FakeDevice, clock: int) -> int:
+        return int(device.answer("application_clocks")[clock])
 
     def nvmlDeviceGetEnforcedPowerLimit(self, device: FakeDevice) -> int:
         return int(device.answer("power_limit"))

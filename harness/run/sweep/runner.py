@@ -153,7 +153,9 @@ class _Sweep:
         self._build, self._console, self._say = build, console, _speaker(console, options.quiet)
         self._variants = [variant for group in together for variant in group]
         self._results: dict[str, Point] = {}
-        self._experiment = Experiment(folder.parent.parent, scenario_name, folder.name, durable=True)
+        self._experiment = Experiment(
+            folder.parent.parent, scenario_name, folder.name, durable=True, planned=self._variants
+        )
         self._allowed = {point.variant.name: self._allowance(point) for point in self.points()}
         self._refused: set[str] = set()  # points that failed for what the user wrote, in this command
         self._starts: Counter[str] = Counter()  # in this command

@@ -1,0 +1,204 @@
+"""Whether two sets of runs may be set against each other: every run of both sides is looked at, not the first ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.compare.caveats import DIFFERENCES, NOT_INSTALLED, UNKNOWN, environment
+from harness.compare.figures import RunFigures
+from harness.compare.numbers import listed, plural
+from harness.compare.stats import Effect, Verdict
+from harness.results import Manifest
+
+SETTINGS = "settings"
+"""What ``--allow-difference`` calls all settings at once; one of them goes by its dotted key."""
+MOST_NAMED = 5
+MAY_DIFFER = ("name", "description", "seed", "arms", "sweep", "blocks", "stop_at_half_width")
+"""Settings that say which runs there are and not what one of them does."""
+UNLIKE_IS_MEANT = ("commit",)
+"""Two versions of the code are what a comparison may be about."""
+_THREADS = ("model.threads", "placement.generator.threads", "placement.scorer.threads", "placement.learner.threads")
+_NOT_SAVED = "not recorded"
+
+
+def why_not_comparable(
+    before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str], one_command: bool
+) -> list[str]:
+    """Return the reasons for which the times of two variants cannot be set against each other; none where they can.
+
+    Args:
+        before, after: every run of the two.
+        allowed: what may differ all the same: one of ``DIFFERENCES``, ``SETTINGS``, or a setting's dotted key.
+        one_command: whether they are arms of one experiment, which differ in settings on purpose. Other thread counts
+            then give no reason where the arms set them.
+    """
+    accepted = {*allowed, *UNLIKE_IS_MEANT}
+    if one_command and threads_are_set(before, after):
+        accepted.add("threads")
+    reasons = unlike_environments([*before, *after], accepted)
+    if not one_command:
+        reasons += unlike_settings(before, after, allowed)
+    return [*reasons, *duplicates(before), *duplicates(after)]
+
+
+def unlike_environments(runs: Sequence[RunFigures], accepted: set[str]) -> list[str]:
+    """Say in which of ``DIFFERENCES`` the runs differ, with each value and how many runs have it.
+
+    Runs without a step have no time to compare and are passed over.
+    """
+    manifests = [run.manifest for run in runs if run.steps]
+    known = [environment_values(manifest) for manifest in manifests]
+    unlike = []
+    for name in DIFFERENCES:
+        if name not in accepted and len({values[name] for values in known}) > 1:
+            counts = Counter(_shown_values(name, manifests)).most_common(MOST_NAMED)
+            told = "; ".join(f"{value}: {plural(count, 'run')}" for value, count in counts)
+            unlike.append(f"{name} ({told})")
+    return [f"they differ in {listed(unlike)}"] if unlike else []
+
+
+def _shown_values(name: str, manifests: Sequence[Manifest]) -> list[str]:
+    """Return for each run what to show of one of ``DIFFERENCES``: of machines and versions only what is unlike."""
+    values = [environment_values(manifest)[name] for manifest in manifests]
+    if name == "versions":
+        return _what_is_unlike([value.split(", ") for value in values])
+    if name == "machine":
+        facts = [environment(manifest).facts.split(", ") for manifest in manifests]
+        return _what_is_unlike([[*own, f"fingerprint {value}"] for own, value in zip(facts, values, strict=True)])
+    return values
+
+
+def _what_is_unlike(facts: Sequence[Sequence[str]]) -> list[str]:
+    """Return of each run the facts that not all runs share."""
+    alike = set(facts[0]).intersection(*facts)
+    return [", ".join(fact for fact in own if fact not in alike) or NOT_INSTALLED for own in facts]
+
+
+def environment_values(manifest: Manifest) -> dict[str, str]:
+    """Return what a run has of each of ``DIFFERENCES``; equal texts are alike.
+
+    The GPU's driver, limits of power and clocks are part of the machine. A thread count that was not recorded is
+    unlike one that was.
+    """
+    versions = sorted(f"{name} {version}" for name, version in manifest.versions.items() if version)
+    return {
+        "machine": str(manifest.machine.get("fingerprint") or UNKNOWN),
+        "versions": ", ".join(versions),
+        "threads": UNKNOWN if manifest.threads is None else plural(manifest.threads, "thread"),
+        "commit": manifest.commit or UNKNOWN,
+        "simulation": manifest.simulated or "took place",
+    }
+
+
+def threads_are_set(before: Sequence[RunFigures], after: Sequence[RunFigures]) -> bool:
+    """Whether the two arms' own settings ask for unlike threads, and each arm's runs are alike."""
+    asked = [{key: flat_settings(run).get(key) for key in _THREADS} for run in (before[0], after[0])]
+    used = [{run.manifest.threads for run in runs if run.steps} for runs in (before, after)]
+    return asked[0] != asked[1] and max(map(len, used)) == 1
+
+
+def unlike_threads(before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]) -> str | None:
+    """Say with how many threads two arms ran where they differ, for a gate to refuse; None where that is allowed."""
+    counts = sorted({run.manifest.threads for run in (*before, *after) if run.manifest.threads is not None})
+    if len(counts) < 2 or "threads" in allowed:
+        return None
+    return f"they ran with {listed([str(count) for count in counts])} threads; --allow-difference threads accepts that"
+
+
+def unlike_settings(before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]) -> list[str]:
+    """Name settings that are not the same in every run of both, with the values; at most ``MOST_NAMED`` of them.
+
+    What not every run has recorded is unlike. ``MAY_DIFFER`` is not looked at.
+    """
+    runs = [*before, *after]
+    if SETTINGS in allowed:
+        return []
+    if unknown := sum(not run.settings for run in runs):
+        return [f"the settings of {plural(unknown, 'run')} were not recorded"]
+    tables = compared_settings(runs)
+    keys = dict.fromkeys(key for table in tables for key in table)
+    unlike = []
+    for key in keys:
+        values = dict.fromkeys(_shown(table, key) for table in tables)
+        if len(values) > 1 and not is_allowed(key, allowed):
+            unlike.append(f"{key} ({', '.join(values)})")
+    if not unlike:
+        return []
+    more = f" and {len(unlike) - MOST_NAMED} more" if len(unlike) > MOST_NAMED else ""
+    return [f"their settings differ: {', '.join(unlike[:MOST_NAMED])}{more}"]
+
+
+def is_allowed(key: str, allowed: Sequence[str]) -> bool:
+    """Whether a setting may differ: it is named, or a section that it is in."""
+    return any(key == name or key.startswith(f"{name}.") for name in allowed)
+
+
+def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
+    """Return for each run by dotted key the settings that have to be alike, and how the arms took turns in fact.
+
+    ``model.threads: null`` means as many as the machine gives: where all parts share one process and every run has
+    recorded how many threads that were, ``environment_values`` compares those in place of the setting.
+    """
+    flat = [flat_settings(run) for run in runs]
+    in_process = all(settings.get("transport.type") == "in_process" for settings in flat)
+    recorded = in_process and all(run.manifest.threads is not None for run in runs)
+    left_out = _THREADS if recorded else ()
+    tables = []
+    for run, settings in zip(runs, flat, strict=True):
+        kept = {key: value for key, value in settings.items() if key.split(".")[0] not in MAY_DIFFER}
+        kept["interleaving"] = run.manifest.interleaving or "run"
+        tables.append({key: value for key, value in kept.items() if key not in left_out})
+    return tables
+
+
+def flat_settings(run: RunFigures) -> dict[str, Any]:
+    """Return the resolved scenario of a run by dotted key; a list is one value."""
+
+    def leaves(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in tree.items():
+            inner = leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + key: value}
+            found |= inner
+        return found
+
+    return leaves(run.settings, "")
+
+
+def _shown(table: Mapping[str, Any], key: str) -> str:
+    return str(table[key]) if key in table else _NOT_SAVED
+
+
+def duplicates(runs: Sequence[RunFigures]) -> list[str]:
+    """Name runs of one variant that claim the same block and seed: which of them counts cannot be told."""
+    places: dict[tuple[str, int | None, int], list[RunFigures]] = {}
+    for run in runs:
+        places.setdefault((run.manifest.experiment, run.manifest.block, run.manifest.seed), []).append(run)
+    reasons = []
+    for (_, block, seed), claimed in places.items():
+        if len(claimed) > 1:
+            where = f"seed {seed}" if block is None else f"block {block}, seed {seed}"
+            folders = listed([repr(str(run.folder)) for run in claimed])
+            reasons.append(f"{folders} are the same run ({where})")
+    return reasons
+
+
+def as_far_as_they_got(effect: Effect, before: Sequence[RunFigures], after: Sequence[RunFigures]) -> Effect:
+    """Take back what runs that did not get to their end cannot show.
+
+    That the steps before a run died are alike does not make it ``equivalent``; and where no run of a side got to its
+    end, what lies between the two is not known: there is no interval.
+    """
+    dead = [runs for runs in (before, after) if not any(run.is_completed for run in runs)]
+    unfinished = [run for run in (*before, *after) if not run.is_completed]
+    if effect.verdict is Verdict.NOT_COMPARABLE or not unfinished:
+        return effect
+    if effect.verdict is Verdict.DIFFERENT and not dead:
+        return effect
+    of = len(before) + len(after)
+    reason = f"{len(unfinished)} of {of} runs did not finish"
+    more = f"; {effect.reason}" if effect.reason and effect.verdict is Verdict.INCONCLUSIVE else ""
+    left = replace(effect, verdict=Verdict.INCONCLUSIVE, reason=reason + more)
+    return replace(left, low=None, high=None, p=None, p_adjusted=None, minimum_effect=None) if dead else left

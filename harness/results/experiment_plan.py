@@ -1,0 +1,94 @@
+"""What an experiment set out to run: written when it begins, so that a run that is missing later is missed.
+
+``experiment.json`` lies in the experiment's folder. Experiments of before it was written have none, and neither have
+those that were imported or simulated.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from harness.core.atomic_files import whole_file
+from harness.core.errors import UserError
+from harness.results.jsonl import read_file
+
+EXPERIMENT = "experiment.json"
+SCHEMA, SCHEMA_VERSION = "harness.experiment", 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run that an experiment set out to make.
+
+    Attributes:
+        folder: its name below the experiment's folder; empty where the experiment is this one run.
+        variant: name of its arm and point, which it shares with its runs in other blocks.
+        block: None where the scenario asks for no blocks.
+    """
+
+    folder: str
+    variant: str
+    block: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentPlan:
+    """Every run that an experiment set out to make.
+
+    Attributes:
+        runs: in the order of the scenario.
+        enough_after: blocks after which its own rule (``stop_at_half_width``) ended it; None where it did not.
+    """
+
+    runs: tuple[PlannedRun, ...]
+    enough_after: int | None = None
+
+    @property
+    def due(self) -> list[PlannedRun]:
+        """The runs that have to be there: all, or those of the blocks up to the one that was enough."""
+        if self.enough_after is None:
+            return list(self.runs)
+        return [run for run in self.runs if run.block is None or run.block < self.enough_after]
+
+    def ended_after(self, blocks: int) -> ExperimentPlan:
+        """Return the plan of an experiment whose own rule ended it after so many blocks."""
+        return replace(self, enough_after=blocks)
+
+
+def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
+    """Save the plan in the experiment's folder, in place of a former one.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = experiment / EXPERIMENT
+    data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | asdict(plan)
+    try:
+        with whole_file(path) as stream:
+            stream.write((json.dumps(data, indent=1) + "\n").encode())
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}", str(path)) from error
+
+
+def read_plan(experiment: Path) -> ExperimentPlan | None:
+    """Read what an experiment set out to run; None where that was not written.
+
+    Raises:
+        UserError: the file is damaged or of an unknown version.
+    """
+    path = experiment / EXPERIMENT
+    try:
+        content = read_file(path)
+    except FileNotFoundError:
+        return None
+    try:
+        head = msgspec.json.decode(content, type=dict)
+        if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
+            raise UserError(f"{str(path)!r} is no plan of version {SCHEMA_VERSION} of an experiment", str(path))
+        return msgspec.json.decode(content, type=ExperimentPlan)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{str(path)!r} is damaged: {error}", str(path)) from error
