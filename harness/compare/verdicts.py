@@ -28,7 +28,8 @@ from harness.compare.stats import (
     speed_drift,
     summarise,
 )
-from harness.compare.step_columns import UNFLAGGED_WARMUP, StepSeries
+from harness.compare.step_columns import StepSeries
+from harness.compare.step_times import steadiness_notes, warm_up_reasons
 from harness.compare.tables import Table
 from harness.core.errors import UserError
 from harness.core.trace import Stage
@@ -137,7 +138,17 @@ def _judge_apart(base: Variant, other: Variant, threshold: float, reasons: Seque
     if drift is not None and drift.unstable and drift.sentence:
         reasons.append(f"the two did not take turns, and the {drift.sentence}")
     step = judge_apart(_whole_runs(base.runs), _whole_runs(other.runs), threshold, not_comparable=reasons)
-    return Judgement(base.name, other.name, step, (), alternated=None, unfinished=_unfinished(base, other))
+    step, cautions = _held_back(step, warm_up_reasons(base, other)), tuple(steadiness_notes([base, other]))
+    return Judgement(
+        base.name, other.name, step, (), alternated=None, cautions=cautions, unfinished=_unfinished(base, other)
+    )
+
+
+def _held_back(effect: Effect, reasons: Sequence[str]) -> Effect:
+    """Return the effect as inconclusive where there are reasons against a verdict."""
+    if not reasons or effect.verdict not in (Verdict.DIFFERENT, Verdict.EQUIVALENT):
+        return effect
+    return replace(effect, verdict=Verdict.INCONCLUSIVE, reason="; ".join(reasons))
 
 
 def variant_named(experiment: Experiment, name: str | None) -> Variant:
@@ -179,14 +190,17 @@ def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[st
     by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
     alternated = by_step and _same_points(base, other)
     blocks = paired_blocks(base, other, alternated)
-    steps = blocks.pop(STEP)
+    steps, warming = blocks.pop(STEP), warm_up_reasons(base, other)
     return Judgement(
         base.name,
         other.name,
-        step=judge_step(steps, threshold, not_comparable=reasons),
-        stages=judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons),
+        step=_held_back(judge_step(steps, threshold, not_comparable=reasons), warming),
+        stages=tuple(
+            _held_back(effect, warming)
+            for effect in judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons)
+        ),
         alternated=alternated,
-        cautions=(*([unstable] if unstable else ()), *_unequal_work(base, other)),
+        cautions=(*([unstable] if unstable else ()), *steadiness_notes([base, other]), *_unequal_work(base, other)),
         too_unstable=unstable if drift is not None and drift.refuses_gate else None,
         unfinished=_unfinished(base, other),
         summary=summarise(steps),
@@ -240,7 +254,7 @@ def _point(variant: Variant) -> dict[str, object]:
 
 def _whole_runs(runs: Sequence[RunFigures]) -> list[list[float]]:
     """Return the measured step seconds of the runs that got to their end; a time of 0 is an unknown one."""
-    whole = [run.series.measured(UNFLAGGED_WARMUP) for run in runs if run.series is not None and run.is_completed]
+    whole = [run.series.measured() for run in runs if run.series is not None and run.is_completed]
     times = [[seconds for seconds in series.wall_s if seconds > 0] for series in whole]
     return [seconds for seconds in times if seconds]
 
@@ -261,7 +275,7 @@ def _pairs(base: Variant, other: Variant, with_unfinished: bool) -> list[tuple[S
     for key in sorted(before.keys() & after.keys()):
         mine, theirs = before[key].series, after[key].series
         if mine is not None and theirs is not None:
-            pairs.append((mine.measured(UNFLAGGED_WARMUP), theirs.measured(UNFLAGGED_WARMUP)))
+            pairs.append((mine.measured(), theirs.measured()))
     return pairs
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from harness.compare.stats import PairedBlock, enough, judge_step
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
-from harness.core.trace import Stage
 from harness.results.recorder import Row, RowListener
 from harness.results.writer import PICTURES, REPORT
 from harness.run.arm_runner import ArmRunner
@@ -164,7 +163,7 @@ class BlockWatch:
         seconds = self._seconds.setdefault((block, arm), {})
 
         def keep(row: Row, train_s: float) -> None:
-            left_out = row.get("warmup") or row.get("profiled") or row.get("stages_s", {}).get(Stage.EVALUATE.value)
+            left_out = row.get("warmup") or row.get("profiled")
             if row["kind"] == "step" and not left_out:
                 seconds[row["step"]] = row["wall_s"]
 

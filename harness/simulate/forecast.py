@@ -29,7 +29,7 @@ from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.loop import SilentObserver, StepReport
 from harness.results import StepRow
-from harness.results.step_metrics import WARMUP_FLOOR
+from harness.results.rows import WARMUP_FLOOR
 from harness.scenario import Scenario
 from harness.simulate.cost_model import Draw, model_name
 from harness.simulate.lengths import PairedLengths, length_source
@@ -135,7 +135,7 @@ def predicted(
         lengths = PairedLengths(length_source(own, machine, model_name(own), allow=allow), own)
     run = simulate_run(own, machine, draw=draw, observer=watch, allow=allow, lengths=lengths)
     evicted = watch.evicted_unused * scenario.group_size
-    measures = metrics_of(watch.rows(run.spans), run.spans, run.seconds, run.ledger, evicted)
+    measures = metrics_of(watch.rows(run.spans), run.spans, run.ledger, evicted)
     return measures, tuple(run.extrapolating)
 
 

@@ -31,7 +31,6 @@ from rich.text import Text
 from harness.compare import Experiment, gather
 from harness.compare.stats import STEP, PairedBlock, log_ratios
 from harness.compare.stats.intervals import Numbers, effect_shown
-from harness.compare.step_columns import UNFLAGGED_WARMUP
 from harness.compare.verdicts import is_same, paired_blocks
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
@@ -125,7 +124,7 @@ def _one_run(experiment: Experiment, steps: int) -> Iterator[Source]:
     for run in experiment.runs:
         if run.series is None:
             raise UserError("a run made no steps", where=str(experiment.folder), fix="leave it out")
-        seconds = list(run.series.measured(UNFLAGGED_WARMUP).wall_s)
+        seconds = list(run.series.measured().wall_s)
         name = f"{experiment.scenario}, seed {run.manifest.seed}"
         yield Source(f"{name}: ABBA windows", abba_blocks(seconds, steps), seconds)
         yield Source(f"{name}: alternate steps", alternated_blocks(seconds, steps), [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.compare.attribution import account_spans
+from harness.compare.attribution import measured_lanes
 from harness.compare.numbers import percent
 from harness.core.errors import UserError
 from harness.core.trace import Stage
@@ -227,7 +227,7 @@ def _plan(scenario: Scenario, rollouts: Rollouts) -> LoopPlan:
 
 
 def _outcome(replayed: Replayed) -> Outcome:
-    accounts = account_spans(replayed.spans, (0, round(replayed.loop_s * 1e9)))
+    accounts = measured_lanes(replayed.rows, replayed.spans, 0)
     idle = {lane: account.share(account.waiting_ns) for lane, account in accounts.items()}
     return Outcome(step_time(replayed.rows), stage_times(replayed.rows), idle, replayed)
 
