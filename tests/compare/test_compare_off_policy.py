@@ -71,8 +71,8 @@ def test_the_sentences(three_arms: Experiment) -> None:
     # the first one, whose sync takes five times as long, to 0.96: warm-up, like the second. Worked in the other six:
     # 6 * 0.9 + 6 * 0.712 = 9.672. Busy: 6 * 0.912 = 5.472, which is 4.2 less. Two at once: 6 * 0.7 = 4.2 s.
     overlap = (
-        "the lanes worked 9.67 s in 6.00 s of the loop, at least two at once for 70.0% of it: 4.20 s less than one after "
-        "the other, if stages took as long then; idle: Generator 20.0%, Scorer 90.0%, Learner 20.0%."
+        "the lanes worked 9.67 s in 6.00 s of the loop, at least two at once for 70.0% of it: 4.20 s less than one "
+        "after the other, if stages took as long then; idle: Generator 20.0%, Scorer 90.0%, Learner 20.0%."
     )
     assert [finding.text for finding in off_policy_findings(three_arms)] == [
         "a_wait: the lag bound of 1 held a Generator back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
