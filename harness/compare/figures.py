@@ -39,6 +39,7 @@ from harness.compare.step_columns import (
     step_series,
     step_window,
     tokens_per_second,
+    with_tail,
 )
 from harness.compare.sync import SyncFigures, percentile, sync_figures
 from harness.core.intervals import Interval, total
@@ -54,10 +55,10 @@ class StageFigures:
     """One stage of one run, or its whole steps, over the measured window.
 
     Attributes:
-        mean_s: seconds in the window over its training steps, added over lanes; 0.0 where it ran after the window only.
+        mean_s: seconds in the window over its training steps, added over lanes; 0.0 where it ran in other steps only.
         steps: in how many steps of the window it ran.
         share: its part of the window's seconds. Shares of lanes that run at once add up to more than 1.
-        total_s: seconds in the whole loop, also before and after the window.
+        total_s: seconds in the whole loop.
     """
 
     mean_s: float
@@ -80,7 +81,7 @@ class Window:
     """The measured window: the training steps that figures of time rest on.
 
     Attributes:
-        first, last: numbers of its first and last training step.
+        first, last: numbers of its first and last training step. A last evaluation after the last step is part of it.
         steps: in the window; of the run there are ``all_steps``.
         seconds: of the clock.
     """
@@ -213,7 +214,7 @@ class RunFigures:
         return self.learning.divergence if self.learning else None
 
     def idle_ratio(self, kind: str) -> float | None:
-        """Return the share of the loop that lanes of a kind waited, as a mean over them; None without spans of any."""
+        """Return the mean share of the measured window that lanes of a kind waited; None without spans of any."""
         accounts = [account for lane, account in self.lanes.items() if lane_kind(lane) == kind]
         return fmean(account.share(account.waiting_ns) for account in accounts) if accounts else None
 
@@ -242,16 +243,16 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
     evaluated = evaluations(run)
     target = None if run.manifest.simulated else _as_float(run.setting("reward_target"))  # it has no rewards
     columns = {} if brief else metric_columns(run.steps)
-    spans = run.spans() if with_spans and not brief else []
-    times = _span_times(run, spans)
-    stages = {} if brief else stage_columns(run.steps, times.by_step_s)
-    series = step_series(run.steps, stages)
+    spans, rows = run.spans() if with_spans and not brief else [], with_tail(run.steps, run.tail)
+    times = _span_times(run, rows, spans)
+    stages = {} if brief else stage_columns(rows, times.by_step_s)
+    series = step_series(rows, stages)
     measured = series.measured() if series else None
     max_lag, lag_control = _as_int(run.setting("max_lag")), run.setting("lag_control")
     blocked = None
     if spans and max_lag and lag_control != "drop":
         blocked = blocked_time(spans, max_lag, len(run.steps))
-    totals, grad_norms = _totals(run, stages), _values(run.steps, "grad_norm")
+    totals, grad_norms = _totals(run, rows, stages), _values(run.steps, "grad_norm")
     of_stages = {stage: _figures_of([stage], measured, total_s) for stage, total_s in totals.items()}
     busy = [stage for stage in totals if not stage.is_wait]
     return RunFigures(
@@ -272,7 +273,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         reward_target=target,
         seconds_to_target=None if target is None else seconds_to_reward(run, target),
         optimizer_steps=sum(row.optimizer_steps for row in run.steps),
-        throughput=tokens_per_second(run.steps),
+        throughput=tokens_per_second(rows),
         grad_norm=_median(value for value, _ in grad_norms),
         grad_norm_peak=max(grad_norms, default=None),
         kl=None if brief else kl_figures(run),
@@ -311,17 +312,16 @@ class _SpanTimes:
     windows: list[Interval]
 
 
-def _span_times(run: Run, spans: list[Span]) -> _SpanTimes:
+def _span_times(run: Run, rows: Sequence[StepRow], spans: list[Span]) -> _SpanTimes:
     if not spans:
         return _SpanTimes({}, {}, [])
     loop = loop_window(spans, run.tail.elapsed_s if run.tail else None)
-    if not run.steps:
+    if not rows:
         return _SpanTimes({}, account_spans(spans, loop), [loop])
-    windows = measured_windows(run.steps, loop[0])
-    found = time_by_window(spans, [step_window(row, loop[0]) for row in run.steps])
-    measured = {row.step for row in measured_rows(run.steps)}
-    kept = [row.step in measured for row in run.steps]
-    lanes = lane_accounts(found, kept, total(windows))
+    windows = measured_windows(rows, loop[0])
+    found = time_by_window(spans, [step_window(row, loop[0]) for row in rows])
+    measured = {row.step for row in measured_rows(rows)}
+    lanes = lane_accounts(found, [row.step in measured for row in rows], total(windows))
     by_step_s = {lane: {stage: (ns / 1e9).tolist() for stage, ns in stages.items()} for lane, stages in found.items()}
     return _SpanTimes(by_step_s, lanes, windows)
 
@@ -343,13 +343,15 @@ def _single_steps(measured: StepSeries | None) -> SingleSteps | None:
 def stage_totals(run: Run) -> dict[Stage, float]:
     """Return the seconds of each stage and wait over the whole loop, added over lanes.
 
-    They come from the step rows and the tail, and equal the sum of the spans that ended after start-up.
+    They come from the step rows and the tail, and equal what the spans that ended after start-up have of the clock.
     """
-    return _totals(run, stage_columns(run.steps))
+    return _totals(run, run.steps, stage_columns(run.steps))
 
 
-def _totals(run: Run, stages: Mapping[Stage, Sequence[float]]) -> dict[Stage, float]:
-    last = run.tail.stages_s if run.tail else {}
+def _totals(run: Run, rows: Sequence[StepRow], stages: Mapping[Stage, Sequence[float]]) -> dict[Stage, float]:
+    """Return each stage's seconds in the steps, and in the tail where the rows do not have it yet."""
+    has_tail = run.tail is None or (bool(rows) and rows[-1].elapsed_s == run.tail.elapsed_s)
+    last = {} if has_tail or run.tail is None else run.tail.stages_s
     return {
         stage: sum(stages.get(stage, ())) + last.get(stage.value, 0.0)
         for stage in Stage

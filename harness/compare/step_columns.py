@@ -12,12 +12,14 @@ from operator import itemgetter, mul
 from statistics import fmean
 from typing import Literal
 
+import msgspec
+
 from harness.core.errors import UserError
 from harness.core.intervals import Interval, merge
 from harness.core.trace import Stage
 from harness.core.types import Metric
 from harness.results import StepRow
-from harness.results.rows import StoredMetrics, read_metric
+from harness.results.rows import StoredMetrics, TailRow, read_metric
 
 LaneTimes = Mapping[str, Mapping[Stage, Sequence[float]]]
 """Seconds of each stage and wait of a lane, one for each step."""
@@ -66,6 +68,30 @@ class StepSeries:
 def _is_measured(warmup: Sequence[bool], profiled: Sequence[bool]) -> list[bool]:
     kept = [not (warm or under) for warm, under in zip(warmup, profiled, strict=True)]
     return kept if any(kept) else [True] * len(kept)
+
+
+def with_tail(rows: Sequence[StepRow], tail: TailRow | None) -> list[StepRow]:
+    """Return the rows; where an evaluation ended after the last step, with that end of the loop as a part of the step.
+
+    The last evaluation of a run in turns lies in the row of its last step, and that of a run with lag after it. So it
+    counts in both, and the two can be compared.
+    """
+    if tail is None or not rows or not tail.stages_s.get(Stage.EVALUATE.value):
+        return list(rows)
+    last = rows[-1]
+    lanes = {lane: _added(last.lanes.get(lane, {}), tail.lanes.get(lane, {})) for lane in {**last.lanes, **tail.lanes}}
+    closed = msgspec.structs.replace(
+        last,
+        wall_s=last.wall_s + tail.wall_s,
+        elapsed_s=tail.elapsed_s,
+        lanes=lanes,
+        stages_s=_added(last.stages_s, tail.stages_s),
+    )
+    return [*rows[:-1], closed]
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
 def measured_rows(rows: Sequence[StepRow]) -> list[StepRow]:

@@ -12,7 +12,7 @@ from harness.compare.attribution import Exposure, exposed_in, loop_window
 from harness.compare.experiments import Experiment, Variant, experiment_of
 from harness.compare.figures import RunFigures, run_figures
 from harness.compare.learning import Evaluated, evaluations, metric_series
-from harness.compare.step_columns import measured_rows, measured_windows
+from harness.compare.step_columns import measured_rows, measured_windows, with_tail
 from harness.compare.sync import PARTS, SyncPoint, percentile
 from harness.compare.sync_tables import pooled, sweep_points, variant_syncs
 from harness.core.intervals import Interval
@@ -123,8 +123,9 @@ def _exposure(run: Run) -> tuple[Exposure, int] | None:
     spans = run.spans()
     if not spans or not run.steps:
         return None
-    found = exposed_in(spans, measured_windows(run.steps, _window(run, spans)[0]))
-    return None if found is None else (found, len(measured_rows(run.steps)))
+    rows = with_tail(run.steps, run.tail)
+    found = exposed_in(spans, measured_windows(rows, _window(run, spans)[0]))
+    return None if found is None else (found, len(measured_rows(rows)))
 
 
 def _window(run: Run, spans: list[Span]) -> Interval:

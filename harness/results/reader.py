@@ -195,7 +195,12 @@ def _check_levels(data: Any) -> None:
 
 
 def _flagged(rows: list[StepRow], warm_up: WarmUp) -> tuple[StepRow, ...]:
-    """Flag the steps of the warm-up: more than were flagged when written show only at the end of the run."""
+    """Flag the steps of the warm-up: more than were flagged when written show only at the end of the run.
+
+    A run that is no longer than that keeps its flags: all its steps count, or none.
+    """
+    if not rows or rows[-1].step < warm_up.steps:
+        return tuple(rows)
     return tuple(
         msgspec.structs.replace(row, warmup=True) if row.step < warm_up.steps and not row.warmup else row
         for row in rows

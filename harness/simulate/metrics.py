@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from harness.compare.attribution import loop_window, measured_lanes
-from harness.compare.step_columns import measured_rows, tokens_per_second
+from harness.compare.step_columns import measured_rows, tokens_per_second, with_tail
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
@@ -82,7 +82,7 @@ def metrics_of_run(run: Run) -> RunMetrics:
     """
     group_size = run.setting("group_size") or 1
     evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
-    return metrics_of(run.steps, run.spans(), run.ledger, evicted * group_size)
+    return metrics_of(with_tail(run.steps, run.tail), run.spans(), run.ledger, evicted * group_size)
 
 
 def simulated_row(

@@ -40,7 +40,8 @@ def test_a_start_that_is_faster_is_never_cut() -> None:
 def test_a_slow_start_that_is_too_long_to_be_cut_is_told(slow: int, times: float) -> None:
     """Failed before: such a run of 12 steps was not steady, and nothing made of that."""
     found = [steady_from(series((slow, times), (12 - slow, 1.0), noise=0.02, seed=seed)) for seed in range(50)]
-    # of 2,000 such series 93% and 99% have a slow start; a majority of an arm's runs is what holds a verdict back
+    # at three times this noise 96% and 100% of 4,000 such series have one (python -m tests.benchmarks.warmup_rates); a
+    # majority of an arm's runs is what holds a verdict back
     assert sum(item == WarmUp(2, False, slow_start=True) for item in found) > 40
 
 

@@ -33,7 +33,7 @@ def test_what_is_no_measured_step_is_left_out() -> None:
         ]
         for row in rows:
             listener(row, 0.0)
-    assert [block.before for block in watch.paired("b")] == [(1.0,)]
+    assert [block.before for block in watch.paired("b")] == [(9.0, 1.0)]
 
 
 def test_the_line_tells_the_t_interval() -> None:
