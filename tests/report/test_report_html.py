@@ -94,8 +94,8 @@ def test_a_experiment_has_its_sections_in_order(lagged: Path, tmp_path: Path) ->
 def test_exposed_times_stand_beside_the_times_spent(lagged: Path, tmp_path: Path) -> None:
     page = _report(lagged, tmp_path / "report.html")
     # lag1, from the second step on, milliseconds: the Learner waits 200, updates 700, publishes 10, verifies 2, and 88
-    # are nobody's; of the 200, scoring has 100, transfer 20, verify 2, load 10, generate 68. The first step, with syncs of
-    # five times the length, is warm-up.
+    # are nobody's; of the 200, scoring has 100, transfer 20, verify 2, load 10, generate 68. The first step, with syncs
+    # of five times the length, is warm-up.
     spent = page.partition("<caption>Seconds per training step, spent and exposed")[2].partition("</table>")[0]
     rows = dict(re.findall(r'<th scope="row">(\w+|nobody&#x27;s)</th>((?:<td class="n">[^<]*</td>)+)', spent))
     cells = {name: re.findall(r">([^<]*)</td>", row)[:3] for name, row in rows.items()}
