@@ -9,15 +9,16 @@ from typing import Any
 from harness.compare.attribution import LaneAccount
 from harness.compare.caveats import caveats, unlike
 from harness.compare.experiments import Experiment, Variant, paired_difference
-from harness.compare.figures import RunFigures, StageFigures
+from harness.compare.figures import RunFigures
 from harness.compare.findings import findings, last_reward
 from harness.compare.gates import GateResult
+from harness.compare.step_times import step_ratio
 from harness.compare.tables import OFF_POLICY_LINES, OUTCOME_LINES
 from harness.compare.verdicts import Judgement, judgements
 from harness.results import DamagedRun
 from harness.results.rows import with_nulls
 
-SCHEMA, SCHEMA_VERSION = "harness.comparison", 1
+SCHEMA, SCHEMA_VERSION = "harness.comparison", 2
 
 
 def comparison(
@@ -60,7 +61,12 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str
 def _variant(base: Variant, variant: Variant) -> dict[str, Any]:
     difference = None if variant is base else paired_difference(base, variant, last_reward)
     against = None if difference is None else {"baseline": base.name} | asdict(difference)
-    return {"name": variant.name, "runs": [_run(run) for run in variant.runs], "reward_last_difference": against}
+    return {
+        "name": variant.name,
+        "runs": [_run(run) for run in variant.runs],
+        "step_ratio": None if variant is base else step_ratio(base, variant),
+        "reward_last_difference": against,
+    }
 
 
 def _run(run: RunFigures) -> dict[str, Any]:
@@ -71,20 +77,17 @@ def _run(run: RunFigures) -> dict[str, Any]:
         "reward_target": run.reward_target,
         "fingerprint": run.manifest.machine.get("fingerprint"),
         "figures": {line.key: line.get(run) for line in (*OUTCOME_LINES, *OFF_POLICY_LINES)},
-        "step": _stage(run.whole_step),
-        "all_stages": _stage(run.all_stages),
-        "stages": {stage.value: _stage(figures) for stage, figures in run.stages.items()},
+        "warm_up": asdict(run.warm_up),
+        "window": None if run.window is None else asdict(run.window),
+        "step": {"mean_s": run.step_s} | (asdict(run.single_steps) if run.single_steps else {}),
+        "all_stages": asdict(run.all_stages),
+        "stages": {stage.value: asdict(figures) for stage, figures in run.stages.items()},
         "lanes": {lane: _lane(account) for lane, account in run.lanes.items()},
         "ledger": None if run.ledger is None else asdict(run.ledger),
         "overlap": None if run.overlap is None else asdict(run.overlap),
         "held_back": None if run.blocked_time is None else asdict(run.blocked_time),
         "sync": None if run.sync is None else asdict(run.sync),
     }
-
-
-def _stage(figures: StageFigures) -> dict[str, Any]:
-    head = {"median_s": figures.median_s, "steps": figures.steps}
-    return head | {"total_s": figures.total_s, "share_of_loop": figures.share}
 
 
 def _lane(account: LaneAccount) -> dict[str, Any]:

@@ -1,24 +1,26 @@
 """Where the time of a run's loop went, from its spans: by lane, as exposed time, and side by side.
 
 - ``account_spans`` gives each instant of a lane to one stage or wait: stages + waits + unattributed = wall-clock, to
-  the nanosecond. An instant under several spans goes to the one that began last. Waits for a call or for the recorder
-  get only what no other span claims: an actor may be busy with something else.
-- ``exposed`` divides the clock of the whole loop: the part of each stage that the training loop had to wait for.
+  the nanosecond. An instant under several spans goes to the one that began last (``harness.results.lane_time``).
+- ``time_by_window`` does so step by step.
+- ``exposed`` divides the clock of the loop: the part of each stage that the training loop had to wait for.
 - ``overlap`` says how much went on side by side, ``blocked_time`` how long the lag bound made Generators wait.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import le
 
-from harness.core.intervals import Interval, both, clip, merge, total, without
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.compare.step_columns import measured_windows
+from harness.core.intervals import Interval, both, merge, total, without
 from harness.core.trace import Span, Stage
-from harness.results import Run, lane_kind
+from harness.results import Run, StepRow, lane_kind
+from harness.results.lane_time import claims, take_turns
 
-_LAST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)  # they get what no other span claims
 StageIntervals = dict[Stage, list[Interval]]
 """The instants of one lane by stage: disjoint intervals in nanoseconds."""
 
@@ -48,28 +50,17 @@ def _by_lane(spans: Iterable[Span], window: Interval) -> dict[str, list[Span]]:
     return lanes
 
 
-def _stage_pieces(spans: Iterable[Span], window: Interval) -> Iterator[tuple[Stage, int, int]]:
-    """Yield (stage, start, end) of what each of one lane's spans gets inside the window, in order of time."""
-    open_spans: list[tuple[int, int, Span]] = []  # newest start first, calls under way last
-    now = window[0]
-
-    def until(limit: int) -> Iterator[tuple[Stage, int, int]]:
-        nonlocal now
-        while open_spans and now < limit:
-            newest = open_spans[0][2]
-            upto = min(newest.end_ns, limit)
-            if upto > now:
-                yield newest.stage, now, upto
-                now = upto
-            if newest.end_ns <= now:
-                heapq.heappop(open_spans)
-        now = max(now, limit)
-
-    for order, span in enumerate(sorted(spans, key=lambda item: (item.start_ns, -item.end_ns))):
-        yield from until(max(span.start_ns, window[0]))
-        rank = 1 if span.stage in _LAST else -span.start_ns
-        heapq.heappush(open_spans, (rank, -order, span))
-    yield from until(window[1])
+def _stage_pieces(spans: Sequence[Span], window: Interval) -> Iterator[tuple[Stage, int, int]]:
+    """Yield (stage, start, end) of what each of one lane's spans gets inside the window."""
+    if not take_turns(spans):
+        for index, start_ns, end_ns in claims(spans, window):
+            yield spans[index].stage, start_ns, end_ns
+        return
+    low_ns, high_ns = window
+    for _, stage, start_ns, end_ns, _, _ in spans:
+        inside = max(start_ns, low_ns), min(end_ns, high_ns)
+        if inside[1] > inside[0]:
+            yield stage, *inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,19 +136,70 @@ def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
     return sorted(lanes, key=place)
 
 
-def _stage_lengths(spans: list[Span], window: Interval) -> dict[Stage, int]:
+def _stage_lengths(spans: Sequence[Span], window: Interval) -> dict[Stage, int]:
     """Return the nanoseconds of each stage of one lane inside the window."""
-    _, stages, starts, ends, _, _ = zip(*spans, strict=True)
-    pieces: Iterable[tuple[Stage, int, int]] = zip(stages, starts, ends, strict=True)
-    if not all(map(le, ends, starts[1:])):  # an instant may be under two spans
-        pieces = _stage_pieces(spans, window)
-    low_ns, high_ns = window
     lengths: dict[Stage, int] = {}
-    for stage, start_ns, end_ns in pieces:
-        inside = (end_ns if end_ns < high_ns else high_ns) - (start_ns if start_ns > low_ns else low_ns)
-        if inside > 0:
-            lengths[stage] = lengths.get(stage, 0) + inside
+    for stage, start_ns, end_ns in _stage_pieces(spans, window):
+        lengths[stage] = lengths.get(stage, 0) + end_ns - start_ns
     return lengths
+
+
+def time_by_window(spans: Iterable[Span], windows: Sequence[Interval]) -> dict[str, dict[Stage, NDArray[np.int64]]]:
+    """Return the nanoseconds that each lane was in each stage or wait, by window: lane to stage to shape [windows].
+
+    What a lane does from one window into the next counts in each by the part that lies in it.
+
+    Args:
+        windows: (start, end) in nanoseconds, in order of time.
+    """
+    if not windows:
+        return {}
+    whole = windows[0][0], windows[-1][1]
+    edges = np.asarray(windows, dtype=np.float64)
+    lanes: dict[str, dict[Stage, NDArray[np.int64]]] = {}
+    for lane, own in _by_lane(spans, whole).items():
+        pieces: dict[Stage, list[int]] = {}
+        for stage, start_ns, end_ns in _stage_pieces(own, whole):
+            pieces.setdefault(stage, []).extend((start_ns, end_ns))
+        lanes[lane] = {stage: _inside(np.asarray(found, dtype=np.float64), edges) for stage, found in pieces.items()}
+    return lanes
+
+
+def lane_accounts(
+    times: Mapping[str, Mapping[Stage, NDArray[np.int64]]], kept: Sequence[bool], wall_ns: int
+) -> dict[str, LaneAccount]:
+    """Return the account of each lane over some windows of ``time_by_window``.
+
+    Args:
+        kept: which of the windows, which follow each other or lie apart.
+        wall_ns: nanoseconds of these.
+    """
+    accounts = {}
+    for lane in in_pipeline_order(times):
+        inside = {stage: int(found[list(kept)].sum()) for stage, found in times[lane].items()}
+        stages_ns = {stage: ns for stage, ns in inside.items() if ns}
+        accounts[lane] = LaneAccount(lane, wall_ns, stages_ns, wall_ns - sum(stages_ns.values()))
+    return accounts
+
+
+def measured_lanes(rows: Sequence[StepRow], spans: Iterable[Span], loop_start_ns: int) -> dict[str, LaneAccount]:
+    """Return the account of each lane over the measured window of a run's steps."""
+    windows = measured_windows(rows, loop_start_ns)
+    return lane_accounts(time_by_window(spans, windows), [True] * len(windows), total(windows))
+
+
+def _inside(pieces: NDArray[np.float64], windows: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return how much of the disjoint pieces lies in each window.
+
+    Args:
+        pieces: start, end, start, end and so on, in order.
+        windows: shape [windows, 2].
+    """
+    lengths = pieces[1::2] - pieces[::2]
+    until = np.repeat(np.cumsum(lengths), 2)
+    until[::2] -= lengths  # what lies before the start of each piece, and before its end
+    found = np.diff(np.interp(windows, pieces, until), axis=1)[:, 0]
+    return np.rint(found).astype(np.int64)
 
 
 _NEAREST_FIRST = (
@@ -224,6 +266,19 @@ def exposed(spans: Iterable[Span], window: Interval) -> Exposure | None:
     return Exposure(wall_ns, known, wall_ns - sum(known.values()))
 
 
+def exposed_in(spans: Sequence[Span], windows: Iterable[Interval]) -> Exposure | None:
+    """Divide several windows, such as the measured steps, as ``exposed`` divides one."""
+    parts = [part for window in windows if (part := exposed(spans, window)) is not None]
+    if not parts:
+        return None
+    stages = [stage for stage in Stage if any(stage in part.stages_ns for part in parts)]
+    return Exposure(
+        wall_ns=sum(part.wall_ns for part in parts),
+        stages_ns={stage: sum(part.stages_ns.get(stage, 0) for part in parts) for stage in stages},
+        nobody_ns=sum(part.nobody_ns for part in parts),
+    )
+
+
 def _claim(free: list[Interval], lanes: list[StageIntervals], order: Iterable[Stage]) -> StageIntervals:
     """Give the free instants to the stages that the lanes are in then; an earlier stage of the order goes first."""
     claimed: StageIntervals = {}
@@ -243,7 +298,7 @@ class Overlap:
     """Work of the lanes against the clock. A lane's work is the union of its stages, without waits.
 
     Attributes:
-        loop_s: seconds of the loop.
+        loop_s: seconds of the loop that were looked at.
         worked_s: seconds that the lanes worked, added over lanes: what they would take one after the other, if their
             stages took as long then.
         busy_s: seconds in which at least one lane worked.
@@ -261,15 +316,15 @@ class Overlap:
         return self.worked_s - self.busy_s
 
 
-def overlap(spans: Sequence[Span], window: Interval) -> Overlap:
-    """Return the overlap of the lanes inside the window (start, end), in nanoseconds."""
+def overlap(spans: Sequence[Span], windows: Sequence[Interval]) -> Overlap:
+    """Return the overlap of the lanes inside the windows (start, end), in nanoseconds."""
     lanes: dict[str, list[Interval]] = {}
     for lane, stage, start_ns, end_ns, _, _ in spans:
         if stage in WORK:
             lanes.setdefault(lane, []).append((start_ns, end_ns))
-    work = [merge(clip(intervals, window)) for intervals in lanes.values()]
+    work = [both(intervals, windows) for intervals in lanes.values()]
     worked_ns = sum([end - start for intervals in work for start, end in intervals])
-    lengths = (window[1] - window[0], worked_ns, *_depths(work))
+    lengths = (total(windows), worked_ns, *_depths(work))
     return Overlap(*(length / 1e9 for length in lengths))
 
 

@@ -17,12 +17,12 @@ from math import exp, inf, log, log1p, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
+from harness.compare.block_values import log_step_seconds
 from harness.compare.comparability import why_not_comparable
 from harness.compare.completeness import gap_sentence, gaps
 from harness.compare.experiments import Experiment, Variant, gather, is_called
 from harness.compare.numbers import number, plural
 from harness.compare.stats.intervals import t_quantile
-from harness.compare.step_columns import UNFLAGGED_WARMUP
 from harness.compare.tables import Table
 from harness.compare.verdicts import Baseline, variant_named
 from harness.core.atomic_files import whole_file
@@ -266,11 +266,10 @@ def occasions_of(baseline: Baseline) -> Occasions:
 
 
 def _seconds_per_step(variant: Variant) -> float:
-    measured = [run.series.measured(UNFLAGGED_WARMUP).wall_s for run in variant.runs if run.series is not None]
-    means = [fmean(seconds) for seconds in measured if sum(seconds) > 0]
-    if not means:
+    logs = log_step_seconds(variant)
+    if not logs:
         raise UserError(f"no step of {variant.name} was measured", fix="run more steps than the first two")
-    return exp(fmean(map(log, means)))
+    return exp(fmean(logs))
 
 
 def occasions_needed(change: float, spread: float) -> float:

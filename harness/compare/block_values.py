@@ -13,7 +13,7 @@ from math import log, log1p
 from harness.compare.experiments import Variant
 from harness.compare.figures import RunFigures
 from harness.compare.stats import STAGE_THRESHOLD, STEP, Comparison, of_blocks
-from harness.compare.step_columns import UNFLAGGED_WARMUP, StepSeries
+from harness.compare.step_columns import StepSeries
 from harness.core.trace import Stage
 
 Runs = tuple[RunFigures, RunFigures]
@@ -72,7 +72,7 @@ def paired_seconds(pairs: Sequence[Runs], alternated: bool) -> list[tuple[BlockS
     for before, after in pairs:
         if before.series is None or after.series is None:
             continue
-        mine, theirs = before.series.measured(UNFLAGGED_WARMUP), after.series.measured(UNFLAGGED_WARMUP)
+        mine, theirs = before.series.measured(), after.series.measured()
         kept = [_timed_steps(mine), _timed_steps(theirs)]
         if alternated:
             kept = [kept[0] & kept[1]] * 2

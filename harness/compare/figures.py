@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -16,8 +15,10 @@ from harness.compare.attribution import (
     Overlap,
     account_spans,
     blocked_time,
+    lane_accounts,
     loop_window,
     overlap,
+    time_by_window,
 )
 from harness.compare.learning import (
     Divergence,
@@ -31,38 +32,66 @@ from harness.compare.learning import (
 )
 from harness.compare.step_columns import (
     StepSeries,
-    is_measured,
+    measured_rows,
+    measured_windows,
     metric_columns,
     metric_value,
     stage_columns,
     step_series,
+    step_window,
+    tokens_per_second,
+    with_tail,
 )
-from harness.compare.sync import SyncFigures, sync_figures
-from harness.core.trace import Stage
+from harness.compare.sync import SyncFigures, percentile, sync_figures
+from harness.core.intervals import Interval, total
+from harness.core.trace import Span, Stage
 from harness.core.types import Metric
-from harness.results import LedgerFigures, Run, StepRow, lane_kind
+from harness.results import LedgerFigures, Run, StepRow, WarmUp, lane_kind
 from harness.results.manifest import Manifest
 from harness.results.rows import SyncRow
-
-StageColumns = Mapping[Stage, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
-    """One stage of one run.
+    """One stage of one run, or its whole steps, over the measured window.
 
     Attributes:
-        median_s: median seconds over the measured training steps in which it ran, added over lanes; None if it ran in
-            none. Warm-up steps and those with a profiler are not measured, unless the run has no others.
-        steps: in how many measured training steps it ran.
-        total_s: seconds in the whole loop, also after the last step.
-        share: ``total_s`` over the loop's seconds. Shares of lanes that run at once add up to more than 1.
+        mean_s: seconds in the window over its training steps, added over lanes; 0.0 where it ran in other steps only.
+        steps: in how many steps of the window it ran.
+        share: its part of the window's seconds. Shares of lanes that run at once add up to more than 1.
+        total_s: seconds in the whole loop.
     """
 
-    median_s: float | None
+    mean_s: float
     steps: int
-    total_s: float
     share: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SingleSteps:
+    """How the single steps of the measured window spread, in seconds: the 10th percentile, the median and the 90th."""
+
+    p10_s: float
+    median_s: float
+    p90_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measured window: the training steps that figures of time rest on.
+
+    Attributes:
+        first, last: numbers of its first and last training step. A last evaluation after the last step is part of it.
+        steps: in the window; of the run there are ``all_steps``.
+        seconds: of the clock.
+    """
+
+    first: int
+    last: int
+    steps: int
+    all_steps: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -75,16 +104,19 @@ class RunFigures:
         learning: when the target was reached, gradients, divergence; None where ``brief``.
         settings: the resolved scenario as plain values, for reading only; empty where it was not saved.
         series: the step times that verdicts rest on; None where ``brief``, and in a run without steps.
-        stages: stages and waits by name.
-        all_stages: the stages without the waits, added up; its median is over measured steps without evaluation.
-        whole_step: wall-clock between two step rows; its median likewise.
+        warm_up: how many of the first steps are warm-up, and whether the others keep one level.
+        window: the measured window; None in a run without steps.
+        single_steps: the spread of its steps; None likewise.
+        stages: stages and waits by name. Where spans were read they are those of the lanes, step by step.
+        all_stages: the stages without the waits, added up.
+        lanes: where the time of each lane went in the measured window; of the loop in a run without steps.
         loop_s: seconds of the loop, without start-up.
         reward_target: the scenario's; ``seconds_to_target`` is None where it was not reached.
         grad_norm_peak: the highest gradient norm and its step; ``grad_norm`` is the median.
-        throughput: median over measured steps of the generated tokens per second.
+        throughput: generated tokens per second of the measured window.
         max_lag, lag_control, replay_capacity: the scenario's; None if unknown.
         ledger: what became of the rollouts; None in a run that did not get to its end.
-        overlap: what lanes did side by side; None without spans.
+        overlap: what lanes did side by side in the measured window; None without spans.
         held_back: what waiting for the lag bound cost; None at lag 0, under ``drop`` and without spans.
         sync: weight syncs; None where nothing was moved.
         replaced: parts that died and were replaced.
@@ -101,7 +133,9 @@ class RunFigures:
     loop_s: float
     stages: dict[Stage, StageFigures]
     all_stages: StageFigures
-    whole_step: StageFigures
+    warm_up: WarmUp
+    window: Window | None
+    single_steps: SingleSteps | None
     lanes: dict[str, LaneAccount]
     first: Evaluated | None
     best: Evaluated | None
@@ -134,13 +168,26 @@ class RunFigures:
 
     @property
     def measured_steps(self) -> int:
-        """The steps that medians are taken over: neither warm-up nor profiled; all where each was one of these."""
-        return self.steps - self.warmup_steps - self.profiled_steps or self.steps
+        """The steps of the measured window."""
+        return self.window.steps if self.window else 0
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of a training step without evaluation."""
-        return self.whole_step.median_s
+        """Seconds per training step: those of the measured window over its steps, evaluations included.
+
+        None where no time is known.
+        """
+        return self.window.seconds / self.window.steps if self.window and self.window.seconds > 0 else None
+
+    @property
+    def median_step_s(self) -> float | None:
+        """Median of the single steps of the measured window, in seconds: beside ``step_s``, never in its place."""
+        return self.single_steps.median_s if self.single_steps else None
+
+    @property
+    def is_steady(self) -> bool | None:
+        """Whether the steps of the measured window keep one level; None where there are too few to tell."""
+        return self.warm_up.steady
 
     @property
     def is_completed(self) -> bool:
@@ -169,7 +216,7 @@ class RunFigures:
         return self.learning.divergence if self.learning else None
 
     def idle_ratio(self, kind: str) -> float | None:
-        """Return the share of the loop that lanes of a kind waited, as a mean over them; None without spans of any."""
+        """Return the mean share of the measured window that lanes of a kind waited; None without spans of any."""
         accounts = [account for lane, account in self.lanes.items() if lane_kind(lane) == kind]
         return fmean(account.share(account.waiting_ns) for account in accounts) if accounts else None
 
@@ -198,40 +245,37 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
     evaluated = evaluations(run)
     target = None if run.manifest.simulated else _as_float(run.setting("reward_target"))  # it has no rewards
     columns = {} if brief else metric_columns(run.steps)
-    loop_s, walls = loop_seconds(run), [row.wall_s for row in run.steps]
-    stages = stage_columns(run.steps)
-    measured, plain = _measured(run.steps, stages)
-    spans = run.spans() if with_spans and not brief else []
-    window = loop_window(spans, run.tail.elapsed_s if run.tail else None) if spans else (0, 0)
+    spans, rows = run.spans() if with_spans and not brief else [], with_tail(run.steps, run.tail)
+    times = _span_times(run, rows, spans)
+    stages = {} if brief else stage_columns(rows, times.by_step_s)
+    series = step_series(rows, stages)
+    measured = series.measured() if series else None
     max_lag, lag_control = _as_int(run.setting("max_lag")), run.setting("lag_control")
     blocked = None
     if spans and max_lag and lag_control != "drop":
         blocked = blocked_time(spans, max_lag, len(run.steps))
-    totals, grad_norms = _totals(run, stages), _values(run.steps, "grad_norm")
-    busy = [compress(seconds, plain) for stage, seconds in stages.items() if not stage.is_wait]
-    busy_s = sum(seconds for stage, seconds in totals.items() if not stage.is_wait)
+    totals, grad_norms = _totals(run, rows, stages), _values(run.steps, "grad_norm")
+    of_stages = {stage: _figures_of([stage], measured, total_s) for stage, total_s in totals.items()}
+    busy = [stage for stage in totals if not stage.is_wait]
     return RunFigures(
         manifest=run.manifest,
         status=run.status,
         steps=len(run.steps),
         planned_steps=_as_int(run.setting("steps")),
-        loop_s=loop_s,
-        stages={}
-        if brief
-        else {
-            stage: _figures_of(compress(stages.get(stage, ()), measured), total_s, loop_s)
-            for stage, total_s in totals.items()
-        },
-        all_stages=_figures_of(map(sum, zip(*busy, strict=True)), busy_s, loop_s),
-        whole_step=_figures_of(compress(walls, plain), sum(walls), loop_s),
-        lanes=account_spans(spans, window),
+        loop_s=loop_seconds(run),
+        stages={} if brief else of_stages,
+        all_stages=_figures_of(busy, measured, sum(totals[stage] for stage in busy)),
+        warm_up=run.warm_up,
+        window=_window(run, measured),
+        single_steps=_single_steps(measured),
+        lanes=times.lanes,
         first=evaluated[0] if evaluated else None,
         best=max(evaluated, key=lambda item: item.reward, default=None),
         last=evaluated[-1] if evaluated else None,
         reward_target=target,
         seconds_to_target=None if target is None else seconds_to_reward(run, target),
         optimizer_steps=sum(row.optimizer_steps for row in run.steps),
-        throughput=_median(value for value, _ in _values(compress(run.steps, measured), "perf/throughput_total")),
+        throughput=tokens_per_second(rows),
         grad_norm=_median(value for value, _ in grad_norms),
         grad_norm_peak=max(grad_norms, default=None),
         kl=None if brief else kl_figures(run),
@@ -239,7 +283,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         lag_control=lag_control if isinstance(lag_control, str) else None,
         replay_capacity=_as_int(run.setting("replay.capacity")),
         ledger=run.ledger,
-        overlap=overlap(spans, window) if spans else None,
+        overlap=overlap(spans, times.windows) if spans else None,
         blocked_time=blocked,
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
@@ -249,39 +293,68 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         non_finite={name: column.non_finite for name, column in columns.items() if column.non_finite},
         warmup_steps=sum(row.warmup and not row.profiled for row in run.steps),
         profiled_steps=sum(row.profiled for row in run.steps),
-        series=None if brief else step_series(run.steps, stages),
+        series=None if brief else series,
         learning=None if brief else learning_figures(run, target),
         settings=run.settings,
         folder=run.folder,
     )
 
 
-def _measured(rows: Sequence[StepRow], stages: StageColumns) -> tuple[list[bool], list[bool]]:
-    """Return for each step whether it is in the medians, and whether it is in those of the whole step too.
+@dataclass(frozen=True, slots=True)
+class _SpanTimes:
+    """What a run's spans say of its time; all empty without spans.
 
-    Warm-up and profiled steps are in none, unless all steps are such; of the others, those with an evaluation are not
-    in the second, unless each has one.
+    Attributes:
+        by_step_s: seconds of each stage of a lane, step by step.
+        lanes: the account of each lane over the measured window.
+        windows: the measured window in nanoseconds, in several parts where profiled steps lie between.
     """
-    measured = [is_measured(row) for row in rows]
-    if not any(measured):
-        measured = [True] * len(rows)
-    evaluated = stages.get(Stage.EVALUATE)
-    if evaluated is None:
-        return measured, measured
-    plain = [is_in and not seconds for is_in, seconds in zip(measured, evaluated, strict=True)]
-    return measured, plain if any(plain) else measured
+
+    by_step_s: dict[str, dict[Stage, list[float]]]
+    lanes: dict[str, LaneAccount]
+    windows: list[Interval]
+
+
+def _span_times(run: Run, rows: Sequence[StepRow], spans: list[Span]) -> _SpanTimes:
+    if not spans:
+        return _SpanTimes({}, {}, [])
+    loop = loop_window(spans, run.tail.elapsed_s if run.tail else None)
+    if not rows:
+        return _SpanTimes({}, account_spans(spans, loop), [loop])
+    windows = measured_windows(rows, loop[0])
+    found = time_by_window(spans, [step_window(row, loop[0]) for row in rows])
+    measured = {row.step for row in measured_rows(rows)}
+    lanes = lane_accounts(found, [row.step in measured for row in rows], total(windows))
+    by_step_s = {lane: {stage: (ns / 1e9).tolist() for stage, ns in stages.items()} for lane, stages in found.items()}
+    return _SpanTimes(by_step_s, lanes, windows)
+
+
+def _window(run: Run, measured: StepSeries | None) -> Window | None:
+    if measured is None:
+        return None
+    steps = measured.steps
+    return Window(steps[0], steps[-1], len(steps), len(run.steps), sum(measured.wall_s))
+
+
+def _single_steps(measured: StepSeries | None) -> SingleSteps | None:
+    if measured is None:
+        return None
+    low, middle, high = (percentile(measured.wall_s, percent) for percent in (10, 50, 90))
+    return SingleSteps(low, middle, high)
 
 
 def stage_totals(run: Run) -> dict[Stage, float]:
     """Return the seconds of each stage and wait over the whole loop, added over lanes.
 
-    They come from the step rows and the tail, and equal the sum of the spans that ended after start-up.
+    They come from the step rows and the tail, and equal what the spans that ended after start-up have of the clock.
     """
-    return _totals(run, stage_columns(run.steps))
+    return _totals(run, run.steps, stage_columns(run.steps))
 
 
-def _totals(run: Run, stages: StageColumns) -> dict[Stage, float]:
-    last = run.tail.stages_s if run.tail else {}
+def _totals(run: Run, rows: Sequence[StepRow], stages: Mapping[Stage, Sequence[float]]) -> dict[Stage, float]:
+    """Return each stage's seconds in the steps, and in the tail where the rows do not have it yet."""
+    has_tail = run.tail is None or (bool(rows) and rows[-1].elapsed_s == run.tail.elapsed_s)
+    last = {} if has_tail or run.tail is None else run.tail.stages_s
     return {
         stage: sum(stages.get(stage, ())) + last.get(stage.value, 0.0)
         for stage in Stage
@@ -289,9 +362,15 @@ def _totals(run: Run, stages: StageColumns) -> dict[Stage, float]:
     }
 
 
-def _figures_of(step_times: Iterable[float], total_s: float, loop_s: float) -> StageFigures:
-    times = [seconds for seconds in step_times if seconds > 0.0]
-    return StageFigures(_median(times), len(times), total_s, total_s / loop_s if loop_s else 0.0)
+def _figures_of(stages: Sequence[Stage], measured: StepSeries | None, total_s: float) -> StageFigures:
+    """Return the figures of some stages together."""
+    if measured is None:
+        return StageFigures(0.0, 0, 0.0, total_s)
+    columns = [measured.stages_s[stage] for stage in stages if stage in measured.stages_s]
+    seconds = [sum(step) for step in zip(*columns, strict=True)]
+    spent_s, window_s = sum(seconds), sum(measured.wall_s)
+    share = spent_s / window_s if window_s else 0.0
+    return StageFigures(spent_s / len(measured.steps), sum(value > 0 for value in seconds), share, total_s)
 
 
 def loop_seconds(run: Run) -> float:

@@ -17,6 +17,7 @@ from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Va
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import Format, count, listed, mean_range, number, percent, reward
 from harness.compare.stats import t_interval
+from harness.compare.step_times import ratio_of_medians, steadiness_notes, step_ratio, uneven_sentence
 from harness.compare.sync_tables import sweep_findings, sweep_points, sync_findings
 from harness.compare.tables import Read, blocked_s, is_off_policy, mean_length, mean_of, rollout_share, targets
 from harness.compare.verdicts import settings_of
@@ -53,6 +54,8 @@ def findings(experiment: Experiment) -> list[Finding]:
         *(_rewards(experiment) if several else []),
         *_named("divergence", _divergence(experiment)),
         *_named("largest_stage", [_largest_stage("The largest stage", {arm.name: _shares(arm) for arm in variants})]),
+        *_named("steady", steadiness_notes(variants)),
+        *_named("single_steps", map(uneven_sentence, variants)),
         *_named("against", [_against(base, other) for other in others]),
         *_named("sync", sync_findings(experiment)),
         *off_policy_findings(experiment),
@@ -73,12 +76,12 @@ def exposed_finding(shares: Mapping[str, Mapping[Stage, float]], nobodys: Mappin
     """Name the stage with the most exposed time in each variant; empty where no stage has any.
 
     Args:
-        shares: of the loop, by variant and stage, of ``harness.compare.attribution.exposed``.
+        shares: of the measured window, by variant and stage, of ``harness.compare.attribution.exposed``.
         nobodys: the share that no stage owns, by variant.
     """
     text = _largest_stage("What the loop waits for most, its exposed time,", shares)
     more = [f"{100 * nobodys[name]:.0f}% in {name}" for name in shares if nobodys[name] > max(shares[name].values())]
-    return text + (f" Still more of the loop is nobody's: {', '.join(more)}." if more else "")
+    return text + (f" Still more of a step is nobody's: {', '.join(more)}." if more else "")
 
 
 def overlap_finding(experiment: Experiment) -> str:
@@ -108,19 +111,19 @@ def _named(name: str, texts: Iterable[str]) -> list[Finding]:
 
 
 def _largest_stage(lead: str, shares: Mapping[str, Mapping[Stage, float]]) -> str:
-    """Name the stage with the largest share of the loop in each variant, variants of the same stage together."""
+    """Name the stage with the largest share of a step in each variant, variants of the same stage together."""
     largest: dict[Stage, list[str]] = {}
     for name, by_stage in shares.items():
         if by_stage:
             stage = max(by_stage, key=lambda item: by_stage[item])
             added = ", added over lanes" if by_stage[stage] > 1 else ""
-            largest.setdefault(stage, []).append(f"{name} ({100 * by_stage[stage]:.0f}% of the loop{added})")
+            largest.setdefault(stage, []).append(f"{name} ({100 * by_stage[stage]:.0f}% of a step{added})")
     parts = [f"{stage.value} in {listed(names)}" for stage, names in largest.items()]
     return f"{lead} is {', '.join(parts)}." if parts else ""
 
 
 def _shares(variant: Variant) -> dict[Stage, float]:
-    """Return each stage's share of the loop, as a mean over the variant's runs, of those that ran."""
+    """Return each stage's share of a step, as a mean over the variant's runs, of those that ran."""
     means = {
         stage: sum(run.stages[stage].share for run in variant.runs if stage in run.stages) / len(variant.runs)
         for stage in Stage
@@ -149,10 +152,12 @@ def _against(base: Variant, other: Variant) -> str:
 
 def _cost(base: Variant, other: Variant) -> str:
     mine, theirs = other.spread(lambda run: run.step_s), base.spread(lambda run: run.step_s)
-    if mine is None or theirs is None or theirs.mean <= 0:
+    ratio, of_medians = step_ratio(base, other), ratio_of_medians(base, other)
+    if mine is None or theirs is None or ratio is None:
         return ""
     times = f"{mean_range(mine, number)} s against {mean_range(theirs, number)} s"
-    return f"{mine.mean / theirs.mean:.2f} times the seconds per step ({times})"
+    single = f"; {of_medians:.2f} times in the median of single steps" if of_medians is not None else ""
+    return f"{ratio:.2f} times the seconds per step ({times}{single})"
 
 
 def _interval(base: Variant, other: Variant) -> str:
@@ -455,9 +460,9 @@ def _overlap(variant: Variant) -> str:
         if ratio := variant.spread(lambda run, kind=kind: run.idle_ratio(kind)):  # type: ignore[misc]
             idle.append(f"{kind.capitalize()} {mean_range(ratio, percent)}")
     return (
-        f"{variant.name}: the lanes worked {number(worked.mean)} s in a loop of {number(loop.mean)} s, at least two at "
-        f"once for {percent(together.mean / loop.mean)} of it: {number(saved.mean)} s less than one after the other, "
-        f"if stages took as long then; idle: {', '.join(idle)}."
+        f"{variant.name}: the lanes worked {number(worked.mean)} s in {number(loop.mean)} s of the loop, at least two "
+        f"at once for {percent(together.mean / loop.mean)} of it: {number(saved.mean)} s less than one after the "
+        f"other, if stages took as long then; idle: {', '.join(idle)}."
     )
 
 

@@ -9,33 +9,33 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import compress
 from operator import itemgetter, mul
+from statistics import fmean
 from typing import Literal
 
+import msgspec
+
 from harness.core.errors import UserError
+from harness.core.intervals import Interval, merge
 from harness.core.trace import Stage
 from harness.core.types import Metric
 from harness.results import StepRow
-from harness.results.rows import StoredMetrics, read_metric
+from harness.results.rows import StoredMetrics, TailRow, read_metric
 
-UNFLAGGED_WARMUP = 2
-"""First steps that count as warm-up in verdicts where the recorder flagged none, as in runs of before it did."""
+LaneTimes = Mapping[str, Mapping[Stage, Sequence[float]]]
+"""Seconds of each stage and wait of a lane, one for each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """Times of the training steps without an evaluation, in order: one value for each step in every tuple.
-
-    Steps in whose time an evaluation ended are left out; where every step had one, all are in.
+    """Times of the training steps in order: one value for each step in every tuple.
 
     Attributes:
         steps: their numbers.
-        wall_s: wall-clock seconds, since the previous step row.
-        stages_s: seconds by stage and wait, added over lanes; 0.0 in a step in which it did not end. A stage that ran
+        wall_s: wall-clock seconds, since the previous step row. An evaluation in it is part of it.
+        stages_s: seconds by stage and wait, added over lanes; 0.0 in a step in which it did not run. A stage that ran
             in none of these steps is missing.
-        warmup: whether the recorder flagged the step as warm-up.
+        warmup: whether the step is warm-up.
         profiled: whether a profiler ran in the step.
-        flagged: whether any step of the run is flagged as warm-up; False in runs of before it was written.
-        evaluated: how many steps were left out for their evaluation.
     """
 
     steps: tuple[int, ...]
@@ -43,43 +43,107 @@ class StepSeries:
     stages_s: dict[Stage, tuple[float, ...]]
     warmup: tuple[bool, ...]
     profiled: tuple[bool, ...]
-    flagged: bool
-    evaluated: int
 
-    def measured(self, unflagged_warmup: int = 0) -> StepSeries:
-        """Return the series without warm-up and profiled steps.
+    @property
+    def step_s(self) -> float:
+        """Mean seconds per step: of ``measured()``, the figure that everything is said of."""
+        return fmean(self.wall_s)
 
-        Args:
-            unflagged_warmup: how many of the run's first steps count as warm-up where none is flagged; figures take 0,
-                verdicts ``UNFLAGGED_WARMUP``.
-        """
-        first = 0 if self.flagged else unflagged_warmup
-        keep = [
-            not warm and not profiled and step >= first
-            for step, warm, profiled in zip(self.steps, self.warmup, self.profiled, strict=True)
-        ]
+    def measured(self) -> StepSeries:
+        """Return the measured window: the series without warm-up and profiled steps; all where no other is left."""
+        return self.only(_is_measured(self.warmup, self.profiled))
+
+    def only(self, keep: Sequence[bool]) -> StepSeries:
+        """Return the series of some of the steps, those where ``keep`` is True."""
+        stages_s = {stage: tuple(compress(seconds, keep)) for stage, seconds in self.stages_s.items()}
         return StepSeries(
             steps=tuple(compress(self.steps, keep)),
             wall_s=tuple(compress(self.wall_s, keep)),
-            stages_s={stage: tuple(compress(seconds, keep)) for stage, seconds in self.stages_s.items()},
+            stages_s={stage: seconds for stage, seconds in stages_s.items() if any(seconds)},
             warmup=tuple(compress(self.warmup, keep)),
             profiled=tuple(compress(self.profiled, keep)),
-            flagged=self.flagged,
-            evaluated=self.evaluated,
         )
 
 
-def is_measured(row: StepRow) -> bool:
-    """Whether a step is neither warm-up nor profiled, and so belongs in statistics."""
-    return not (row.warmup or row.profiled)
+def _is_measured(warmup: Sequence[bool], profiled: Sequence[bool]) -> list[bool]:
+    kept = [not (warm or under) for warm, under in zip(warmup, profiled, strict=True)]
+    return kept if any(kept) else [True] * len(kept)
 
 
-def stage_columns(rows: Sequence[StepRow]) -> dict[Stage, list[float]]:
-    """Return the seconds of each stage and wait in every step, in the order of ``Stage``; 0.0 where it did not end."""
-    windows = [row.stages_s for row in rows]
-    named = set().union(*windows)
-    names = {stage: stage.value for stage in Stage if stage.value in named}
-    return {stage: [stages_s.get(name, 0.0) for stages_s in windows] for stage, name in names.items()}
+def with_tail(rows: Sequence[StepRow], tail: TailRow | None) -> list[StepRow]:
+    """Return the rows; where an evaluation ended after the last step, with that end of the loop as a part of the step.
+
+    The last evaluation of a run in turns lies in the row of its last step, and that of a run with lag after it. So it
+    counts in both, and the two can be compared.
+    """
+    if tail is None or not rows or not tail.stages_s.get(Stage.EVALUATE.value):
+        return list(rows)
+    last = rows[-1]
+    lanes = {lane: _added(last.lanes.get(lane, {}), tail.lanes.get(lane, {})) for lane in {**last.lanes, **tail.lanes}}
+    closed = msgspec.structs.replace(
+        last,
+        wall_s=last.wall_s + tail.wall_s,
+        elapsed_s=tail.elapsed_s,
+        lanes=lanes,
+        stages_s=_added(last.stages_s, tail.stages_s),
+    )
+    return [*rows[:-1], closed]
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
+def measured_rows(rows: Sequence[StepRow]) -> list[StepRow]:
+    """Return the rows of the measured window: neither warm-up nor profiled; all where no other is left."""
+    keep = _is_measured([row.warmup for row in rows], [row.profiled for row in rows])
+    return list(compress(rows, keep))
+
+
+def step_window(row: StepRow, loop_start_ns: int) -> Interval:
+    """Return (start, end) of a step in nanoseconds of the run's clock."""
+    return loop_start_ns + round((row.elapsed_s - row.wall_s) * 1e9), loop_start_ns + round(row.elapsed_s * 1e9)
+
+
+def measured_windows(rows: Sequence[StepRow], loop_start_ns: int) -> list[Interval]:
+    """Return the measured window in nanoseconds: one interval, or several where profiled steps lie between."""
+    return merge(step_window(row, loop_start_ns) for row in measured_rows(rows))
+
+
+def tokens_per_second(rows: Sequence[StepRow]) -> float | None:
+    """Return the response tokens of fresh rollouts per second of the measured window; None where not known.
+
+    Where a log has no tokens of a step but its throughput, that is taken as a mean over the seconds.
+    """
+    rows = measured_rows(rows)
+    tokens = [metric_value(row.metrics, "response_tokens") for row in rows]
+    if any(value is None for value in tokens):
+        rates = [(metric_value(row.metrics, "perf/throughput_total"), row.wall_s) for row in rows]
+        known = [(rate, wall_s) for rate, wall_s in rates if rate is not None and math.isfinite(rate)]
+        seconds = sum(wall_s for _, wall_s in known)
+        return sum(rate * wall_s for rate, wall_s in known) / seconds if seconds > 0 else None
+    seconds = sum(row.wall_s for row in rows)
+    return sum(value for value in tokens if value is not None) / seconds if seconds > 0 else None
+
+
+def stage_columns(rows: Sequence[StepRow], lanes: LaneTimes | None = None) -> dict[Stage, list[float]]:
+    """Return the seconds of each stage and wait in every step, in the order of ``Stage``; 0.0 where it did not run.
+
+    Args:
+        lanes: of those whose spans were read; for the others, what the rows say counts.
+    """
+    of_rows = [row.lanes if lanes else {"": row.stages_s} for row in rows]
+    named: dict[str, list[float]] = {}
+    for place, by_lane in enumerate(of_rows):
+        for lane, stages_s in by_lane.items():
+            if not lanes or lane not in lanes:
+                for name, seconds in stages_s.items():
+                    named.setdefault(name, [0.0] * len(rows))[place] += seconds
+    for stages in (lanes or {}).values():
+        for stage, column in stages.items():
+            before = named.get(stage.value, [0.0] * len(rows))
+            named[stage.value] = [one + other for one, other in zip(before, column, strict=True)]
+    return {stage: named[stage.value] for stage in Stage if stage.value in named}
 
 
 def step_series(rows: Sequence[StepRow], columns: Mapping[Stage, Sequence[float]] | None = None) -> StepSeries | None:
@@ -91,18 +155,12 @@ def step_series(rows: Sequence[StepRow], columns: Mapping[Stage, Sequence[float]
     if not rows:
         return None
     columns = stage_columns(rows) if columns is None else columns
-    evaluated = columns.get(Stage.EVALUATE, ())
-    keep = [not seconds for seconds in evaluated] if evaluated and not all(evaluated) else [True] * len(rows)
-    kept = list(compress(rows, keep))
-    stages_s = {stage: tuple(compress(seconds, keep)) for stage, seconds in columns.items()}
     return StepSeries(
-        steps=tuple([row.step for row in kept]),
-        wall_s=tuple([row.wall_s for row in kept]),
-        stages_s={stage: seconds for stage, seconds in stages_s.items() if any(seconds)},
-        warmup=tuple([row.warmup for row in kept]),
-        profiled=tuple([row.profiled for row in kept]),
-        flagged=any(row.warmup for row in rows),
-        evaluated=len(rows) - len(kept),
+        steps=tuple([row.step for row in rows]),
+        wall_s=tuple([row.wall_s for row in rows]),
+        stages_s={stage: tuple(seconds) for stage, seconds in columns.items() if any(seconds)},
+        warmup=tuple([row.warmup for row in rows]),
+        profiled=tuple([row.profiled for row in rows]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from harness.compare import numbers
@@ -12,6 +13,7 @@ from harness.compare.caveats import groups, legend, letters_of
 from harness.compare.experiments import MOST_WITH_SPANS, SIMULATED, Experiment, Variant
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.numbers import Format, count, number, percent, plural, reward, spread, spread_of
+from harness.compare.step_times import MARK, mark, steadiness_notes
 from harness.core.trace import Stage
 from harness.results.rows import LedgerFigures, Rollouts
 
@@ -65,21 +67,29 @@ def seed_note(variants: Sequence[Variant]) -> tuple[str, ...]:
 
 
 def stage_table(experiment: Experiment) -> Table:
-    """Return median seconds and share of the loop's time of each stage, one column for each variant."""
-    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in experiment.runs)]
+    """Return seconds per training step and share of the measured window of each stage, one column for each variant."""
+    stages = [stage for stage in Stage if not stage.is_wait and any(_ran(run, stage) for run in experiment.runs)]
     rows = [_stage_row(stage.value, experiment, lambda run, stage=stage: run.stages.get(stage)) for stage in stages]  # type: ignore[misc]
     rows.append(_stage_row("all stages", experiment, lambda run: run.all_stages))
-    rows.append(_stage_row("whole step", experiment, lambda run: run.whole_step))
-    notes = [f"Medians over {_which_steps(experiment)}; {_which_evaluations(experiment)}."]
+    rows.append(("whole step", *(_whole_step(variant) for variant in experiment.variants)))
+    rows.append(("median of single steps, p10 to p90", *(_single_steps(variant) for variant in experiment.variants)))
+    notes = [
+        f"Means over {window_words(experiment.runs)}: seconds of these steps, evaluations included, over their number."
+    ]
     if any(run.all_stages.share > 1.005 for run in experiment.runs):
-        notes.append("Lanes ran at the same time, so their stages add up to more than the loop.")
+        notes.append("Lanes ran at the same time, so their stages add up to more than the step.")
+    notes += [f"{MARK} {note}" for note in steadiness_notes(experiment.variants)]
     return Table(
-        title="Stage times: median seconds per training step, and share of the loop's time",
+        title="Stage times: seconds per training step, and share of it",
         header=("stage", *(variant.name for variant in experiment.variants)),
         rows=tuple(rows),
         notes=(*notes, *seed_note(experiment.variants)),
         divisible=True,
     )
+
+
+def _ran(run: RunFigures, stage: Stage) -> bool:
+    return stage in run.stages and run.stages[stage].steps > 0
 
 
 def _stage_row(name: str, experiment: Experiment, get: Callable[[RunFigures], StageFigures | None]) -> tuple[str, ...]:
@@ -88,41 +98,52 @@ def _stage_row(name: str, experiment: Experiment, get: Callable[[RunFigures], St
     counts = {(figures.steps, run.measured_steps) for figures, run in measured if figures is not None}
     if any(steps < NEARLY_ALL * total for steps, total in counts):
         (steps, total), *others = counts
-        when = f" ({steps} of {total} steps)" if steps else " (after the last step)"
-        name += " (not in every step)" if others else when
+        name += " (not in every step)" if others else f" ({steps} of {total} steps)"
     cells = []
     for items in by_variant:
-        seconds = spread_of([item.median_s if item else None for item in items])
+        seconds = spread_of([item.mean_s if item else None for item in items])
         share = sum(item.share if item else 0.0 for item in items) / len(items)
         cells.append(f"{spread(seconds, number)} {percent(share):>6}" if any(items) else numbers.NOTHING)
     return (name, *cells)
 
 
-def _which_steps(experiment: Experiment) -> str:
-    """Say how many training steps the medians are over, and how many were left out of them and why."""
-    runs = experiment.runs
-    measured = _range([run.measured_steps for run in runs], "step")
-    if not any(run.steps > run.measured_steps for run in runs):
-        unmeasured = any(run.warmup_steps or run.profiled_steps for run in runs)
-        return f"{measured}, {'all of them warm-up or profiled' if unmeasured else 'the first included'}"
+def step_cell(variant: Variant) -> str:
+    """Write a variant's seconds per step, with a mark where a run of it keeps no one level."""
+    return spread(variant.spread(lambda run: run.step_s), number) + mark(variant)
+
+
+def _whole_step(variant: Variant) -> str:
+    return f"{step_cell(variant)} {percent(1.0):>6}" if any(run.step_s for run in variant.runs) else numbers.NOTHING
+
+
+def _single_steps(variant: Variant) -> str:
+    found = [run.single_steps for run in variant.runs if run.single_steps is not None]
+    if not found:
+        return numbers.NOTHING
+    low, middle, high = (fmean(values) for values in zip(*((s.p10_s, s.median_s, s.p90_s) for s in found), strict=True))
+    return f"{number(middle)}, {number(low)} to {number(high)}"
+
+
+def window_words(runs: Sequence[RunFigures]) -> str:
+    """Name the measured window: which training steps of how many, and what was left out of them."""
+    windows = {(run.window.first, run.window.last, run.window.all_steps) for run in runs if run.window}
+    counted = _range([run.measured_steps for run in runs], "step")
+    if len(windows) == 1:
+        ((first, last, total),) = windows
+        steps = f"steps {first} to {last} of {total}" if last > first else f"step {first} of {total}"
+    else:
+        steps = f"{counted} of each run"
     left_out = {"warm-up": [run.warmup_steps for run in runs], "profiled": [run.profiled_steps for run in runs]}
     parts = [_range(counts, f"{why} step") for why, counts in left_out.items() if any(counts)]
-    return f"{measured} of each run, {' and '.join(parts)} left out"
+    if not any(run.steps > run.measured_steps for run in runs):
+        return f"{steps}{', all of them warm-up or profiled' if parts else ''}"
+    return f"{steps} ({' and '.join(parts)} left out)"
 
 
 def _range(counts: Sequence[int], noun: str) -> str:
     """Write ``1 step``, ``60 steps`` or ``23 to 60 steps``."""
     low, high = min(counts), max(counts)
     return plural(high, noun) if low == high else f"{low} to {plural(high, noun)}"
-
-
-def _which_evaluations(experiment: Experiment) -> str:
-    runs = [run for run in experiment.runs if run.steps]
-    if any(run.whole_step.steps < run.measured_steps for run in runs):
-        return "those of all stages and the whole step leave out steps with an evaluation"
-    if any(Stage.EVALUATE in run.stages and run.stages[Stage.EVALUATE].steps for run in runs):
-        return "every step had an evaluation, which is part of its time"
-    return "no step had an evaluation"
 
 
 def lane_table(experiment: Experiment) -> Table:
@@ -141,7 +162,7 @@ def lane_table(experiment: Experiment) -> Table:
         which = f"the {known} of {runs} runs whose spans were read; --all reads them all"
         notes = (f"Mean [lowest, highest] over {which}.",)
     return Table(
-        title="Lanes: wall-clock after start-up in seconds, and its shares",
+        title=f"Lanes: seconds of {window_words(experiment.runs)}, and their shares",
         header=("variant", "lane", "seconds", "in stages", "waiting", "unattributed"),
         rows=tuple(rows),
         notes=notes,
@@ -251,9 +272,11 @@ OUTCOME_LINES = (
     Line("engine_mismatch_max", "engine mismatch, largest log-prob gap", number, mean_of("engine_mismatch/max")),
     Line("failed_groups", "groups without a reward", count, mean_of("score/failed_groups")),
     Line("replaced", "parts replaced", count, lambda run: run.replaced or None),
+    Line("step_s", "seconds per step", number, lambda run: run.step_s, in_table=False),
+    Line("median_step_s", "median of single steps, seconds", number, lambda run: run.median_step_s, in_table=False),
     Line("steps", "training steps", count, lambda run: run.steps),
     Line("optimizer_steps", "optimizer steps", count, lambda run: run.optimizer_steps or None),
-    Line("tokens_per_s", "generated tokens per second, median", number, lambda run: run.throughput),
+    Line("tokens_per_s", "generated tokens per second", number, lambda run: run.throughput),
     Line("startup_s", "start-up, seconds", number, lambda run: run.manifest.startup_s),
     Line("loop_s", "loop, seconds", number, lambda run: run.loop_s),
     *(
@@ -366,13 +389,18 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
             (
                 *(experiment.title, experiment.name, *letters, str(len(runs)), _statuses(run.status for run in runs)),
                 _over_runs([run.steps for run in runs], count),
-                _over_runs([run.step_s for run in runs], number),
+                _over_runs([run.step_s for run in runs], number) + "".join(sorted({*map(mark, experiment.variants)})),
                 _over_runs([run.last.reward if run.last else None for run in runs], reward),
                 _over_runs([run.last.length if run.last else None for run in runs], number),
             )
         )
     words = 3 if len(environments) > 1 else 2
-    return Table("Experiments, oldest first", header, tuple(rows), legend(environments), words)
+    unsteady = any(mark(variant) for experiment in experiments for variant in experiment.variants)
+    notes = (
+        *legend(environments),
+        *((f"{MARK} Step times that keep no one level after warm-up.",) if unsteady else ()),
+    )
+    return Table("Experiments, oldest first", header, tuple(rows), notes, words)
 
 
 def _over_runs(values: Iterable[float | None], form: Format) -> str:

@@ -34,6 +34,7 @@ from harness.compare.stats import (
     of_occasions,
     speed_drift,
 )
+from harness.compare.step_times import steadiness_notes, warm_up_reasons
 from harness.compare.tables import Table
 from harness.core.errors import UserError
 
@@ -235,19 +236,23 @@ def _draft(
     )
     if base.runs[0].manifest.block is None and not _same_points(base, other):  # points of a sweep, one after the other
         apart = of_occasions(*([values] if values else [] for values in map(log_step_seconds, (base, other))))
-        return replace(draft, step=replace(step, estimate=apart, undecided=NOT_IN_TURN))
+        cautions = tuple(steadiness_notes([base, other]))
+        return replace(draft, step=replace(step, estimate=apart, undecided=NOT_IN_TURN), cautions=cautions)
     by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
     alternated = by_step and _same_points(base, other)
     pairs = paired_runs(base, other, with_unfinished=alternated)
     blocks = paired_seconds(pairs, alternated)
     unstable = drift.sentence if drift is not None else None
+    undecided = "; ".join(warm_up_reasons(base, other)) or None
     return replace(
         draft,
         alternated=alternated,
-        step=step_comparison(blocks, threshold, refused),
-        stages=stage_comparisons(blocks, threshold, refused),
-        endpoint=None if endpoint is None else endpoint_comparison(endpoint, pairs, refused),
-        cautions=(*([unstable] if unstable else ()), *_unequal_work(base, other)),
+        step=replace(step_comparison(blocks, threshold, refused), undecided=undecided),
+        stages=[replace(stage, undecided=undecided) for stage in stage_comparisons(blocks, threshold, refused)],
+        endpoint=None
+        if endpoint is None
+        else replace(endpoint_comparison(endpoint, pairs, refused), undecided=undecided),
+        cautions=(*([unstable] if unstable else ()), *steadiness_notes([base, other]), *_unequal_work(base, other)),
         too_unstable=unstable if drift is not None and drift.refuses_gate else None,
     )
 
@@ -268,16 +273,19 @@ def _draft_against(
         reasons.append(f"the two did not take turns, and the {drift.sentence}")
     known = [seconds for seconds in map(log_step_seconds, stored) if seconds]
     new = [seconds for seconds in [log_step_seconds(other)] if seconds]
+    together = Variant(stored[-1].name, tuple(before))
+    undecided = [ONE_OCCASION] if len(known) < 2 else warm_up_reasons(together, other)
     step = Comparison(
         STEP,
         of_occasions(known, new),
         threshold,
         not_comparable=tuple(reasons),
-        undecided=ONE_OCCASION if len(known) < 2 else None,
+        undecided="; ".join(undecided) or None,
     )
     name = f"{stored[-1].name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
     name += f" and {len(baseline.earlier)} earlier" if baseline.earlier else ""
-    return _Draft(name, other.name, before, other.runs, step, cautions=tuple(unlike([*before, *other.runs])))
+    cautions = (*unlike([*before, *other.runs]), *steadiness_notes([together, other]))
+    return _Draft(name, other.name, before, other.runs, step, cautions=cautions)
 
 
 def variant_named(experiment: Experiment, name: str | None) -> Variant:

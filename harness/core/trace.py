@@ -284,6 +284,11 @@ class RecordingTracer:
         """Spans that have ended so far."""
         return self._drained + len(self.finished)
 
-    def still_open(self) -> list[OpenSpan]:
-        """Return each open span: who is doing, or waiting for, what since when."""
-        return [span.as_open() for span in list(self.open_spans)]
+    def still_open(self, elsewhere: bool = True) -> list[OpenSpan]:
+        """Return each open span: who is doing, or waiting for, what since when.
+
+        Args:
+            elsewhere: also what another process works on; when that began is known roughly only.
+        """
+        found = list(self.open_spans)
+        return [span.as_open() for span in found if elsewhere or not isinstance(span, _UnrecordedSpan)]

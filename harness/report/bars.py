@@ -1,7 +1,7 @@
 """Pictures of bars: the time of a training step by stage and by lane, a weight sync by part, the lag of rollouts.
 
-All bars of time show means: seconds of the whole loop, evaluation included, over the number of training steps. Means
-add up; medians do not.
+All bars of time show means: seconds of the measured window, evaluations included, over its training steps. Means add
+up; medians do not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from harness.compare.attribution import in_pipeline_order
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.numbers import number, percent
+from harness.compare.step_times import mark
 from harness.core.trace import Stage
 from harness.report.data import (
     SYNC_STAGES,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 BAR_HEIGHT = 0.74
-AXIS_LABEL = "seconds per training step (mean over the loop, evaluation included)"
+AXIS_LABEL = "seconds per training step (mean over the measured steps, evaluations included)"
 
 
 def draw_stages(experiment: Experiment) -> Figure | None:
@@ -56,7 +57,9 @@ def draw_stages(experiment: Experiment) -> Figure | None:
         wall = fmean(wall_s(variant))
         end = _stack(axes, row, stage_seconds(variant))
         axes.plot([wall, wall], [row - 0.44, row + 0.44], color="black", linewidth=2)
-        axes.annotate(f"{number(wall)} s", (max(end, wall), row), (6, 0), textcoords="offset points", va="center")
+        axes.annotate(
+            f"{number(wall)} s{mark(variant)}", (max(end, wall), row), (6, 0), textcoords="offset points", va="center"
+        )
     _finish(axes, range(len(variants)), [variant_label(variant) for variant in variants])
     axes.set_title(f"{label(experiment.title)}: time of a training step by stage")
     stages = [stage for stage in Stage if any(stage in stage_seconds(variant) for variant in variants)]
@@ -124,7 +127,7 @@ def _lane_names(bars: Sequence[tuple[Variant, str]]) -> list[str]:
 
 def _lane_seconds(variant: Variant, lane: str) -> tuple[dict[Stage, float], float]:
     """Return mean seconds per step of each stage and wait of a lane, and under no span."""
-    pairs = [(run.lanes[lane], run.steps) for run in variant.runs if run.steps and lane in run.lanes]
+    pairs = [(run.lanes[lane], run.measured_steps) for run in variant.runs if run.steps and lane in run.lanes]
     stages = [stage for stage in Stage if any(stage in account.stages_ns for account, _ in pairs)]
     parts = {
         stage: fmean([account.stages_ns.get(stage, 0) / 1e9 / steps for account, steps in pairs]) for stage in stages

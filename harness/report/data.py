@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from harness.compare.attribution import Exposure, exposed, loop_window
+from harness.compare.attribution import Exposure, exposed_in, loop_window
 from harness.compare.experiments import Experiment, Variant, experiment_of
 from harness.compare.figures import RunFigures, run_figures
 from harness.compare.learning import Evaluated, evaluations, metric_series
+from harness.compare.step_columns import measured_rows, measured_windows, with_tail
 from harness.compare.sync import PARTS, SyncPoint, percentile
 from harness.compare.sync_tables import pooled, sweep_points, variant_syncs
 from harness.core.intervals import Interval
@@ -83,7 +84,8 @@ class ReportData:
     """An experiment.
 
     Attributes:
-        exposures: by variant, with the training steps of the run; one for each run that has spans and finished a step.
+        exposures: of the measured window, by variant, with its training steps; one for each run that has spans and
+            finished a step.
         counted: of each variant the first run that has counters and spans.
         examples: by variant, rollouts before and after training, of the first run that has some.
     """
@@ -121,8 +123,9 @@ def _exposure(run: Run) -> tuple[Exposure, int] | None:
     spans = run.spans()
     if not spans or not run.steps:
         return None
-    found = exposed(spans, _window(run, spans))
-    return None if found is None else (found, len(run.steps))
+    rows = with_tail(run.steps, run.tail)
+    found = exposed_in(spans, measured_windows(rows, _window(run, spans)[0]))
+    return None if found is None else (found, len(measured_rows(rows)))
 
 
 def _window(run: Run, spans: list[Span]) -> Interval:
@@ -192,22 +195,19 @@ def needs_log_scale(norms: Sequence[float]) -> bool:
 
 
 def wall_s(variant: Variant) -> list[float]:
-    """Return the mean wall-clock seconds of a training step of each run, evaluation included."""
-    return [run.loop_s / (run.steps * run.row_steps) for run in variant.runs if run.steps]
+    """Return the seconds per training step of each run that finished one."""
+    return [run.step_s or 0.0 for run in variant.runs if run.steps]
 
 
 def spent_s(run: RunFigures, stage: Stage) -> float:
-    """Return mean seconds of a stage per training step, added over lanes; the run has finished one.
-
-    Where a row stands for several steps, as in some logs of other trainers, it holds their mean.
-    """
-    return run.stages[stage].total_s / run.steps if stage in run.stages else 0.0
+    """Return the seconds of a stage per training step, added over lanes; the run has finished one."""
+    return run.stages[stage].mean_s if stage in run.stages else 0.0
 
 
 def stage_seconds(variant: Variant) -> dict[Stage, float]:
-    """Return mean seconds per training step of each stage that is no wait, added over lanes."""
+    """Return the seconds per training step of each stage that is no wait, added over lanes, as a mean over the runs."""
     runs = [run for run in variant.runs if run.steps]
-    stages = [stage for stage in Stage if not stage.is_wait and any(stage in run.stages for run in runs)]
+    stages = [stage for stage in Stage if not stage.is_wait and any(spent_s(run, stage) for run in runs)]
     return {stage: fmean(spent_s(run, stage) for run in runs) for stage in stages}
 
 

@@ -4,6 +4,7 @@
 """
 
 from harness.results.anonymous import Scrubber
+from harness.results.lane_time import lane_seconds
 from harness.results.manifest import STATUSES, Manifest
 from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
 from harness.results.rows import (
@@ -17,10 +18,10 @@ from harness.results.rows import (
     SyncRow,
     TailRow,
     VersionChange,
+    WarmUp,
     batch_row,
     evaluation_row,
     lane_kind,
-    lane_seconds,
     shard_row,
     step_row,
     tail_row,
@@ -44,6 +45,7 @@ __all__ = [
     "SyncRow",
     "TailRow",
     "VersionChange",
+    "WarmUp",
     "batch_row",
     "evaluation_row",
     "experiment_name",

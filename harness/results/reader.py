@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -34,6 +33,7 @@ from harness.results.rows import (
     SyncRow,
     TailRow,
     VersionChange,
+    WarmUp,
     restore_non_finite,
 )
 from harness.results.writer import GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
@@ -43,6 +43,7 @@ MOST_LEVELS = 64
 """Objects and lists within each other in a manifest or a resolved scenario; ours have under 10."""
 MOST_DIGITS = 64
 """Characters of a number in a resolved scenario; the longest float has 24."""
+UNKNOWN_WARM_UP = WarmUp(0, None)
 _SPAN_FIELDS = attrgetter(*Span._fields)
 
 
@@ -54,6 +55,7 @@ class Run:
         status: the manifest's, or ``did not finish`` where it says ``running`` and the process is gone.
         tail: what ended after the last step; None in a run that was cut short.
         syncs: timed ones, of a transport sweep; empty in any other run.
+        warm_up: which of the steps are warm-up, and whether the others keep one level.
     """
 
     folder: Path
@@ -63,6 +65,7 @@ class Run:
     evaluations: tuple[EvaluationRow, ...]
     tail: TailRow | None
     syncs: tuple[SyncRow, ...] = ()
+    warm_up: WarmUp = UNKNOWN_WARM_UP
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
@@ -128,6 +131,8 @@ def load_run(folder: Path) -> Run:
     Raises:
         UserError: a file is missing, damaged (named with its line) or of an unknown schema version.
     """
+    from harness.results.warmup import read_warm_up  # which loads numpy
+
     manifest = read_manifest(folder)
     if not (folder / STEPS).is_file():
         raise UserError(f"the run {str(folder)!r} has no {STEPS}", where=str(folder / STEPS))
@@ -136,15 +141,18 @@ def load_run(folder: Path) -> Run:
         status = DID_NOT_FINISH
     kinds = (StepRow, EvaluationRow, TailRow, SyncRow)
     rows: list[StepRow | EvaluationRow | TailRow | SyncRow] = read_rows(folder / STEPS, "harness.steps", kinds)
+    steps = [row for row in rows if isinstance(row, StepRow)]
+    warm_up = read_warm_up(manifest.outcome, steps)
     tails = [row for row in rows if isinstance(row, TailRow)]
     return Run(
         folder=folder,
         manifest=manifest,
         status=status,
-        steps=_flagged([row for row in rows if isinstance(row, StepRow)], manifest),
+        steps=_flagged(steps, warm_up),
         evaluations=tuple(row for row in rows if isinstance(row, EvaluationRow)),
         tail=tails[-1] if tails else None,
         syncs=tuple(row for row in rows if isinstance(row, SyncRow)),
+        warm_up=warm_up,
     )
 
 
@@ -186,14 +194,17 @@ def _check_levels(data: Any) -> None:
     raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
 
 
-def _flagged(rows: list[StepRow], manifest: Manifest) -> tuple[StepRow, ...]:
-    """Flag as warm-up what showed only at the end of the run to be that, beyond the steps flagged when written."""
-    warmup = manifest.outcome.get("warmup")
-    steps = warmup.get("steps") if isinstance(warmup, dict) else None
-    if not isinstance(steps, int):
+def _flagged(rows: list[StepRow], warm_up: WarmUp) -> tuple[StepRow, ...]:
+    """Flag the steps of the warm-up: more than were flagged when written show only at the end of the run.
+
+    A run that is no longer than that keeps its flags: all its steps count, or none.
+    """
+    if not rows or rows[-1].step < warm_up.steps:
         return tuple(rows)
-    first = bisect_left(rows, steps, key=lambda row: row.step)
-    return (*(msgspec.structs.replace(row, warmup=True) for row in rows[:first]), *rows[first:])
+    return tuple(
+        msgspec.structs.replace(row, warmup=True) if row.step < warm_up.steps and not row.warmup else row
+        for row in rows
+    )
 
 
 def find_run_folders(path: Path) -> list[Path]:

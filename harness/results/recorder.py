@@ -25,14 +25,13 @@ from harness.results import (
     tail_row,
 )
 from harness.results.counters import CounterRow
+from harness.results.rows import WARMUP_FLOOR, LaneSeconds
 from harness.results.step_metrics import (
-    WARMUP_FLOOR,
     evaluation_s,
     idle_ratios,
     step_metrics,
     sync_metrics,
     trained_lags,
-    warmup_figures,
 )
 
 Row = dict[str, Any]
@@ -72,7 +71,8 @@ class NoProbes:
 class RunRecorder:
     """The observer of one run: writes its spans, steps, evaluations, examples and log.
 
-    A step's row holds the spans that ended since the previous row.
+    A step's row holds the spans that ended since the previous row, each with the instants that are its own
+    (``lane_seconds``).
 
     Args:
         folder: where the rows go.
@@ -105,6 +105,7 @@ class RunRecorder:
         self._plain_seconds: dict[int, float] = {}  # of steps without evaluation and profiler
         self._loop_start_ns = self._row_start_ns = 0
         self._lanes: tuple[str, ...] = ()
+        self._earlier: list[Span] = []  # of previous rows, within which spans of a later row may lie
         self._versions: dict[str, int] = {}
         self._version_changes: list[VersionChange] = []
         self._replay = ReplayStats()
@@ -164,7 +165,7 @@ class RunRecorder:
             wall_s=wall_s,
             elapsed_s=elapsed_s,
             optimizer_steps=facts.result.optimizer_steps,
-            lanes=lane_seconds(spans),
+            lanes=self._lane_seconds(spans, window[1]),
             metrics=metrics,
             versions={lane: version for lane, version in self._versions.items() if version != NO_VERSION},
             version_changes=self._drain_changes(),
@@ -221,7 +222,7 @@ class RunRecorder:
         """Write what ended after the last step, so that the totals of the run are conserved."""
         spans, wall_s, elapsed_s = self._close_row(self._tracer.clock_ns())
         self.drain_probes()
-        lanes, changes = lane_seconds(spans), self._drain_changes()
+        lanes, changes = self._lane_seconds(spans, self._row_start_ns), self._drain_changes()
         self.folder.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lanes, version_changes=changes))
         self.folder.flush()
 
@@ -233,12 +234,14 @@ class RunRecorder:
 
     def outcome(self) -> dict[str, Any]:
         """Return the figures that sum up the run."""
+        from harness.results.warmup import found_in  # which loads numpy
+
         figures: dict[str, Any] = {"steps_done": self.steps_done, "elapsed_s": self._elapsed_s(self._row_start_ns)}
         for name, evaluations in (("first", self.evaluations[:1]), ("last", self.evaluations[-1:])):
             for version, metrics in evaluations:
                 values = {key: metric.value for key, metric in metrics.items()}
                 figures[f"{name}_evaluation"] = {"version": version} | values
-        figures["warmup"] = warmup_figures(self._plain_seconds)
+        figures["warmup"] = asdict(found_in(self._plain_seconds))
         if self._of_all_syncs:
             figures["syncs"] = {name: metric.value for name, metric in self._of_all_syncs.items()}
         if self._ledger is not None:
@@ -265,6 +268,19 @@ class RunRecorder:
         spans = self.write_spans()
         wall_ns, self._row_start_ns = now_ns - self._row_start_ns, now_ns
         return spans, wall_ns / 1e9, self._elapsed_s(now_ns)
+
+    def _lane_seconds(self, ended: Sequence[Span], now_ns: int) -> LaneSeconds:
+        """Return the seconds that are the ended spans' own: not those of spans within them, open or of earlier rows."""
+        open_here = self._tracer.still_open(elsewhere=False)
+        inside = [
+            Span(it.lane, it.stage, it.start_ns, max(now_ns, it.start_ns), it.step, it.version) for it in open_here
+        ]
+        lanes = lane_seconds(ended, [*self._earlier, *inside])
+        began: dict[str, int] = {}
+        for span in self._tracer.still_open():
+            began[span.lane] = min(span.start_ns, began.get(span.lane, span.start_ns))
+        self._earlier = [it for it in (*self._earlier, *ended) if it.lane in began and it.end_ns > began[it.lane]]
+        return lanes
 
     def _idle_since(self, start_ns: int, step: int) -> None:
         """Count the time since then as a wait for us, on the lanes that do nothing else."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from msgspec import Meta, Struct, to_builtins
 
-from harness.core.trace import Span, Stage
+from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics, RolloutGroup, ScoredBatch
 
 SCHEMA_VERSIONS = {
@@ -59,6 +59,26 @@ class SpanRow(Struct, frozen=True, gc=False):
     version: Whole
 
 
+WARMUP_FLOOR = 2
+"""Steps that are always warm-up: the first makes things, the second still meets caches that are half full."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """The start of a run that statistics leave out; ``harness.results.warmup`` finds it.
+
+    Attributes:
+        steps: how many training steps, from the first.
+        steady: whether what follows keeps one level; None where there are too few steps to tell.
+        slow_start: whether the run starts on a slower level that ends too late to be cut, so that its figures hold some
+            of its warm-up.
+    """
+
+    steps: int
+    steady: bool | None
+    slow_start: bool = False
+
+
 class TailRow(Struct, frozen=True, tag_field="kind", tag="tail"):
     """What ended after the last training step: kept, so that a run's totals are whole."""
 
@@ -76,7 +96,8 @@ class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
         version: the policy version it made.
         wall_s: seconds since the previous row, or since the loop's start.
         elapsed_s: seconds since the loop's start.
-        lanes: seconds of the spans that ended in this row's window, by lane and stage.
+        lanes: seconds of the spans that ended in this row's window, by lane and stage; an instant under two spans of
+            a lane counts for the one that began last (``lane_seconds``).
         stages_s: the same summed over the lanes.
         versions: the policy version that each lane held at the end of the row; a lane without weights is missing.
         version_changes: since the previous row.
@@ -253,15 +274,6 @@ def shard_row(scored: ScoredBatch) -> dict[str, Any]:
 def batch_row(step: int, groups: Iterable[RolloutGroup]) -> dict[str, Any]:
     """Return the JSON row of the groups that a step trained on; see ``BatchRow``."""
     return {"kind": "batch", "step": step, "groups": [(group.step, group.prompt_id) for group in groups]}
-
-
-def lane_seconds(spans: Iterable[Span]) -> LaneSeconds:
-    """Sum the seconds of the spans by lane and stage."""
-    totals: dict[str, dict[str, int]] = {}
-    for lane, stage, start_ns, end_ns, _, _ in spans:
-        lane_totals = totals.setdefault(lane, {})
-        lane_totals[stage.value] = lane_totals.get(stage.value, 0) + end_ns - start_ns
-    return {lane: {stage: total / 1e9 for stage, total in stages.items()} for lane, stages in totals.items()}
 
 
 def step_row(

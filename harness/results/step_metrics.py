@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from harness.core.intervals import Interval, clip, total
 from harness.core.trace import Span, Stage
@@ -13,29 +12,12 @@ from harness.loop import StepReport
 from harness.loop.observer import count
 from harness.results import lane_kind
 
-WARMUP_FLOOR = 2  # steps that are warm-up in any run; what else is shows only at the end, and is told in the outcome
 SYNC_STAGES = {
     "publish": Stage.WEIGHT_PUBLISH,
     "transfer": Stage.WEIGHT_TRANSFER,
     "load": Stage.WEIGHT_LOAD,
     "verify": Stage.WEIGHT_VERIFY,
 }
-
-
-def warmup_figures(seconds: Mapping[int, float]) -> dict[str, Any]:
-    """Return how many of a run's first steps are warm-up, and whether its step times settled.
-
-    Args:
-        seconds: of the steps without evaluation and profiler, by their number in rising order.
-    """
-    from harness.results.warmup import steady_from
-
-    times = list(seconds.values())
-    if not times or min(times) <= 0:  # simulated steps may take no time at all
-        return {"steps": WARMUP_FLOOR, "steady": True}
-    found = steady_from(times)
-    warm = list(seconds)[: found.steps]
-    return {"steps": max(WARMUP_FLOOR, warm[-1] + 1 if warm else 0), "steady": found.steady}
 
 
 def evaluation_s(spans: list[Span]) -> float:

@@ -1,53 +1,73 @@
-"""Where a run's warm-up ends: a fixed floor, then the first change of level.
+"""Where a run's warm-up ends: after a fixed floor, or after the slower levels that it starts on.
 
 Compilation, allocators and connections make the first steps slow, and no fixed number of them fits all. Nor must the
-cut be fitted to what looks nice: it ends at the *first* change of level, and only where that comes early. Many programs
-never settle (Barrett et al., arXiv 1602.00602); such a run is said to have no steady state instead.
+cut be fitted to what looks nice: levels are cut from the start on, each only if it is slower than the next and ends
+early. A faster start is never cut: what follows is slower for another reason. Many programs never settle (Barrett et
+al., arXiv 1602.00602); such a run is said to have no steady state instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import isfinite, log, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.core.errors import UserError
+from harness.core.trace import Stage
+from harness.results.rows import WARMUP_FLOOR, StepRow, WarmUp
 
 Numbers = NDArray[np.float64]
 
-FLOOR = 2
-"""Steps that are always warm-up: the first makes things, the second still meets caches that are half full."""
 MOST = 0.3
 """Largest share of the steps that may be warm-up."""
-FEWEST_STEPS = 8
-"""In shorter series a change of level cannot be told from noise: only the floor is cut."""
+FEWEST_STEPS = 6
+"""In shorter series a change of level cannot be told from noise: only the floor is cut, and nothing is said of a steady
+state."""
 SHORTEST_LEVEL = 2
 """Steps of the shortest level, so that a single slow step is no level."""
 CLIP = 3.0
 """Log times further than this many noise widths from their median are moved there, so that an outlier weighs little."""
 PRICE_PER_LOG, PRICE = 2.0, 6.0
 """Price of a change of level, in noise variances: 2 log(steps) for a level and its place, as in Schwarz's criterion,
-and 6 more since the noise itself is estimated from the same few steps. On noise without any change a level is then seen
-to change in about 5% of 10-step series, and fewer of longer ones; and in about 1% the cut goes past the floor."""
+and 6 more since the noise itself is estimated from the same few steps. How often noise without any change is then seen
+to change stands in docs/measuring.md, by ``python -m tests.benchmarks.warmup_rates``."""
 NARROWEST = 0.001
 """Narrowest noise assumed, in log units: levels closer than that are one."""
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    """The start of a run that statistics leave out.
+def warm_up_of(rows: Sequence[StepRow]) -> WarmUp:
+    """Return the warm-up of a run's training steps, found from those without evaluation and profiler.
 
-    Attributes:
-        steps: how many steps, from the first.
-        steady: whether what follows keeps one level from early on; False where the level first changes after
-            ``MOST`` of the steps, and then ``steps`` is the floor.
+    Where each has an evaluation or a profiler, all are looked at.
     """
+    plain = [row for row in rows if not row.profiled and not row.stages_s.get(Stage.EVALUATE.value)]
+    return found_in({row.step: row.wall_s for row in plain or rows})
 
-    steps: int
-    steady: bool
+
+def found_in(seconds: Mapping[int, float]) -> WarmUp:
+    """Return a run's warm-up, in steps of the run.
+
+    Args:
+        seconds: of the steps to look at, by their number in rising order.
+    """
+    times = list(seconds.values())
+    if not times or min(times) <= 0:  # simulated steps may take no time at all
+        return WarmUp(WARMUP_FLOOR, None)
+    found = steady_from(times)
+    last = list(seconds)[found.steps - 1] if found.steps > WARMUP_FLOOR else 0
+    return WarmUp(max(WARMUP_FLOOR, last + 1), found.steady, found.slow_start)
+
+
+def read_warm_up(outcome: Mapping[str, Any], rows: Sequence[StepRow]) -> WarmUp:
+    """Return a run's warm-up as its manifest's outcome has it; else, as in runs of an older recorder, from its rows."""
+    stored = outcome.get("warmup")
+    if isinstance(stored, dict) and isinstance(stored.get("steps"), int) and "slow_start" in stored:
+        return WarmUp(stored["steps"], stored.get("steady"), bool(stored["slow_start"]))
+    return warm_up_of(rows)
 
 
 def steady_from(times: Sequence[float]) -> WarmUp:
@@ -60,20 +80,25 @@ def steady_from(times: Sequence[float]) -> WarmUp:
         UserError: a time is not a number above 0.
     """
     if not len(times):
-        return WarmUp(0, True)
+        return WarmUp(0, None)
     check_times(times, "the run")
     if len(times) < FEWEST_STEPS:
-        return WarmUp(min(FLOOR, len(times)), True)
-    first = first_change(np.log(np.asarray(times, dtype=np.float64)))
-    if first is None or first <= FLOOR:
-        return WarmUp(FLOOR, True)
-    if first > MOST * len(times):
-        return WarmUp(FLOOR, False)
-    return WarmUp(first, True)
+        return WarmUp(min(WARMUP_FLOOR, len(times)), None)
+    log_times = np.log(np.asarray(times, dtype=np.float64))
+    starts = [*levels_of(log_times), len(times)]
+    levels = [float(np.median(log_times[start:end])) for start, end in pairwise(starts)]
+    warm = WARMUP_FLOOR
+    for start, (before, after) in zip(starts[1:-1], pairwise(levels), strict=True):
+        if start > max(WARMUP_FLOOR, MOST * len(times)):
+            return WarmUp(warm, False, slow_start=before > after)
+        if before <= after and start > WARMUP_FLOOR:
+            return WarmUp(warm, False)
+        warm = max(warm, start)
+    return WarmUp(warm, True)
 
 
-def first_change(log_times: Numbers) -> int | None:
-    """Return the index at which the second level starts, or None where one level fits.
+def levels_of(log_times: Numbers) -> list[int]:
+    """Return the indices at which the levels of a run start; the first is 0.
 
     Args:
         log_times: shape [steps].
@@ -81,8 +106,7 @@ def first_change(log_times: Numbers) -> int | None:
     noise = noise_width(log_times)
     middle = float(np.median(log_times))
     clipped = np.clip(log_times, middle - CLIP * noise, middle + CLIP * noise)
-    starts = level_starts(clipped, (PRICE_PER_LOG * log(len(log_times)) + PRICE) * noise**2)
-    return starts[1] if len(starts) > 1 else None
+    return level_starts(clipped, (PRICE_PER_LOG * log(len(log_times)) + PRICE) * noise**2)
 
 
 def noise_width(log_times: Numbers) -> float:

@@ -29,7 +29,7 @@ from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.loop import SilentObserver, StepReport
 from harness.results import StepRow
-from harness.results.step_metrics import WARMUP_FLOOR
+from harness.results.rows import WARMUP_FLOOR
 from harness.scenario import Scenario
 from harness.simulate.cost_model import Draw, model_name
 from harness.simulate.lengths import PairedLengths, length_source
@@ -103,7 +103,9 @@ def forecast(
         draws: how many possible worlds; from ``FEWEST_DRAWS`` on the intervals assume no distribution.
         seed: of the draws. Equal seeds give equal draws to different scenarios, so that they compare pairwise.
         allow: circumstances in which the profile may differ from the scenario; see ``world.build_run``.
-        paired: give scenarios with more and fewer Generators the same lengths; see ``harness.simulate.lengths``.
+        paired: for the points of a sweep: give scenarios with more and fewer Generators the same lengths (see
+            ``harness.simulate.lengths``), and leave out steps in which an evaluation ended, since a point is shorter
+            than the run that it stands for and an evaluation would weigh more in it.
 
     Raises:
         UserError: the profile does not know a stage that the scenario needs.
@@ -135,7 +137,10 @@ def predicted(
         lengths = PairedLengths(length_source(own, machine, model_name(own), allow=allow), own)
     run = simulate_run(own, machine, draw=draw, observer=watch, allow=allow, lengths=lengths)
     evicted = watch.evicted_unused * scenario.group_size
-    measures = metrics_of(watch.rows(run.spans), run.spans, run.seconds, run.ledger, evicted)
+    rows = watch.rows(run.spans, run.seconds)
+    if paired:
+        rows = [row for row in rows if not row.stages_s.get(Stage.EVALUATE.value)] or rows
+    measures = metrics_of(rows, run.spans, run.ledger, evicted)
     return measures, tuple(run.extrapolating)
 
 
@@ -235,11 +240,17 @@ class StepWatch(SilentObserver):
         if facts.replay is not None:
             self.evicted_unused = facts.replay[0].evicted_unused
 
-    def rows(self, spans: Iterable[Span]) -> list[StepRow]:
-        """Return a row for each step, as a recorder would have made it; a span belongs to the step in which it ends."""
-        ends = [round(seconds * 1e9) for seconds, _ in self._steps]
-        windows = _windows(spans, ends)
-        starts = [0.0, *(seconds for seconds, _ in self._steps)]
+    def rows(self, spans: Iterable[Span], loop_s: float | None = None) -> list[StepRow]:
+        """Return a row for each step, as a recorder would have made it; a span belongs to the step in which it ends.
+
+        Args:
+            loop_s: where the loop ended; then the last row has an evaluation that ended after it too (``with_tail``).
+        """
+        spans, times = list(spans), [seconds for seconds, _ in self._steps]
+        last_ns = round(times[-1] * 1e9) if times else 0
+        if loop_s is not None and any(span.stage is Stage.EVALUATE and span.end_ns > last_ns for span in spans):
+            times[-1:] = [loop_s]
+        windows, starts = _windows(spans, [round(seconds * 1e9) for seconds in times]), [0.0, *times]
         return [
             simulated_row(facts, end - start, end, own, warmup=facts.step < WARMUP_FLOOR)
             for (start, end), (_, facts), own in zip(pairwise(starts), self._steps, windows, strict=True)

@@ -1,7 +1,8 @@
 """The figures of a run that a simulation predicts, computed by the same functions for simulated and for real runs.
 
-Step time is the mean over the training steps that are neither warm-up nor profiled and have no evaluation in them. A
-mean and not a median, since with lag and several Generators steps of unequal length follow each other by design.
+Times are means over the measured window of ``harness.compare``: the training steps that are neither warm-up nor
+profiled, evaluations included. Means and not medians, since with lag and several Generators steps of unequal length
+follow each other by design.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from harness.compare.attribution import account_spans, loop_window
+from harness.compare.attribution import loop_window, measured_lanes
+from harness.compare.step_columns import measured_rows, tokens_per_second, with_tail
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
@@ -30,7 +32,7 @@ class RunMetrics:
         step_s: seconds of a training step; see ``step_time``.
         stages_s: seconds of each stage and wait in a training step, added over the lanes.
         throughput: response tokens trained on fresh, a second of these steps.
-        idle: share of the loop that lanes of a kind waited, as a mean over the lanes of that kind.
+        idle: share of the measured window that lanes of a kind waited, as a mean over the lanes of that kind.
         lags: share of the rollouts trained on by their lag, in policy versions.
         waste: share of the generated rollouts that came to nothing, by cause. ``evicted_unused`` left the replay buffer
             without ever being taken; it is a part of ``unused``.
@@ -49,7 +51,6 @@ class RunMetrics:
 def metrics_of(
     rows: Sequence[StepRow],
     spans: Sequence[Span],
-    loop_s: float | None,
     ledger: RolloutCounts | LedgerFigures | None,
     evicted_unused: float = 0.0,
 ) -> RunMetrics:
@@ -58,15 +59,14 @@ def metrics_of(
     Args:
         rows: of its training steps, at least one.
         spans: may be none; then there is no ``idle`` and no ``sync_s``.
-        loop_s: seconds of the loop; None where they are not known.
         ledger: what became of the rollouts; None where it is not known.
         evicted_unused: rollouts that left the replay buffer without ever being taken.
     """
     return RunMetrics(
         step_s=step_time(rows),
         stages_s=stage_times(rows),
-        throughput=throughput(rows),
-        idle=idle_shares(spans, loop_s),
+        throughput=tokens_per_second(rows) or 0.0,
+        idle=idle_shares(rows, spans),
         lags=lag_shares(rows),
         waste={} if ledger is None else waste_shares(ledger, evicted_unused),
         sync_s=sync_time(spans),
@@ -82,9 +82,7 @@ def metrics_of_run(run: Run) -> RunMetrics:
     """
     group_size = run.setting("group_size") or 1
     evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
-    return metrics_of(
-        run.steps, run.spans(), run.tail.elapsed_s if run.tail else None, run.ledger, evicted * group_size
-    )
+    return metrics_of(with_tail(run.steps, run.tail), run.spans(), run.ledger, evicted * group_size)
 
 
 def simulated_row(
@@ -126,45 +124,32 @@ def simulated_row(
     )
 
 
-def counted_rows(rows: Sequence[StepRow]) -> list[StepRow]:
-    """Return the rows that figures are taken over: not warm-up, not profiled, without an evaluation.
-
-    Where there are none, those with an evaluation count too; where all are warm-up or profiled, all of them.
-
-    Raises:
-        ValueError: there are no rows.
-    """
-    if not rows:
-        raise ValueError("there are no training steps to take figures of")
-    steady = [row for row in rows if not row.warmup and not row.profiled]
-    plain = [row for row in steady if not row.stages_s.get(Stage.EVALUATE.value)]
-    return plain or steady or list(rows)
-
-
 def step_time(rows: Sequence[StepRow]) -> float:
-    """Return the mean seconds of a training step over ``counted_rows``.
+    """Return the seconds per training step of the measured window.
 
     Raises:
         ValueError: there are no rows.
     """
-    return fmean(row.wall_s for row in counted_rows(rows))
+    return fmean(row.wall_s for row in _measured(rows))
 
 
 def stage_times(rows: Sequence[StepRow]) -> dict[str, float]:
-    """Return the mean seconds of each stage and wait in a step over ``counted_rows``, in the order of ``Stage``."""
-    counted = counted_rows(rows)
+    """Return the seconds of each stage and wait per step of the measured window, in the order of ``Stage``.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    counted = _measured(rows)
     totals: Counter[str] = Counter()
     for row in counted:
         totals.update(row.stages_s)
     return {stage.value: totals[stage.value] / len(counted) for stage in Stage if stage.value in totals}
 
 
-def throughput(rows: Sequence[StepRow]) -> float:
-    """Return response tokens of fresh rollouts a second over ``counted_rows``; 0 where time stood still."""
-    counted = counted_rows(rows)
-    seconds = sum(row.wall_s for row in counted)
-    tokens = sum(metric.value for row in counted if (metric := row.metric("response_tokens")) is not None)
-    return tokens / seconds if seconds > 0 else 0.0
+def _measured(rows: Sequence[StepRow]) -> list[StepRow]:
+    if not rows:
+        raise ValueError("there are no training steps to take figures of")
+    return measured_rows(rows)
 
 
 def lag_shares(rows: Iterable[StepRow]) -> dict[int, float]:
@@ -176,13 +161,12 @@ def lag_shares(rows: Iterable[StepRow]) -> dict[int, float]:
     return {lag: number / total for lag, number in sorted(lags.items())} if total else {}
 
 
-def idle_shares(spans: Sequence[Span], loop_s: float | None) -> dict[str, float]:
-    """Return the share of the loop that lanes of each kind waited, as ``harness.compare`` counts it."""
+def idle_shares(rows: Sequence[StepRow], spans: Sequence[Span]) -> dict[str, float]:
+    """Return the share of the measured window that lanes of each kind waited, as ``harness.compare`` counts it."""
     if not spans:
         return {}
-    accounts = account_spans(spans, loop_window(list(spans), loop_s))
     kinds: dict[str, list[float]] = {}
-    for lane, account in accounts.items():
+    for lane, account in measured_lanes(rows, spans, loop_window(list(spans), None)[0]).items():
         kinds.setdefault(lane_kind(lane), []).append(account.share(account.waiting_ns))
     return {kind: fmean(shares) for kind, shares in kinds.items()}
 

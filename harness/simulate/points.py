@@ -126,8 +126,8 @@ def only_variant(scenario: Scenario, arm: str | None) -> Scenario:
 def steady(scenario: Scenario, steps: int) -> dict[str, Any]:
     """Return the settings of a run that is long enough to tell its steady state, and no longer.
 
-    Step time is a mean over steps, and those with an evaluation are left out of it: so the point of a sweep makes fewer
-    steps, validates its first and last policy on a few prompts only, and saves none.
+    The point of a sweep makes fewer steps, validates its first and last policy only, on a few prompts, and saves none:
+    its seconds per step are those of training, without the evaluations that a long run would make (``forecast``).
     """
     fewer = min(scenario.steps, steps)
     settings = scenario.model_dump(mode="json") | {"steps": fewer, "save_policy": False}

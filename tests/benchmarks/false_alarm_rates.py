@@ -27,7 +27,6 @@ from rich.text import Text
 from harness.compare import Experiment, gather
 from harness.compare.block_values import paired_runs
 from harness.compare.stats import Estimate, log_ratio, of_blocks
-from harness.compare.step_columns import UNFLAGGED_WARMUP
 from harness.compare.verdicts import is_same
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
@@ -113,7 +112,7 @@ def _like_arms(experiment: Experiment) -> Recording:
         )
     blocks = []
     for runs in paired_runs(base, other, with_unfinished=False):
-        series = [run.series.measured(UNFLAGGED_WARMUP) for run in runs if run.series is not None]
+        series = [run.series.measured() for run in runs if run.series is not None]
         mine, theirs = (dict(zip(item.steps, item.wall_s, strict=True)) for item in series)
         blocks.append((mine, theirs))
     return _recording(experiment.scenario, blocks, base.runs[0].manifest.interleaving == "step")

@@ -123,7 +123,8 @@ def write_run(root: Path, manifest: Manifest, steps: int) -> None:
             _close_row(run, clock, step, before_s, spans)
             spans = []
         run.append_step(tail_row(wall_s=0.0, elapsed_s=clock.elapsed_s, lanes={}))
-        run.finish("completed", None, {"ledger": LEDGER, "replaced": {}})
+        warmup = {"steps": WARMUP_STEPS, "steady": True, "slow_start": False}
+        run.finish("completed", None, {"warmup": warmup, "ledger": LEDGER, "replaced": {}})
 
 
 def _close_row(run: RunFolder, clock: Clock, step: int, before_s: float, spans: list[Span]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from hypothesis import given
@@ -17,11 +18,14 @@ from harness.compare.attribution import (
     account_spans,
     blocked_time,
     exposed,
+    exposed_in,
     in_pipeline_order,
+    lane_accounts,
     loop_window,
     overlap,
     overlap_bound,
     stage_intervals,
+    time_by_window,
 )
 from harness.core.intervals import Interval, both, clip, total, without
 from harness.core.trace import Span, Stage
@@ -282,6 +286,27 @@ def test_perfect_overlap_never_slows_a_loop_down(spans: list[Span], start: int, 
         assert bound.shortest_s <= bound.worked_s
 
 
+@given(SPANS, st.integers(0, 60), st.lists(st.integers(0, 20), min_size=1, max_size=5))
+def test_the_time_of_windows_adds_up_to_that_of_their_union(spans: list[Span], start: int, lengths: list[int]) -> None:
+    edges = list(itertools.accumulate(lengths, initial=start))
+    found = time_by_window(spans, list(itertools.pairwise(edges)))
+    accounts = lane_accounts(found, [True] * len(lengths), edges[-1] - start)
+    assert accounts == account_spans(spans, (start, edges[-1]))
+    for window, times in enumerate(itertools.pairwise(edges)):
+        one = account_spans(spans, times)
+        for lane, stages in found.items():
+            mine = {stage: ns[window] for stage, ns in stages.items() if ns[window]}
+            assert mine == (one[lane].stages_ns if lane in one else {})
+
+
+def test_exposed_time_of_windows_apart_is_added_up() -> None:
+    spans = [_span("learner", Stage.WAIT_FOR_BATCH, 0, 40), _span("learner", Stage.UPDATE, 40, 100)]
+    spans.append(_span("generator", Stage.GENERATE, 0, 30))
+    # 10..30 and 35..40 of the wait, of which the Generator has 20; then 5 and 10 of the update
+    assert exposed_in(spans, [(10, 45), (90, 100)]) == Exposure(45, {Stage.GENERATE: 20, Stage.UPDATE: 15}, 10)
+    assert exposed_in(spans, []) is None
+
+
 S = 1_000_000_000
 
 
@@ -300,19 +325,19 @@ def test_overlap_counts_each_lane_once_and_no_waits() -> None:
         _span_s("scorer", Stage.SCORE, 38, 45),  # ends after the window
     ]
     # worked: 10 + 10 + 3 + 2; busy: 10..25 and 38..40; together: 15..22
-    found = overlap(spans, (10 * S, 40 * S))
+    found = overlap(spans, [(10 * S, 40 * S)])
     assert found == Overlap(loop_s=30.0, worked_s=25.0, busy_s=17.0, together_s=7.0)
     assert found.saved_s == 8.0
 
 
 def test_a_part_that_starts_anew_does_no_work_meanwhile() -> None:
     spans = [_span_s("learner", Stage.UPDATE, 0, 10), _span_s("generator", Stage.STARTUP, 2, 6)]
-    assert overlap(spans, (0, 10 * S)) == Overlap(loop_s=10.0, worked_s=10.0, busy_s=10.0, together_s=0.0)
+    assert overlap(spans, [(0, 10 * S)]) == Overlap(loop_s=10.0, worked_s=10.0, busy_s=10.0, together_s=0.0)
 
 
 def test_lanes_in_turn_save_nothing() -> None:
     spans = [_span_s("generator", Stage.GENERATE, 0, 4), _span_s("learner", Stage.UPDATE, 4, 6)]
-    found = overlap(spans, (0, 6 * S))
+    found = overlap(spans, [(0, 6 * S)])
     assert (found.worked_s, found.busy_s, found.together_s, found.saved_s) == (6.0, 6.0, 0.0, 0.0)
 
 

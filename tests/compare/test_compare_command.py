@@ -41,8 +41,8 @@ def test_the_newest_experiment_is_shown_in_detail(results: Path, capsys: pytest.
     assert main([str(results)]) == 0
     output = capsys.readouterr()
     lines = [" ".join(line.split()) for line in output.out.splitlines()]
-    assert "quickstart 20261119-080000 1 completed 4 1.00 0.550 18.0" in lines
-    assert "sync_k 20261120-111500 2 completed 4 1.00 0.550 18.0" in lines
+    assert "quickstart 20261119-080000 1 completed 4 1.50 0.550 18.0" in lines
+    assert "sync_k 20261120-111500 2 completed 4 1.50 0.550 18.0" in lines
     assert "sync_k / 20261120-111500" in lines
     assert "quickstart / 20261119-080000" not in lines
     assert "update 0.500 33.3% 0.500 33.3%" in lines
@@ -60,22 +60,21 @@ def test_all_experiments_are_shown_when_asked(results: Path, capsys: pytest.Capt
 def test_json_holds_every_experiment_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(results), "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert (data["schema"], data["schema_version"]) == ("harness.comparison", 1)
+    assert (data["schema"], data["schema_version"]) == ("harness.comparison", 2)
     assert [experiment["scenario"] for experiment in data["campaigns"]] == ["quickstart", "sync_k"]
     assert [variant["name"] for variant in data["campaigns"][1]["variants"]] == ["k1", "k2"]
     run = data["campaigns"][1]["variants"][0]["runs"][0]
     assert run["figures"]["reward_last"] == 0.55
     assert run["figures"]["kl/reference_k3"] is None
-    assert run["stages"]["update"] == {
-        "median_s": 0.5,
-        "steps": 4,
-        "total_s": 2.0,
-        "share_of_loop": pytest.approx(1 / 3),
-    }
-    # 4 updates of 0.5 s, and waits during the rest of 4 s and two evaluations of 1 s
+    # the last two of four steps: 2 s, and an evaluation of 1 s
+    assert run["window"] == {"first": 2, "last": 3, "steps": 2, "all_steps": 4, "seconds": 3.0}
+    assert run["warm_up"] == {"steps": 2, "steady": None, "slow_start": False}
+    assert run["step"] == pytest.approx({"mean_s": 1.5, "p10_s": 1.1, "median_s": 1.5, "p90_s": 1.9})
+    assert run["stages"]["update"] == pytest.approx({"mean_s": 0.5, "steps": 2, "share": 1 / 3, "total_s": 2.0})
+    # 2 updates of 0.5 s, and waits during the rest
     assert run["lanes"]["learner"] == {
-        "wall_s": 6.0,
-        "stages_s": {"update": 2.0, "wait_for_batch": 4.0},
+        "wall_s": 3.0,
+        "stages_s": {"update": 1.0, "wait_for_batch": 2.0},
         "unattributed_s": 0.0,
     }
     assert (data["damaged"], data["cautions"]) == ([], [])
@@ -160,7 +159,7 @@ def test_damage_in_the_newest_experiment_takes_out_the_run_and_not_the_experimen
     assert f"warning: left out '{bad}': " in output.err
     lines = [" ".join(line.split()) for line in output.out.splitlines()]
     assert "update 0.500 33.3%" in lines
-    assert "sync_k 20261120-111500 1 completed 4 1.00 0.550 18.0" in lines
+    assert "sync_k 20261120-111500 1 completed 4 1.50 0.550 18.0" in lines
 
 
 def test_a_run_folder_is_shown_without_its_siblings(results: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from harness.compare import run_figures, seconds_to_reward, stage_totals
+from harness.compare.figures import SingleSteps, StageFigures, Window
 from harness.compare.learning import correlation, growth
-from harness.compare.step_columns import UNFLAGGED_WARMUP
 from harness.core.errors import UserError
-from harness.core.trace import Stage
+from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics
 from harness.results import Run, RunFolder, load_run, step_row, tail_row
 
@@ -29,27 +29,59 @@ def _metrics(step: int) -> Metrics:
     }
 
 
-def test_stage_times_steps_and_shares(make_run: Make) -> None:
+def test_step_and_stage_times_are_means_over_the_measured_window(make_run: Make) -> None:
     run = load_run(make_run(evaluations=EVALUATIONS, metrics=_metrics, gap_s=0.25).folder)
     figures = run_figures(run)
     # rows: 1 + 1 + 0.25 (evaluation before the first step), 1.25 + 1 (after step 2), 1.25, 1.25 + 1
     assert [row.wall_s for row in run.steps] == [2.25, 2.25, 1.25, 2.25]
-    # only the third step had no evaluation
-    assert (figures.whole_step.median_s, figures.whole_step.steps, figures.whole_step.total_s) == (1.25, 1, 8.0)
-    assert figures.loop_s == 8.0
+    assert figures.window == Window(first=2, last=3, steps=2, all_steps=4, seconds=3.5)  # the first two are warm-up
+    assert (figures.step_s, figures.loop_s) == (1.75, 8.0)
+    assert (figures.median_step_s, figures.single_steps) == (1.75, SingleSteps(1.35, 1.75, 2.15))
     generate, evaluate = figures.stages[Stage.GENERATE], figures.stages[Stage.EVALUATE]
-    assert (generate.median_s, generate.steps) == (0.3, 4)
+    assert (generate.mean_s, generate.steps) == (pytest.approx(0.3, abs=1e-9), 2)
     assert generate.total_s == pytest.approx(1.2, abs=1e-12)
-    assert generate.share == pytest.approx(0.15, abs=1e-12)  # 1.2 of 8 s
-    assert (evaluate.median_s, evaluate.steps, evaluate.total_s, evaluate.share) == (1.0, 3, 3.0, 0.375)
+    assert generate.share == pytest.approx(0.6 / 3.5, abs=1e-9)
+    assert (evaluate.mean_s, evaluate.steps) == (pytest.approx(0.5, abs=1e-9), 1)
+    assert (evaluate.total_s, evaluate.share) == (3.0, pytest.approx(1 / 3.5, abs=1e-9))
     assert figures.all_stages.total_s == pytest.approx(7.0, abs=1e-12)  # 4 steps and 3 evaluations of 1 s
-    assert figures.all_stages.median_s == pytest.approx(1.0, abs=1e-12)
+    assert figures.all_stages.mean_s == pytest.approx(1.5, abs=1e-9)
 
 
-def test_where_every_step_has_an_evaluation_it_is_part_of_the_step(make_run: Make) -> None:
-    every_version = dict.fromkeys(range(5), (0.5, 12.0))
-    figures = run_figures(load_run(make_run(evaluations=every_version).folder))
-    assert (figures.whole_step.median_s, figures.whole_step.steps) == (2.0, 4)  # 1 s of stages and 1 s of evaluation
+def test_stages_waits_and_the_rest_add_up_to_the_step(make_run: Make) -> None:
+    """Lanes that take turns: their stages and the gap of 0.25 s; each lane alone: its stages, waits and the gap."""
+    figures = run_figures(load_run(make_run(evaluations=EVALUATIONS, gap_s=0.25).folder))
+    assert figures.step_s is not None
+    work = sum(stage.mean_s for name, stage in figures.stages.items() if not name.is_wait)
+    assert work + 0.25 == pytest.approx(figures.step_s, abs=1e-9)
+    for account in figures.lanes.values():
+        assert account.wall_ns == 3_500_000_000
+        assert sum(account.stages_ns.values()) + account.unattributed_ns == 3_500_000_000
+        assert account.unattributed_ns == 500_000_000
+    for stage, found in figures.stages.items():
+        in_lanes = sum(account.stages_ns.get(stage, 0) for account in figures.lanes.values())
+        assert found.mean_s == pytest.approx(in_lanes / 2e9, abs=1e-9)
+
+
+def test_a_load_in_flight_counts_once_in_figures_and_lanes(make_run: Make) -> None:
+    """Failed before: older rows have it in ``generate`` and in ``weight_load``; the spans set it right."""
+    run = make_run(steps=0, status="running")
+    for step in range(4):
+        start_ns = 2_000_000_000 + step * 1_000_000_000
+        spans = [
+            Span("generator", Stage.WEIGHT_LOAD, start_ns + 400_000_000, start_ns + 600_000_000, step, step),
+            Span("generator", Stage.GENERATE, start_ns, start_ns + 1_000_000_000, step, step),
+        ]
+        lanes = {"generator": {"weight_load": 0.2, "generate": 1.0}}  # as it was written
+        row = {"step": step, "version": step + 1, "wall_s": 1.0, "elapsed_s": step + 1.0, "lanes": lanes}
+        run.append_step(step_row(**row, optimizer_steps=1, metrics={}))
+        run.append_spans(spans)
+    run.flush()
+    figures = run_figures(load_run(run.folder))
+    assert figures.stages[Stage.GENERATE].mean_s == pytest.approx(0.8, abs=1e-12)
+    assert figures.stages[Stage.WEIGHT_LOAD].mean_s == pytest.approx(0.2, abs=1e-12)
+    assert figures.lanes["generator"].stages_ns == {Stage.GENERATE: 1_600_000_000, Stage.WEIGHT_LOAD: 400_000_000}
+    assert figures.series is not None
+    assert figures.series.stages_s[Stage.GENERATE] == pytest.approx((0.8,) * 4, abs=1e-12)
 
 
 def test_stage_totals_equal_the_spans_after_start_up(make_run: Make) -> None:
@@ -67,7 +99,7 @@ def test_what_ended_after_the_last_step_counts_in_the_totals(make_run: Make) -> 
     run.flush()
     figures = run_figures(load_run(run.folder))
     checkpoint = figures.stages[Stage.CHECKPOINT]
-    assert (checkpoint.median_s, checkpoint.steps, checkpoint.total_s, checkpoint.share) == (None, 0, 0.75, 0.15)
+    assert checkpoint == StageFigures(mean_s=0.0, steps=0, share=0.0, total_s=0.75)  # after the measured window
 
 
 def test_rewards_metrics_and_health(make_run: Make) -> None:
@@ -79,7 +111,7 @@ def test_rewards_metrics_and_health(make_run: Make) -> None:
     assert (figures.first.reward, figures.best.reward, figures.best.step, figures.last.reward) == (0.2, 0.6, 2, 0.5)
     assert (figures.first.length, figures.last.length, figures.last.prompts) == (12.0, 18.0, 256)
     assert figures.optimizer_steps == 16
-    assert figures.throughput == 250.0  # median of 100, 400, 200, 300
+    assert figures.throughput == pytest.approx((200 * 1 + 300 * 2) / 3)  # tokens of the last two steps, of 1 s and 2 s
     assert figures.grad_norm == 2.5
     assert figures.grad_norm_peak == (50.0, 2)
     # (0 * 100 + 0.1 * 100 + 0.3 * 100 + 0.1 * 300) / 600: weighted by the tokens counted
@@ -104,7 +136,7 @@ def test_an_interrupted_run_has_figures_for_what_it_did(make_run: Make) -> None:
     assert figures.seconds_to_target is None
 
 
-def test_a_run_without_a_step_has_no_medians(make_run: Make) -> None:
+def test_a_run_without_a_step_has_no_step_time(make_run: Make) -> None:
     figures = run_figures(load_run(make_run(steps=0, status="failed").folder))
     assert (figures.step_s, figures.throughput, figures.loop_s, figures.first) == (None, None, 0.0, None)
     assert figures.stages == {}
@@ -134,52 +166,51 @@ def _write_flagged(make_run: Make, warmup: tuple[int, ...], profiled: tuple[int,
     return load_run(run.folder)
 
 
-def test_warm_up_and_profiled_steps_are_in_no_median_and_in_every_total(make_run: Make) -> None:
+def test_warm_up_and_profiled_steps_are_in_no_mean_and_in_every_total(make_run: Make) -> None:
     figures = run_figures(_write_flagged(make_run, warmup=(0, 1), profiled=(1, 3)))
     assert (figures.steps, figures.warmup_steps, figures.profiled_steps, figures.measured_steps) == (7, 1, 2, 4)
-    # steps 2, 5 and 6 are left: 1, 2 and 1.5 s; step 4 has an evaluation
-    assert (figures.whole_step.median_s, figures.whole_step.steps, figures.whole_step.total_s) == (1.5, 3, 28.5)
-    update = figures.stages[Stage.UPDATE]  # with step 4: 0.5, 1.5, 1.0 and 0.75 s
-    assert (update.median_s, update.steps, update.total_s) == (0.875, 4, 14.25)
-    assert figures.throughput == pytest.approx((10 / 1.5 + 10 / 2.0) / 2, abs=1e-12)  # of 10, 10/3, 5 and 20/3
+    # steps 2, 4, 5 and 6 are left: 1, 3, 2 and 1.5 s; step 4 with its evaluation
+    assert (figures.step_s, figures.median_step_s) == (7.5 / 4, 1.75)
+    update = figures.stages[Stage.UPDATE]  # 0.5, 1.5, 1.0 and 0.75 s
+    assert (update.mean_s, update.steps, update.total_s, update.share) == (3.75 / 4, 4, 14.25, 0.5)
+    assert figures.throughput == pytest.approx(40 / 7.5, abs=1e-12)  # ten tokens in each of these steps
     assert figures.optimizer_steps == 7
 
 
-def test_the_series_holds_every_step_without_an_evaluation(make_run: Make) -> None:
+def test_the_series_holds_every_step(make_run: Make) -> None:
     series = run_figures(_write_flagged(make_run, warmup=(0, 1), profiled=(1, 3))).series
     assert series is not None
-    assert (series.steps, series.wall_s) == ((0, 1, 2, 3, 5, 6), (9.0, 4.0, 1.0, 8.0, 2.0, 1.5))
-    assert series.stages_s == {Stage.UPDATE: (4.5, 2.0, 0.5, 4.0, 1.0, 0.75)}
-    assert series.warmup == (True, True, False, False, False, False)
-    assert series.profiled == (False, True, False, True, False, False)
-    assert (series.flagged, series.evaluated) == (True, 1)
-    for measured in (series.measured(), series.measured(unflagged_warmup=6)):  # the recorder's flags have the word
-        assert (measured.steps, measured.wall_s) == ((2, 5, 6), (1.0, 2.0, 1.5))
-        assert measured.stages_s == {Stage.UPDATE: (0.5, 1.0, 0.75)}
+    assert (series.steps, series.wall_s) == (tuple(range(7)), SECONDS)
+    assert series.stages_s[Stage.UPDATE] == (4.5, 2.0, 0.5, 4.0, 1.5, 1.0, 0.75)
+    assert series.stages_s[Stage.EVALUATE] == (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+    assert series.warmup == (True, True, False, False, False, False, False)
+    assert series.profiled == (False, True, False, True, False, False, False)
+    measured = series.measured()
+    assert (measured.steps, measured.wall_s, measured.step_s) == ((2, 4, 5, 6), (1.0, 3.0, 2.0, 1.5), 7.5 / 4)
+    assert measured.stages_s == {Stage.UPDATE: (0.5, 1.5, 1.0, 0.75), Stage.EVALUATE: (0.0, 1.0, 0.0, 0.0)}
 
 
-def test_without_flags_the_first_steps_are_warm_up_for_those_who_ask(make_run: Make) -> None:
-    series = run_figures(_write_flagged(make_run, warmup=(), profiled=(5,))).series
-    assert series is not None
-    assert not series.flagged
-    assert series.measured().steps == (0, 1, 2, 3, 6)
-    assert series.measured(UNFLAGGED_WARMUP).steps == (2, 3, 6)
+def test_without_flags_the_first_two_steps_are_warm_up_in_figures_and_verdicts(make_run: Make) -> None:
+    """Failed before: tables counted the first steps of an older run, and its verdicts did not."""
+    figures = run_figures(_write_flagged(make_run, warmup=(), profiled=(5,)))
+    assert figures.series is not None
+    assert figures.series.measured().steps == (2, 3, 4, 6)
+    assert (figures.warmup_steps, figures.step_s) == (2, (1.0 + 8.0 + 3.0 + 1.5) / 4)
 
 
 def test_where_every_step_is_warm_up_all_of_them_count(make_run: Make) -> None:
     figures = run_figures(_write_flagged(make_run, warmup=tuple(range(7)), profiled=()))
-    assert (figures.measured_steps, figures.whole_step.steps) == (7, 6)
+    assert (figures.measured_steps, figures.step_s) == (7, 28.5 / 7)
     assert figures.series is not None
-    assert figures.series.measured().steps == ()
+    assert figures.series.measured().steps == tuple(range(7))
 
 
-def test_a_stage_that_ran_in_evaluated_steps_only_is_not_in_the_series(make_run: Make) -> None:
-    run = make_run(steps=4, evaluations=EVALUATIONS)
-    figures = run_figures(load_run(run.folder))
-    assert figures.series is not None
-    assert figures.series.steps == (2,)  # evaluations ended in steps 0, 1 and 3
-    assert Stage.EVALUATE not in figures.series.stages_s
-    assert run_figures(load_run(run.folder), brief=True).series is None
+def test_only_a_full_reading_has_the_series(make_run: Make) -> None:
+    run = load_run(make_run(evaluations=EVALUATIONS).folder)
+    full, brief = run_figures(run), run_figures(run, brief=True)
+    assert full.series is not None
+    assert brief.series is None
+    assert (brief.step_s, brief.single_steps, brief.window) == (full.step_s, full.single_steps, full.window)
     assert run_figures(load_run(make_run(arm="none", steps=0, status="failed").folder)).series is None
 
 

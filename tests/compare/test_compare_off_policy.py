@@ -68,11 +68,11 @@ def test_the_table(three_arms: Experiment) -> None:
 
 def test_the_sentences(three_arms: Experiment) -> None:
     # Each second: Generator 0 to 0.8, Scorer 0.1 to 0.2, Learner 0.2 to 0.912 (publishing and verifying take 12 ms); in
-    # the first one, whose sync takes five times as long, to 0.96. Worked: 8 * 0.9 + 7 * 0.712 + 0.76 = 12.944.
-    # Busy: 7 * 0.912 + 0.96 = 7.344, which is 5.6 less. At least two at once: 8 * (0.1 + 0.6) = 5.6 of 8 s.
+    # the first one, whose sync takes five times as long, to 0.96: warm-up, like the second. Worked in the other six:
+    # 6 * 0.9 + 6 * 0.712 = 9.672. Busy: 6 * 0.912 = 5.472, which is 4.2 less. Two at once: 6 * 0.7 = 4.2 s.
     overlap = (
-        "the lanes worked 12.9 s in a loop of 8.00 s, at least two at once for 70.0% of it: 5.60 s less than one after "
-        "the other, if stages took as long then; idle: Generator 20.0%, Scorer 90.0%, Learner 20.0%."
+        "the lanes worked 9.67 s in 6.00 s of the loop, at least two at once for 70.0% of it: 4.20 s less than one "
+        "after the other, if stages took as long then; idle: Generator 20.0%, Scorer 90.0%, Learner 20.0%."
     )
     assert [finding.text for finding in off_policy_findings(three_arms)] == [
         "a_wait: the lag bound of 1 held a Generator back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",

@@ -81,34 +81,32 @@ def _only_experiment(tmp_path: Path) -> Experiment:
 def test_the_stage_table(two_arms: Experiment) -> None:
     table = stage_table(two_arms)
     assert table.header == ("stage", "k1", "k4")
-    # k1: loop of 4 * 1 + 2 = 6 s; k4: 4 * 1.62 + 2 = 8.48 s. Shares: 4 * 0.3 / 6 = 20%, 1.2 / 8.48 = 14.2%, ...
+    # the last two steps, with an evaluation of 1 s. k1: 2 + 1 = 3 s; k4: 2 * 1.62 + 1 = 4.24 s. Shares: 0.6 / 3, ...
     assert table.rows == (
         ("generate", "0.300  20.0%", "0.300  14.2%"),
         ("score", "0.100   6.7%", "0.100   4.7%"),
         ("old_logprobs", "-", "0.120   5.7%"),
         ("update", "0.500  33.3%", "1.00  47.2%"),
         ("weight_load", "0.100   6.7%", "0.100   4.7%"),
-        ("evaluate (2 of 4 steps)", "1.00  33.3%", "1.00  23.6%"),
-        ("all stages (2 of 4 steps)", "1.00 100.0%", "1.62 100.0%"),
-        ("whole step (2 of 4 steps)", "1.00 100.0%", "1.62 100.0%"),
+        ("evaluate (1 of 2 steps)", "0.500  33.3%", "0.500  23.6%"),
+        ("all stages", "1.50 100.0%", "2.12 100.0%"),
+        ("whole step", "1.50 100.0%", "2.12 100.0%"),
+        ("median of single steps, p10 to p90", "1.50, 1.10 to 1.90", "2.12, 1.72 to 2.52"),
     )
     assert table.notes == (
-        "Medians over 4 steps, the first included; those of all stages and the whole step leave out steps with an "
-        "evaluation.",
+        "Means over steps 2 to 3 of 4 (2 warm-up steps left out): seconds of these steps, evaluations included, over "
+        "their number.",
     )
 
 
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
-        (("", "", "", ""), "Medians over 4 steps, the first included; no step had an evaluation."),
-        (("w", "w", "", ""), "Medians over 2 steps of each run, 2 warm-up steps left out; no step had an evaluation."),
-        (("w", "", "p", ""), "Medians over 2 steps of each run, 1 warm-up step and 1 profiled step left out; "),
-        (
-            ("", "wp", "p", ""),
-            "Medians over 2 steps of each run, 2 profiled steps left out; no step had an evaluation.",
-        ),
-        (("w", "w", "w", "p"), "Medians over 4 steps, all of them warm-up or profiled; no step had an evaluation."),
+        (("", "", "", ""), "Means over steps 2 to 3 of 4 (2 warm-up steps left out): "),
+        (("w", "w", "", ""), "Means over steps 2 to 3 of 4 (2 warm-up steps left out): "),
+        (("w", "", "p", ""), "Means over step 3 of 4 (2 warm-up steps and 1 profiled step left out): "),
+        (("", "wp", "p", ""), "Means over step 3 of 4 (1 warm-up step and 2 profiled steps left out): "),
+        (("w", "w", "w", "p"), "Means over steps 0 to 3 of 4, all of them warm-up or profiled: "),
     ],
 )
 def test_the_stage_table_says_which_steps_it_leaves_out(
@@ -127,7 +125,12 @@ def test_the_stage_table_says_which_steps_it_leaves_out(
     table = stage_table(_only_experiment(tmp_path))
     assert table.notes[0].startswith(note)
     # a step that is left out does not make a stage one of some steps only
-    assert [row[0] for row in table.rows] == ["update", "all stages", "whole step"]
+    assert [row[0] for row in table.rows] == [
+        "update",
+        "all stages",
+        "whole step",
+        "median of single steps, p10 to p90",
+    ]
 
 
 def test_runs_that_left_out_unlike_numbers_of_steps_are_described_together(make_run: Make, tmp_path: Path) -> None:
@@ -138,18 +141,22 @@ def test_runs_that_left_out_unlike_numbers_of_steps_are_described_together(make_
             row = step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, warmup=step < warm, **seconds)
             run.append_step(row)
         run.flush()
-    assert stage_table(_only_experiment(tmp_path)).notes[0] == (
-        "Medians over 3 to 5 steps of each run, 1 to 3 warm-up steps left out; no step had an evaluation."
+    assert (
+        stage_table(_only_experiment(tmp_path))
+        .notes[0]
+        .startswith(
+            "Means over 3 to 4 steps of each run (2 to 3 warm-up steps left out): "  # two of them always
+        )
     )
 
 
 def test_the_lane_table(make_run: Make, tmp_path: Path) -> None:
     make_run(gap_s=0.25)
-    # 4 steps of 1 s and a gap of 0.25 s: 5 s, of which 1 s (20%) under no span
+    # the last two steps, of 1 s and a gap of 0.25 s each: 2.5 s, of which 0.5 s (20%) under no span
     assert lane_table(_only_experiment(tmp_path)).rows == (
-        ("sync_k", "generator", "5.00", "32.0%", "48.0%", "20.00%"),
-        ("sync_k", "scorer", "5.00", "8.0%", "72.0%", "20.00%"),
-        ("sync_k", "learner", "5.00", "40.0%", "40.0%", "20.00%"),
+        ("sync_k", "generator", "2.50", "32.0%", "48.0%", "20.00%"),
+        ("sync_k", "scorer", "2.50", "8.0%", "72.0%", "20.00%"),
+        ("sync_k", "learner", "2.50", "40.0%", "40.0%", "20.00%"),
     )
 
 
@@ -174,13 +181,13 @@ def test_the_outcome_table(two_arms: Experiment) -> None:
         ("clip fraction, mean", "0.000", "0.080"),
         ("gradient norm, median", "0.500", "0.500"),
         ("gradient norm, 95th percentile", "0.500", "0.500"),
-        # k1: 4 * 0.6, 4 * 0.9 + 2 and 4 * 0.5 + 2 of 6 s; k4: 4 * 1.22, 4 * 1.52 + 2 and 4 * 0.5 + 2 of 8.48 s
+        # k1: 2 * 0.6, 2 * 0.9 + 1 and 2 * 0.5 + 1 of 3 s; k4: 2 * 1.22, 2 * 1.52 + 1 and 2 * 0.5 + 1 of 4.24 s
         ("idle ratio, Generator", "40.0%", "57.5%"),
         ("idle ratio, Scorer", "93.3%", "95.3%"),
         ("idle ratio, Learner", "66.7%", "47.2%"),
         ("training steps", "4", "4"),
         ("optimizer steps", "4", "16"),
-        ("generated tokens per second, median", "1,234", "1,234"),
+        ("generated tokens per second", "1,234", "1,234"),
         ("start-up, seconds", "2.00", "2.00"),
         ("loop, seconds", "6.00", "8.48"),
     )
@@ -196,7 +203,7 @@ def test_the_sentences(two_arms: Experiment, message_is: MessageIs) -> None:
     assert [facts(text) for text in said] == [
         "4 0.61 1 0.55",
         "1 33 4 47",
-        "4 1 1.62 1.62 1.00 0.61 0.55 24.0 18.0 0.08 0.00 16 4 0.5 8.48 6.00",
+        "4 1 1.41 2.12 1.50 0.61 0.55 24.0 18.0 0.08 0.00 16 4 0.5 8.48 6.00",
         "1 0.25 0.55 4 12.0 18.0",
         "4 0.25 0.61 4 12.0 24.0",
         "1 4",
@@ -216,7 +223,7 @@ def test_seeds_are_shown_as_mean_and_range(three_seeds: Experiment) -> None:
     assert rows["seconds to reward 0.5"] == "7.00 [6.00, 8.00] (2 of 3)"
     assert rows["loop, seconds"] == "8.00 [6.00, 10.0]"
     stages = {row[0]: row[1] for row in stage_table(three_seeds).rows}
-    # shares of 4 / 6, 6 / 8 and 8 / 10: mean 73.9%
+    # the last two of four steps, with an evaluation of 1 s: shares of 2 / 3, 3 / 4 and 4 / 5, mean 73.9%
     assert stages["update"] == "1.50 [1.00, 2.00]  73.9%"
     assert "Mean [lowest, highest] over 3 runs that differ in the seed." in stage_table(three_seeds).notes
     assert caveats(three_seeds) == [
@@ -371,8 +378,8 @@ def test_experiments_are_told_apart_and_come_oldest_first(make_run: Make, tmp_pa
         make_run(arm=arm, evaluations={4: (reward, 9.0)})
     experiments, _ = gather([tmp_path / "results", tmp_path / "results" / "late"])  # overlapping paths count once
     assert overview_table(experiments).rows == (
-        ("sync_k", "20261120-111500", "2", "completed", "4", "1.00", "0.200 to 0.400", "9.00"),
-        ("late", "20261122-000000", "1", "completed", "4", "1.00", "0.500", "9.00"),
+        ("sync_k", "20261120-111500", "2", "completed", "4", "1.50", "0.200 to 0.400", "9.00"),
+        ("late", "20261122-000000", "1", "completed", "4", "1.50", "0.500", "9.00"),
     )
     assert [variant.name for variant in experiments[0].variants] == ["k2", "k10"]  # started together: by number
 

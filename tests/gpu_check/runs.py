@@ -83,9 +83,9 @@ def run_arms(report: Report, scenario: str, folder: str, *settings: str) -> dict
 
 def _figures(run: dict[str, Any]) -> dict[str, Any]:
     kept = {name: run["figures"][name] for name in ("reward_first", "reward_last", "tokens_per_s", "startup_s")}
-    kept["stages_s"] = {name: stage["median_s"] for name, stage in run["stages"].items()}
+    kept["stages_s"] = {name: stage["mean_s"] for name, stage in run["stages"].items()}
     kept["sync_s"] = median(run["sync"]["whole_s"]) if run["sync"] and run["sync"]["whole_s"] else None
-    return {"step_s": run["step"]["median_s"], **kept}
+    return {"step_s": run["step"]["mean_s"], **kept}
 
 
 def scenarios(report: Report) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import log
 from statistics import fmean
 
+from harness.compare.step_columns import measured_rows
 from harness.core.trace import Stage
 from harness.models.config import PRESETS
 from harness.models.shape import shape_for, shape_of_own
@@ -18,7 +19,7 @@ from harness.scenario import Scenario
 from harness.simulate.features import FLOAT32_BYTES, Group, generate_features, pass_features, update_features
 from harness.simulate.forecast import StepWatch
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import counted_rows, stage_times, step_time
+from harness.simulate.metrics import stage_times, step_time
 from harness.simulate.simulated_run import simulate_run
 
 COSTS_NAMED_WAITS = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)
@@ -186,7 +187,7 @@ class Baselines:
         """Return the fitted stage costs without contention: their sum, or with a lag those of the busiest lane."""
         watch = StepWatch()
         run = simulate_run(scenario, self.machine.model_copy(update={"contention": None}), observer=watch)
-        rows = counted_rows(watch.rows(run.spans))
+        rows = measured_rows(watch.rows(run.spans))
         lanes = sorted({lane for row in rows for lane in row.lanes})
         busy = [fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows) for lane in lanes]
         return max(busy) if scenario.max_lag else sum(busy)

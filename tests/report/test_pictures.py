@@ -102,11 +102,11 @@ def test_stage_bars_show_mean_seconds_per_step(experiment: Path) -> None:
     figure = draw_stages(load_curves(experiment).experiment)
     (axes,) = _axes(figure)
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["k1 (2 seeds)", "k4 (2 seeds)"]
-    # generate 0.3, score 0.1, update 0.5, load 0.1, and 3 evaluations of 1 s over 4 steps: 0.75
+    # generate 0.3, score 0.1, update 0.5, load 0.1, and an evaluation of 1 s in the last two of four steps: 0.5
     k1 = [bar for bar in _bars(axes) if bar[0] == 0.0]
-    assert k1 == [(0.0, 0.0, 0.3), (0.0, 0.3, 0.1), (0.0, 0.4, 0.5), (0.0, 0.9, 0.1), (0.0, 1.0, 0.75)]
-    # wall-clock adds the gap: (4 * 1.5 + 3) / 4 = 2.25
-    assert [text.get_text() for text in axes.texts] == ["2.25 s", "2.25 s"]
+    assert k1 == [(0.0, 0.0, 0.3), (0.0, 0.3, 0.1), (0.0, 0.4, 0.5), (0.0, 0.9, 0.1), (0.0, 1.0, 0.5)]
+    # wall-clock adds the gap: (2 * 1.5 + 1) / 2 = 2
+    assert [text.get_text() for text in axes.texts] == ["2.00 s", "2.00 s"]
     assert _legend(figure) == ["generate", "score", "update", "weight_load", "evaluate", "wall-clock"]
     assert axes.get_title(loc="left") == "sync_k: time of a training step by stage"
     assert axes.get_xlabel().startswith("seconds per training step")
@@ -119,8 +119,8 @@ def test_lane_bars_close_with_waits_and_unattributed_time(experiment: Path) -> N
     names = [tick.get_text() for tick in axes.get_yticklabels()]
     assert names == ["k1 (2 seeds)   generator", "scorer", "learner", "k4 (2 seeds)   generator", "scorer", "learner"]
     learner = [bar for bar in _bars(axes) if bar[0] == 2.0]
-    # update 0.5, waiting 0.5 + 0.75, under no span 0.5: 2.25 s together
-    assert learner == [(2.0, 0.0, 0.5), (2.0, 0.5, 1.25), (2.0, 1.75, 0.5)]
+    # update 0.5, waiting 0.5 + 0.5, under no span 0.5: 2 s together
+    assert learner == [(2.0, 0.0, 0.5), (2.0, 0.5, 1.0), (2.0, 1.5, 0.5)]
     assert _legend(figure)[-2:] == ["waiting", "under no span"]
 
 

@@ -80,9 +80,9 @@ def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     assert damaged == []
     by_name = {experiment.scenario: experiment.runs[0] for experiment in experiments}
     verl, trl = by_name["verl"], by_name["trl"]
-    assert verl.step_s == 4.0  # the step with the evaluation left out
+    assert verl.step_s == 5.0  # the last two of four steps: 4 s, and 4 s with an evaluation of 2 s
     assert verl.loop_s == 18.0  # 4 x 4 s and an evaluation of 2 s
-    assert verl.stages[Stage.GENERATE].median_s == 3.0
+    assert verl.stages[Stage.GENERATE].mean_s == 3.0
     assert verl.last is not None
     assert verl.last.reward == 0.75
     assert trl.steps == 6

@@ -14,7 +14,7 @@ from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
-from harness.results import BatchRow, Manifest, Run, RunFolder, Scrubber, ShardRow, VersionChange, load_run
+from harness.results import BatchRow, Manifest, Run, RunFolder, Scrubber, ShardRow, VersionChange, WarmUp, load_run
 from harness.results.recorder import RunRecorder
 from harness.results.step_metrics import (
     idle_ratios,
@@ -22,8 +22,8 @@ from harness.results.step_metrics import (
     step_metrics,
     sync_metrics,
     trained_lags,
-    warmup_figures,
 )
+from harness.results.warmup import found_in
 from harness.results.writer import MANIFEST, STEPS
 
 MB = 1_000_000
@@ -431,8 +431,8 @@ def test_the_first_steps_are_flagged_and_a_later_settling_is_told_at_the_end(
         clock.set(end)
         recorder.on_step(replace(FACTS, step=step))
     rows = _read(recorder).steps
-    assert [row.step for row in rows if row.warmup] == [0, 1]
-    assert recorder.outcome()["warmup"] == {"steps": 4, "steady": True}
+    assert [row.step for row in rows if row.warmup] == [0, 1, 2, 3]  # in a run under way it is found when read
+    assert recorder.outcome()["warmup"] == {"steps": 4, "steady": True, "slow_start": False}
 
 
 def test_steps_in_which_a_profiler_ran_are_flagged(
@@ -450,12 +450,46 @@ def test_steps_in_which_a_profiler_ran_are_flagged(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "warm"),
-    [({}, 2), ({0: 0.0, 1: 0.0}, 2), (dict.fromkeys(range(20), 1.0), 2), ({5: 1.0, 6: 1.0}, 7)],
+    ("seconds", "steady"),
+    [({}, None), ({0: 0.0, 1: 0.0}, None), (dict.fromkeys(range(20), 1.0), True), ({5: 1.0, 6: 1.0}, None)],
 )
-def test_warm_up_is_the_floor_where_there_is_nothing_to_see(seconds: dict[int, float], warm: int) -> None:
+def test_warm_up_is_the_floor_where_there_is_nothing_to_see(seconds: dict[int, float], steady: bool | None) -> None:
     """The last one: the first five steps had an evaluation each, so that the first two plain ones are 5 and 6."""
-    assert warmup_figures(seconds) == {"steps": warm, "steady": True}
+    assert found_in(seconds) == WarmUp(2, steady)
+
+
+def test_a_load_in_flight_is_no_part_of_the_generation_around_it(
+    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
+) -> None:
+    """Failed before: the 0.5 s of the load counted in both rows. The generation ends a row later than the load."""
+    with tracer.span("generator0", Stage.GENERATE, 3, 3):
+        clock.set(11.0)
+        with tracer.span("generator0", Stage.WEIGHT_LOAD, 3, 4):
+            clock.set(11.5)
+        clock.set(12.0)
+        recorder.on_step(FACTS)
+        clock.set(14.0)
+    recorder.on_step(FACTS)
+    first, second = _read(recorder).steps
+    assert (first.stages_s, second.stages_s) == ({"weight_load": 0.5}, {"generate": 3.5})  # 10..14 s without the load
+
+
+def test_what_goes_on_when_a_row_is_closed_has_its_instants_of_what_ended(
+    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
+) -> None:
+    around = tracer.span("generator0", Stage.GENERATE, 3, 3)
+    inside = tracer.span("generator0", Stage.WEIGHT_LOAD, 3, 4)
+    around.__enter__()
+    clock.set(11.0)
+    inside.__enter__()
+    clock.set(12.0)
+    around.__exit__(None, None, None)  # before what began within it, as where two threads work on one lane
+    recorder.on_step(FACTS)
+    clock.set(13.0)
+    inside.__exit__(None, None, None)
+    recorder.on_step(FACTS)
+    first, second = _read(recorder).steps
+    assert (first.stages_s, second.stages_s) == ({"generate": 1.0}, {"weight_load": 2.0})
 
 
 class TickingClock(HandClock):

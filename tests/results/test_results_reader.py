@@ -14,7 +14,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric
-from harness.results import RunFolder, find_run_folders, find_runs, load_run
+from harness.results import RunFolder, WarmUp, find_run_folders, find_runs, load_run
 
 Make = Callable[..., RunFolder]
 
@@ -387,9 +387,12 @@ def test_a_damaged_scenario_is_named(make_run: Make) -> None:
 def test_warm_up_that_shows_only_at_the_end_is_flagged_when_read(make_run: Make) -> None:
     path = make_run(steps=6).folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["outcome"]["warmup"] = {"steps": 3, "steady": True}
+    manifest["outcome"]["warmup"] = {"steps": 3, "steady": True, "slow_start": False}
     path.write_text(json.dumps(manifest))
     assert [row.warmup for row in load_run(path.parent).steps] == [True, True, True, False, False, False]
-    manifest["outcome"]["warmup"] = "long"  # from elsewhere: left alone
-    path.write_text(json.dumps(manifest))
-    assert [row.warmup for row in load_run(path.parent).steps] == [False] * 6
+    assert load_run(path.parent).warm_up == WarmUp(3, True)
+    for older in ("long", {"steps": 5, "steady": True}):  # from elsewhere, or of before slow starts were told apart
+        manifest["outcome"]["warmup"] = older
+        path.write_text(json.dumps(manifest))
+        run = load_run(path.parent)
+        assert ([row.warmup for row in run.steps], run.warm_up) == ([True, True, *[False] * 4], WarmUp(2, True))

@@ -9,7 +9,8 @@ import pytest
 
 from harness.compare.stats import binomial_p
 from harness.core.errors import UserError
-from harness.results.warmup import WarmUp, level_starts, noise_width, steady_from
+from harness.results import WarmUp
+from harness.results.warmup import level_starts, noise_width, steady_from
 
 
 def series(*levels: tuple[int, float], noise: float = 0.0, seed: int = 0) -> list[float]:
@@ -26,32 +27,46 @@ def test_two_steps_are_always_warm_up() -> None:
 
 def test_a_longer_warm_up_is_cut_where_it_ends() -> None:
     assert steady_from(series((5, 1.5), (45, 1.0))) == WarmUp(5, True)
-    assert steady_from(series((5, 1.5), (45, 1.0), noise=0.03)) == WarmUp(5, True)
+    assert steady_from(series((5, 1.5), (45, 1.0), noise=0.03, seed=1)) == WarmUp(5, True)
 
 
-def test_a_start_that_is_too_fast_is_cut_too() -> None:
-    assert steady_from(series((6, 0.7), (34, 1.0), noise=0.03)) == WarmUp(6, True)  # such as a cool processor's
+def test_a_start_that_is_faster_is_never_cut() -> None:
+    """Failed before: the first ten of 40 steps were cut, and so was the fast half of what the run took."""
+    assert steady_from(series((10, 1.0), (30, 1.5), noise=0.03)) == WarmUp(2, False)
+    assert steady_from(series((6, 0.7), (34, 1.0), noise=0.03)) == WarmUp(2, False)
+
+
+@pytest.mark.parametrize(("slow", "times"), [(4, 1.3), (6, 1.5)])
+def test_a_slow_start_that_is_too_long_to_be_cut_is_told(slow: int, times: float) -> None:
+    """Failed before: such a run of 12 steps was not steady, and nothing made of that."""
+    found = [steady_from(series((slow, times), (12 - slow, 1.0), noise=0.02, seed=seed)) for seed in range(50)]
+    # at three times this noise 96% and 100% of 4,000 such series have one (python -m tests.benchmarks.warmup_rates); a
+    # majority of an arm's runs is what holds a verdict back
+    assert sum(item == WarmUp(2, False, slow_start=True) for item in found) > 40
 
 
 def test_a_start_that_falls_by_steps_is_one_warm_up() -> None:
     # each of them is far from the steady level: how far does not matter
-    assert steady_from(series((1, 40.0), (1, 9.0), (1, 4.0), (1, 2.5), (1, 1.8), (45, 1.0), noise=0.02)) == WarmUp(
-        5, True
-    )
+    assert steady_from(
+        series((1, 40.0), (1, 9.0), (1, 4.0), (1, 2.5), (1, 1.8), (45, 1.0), noise=0.02, seed=1)
+    ) == WarmUp(5, True)
 
 
-def test_only_the_first_change_of_level_is_cut() -> None:
+def test_levels_are_cut_as_long_as_each_is_slower_than_the_next() -> None:
+    assert steady_from(series((4, 3.0), (4, 1.5), (32, 1.0), noise=0.02)) == WarmUp(8, True)
     times = series((4, 2.0), (20, 1.0), (16, 1.5), noise=0.02)
-    assert steady_from(times) == WarmUp(4, True)
+    assert steady_from(times) == WarmUp(4, False)  # what follows keeps no one level
 
 
 def test_a_level_that_changes_late_is_no_steady_state() -> None:
     assert steady_from(series((25, 1.0), (25, 1.3), noise=0.03)) == WarmUp(2, False)
+    assert steady_from(series((2, 3.0), (23, 1.0), (25, 1.3), noise=0.03)) == WarmUp(2, False)
+    assert steady_from(series((25, 1.3), (25, 1.0), noise=0.03)) == WarmUp(2, False, slow_start=True)
 
 
 def test_the_cut_is_at_most_three_tenths() -> None:
     assert steady_from(series((6, 2.0), (14, 1.0))) == WarmUp(6, True)  # 0.3 * 20
-    assert steady_from(series((7, 2.0), (13, 1.0))) == WarmUp(2, False)
+    assert steady_from(series((7, 2.0), (13, 1.0))) == WarmUp(2, False, slow_start=True)
 
 
 def test_single_slow_steps_are_no_level() -> None:
@@ -66,11 +81,11 @@ def test_the_unit_does_not_matter() -> None:
     assert steady_from([1000 * seconds for seconds in times]) == steady_from(times)
 
 
-def test_short_series_lose_the_floor_only() -> None:
-    assert steady_from(series((3, 5.0), (4, 1.0))) == WarmUp(2, True)
-    assert steady_from([1.0, 1.0]) == WarmUp(2, True)
-    assert steady_from([1.0]) == WarmUp(1, True)
-    assert steady_from([]) == WarmUp(0, True)
+def test_short_series_lose_the_floor_only_and_nothing_is_said_of_a_steady_state() -> None:
+    assert steady_from(series((2, 5.0), (3, 1.0))) == WarmUp(2, None)
+    assert steady_from([1.0, 1.0]) == WarmUp(2, None)
+    assert steady_from([1.0]) == WarmUp(1, None)
+    assert steady_from([]) == WarmUp(0, None)
 
 
 def test_times_that_are_no_times_are_refused() -> None:
@@ -78,7 +93,7 @@ def test_times_that_are_no_times_are_refused() -> None:
         steady_from([1.0, 1.0, 1.0, 0.0, 1.0])
 
 
-@pytest.mark.parametrize("steps", [10, 20, 50])
+@pytest.mark.parametrize("steps", [6, 10, 20, 50])
 @pytest.mark.parametrize("shape", ["normal", "heavy tails"])
 def test_noise_without_a_change_is_seldom_cut(steps: int, shape: str) -> None:
     # Of 3,000 series of each kind and length at most 4.9% were seen to change and 1.2% cut beyond the floor. The exact

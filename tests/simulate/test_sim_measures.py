@@ -6,25 +6,26 @@ from typing import Any
 
 import pytest
 
+from harness.compare.step_columns import measured_rows, tokens_per_second
 from harness.core.trace import Span, Stage
 from harness.loop import Count, RolloutCounts
 from harness.results import StepRow
 from harness.simulate.metrics import (
-    counted_rows,
     idle_shares,
     lag_shares,
     metrics_of,
     stage_times,
     step_time,
     sync_time,
-    throughput,
     waste_shares,
 )
 
 
-def row(step: int, wall_s: float, stages_s: dict[str, float], tokens: int = 0, **more: Any) -> StepRow:
+def row(
+    step: int, wall_s: float, stages_s: dict[str, float], tokens: int = 0, elapsed_s: float = 0.0, **more: Any
+) -> StepRow:
     metrics = {"response_tokens": {"sum": tokens, "count": 1}}
-    return StepRow(step, step + 1, wall_s, 0.0, 1, {}, stages_s, metrics, **more)
+    return StepRow(step, step + 1, wall_s, elapsed_s, 1, {}, stages_s, metrics, **more)
 
 
 ROWS = [
@@ -36,22 +37,22 @@ ROWS = [
 ]
 
 
-def test_only_plain_steps_count() -> None:
-    assert [item.step for item in counted_rows(ROWS)] == [1, 4]
-    assert step_time(ROWS) == 1.5  # (1 + 2) / 2
-    assert throughput(ROWS) == 100.0  # (100 + 200) tokens in 1 + 2 s
+def test_the_measured_window_counts_with_its_evaluations() -> None:
+    assert [item.step for item in measured_rows(ROWS)] == [1, 2, 4]
+    assert step_time(ROWS) == 8 / 3  # 1, 5 and 2 s
+    assert tokens_per_second(ROWS) == 50.0  # 100 + 100 + 200 tokens in 8 s
 
 
 def test_stages_are_means_over_all_counted_steps_in_pipeline_order() -> None:
     found = stage_times(ROWS)
-    assert list(found) == ["generate", "update", "weight_load"]
-    # a stage that one of two steps lacks took 0 s in it
-    assert found == pytest.approx({"generate": 0.25, "update": 0.6, "weight_load": 0.1})
+    assert list(found) == ["generate", "update", "weight_load", "evaluate"]
+    # a stage that two of three steps lack took 0 s in them
+    assert found == pytest.approx({"generate": 0.5 / 3, "update": 1.7 / 3, "weight_load": 0.2 / 3, "evaluate": 4 / 3})
 
 
-def test_steps_with_an_evaluation_count_where_all_have_one_and_warm_up_where_all_is() -> None:
-    assert [item.step for item in counted_rows([ROWS[0], ROWS[2]])] == [2]
-    assert [item.step for item in counted_rows([ROWS[0], ROWS[3]])] == [0, 3]
+def test_warm_up_counts_where_all_steps_are() -> None:
+    assert [item.step for item in measured_rows([ROWS[0], ROWS[2]])] == [2]
+    assert [item.step for item in measured_rows([ROWS[0], ROWS[3]])] == [0, 3]
     with pytest.raises(ValueError, match="no training steps"):
         step_time([])
 
@@ -84,8 +85,11 @@ def test_idle_is_the_mean_over_the_lanes_of_a_kind() -> None:
         span("learner", Stage.WAIT_FOR_BATCH, 0, 8),
         span("learner", Stage.UPDATE, 8, 10),
     ]
-    assert idle_shares(spans, 10.0) == {"generator": 0.25, "learner": 0.8}
-    assert idle_shares([], 10.0) == {}
+    rows = [row(0, 5.0, {}, elapsed_s=5.0), row(1, 5.0, {}, elapsed_s=10.0)]
+    assert idle_shares(rows, spans) == {"generator": 0.25, "learner": 0.8}
+    assert idle_shares(rows, []) == {}
+    warm = [row(0, 5.0, {}, elapsed_s=5.0, warmup=True), rows[1]]  # in the second half all but the last 2 s of one wait
+    assert idle_shares(warm, spans) == {"generator": 0.5, "learner": 0.6}
 
 
 def test_a_sync_is_one_publish_one_transfer_and_one_load() -> None:
@@ -104,5 +108,5 @@ def test_a_sync_is_one_publish_one_transfer_and_one_load() -> None:
 
 
 def test_a_run_without_spans_has_the_figures_of_its_rows() -> None:
-    found = metrics_of(ROWS, [], None, None)
-    assert (found.step_s, found.idle, found.waste, found.sync_s) == (1.5, {}, {}, None)
+    found = metrics_of(ROWS, [], None)
+    assert (found.step_s, found.idle, found.waste, found.sync_s) == (8 / 3, {}, {}, None)

@@ -23,6 +23,7 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
     parts = [
         *(verdict_sentence(item) for item in judgements if item.step.blocks > 1 and item.step.ratio is not None),
         *(finding.text for finding in found if finding.name in ("final_reward", "ranking", "divergence")),
+        *(finding.text for finding in found if finding.name in ("steady", "single_steps")),
         exposed_finding(shares, nobodys),
         overlap_finding(material.experiment),
         *(finding.text for finding in found if finding.name in ("lag", "kl")),
@@ -31,7 +32,7 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
 
 
 def exposed_shares(material: ReportData, name: str) -> dict[Stage, float]:
-    """Return each stage's exposed share of the loop, as a mean over the variant's runs."""
+    """Return each stage's exposed share of a step, as a mean over the variant's runs."""
     found = material.exposures.get(name, [])
     stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in found)]
     return {stage: fmean(part.share(part.stages_ns.get(stage, 0)) for part, _ in found) for stage in stages}

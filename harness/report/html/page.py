@@ -11,8 +11,9 @@ from harness.compare import numbers
 from harness.compare.caveats import caveats, origin, unlike
 from harness.compare.experiments import Experiment, Variant, gather
 from harness.compare.findings import findings, last_reward
+from harness.compare.step_times import step_ratio
 from harness.compare.sync_tables import sweep_points
-from harness.compare.tables import Table, overview_table
+from harness.compare.tables import Table, overview_table, step_cell
 from harness.compare.verdicts import Judgement, judgements
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
@@ -174,15 +175,14 @@ def _glance(report_data: ReportData) -> Table:
 
 
 def _glance_row(report_data: ReportData, first: Variant, variant: Variant) -> tuple[str, ...]:
-    step, base = variant.spread(lambda run: run.step_s), first.spread(lambda run: run.step_s)
-    ratio = f"{step.mean / base.mean:.2f}" if step and base and base.mean > 0 else numbers.NOTHING
+    ratio = step_ratio(first, variant)
     shares = exposed_shares(report_data, variant.name)
     most = max(shares, key=lambda item: shares[item], default=None)
     waited = f"{most.value}, {100 * shares[most]:.0f}%" if most else numbers.NOTHING
     return (
         variant.name,
-        numbers.spread(step, numbers.number),
-        ratio,
+        step_cell(variant),
+        numbers.NOTHING if ratio is None else f"{ratio:.2f}",
         numbers.spread(variant.spread(last_reward), numbers.reward),
         numbers.spread(variant.spread(lambda run: run.throughput), numbers.number),
         waited,

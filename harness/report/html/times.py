@@ -9,7 +9,8 @@ from harness.compare import numbers
 from harness.compare.attribution import in_pipeline_order
 from harness.compare.experiments import FEWEST_SEEDS, Variant
 from harness.compare.stats import t_interval
-from harness.compare.tables import Table, lane_table, stage_table
+from harness.compare.step_times import MARK, mark, steadiness_notes
+from harness.compare.tables import Table, lane_table, stage_table, window_words
 from harness.core.trace import Span, Stage
 from harness.report.data import ReportData, spent_s, stage_seconds, wall_s
 from harness.report.html.charts import Bar, Scale, Segment, block, draw_axis, draw_bars, grid_lines, linear, whole
@@ -79,7 +80,9 @@ def _bars(variant: Variant, spent: Parts, parts: Parts, nobody: float) -> list[B
     seeds = f" ({len(values)} runs)" if len(values) > 1 else ""
     total = sum(spent.values())
     mean, ends = fmean(values), interval(values)
-    wall = f"{numbers.number(mean)} s" + (f" \u00b1 {numbers.number((ends[1] - ends[0]) / 2)}" if ends else "")
+    wall = f"{numbers.number(mean)} s{mark(variant)}" + (
+        f" \u00b1 {numbers.number((ends[1] - ends[0]) / 2)}" if ends else ""
+    )
     heading = f"{variant.name}{seeds}"
     if not parts:
         return [Bar("spent", _segments(spent), f"{numbers.number(total)} s", heading, ends, mean)]
@@ -100,14 +103,16 @@ def _segments(parts: Parts) -> list[Segment]:
 
 def _says(report_data: ReportData, variants: Sequence[Variant]) -> str:
     several = max(len(variant.runs) for variant in variants)
+    window = window_words([run for variant in variants for run in variant.runs if run.steps])
     base = (
-        "Means over the loop, evaluation included. Spent: seconds of the stages, added over lanes. Exposed: the same "
-        "clock divided among what the loop had to wait for, so it ends at the wall-clock of a step."
+        f"Means over {window}, evaluations included. Spent: seconds of the stages, added over lanes. Exposed: the same "
+        "clock divided among what the loop had to wait for, so it ends at the seconds of a step."
     )
     if not any(report_data.exposures.values()):
-        base = "Means over the loop, evaluation included; the thick mark is the wall-clock. No spans were kept."
+        base = f"Means over {window}, evaluations included; the thick mark is the whole step. No spans were kept."
     how = {1: "", 2: " Whiskers: lowest and highest of the two runs."}
-    return base + how.get(several, f" Whiskers: 95% t-interval of the wall-clock over up to {several} runs.")
+    said = base + how.get(several, f" Whiskers: 95% t-interval of the whole step over up to {several} runs.")
+    return " ".join([said, *(f"{MARK} {note}" for note in steadiness_notes(variants))])
 
 
 def _exposed(report_data: ReportData, name: str) -> tuple[Parts, float]:
@@ -121,14 +126,14 @@ def _exposed(report_data: ReportData, name: str) -> tuple[Parts, float]:
 
 
 def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Table:
-    """Return seconds per step spent and exposed, with the exposed share of the loop and intervals over runs."""
+    """Return seconds per step spent and exposed, with the exposed share of a step and intervals over runs."""
     stages = [stage for stage in Stage if any(stage in stage_seconds(variant) for variant in variants)]
     rows = [
         (stage.value, *(cell for variant in variants for cell in _cells(report_data, variant, stage)))
         for stage in stages
     ]
     rows.append(("nobody's", *(cell for variant in variants for cell in _nobody_cells(report_data, variant))))
-    columns = [f"{variant.name}, {what}" for variant in variants for what in ("spent", "exposed", "of the loop")]
+    columns = [f"{variant.name}, {what}" for variant in variants for what in ("spent", "exposed", "of a step")]
     several = any(len(variant.runs) > 1 for variant in variants)
     notes = (
         "Exposed: each instant of the loop belongs to the stage that the Learner is in; while the Learner waits, to "
@@ -174,13 +179,14 @@ def _lanes(report_data: ReportData) -> Markup | None:
     if not bars:
         return None
     legend = stage_legend(seen, [("nobody", "under no span")])
-    sentence = "How the time of each lane after start-up divides into stages, waiting and time under no span."
+    window = window_words([run for run in report_data.experiment.runs if run.lanes])
+    sentence = f"How the time of each lane in {window} divides into stages, waiting and time under no span."
     axis = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
     scaled = [
         Bar(bar.name, [Segment(s.class_, 100 * s.value, s.name) for s in bar.segments], bar.value, bar.heading)
         for bar in bars
     ]
-    drawing = draw_bars(scaled, axis, "percent of the loop", sentence)
+    drawing = draw_bars(scaled, axis, "percent of the measured window", sentence)
     data = tables([lane_table(report_data.experiment)], report_data.experiment)
     return figure(
         "What each lane did.", sentence, drawing, details("Show the figures", *data), legend=legend,

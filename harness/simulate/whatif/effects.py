@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.compare.attribution import account_spans
+from harness.compare.attribution import measured_lanes
 from harness.compare.numbers import percent
+from harness.compare.step_columns import with_tail
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.loop import LoopPlan
@@ -38,7 +39,7 @@ class Outcome:
     Attributes:
         step_s: seconds of a training step; see ``harness.simulate.metrics``.
         stages_s: seconds of each stage and wait in a step, added over the lanes.
-        idle: share of the loop that each lane waited.
+        idle: share of the measured window that each lane waited.
     """
 
     step_s: float
@@ -125,7 +126,7 @@ def what_if(
     contention = contention_of(scenario, profile)
     recording = undisturbed(recording, contention, scenario)
     replays = _Replays(recording, change, profile)
-    recorded_s = step_time(run.steps)
+    recorded_s = step_time(with_tail(run.steps, run.tail))
     if recorded_s <= 0:
         where = str(run.folder)
         raise UserError(f"the training steps of the run {where!r} took no time", where, "name another run")
@@ -227,9 +228,9 @@ def _plan(scenario: Scenario, rollouts: Rollouts) -> LoopPlan:
 
 
 def _outcome(replayed: Replayed) -> Outcome:
-    accounts = account_spans(replayed.spans, (0, round(replayed.loop_s * 1e9)))
+    accounts = measured_lanes(replayed.loop_rows, replayed.spans, 0)
     idle = {lane: account.share(account.waiting_ns) for lane, account in accounts.items()}
-    return Outcome(step_time(replayed.rows), stage_times(replayed.rows), idle, replayed)
+    return Outcome(step_time(replayed.loop_rows), stage_times(replayed.loop_rows), idle, replayed)
 
 
 def _stage_gains(recording: Recording, replays: _Replays, after: Outcome) -> tuple[Gain, ...]:
@@ -252,7 +253,7 @@ def _lane_gains(replays: _Replays, after: Outcome) -> tuple[Gain, ...]:
 
 
 def _gain(replays: _Replays, after: Outcome, factors: Factors) -> float:
-    return 1 - step_time(replays.after(factors).rows) / after.step_s if after.step_s > 0 else 0.0
+    return 1 - step_time(replays.after(factors).loop_rows) / after.step_s if after.step_s > 0 else 0.0
 
 
 def _notes(

@@ -7,12 +7,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.compare.step_columns import with_tail
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Purpose, RolloutGroup, WorkItem
 from harness.loop import LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.results import StepRow, VersionChange, lane_kind, lane_seconds
-from harness.results.rows import LaneSeconds
+from harness.results.rows import LaneSeconds, TailRow
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import on_one_thread
 from harness.simulate.clock import run_virtual
@@ -113,6 +114,15 @@ class Replayed:
     borrowed: Mapping[Work, int]
     changes: tuple[VersionChange, ...] = ()
     tail: LaneSeconds = field(default_factory=dict)
+
+    @property
+    def loop_rows(self) -> list[StepRow]:
+        """The rows that figures are taken of: the last one with a last evaluation after it (``with_tail``)."""
+        end_s = self.rows[-1].elapsed_s if self.rows else 0.0
+        totals: Counter[str] = Counter()
+        for stages in self.tail.values():
+            totals.update(stages)
+        return with_tail(self.rows, TailRow(max(0.0, self.loop_s - end_s), self.loop_s, self.tail, dict(totals)))
 
 
 def replay(

@@ -15,7 +15,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.report.style import label, picture_style, save
 from harness.report.timeline import Excerpt, choose_steps, draw_excerpts, excerpt_of
-from harness.results import Manifest, RunFolder, experiment_name, step_row, tail_row
+from harness.results import Manifest, RunFolder, WarmUp, experiment_name, step_row, tail_row
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.rows import LaneSeconds
 from harness.results.writer import timestamp, utc_now
@@ -100,7 +100,9 @@ def _idle_table(answer: Answer) -> Table:
         (lane, percent(before[lane]) if lane in before else NONE, percent(after[lane]) if lane in after else NONE)
         for lane in in_pipeline_order({*before, *after})
     ]
-    return Table("Share of the loop that each lane waited (simulated)", ("lane", "before", "after"), tuple(rows))
+    return Table(
+        "Share of the measured steps that each lane waited (simulated)", ("lane", "before", "after"), tuple(rows)
+    )
 
 
 def _gain_table(answer: Answer) -> Table:
@@ -178,12 +180,12 @@ def write_runs(answer: Answer, root: Path) -> Path:
     arms = [(BEFORE, answer.change.before, answer.before.replayed), (AFTER, answer.change.after, answer.after.replayed)]
     for position, (arm, scenario, replayed) in enumerate(arms):
         with RunFolder.create(root, name, experiment, arm) as folder:
-            _write(folder, _manifest(answer, name, experiment, arm, position, now), scenario, replayed)
+            _write(answer, folder, _manifest(answer, name, experiment, arm, position, now), scenario, replayed)
             where = folder.folder.parent
     return where
 
 
-def _write(folder: RunFolder, manifest: Manifest, scenario: Scenario, replayed: Replayed) -> None:
+def _write(answer: Answer, folder: RunFolder, manifest: Manifest, scenario: Scenario, replayed: Replayed) -> None:
     folder.write_scenario(resolved_yaml(scenario))
     folder.write_manifest(manifest)
     lanes = dict.fromkeys(span.lane for span in replayed.spans)
@@ -191,13 +193,17 @@ def _write(folder: RunFolder, manifest: Manifest, scenario: Scenario, replayed: 
     folder.append_spans(replayed.spans)
     for row in _rows(replayed):
         folder.append_step(row)
-    folder.finish("completed", outcome=_outcome(replayed))
+    folder.finish("completed", outcome=_outcome(answer, replayed))
 
 
-def _outcome(replayed: Replayed) -> dict[str, Any]:
+def _outcome(answer: Answer, replayed: Replayed) -> dict[str, Any]:
     warmup = sum(row.warmup for row in replayed.rows)
     ledger = {column: asdict(getattr(replayed.ledger, column)) for column in LEDGER_COLUMNS}
-    return {"steps_done": len(replayed.rows), "warmup": {"steps": warmup, "steady": True}, "ledger": ledger}
+    return {
+        "steps_done": len(replayed.rows),
+        "warmup": asdict(WarmUp(warmup, answer.run.warm_up.steady, answer.run.warm_up.slow_start)),
+        "ledger": ledger,
+    }
 
 
 def _rows(replayed: Replayed) -> Iterator[dict[str, Any]]:
