@@ -1,24 +1,33 @@
 """What the figures say, in sentences computed from them. No verdicts: those need repeated blocks and a test.
 
-Each sentence stands here once, and every output shows the same. Variants are ranked by reward only as far as a
-difference is shown: between the best one and another, over seeds that both have, with intervals widened for the number
-of pairs.
+Each sentence is made once, here or in ``learning_findings``, and every output shows the same.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from harness.compare.attribution import overlap_bound
-from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Variant, paired_difference
+from harness.compare.experiments import FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
+from harness.compare.learning_findings import (
+    divergence_sentences,
+    final_reward_sentence,
+    for_all,
+    kl_sentence,
+    onset_sentence,
+    ranking,
+    rewards_clause,
+    signal_sentence,
+    target_clause,
+    target_sentence,
+)
 from harness.compare.numbers import Format, count, listed, mean_range, number, percent, reward
-from harness.compare.stats import t_interval
+from harness.compare.rewards import final_reward, reward_difference
 from harness.compare.sync_tables import sweep_findings, sweep_points, sync_findings
-from harness.compare.tables import Read, blocked_s, is_off_policy, mean_length, mean_of, rollout_share, targets
+from harness.compare.tables import Read, blocked_s, is_off_policy, mean_length, mean_of, rollout_share
 from harness.compare.verdicts import settings_of
 from harness.core.trace import Stage
 
@@ -137,7 +146,7 @@ def _against(experiment: Experiment, base: Variant, other: Variant) -> str:
 
     clauses = [
         _cost(base, other),
-        _rewards_against(experiment, base, other),
+        rewards_clause(experiment, base, other),
         pair(_last_length, "response length {} against {} tokens", number),
         pair(lambda run: run.mean("clip_fraction"), "clip fraction {} against {}", _two),
         pair(lambda run: run.optimizer_steps, "{} against {} optimizer steps", count),
@@ -307,10 +316,10 @@ def _lag(experiment: Experiment) -> str:
         if base and difference:
             low, high = difference.low, difference.high
             effect = "lag hurt" if high < 0 else "lag did not hurt" if low > 0 else "no difference shown"
-            interval = f"95% interval {low:+.3f} to {high:+.3f}, n = {difference.seeds}"
+            interval = f"95% interval {low:+.3f} to {high:+.3f}{for_all(difference.pairs)}, n = {difference.seeds}"
             part += f" ({difference.mean:+.3f} against {base.name}, {interval}: {effect})"
         elif base:
-            too_few_seeds = f" Fewer than {FEWEST_SEEDS} paired seeds cannot say whether lag hurt."
+            too_few_seeds = f" Without {FEWEST_SEEDS} seeds that both ended with, it cannot be said whether lag hurt."
         parts.append(part)
     if len(parts) < 2:
         return ""

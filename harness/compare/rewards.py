@@ -14,7 +14,7 @@ from statistics import fmean
 from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.learning import Evaluated
-from harness.compare.numbers import Format, count, number, plural
+from harness.compare.numbers import Format, number, plural
 from harness.compare.stats import t_interval
 from harness.compare.stats.survival import LogRank, Median, Time, log_rank, median_time
 
@@ -112,7 +112,7 @@ class TargetTimes:
             seconds: seconds, else training steps.
             with_counts: say how many seeds reached it.
         """
-        form: Format = number if seconds else count
+        form: Format = number if seconds else _whole_or_half
         found = self.seconds if seconds else self.steps
         if self.seeds == 1:
             return "not reached" if found.at is None else form(found.at)
@@ -162,3 +162,7 @@ def _times(
 def _median(times: list[Time]) -> Median:
     found = median_time(times, CONFIDENCE)
     return found if len(times) >= FEWEST_SEEDS else Median(found.at, None, None)
+
+
+def _whole_or_half(steps: float) -> str:
+    return f"{steps:g}"

@@ -236,11 +236,13 @@ def test_lag_is_set_against_the_arm_without_it(make_run: Make, tmp_path: Path) -
             evaluations = {0: (0.2, 12.0), 4: (reward, 12.0)}
             make_run(arm=arm, point={"seed": seed}, seed=seed, evaluations=evaluations, settings=settings)
     text = _report(tmp_path / "results", tmp_path / "report.html")
-    # differences -0.10, -0.09, -0.08: mean -0.09, sd 0.01, t(0.975, 2) = 4.303: 4.303 * 0.01 / sqrt(3) = 0.025
-    assert "(-0.090 against sync, 95% interval -0.115 to -0.065, n = 3: lag hurt); lag2 0.600" in text
-    # mean 0, sd 0.05: 4.303 * 0.05 / sqrt(3) = 0.124
-    assert "(+0.000 against sync, 95% interval -0.124 to +0.124, n = 3: no difference shown); lag3 0.710" in text
-    assert "(+0.110 against sync, 95% interval +0.085 to +0.135, n = 3: lag did not hurt)." in text
+    # four variants have six pairs: t(1 - 0.05 / 12, 2) = 10.886
+    # differences -0.10, -0.09, -0.08: mean -0.09, sd 0.01: 10.886 * 0.01 / sqrt(3) = 0.063
+    together = "for all 6 pairs of variants together, n = 3"
+    assert f"(-0.090 against sync, 95% interval -0.153 to -0.027 {together}: lag hurt); lag2 0.600" in text
+    # mean 0, sd 0.05: 10.886 * 0.05 / sqrt(3) = 0.314
+    assert f"(+0.000 against sync, 95% interval -0.314 to +0.314 {together}: no difference shown); lag3 0.710" in text
+    assert f"(+0.110 against sync, 95% interval +0.047 to +0.173 {together}: lag did not hurt)." in text
 
 
 def test_counters_are_shown_where_a_run_has_them(make_run: Make, tmp_path: Path) -> None:

@@ -49,11 +49,12 @@ class Onset:
 def growth_onset(steps: Sequence[float], values: Sequence[float]) -> Onset | None:
     """Return the step at which growth changes, or None where none is found.
 
-    Two kinds of curves are fitted by least squares, s running from 0 at the first step to 1 at the last: smooth ones, a
-    + b f(s) with f = s^q (q from 1/4 to 4), exp(c s) (c from -8 to 8) or 1 - exp(-c s^q), which rises slowly, then fast
-    and levels off; and broken ones, a + b s + d g(s - s0) from the break s0 on, g a line or bending upwards as exp(5 s)
-    or exp(10 s) does, d > 0 (a broken stick: Hinkley, Biometrika 56, 1969). A tenth of the points, and five at least, lie on either side of the break. Noise is in
-    proportion to the curve, so errors are weighted by the inverse of the fitted value.
+    Two kinds of curves are fitted by least squares, s running from 0 at the first step to 1 at the last. Smooth ones:
+    a + b f(s) with f = s^q (q from 1/4 to 4), exp(c s) (c from -8 to 8) or 1 - exp(-c s^q), which rises slowly, then
+    fast, and levels off. Broken ones: a + b s + d g(s - s0) from the break s0 on, g a line or bending upwards as exp(5
+    s) or exp(10 s) does, d > 0 (a broken stick: Hinkley, Biometrika 56, 1969). A tenth of the points, and five at
+    least, lie on either side of the break. Noise is in proportion to the curve, so errors are weighted by the inverse
+    of the fitted value.
 
     The best broken curve must leave so much less error than the best smooth one as series drawn from that smooth
     curve, with noise of the same size and memory (AR(1), by the broken curve's residuals), leave in at most 2.5% (a

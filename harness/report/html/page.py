@@ -10,7 +10,8 @@ from pathlib import Path
 from harness.compare import numbers
 from harness.compare.caveats import caveats, origin, unlike
 from harness.compare.experiments import Experiment, Variant, gather
-from harness.compare.findings import findings, last_reward
+from harness.compare.findings import findings
+from harness.compare.rewards import final_reward
 from harness.compare.sync_tables import sweep_points
 from harness.compare.tables import Table, overview_table
 from harness.compare.verdicts import Judgement, judgements
@@ -183,7 +184,7 @@ def _glance_row(report_data: ReportData, first: Variant, variant: Variant) -> tu
         variant.name,
         numbers.spread(step, numbers.number),
         ratio,
-        numbers.spread(variant.spread(last_reward), numbers.reward),
+        numbers.spread(variant.spread(final_reward), numbers.reward),
         numbers.spread(variant.spread(lambda run: run.throughput), numbers.number),
         waited,
     )
