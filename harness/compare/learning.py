@@ -144,6 +144,24 @@ def metric_series(run: Run, name: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in finite], [value for _, value in finite]
 
 
+def over_optimizer_steps(run: Run, name: str) -> list[tuple[int, float]]:
+    """Return (number of the optimizer step, value) of a metric over the whole run.
+
+    Training steps with a single optimizer step give their own figure; those of which no optimizer steps were kept, as
+    in older runs, are left out where they made several.
+    """
+    points, done = list[tuple[int, float]](), 0
+    for row in run.steps:
+        values = row.optimizer_step_metrics.get(name, ())
+        single = row.metric(name) if row.optimizer_steps == 1 else None
+        if single is not None:
+            values = (single.value,)
+        places = (done + place * row.optimizer_steps // len(values) for place in range(len(values)))
+        points += [(place, value) for place, value in zip(places, values, strict=True) if math.isfinite(value)]
+        done += row.optimizer_steps
+    return points
+
+
 def kl_against_reward(run: Run, name: str) -> tuple[float, int] | None:
     """Correlate a KL figure with the validation reward of the same policy version.
 

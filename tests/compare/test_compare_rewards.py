@@ -103,9 +103,10 @@ def test_the_ranking_and_the_difference_are_one_computation(make_run: Make, tmp_
 
 
 def make_target_arms(make_run: Make, tmp_path: Path) -> Experiment:
-    """Audit case A4 b: a reaches 0.5 in 5 of 5 seeds after 10 s, b in 1 of 5 after 4 s; steps take 1 s, evaluations 1 s.
+    """Audit case A4 b: a reaches 0.5 in 5 of 5 seeds after 10 s, b in 1 of 5 after 4 s.
 
-    Evaluation 0 ends at 1 s. a evaluates after step 8, at 1 + 8 + 1 = 10 s; b's seed 0 after step 2, at 4 s.
+    A step takes 1 s, and so does an evaluation: version 0 is through at 1 s, a after step 8 at 1 + 8 + 1 = 10 s,
+    seed 0 of b after step 2 at 4 s.
     """
     for seed in range(5):
         common = {"point": {"seed": seed}, "seed": seed, "steps": 8, "settings": "steps: 8\nreward_target: 0.5\n"}
