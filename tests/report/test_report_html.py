@@ -207,6 +207,30 @@ def test_what_runs_say_is_shown_and_never_obeyed(tmp_path: Path, make_run: Make)
     assert any("<svg onload=x>" in text for text in page.text("p"))
 
 
+def test_training_curves_and_onset_stand_in_the_page(make_run: Make, tmp_path: Path) -> None:
+    """Old code: neither loss nor training reward nor groups without a signal were in any page."""
+    make_run(
+        steps=40,
+        settings="steps: 40\nloss: {kl: {reference: frozen}}\n",
+        optimizer_steps=2,
+        optimizer_step_metrics=lambda step: [{"loss": Metric(0.1)}, {"loss": Metric(0.2)}],
+        metrics=lambda step: {
+            "kl/reference_k3": Metric(0.001 * min(step, 20) + 0.01 * max(0, step - 20), count=9),
+            "reward/total": Metric(0.5, count=64),
+            "loss": Metric(0.15),
+            "zero_variance_fraction": Metric(1.0, count=8),
+        },
+        evaluations=dict.fromkeys(range(0, 41, 10), (0.5, 9.0)),
+    )
+    text = _report(tmp_path / "results", tmp_path / "report.html")
+    for title in ("Training reward", "Loss", "Groups without a signal", "Reward over the same steps", "Over optimizer"):
+        assert title in text
+    assert "KL grows faster from step 20 on" in text
+    assert "had nothing to learn from: in every training step" in text
+    # the break at step 20 of 40 is a dotted upright line at half the width, in the KL's panel and in the reward's
+    assert text.count('<line x1="50%" x2="50%" y1="0" y2="220" class="level"') == 2
+
+
 def test_what_was_not_measured_is_left_out(make_run: Make, tmp_path: Path) -> None:
     folder = make_run(metrics=lambda step: {}).folder
     (folder / "spans.jsonl").unlink()
