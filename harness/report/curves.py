@@ -232,6 +232,7 @@ def draw_training(curves: Curves) -> Figure | None:
     for axes, panel in zip(axes_of, panels, strict=False):
         draw(axes, curves, metric_points(panel.metric))
         axes.set(title=panel.title, ylabel=panel.unit, xlabel=STEP)
+        axes.tick_params(labelbottom=True)  # the panel below may be an empty place
         if panel.from_zero:
             axes.set_ylim(bottom=0.0)
     for axes in axes_of[len(panels) :]:
