@@ -247,9 +247,11 @@ def onset_sentence(variant: Variant) -> str:
     """Say from which step on KL grew faster, over the seeds, and what the validation reward did from there on."""
     judged = [run.kl for run in variant.runs if run.kl is not None and run.kl.judged]
     onsets = [kl.onset for kl in judged if kl.onset is not None]
-    of_all = f" in {len(onsets)} of {plural(len(judged), 'seed')}" if len(judged) > 1 else ""
     if not judged:
         return ""
+    of_all = f" in {len(onsets)} of {plural(len(judged), 'seed')}" if len(variant.runs) > 1 else ""
+    if 0 < len(judged) < len(variant.runs):
+        of_all += " that can be judged"
     if not onsets:
         return f"{variant.name}: no onset of faster growth of KL was found{of_all}; smooth curves describe it as well."
     steps = [onset.step for onset in onsets]
