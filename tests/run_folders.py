@@ -72,6 +72,7 @@ class RunPlan:
     prompts: int = 256
     metrics: Callable[[int], Metrics] = lambda step: {"loss": Metric(0.5, count=64)}
     optimizer_steps: int = 1
+    optimizer_step_metrics: Callable[[int], Sequence[Metrics]] = lambda step: ()
     rollouts: Sequence[ExampleRollout] = ()
     status: str = "completed"
     error: str | None = None
@@ -133,8 +134,10 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
             "wall_s": wall_s,
             "elapsed_s": elapsed_s,
             "lanes": lanes,
+            "optimizer_steps": plan.optimizer_steps,
+            "optimizer_step_metrics": plan.optimizer_step_metrics(step),
         }
-        run.append_step(step_row(**row, optimizer_steps=plan.optimizer_steps, metrics=plan.metrics(step)))
+        run.append_step(step_row(**row, metrics=plan.metrics(step)))
         run.append_spans(spans)
         run.flush()
     run.append_rollouts(Purpose.EVALUATE, plan.rollouts)

@@ -8,10 +8,11 @@ from typing import Any
 
 from harness.compare.attribution import LaneAccount
 from harness.compare.caveats import caveats, unlike
-from harness.compare.experiments import Experiment, Variant, paired_difference
+from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.findings import findings, last_reward
+from harness.compare.findings import findings
 from harness.compare.gates import GateResult
+from harness.compare.rewards import reward_difference, target_times
 from harness.compare.step_times import step_ratio
 from harness.compare.tables import OFF_POLICY_LINES, OUTCOME_LINES
 from harness.compare.verdicts import Judgement, judgements
@@ -51,21 +52,24 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str
         "campaign": experiment.name,
         "folder": str(experiment.folder),
         "started_at": experiment.started_at,
-        "variants": [_variant(experiment.variants[0], variant) for variant in experiment.variants],
+        "variants": [_variant(experiment, variant) for variant in experiment.variants],
         "verdicts": [asdict(judgement) for judgement in judged],
         "findings": [finding.text for finding in findings(experiment)],
         "cautions": caveats(experiment),
     }
 
 
-def _variant(base: Variant, variant: Variant) -> dict[str, Any]:
-    difference = None if variant is base else paired_difference(base, variant, last_reward)
+def _variant(experiment: Experiment, variant: Variant) -> dict[str, Any]:
+    base = experiment.variants[0]
+    difference = None if variant is base else reward_difference(experiment, base, variant)
     against = None if difference is None else {"baseline": base.name} | asdict(difference)
+    times = target_times(variant)
     return {
         "name": variant.name,
         "runs": [_run(run) for run in variant.runs],
         "step_ratio": None if variant is base else step_ratio(base, variant),
         "reward_last_difference": against,
+        "time_to_target": None if times is None else asdict(times),
     }
 
 

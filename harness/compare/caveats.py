@@ -343,7 +343,7 @@ def _no_verdict(experiment: Experiment) -> list[str]:
     if len(experiment.variants) == 1:
         return [f"Up to {most} runs of one variant, and nothing to set it against: figures, not a verdict."]
     if most >= FEWEST_SEEDS:
-        return ["Intervals of rewards are each for one pair of variants and assume normal differences."]
+        return ["Intervals of rewards hold for all pairs of variants together, and assume normal differences."]
     return []
 
 

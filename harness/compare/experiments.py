@@ -15,7 +15,6 @@ from typing import Any
 
 from harness.compare.figures import RunFigures, run_figures
 from harness.compare.numbers import Spread, spread_of
-from harness.compare.stats import t_interval
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.results import DamagedRun, Manifest, find_run_folders, load_run, read_manifest
@@ -273,30 +272,3 @@ def experiment_of(folder: Path, runs: Sequence[RunFigures]) -> Experiment:
 
 FEWEST_SEEDS = 3
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A mean difference with the ends of its 95% interval, over ``seeds`` pairs of runs."""
-
-    mean: float
-    low: float
-    high: float
-    seeds: int
-
-
-def paired_difference(base: Variant, other: Variant, read: Callable[[RunFigures], float | None]) -> Difference | None:
-    """Return ``other`` minus ``base`` over the seeds that both finished; None for fewer than ``FEWEST_SEEDS``.
-
-    The interval is Student's for paired samples.
-    """
-    before, after = (
-        {run.manifest.seed: read(run) for run in variant.runs if run.is_completed} for variant in (base, other)
-    )
-    pairs = [(before[seed], after[seed]) for seed in before if seed in after]
-    differences = [mine - theirs for theirs, mine in pairs if theirs is not None and mine is not None]
-    if len(differences) < FEWEST_SEEDS:
-        return None
-    interval = t_interval(differences, CONFIDENCE)
-    assert interval is not None
-    return Difference(interval.point, interval.low, interval.high, len(differences))

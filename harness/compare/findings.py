@@ -1,25 +1,34 @@
 """What the figures say, in sentences computed from them. No verdicts: those need repeated blocks and a test.
 
-Each sentence stands here once, and every output shows the same. Variants are ranked by reward only as far as a
-difference is shown: between the best one and another, over seeds that both have, with intervals widened for the number
-of pairs.
+Each sentence is made once, here or in ``learning_findings``, and every output shows the same.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from harness.compare.attribution import overlap_bound
-from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Variant, paired_difference
+from harness.compare.experiments import FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
+from harness.compare.learning_findings import (
+    divergence_sentences,
+    final_reward_sentence,
+    for_all,
+    kl_sentence,
+    onset_sentence,
+    ranking,
+    rewards_clause,
+    signal_sentence,
+    target_clause,
+    target_sentence,
+)
 from harness.compare.numbers import Format, count, listed, mean_range, number, percent, reward
-from harness.compare.stats import t_interval
+from harness.compare.rewards import final_reward, reward_difference
 from harness.compare.step_times import ratio_of_medians, steadiness_notes, step_ratio, uneven_sentence
 from harness.compare.sync_tables import sweep_findings, sweep_points, sync_findings
-from harness.compare.tables import Read, blocked_s, is_off_policy, mean_length, mean_of, rollout_share, targets
+from harness.compare.tables import Read, blocked_s, is_off_policy, mean_length, mean_of, rollout_share
 from harness.compare.verdicts import settings_of
 from harness.core.trace import Stage
 
@@ -51,22 +60,26 @@ def findings(experiment: Experiment) -> list[Finding]:
     base, *others = variants
     several = len(others) > 0
     found = [
-        *(_rewards(experiment) if several else []),
-        *_named("divergence", _divergence(experiment)),
+        *(_named("final_reward", [final_reward_sentence(experiment)]) if several else []),
+        *_named("ranking", ranking(experiment)),
+        *_named("divergence", divergence_sentences(experiment)),
+        *_named("signal", map(signal_sentence, variants)),
         *_named("largest_stage", [_largest_stage("The largest stage", {arm.name: _shares(arm) for arm in variants})]),
         *_named("steady", steadiness_notes(variants)),
         *_named("single_steps", map(uneven_sentence, variants)),
-        *_named("against", [_against(base, other) for other in others]),
+        *_named("against", [_against(experiment, base, other) for other in others]),
         *_named("sync", sync_findings(experiment)),
         *off_policy_findings(experiment),
     ]
     for variant in variants:
         found += _named("gain", [_gain(variant)])
-        found += _named("kl", [_kl(variant)])
+        found += _named("kl", [kl_sentence(variant)])
+        found += _named("onset", [onset_sentence(variant)])
         found += _named("upset", _upsets(variant))
     found += _named("length", [_length(experiment)])
+    if several or len(base.runs) > 1:
+        found += _named("target", [target_sentence(experiment)])
     if several:
-        found += _named("target", [_target(experiment)])
         found += _named("gradients", [_gradients(variants)])
         found += _named("importance", [_importance(variants)])
     return found
@@ -101,11 +114,6 @@ def overlap_finding(experiment: Experiment) -> str:
     return text if max(speedups) >= GAIN_WORTH_SAYING else f"More overlap has next to nothing to gain. {text}"
 
 
-def last_reward(run: RunFigures) -> float | None:
-    """Return the validation reward of the last evaluation."""
-    return run.last.reward if run.last else None
-
-
 def _named(name: str, texts: Iterable[str]) -> list[Finding]:
     return [Finding(name, text) for text in texts if text]
 
@@ -132,7 +140,7 @@ def _shares(variant: Variant) -> dict[Stage, float]:
     return {stage: share for stage, share in means.items() if share > 0}
 
 
-def _against(base: Variant, other: Variant) -> str:
+def _against(experiment: Experiment, base: Variant, other: Variant) -> str:
     """Set a variant beside the first one: cost, reward with its length, clip fraction, time to the target."""
 
     def pair(read: Read, words: str, form: Format) -> str:
@@ -141,11 +149,11 @@ def _against(base: Variant, other: Variant) -> str:
 
     clauses = [
         _cost(base, other),
-        pair(last_reward, "last validation reward {} against {}", _two) + _interval(base, other),
+        rewards_clause(experiment, base, other),
         pair(_last_length, "response length {} against {} tokens", number),
         pair(lambda run: run.mean("clip_fraction"), "clip fraction {} against {}", _two),
         pair(lambda run: run.optimizer_steps, "{} against {} optimizer steps", count),
-        _target_times(base, other),
+        target_clause(experiment, base, other),
     ]
     return f"{other.name} against {base.name}: {'; '.join(clause for clause in clauses if clause)}."
 
@@ -160,30 +168,12 @@ def _cost(base: Variant, other: Variant) -> str:
     return f"{ratio:.2f} times the seconds per step ({times}{single})"
 
 
-def _interval(base: Variant, other: Variant) -> str:
-    """Give the difference of the last rewards with its interval, where there are seeds enough to pair."""
-    difference = paired_difference(base, other, last_reward)
-    if difference is None:
-        return ""
-    ends = f"{difference.low:+.3f} to {difference.high:+.3f}"
-    return f" (difference {difference.mean:+.3f}, 95% interval {ends}, t over n = {difference.seeds} paired seeds)"
-
-
-def _target_times(base: Variant, other: Variant) -> str:
-    named = {run.reward_target for run in (*base.runs, *other.runs)}
-    if len(named) != 1 or None in named:
-        return ""
-    target = named.pop()
-    mine, theirs = (variant.spread(lambda run: run.seconds_to_target) for variant in (other, base))
-    if mine is None and theirs is None:
-        return f"neither reached reward {target:g}"
-    times = [f"{mean_range(item, number)} s" if item else "never" for item in (mine, theirs)]
-    return f"reward {target:g} {'after ' if mine else ''}{times[0]} against {times[1]}"
-
-
 def _gain(variant: Variant) -> str:
     """Say from where to where the validation reward went, with the response length beside it."""
-    first, last = variant.spread(lambda run: run.first.reward if run.first else None), variant.spread(last_reward)
+    first, last = (
+        variant.spread(lambda run: run.first.reward if run.first else None),
+        variant.spread(lambda run: run.last.reward if run.last else None),
+    )
     steps = sorted({run.last.step for run in variant.runs if run.last})
     if first is None or last is None or steps[-1] == 0:
         return ""
@@ -209,39 +199,6 @@ def _length(experiment: Experiment) -> str:
     return f"Responses grew longer as the reward rose in {listed(grown)}: part of the gain may be length."
 
 
-def _kl(variant: Variant) -> str:
-    """Say how KL to the reference grew, from the first run that monitored it."""
-    for run in variant.runs:
-        if run.kl is not None:
-            break
-    else:
-        return ""
-    kl, end = run.kl, run.at_end(run.kl.name)
-    names = {"frozen": "the initial policy", "reclone": "the re-cloned reference"}
-    reference, estimator = names.get(str(kl.reference), "the reference"), kl.name.rpartition("_")[2]
-    text = f"{variant.name}: KL of the sampling policy to {reference} ({estimator}, per token)"
-    if end is not None:
-        text += f" ends at {number(end)}"
-    if kl.growth is not None:
-        curve, line = _two(kl.growth.r_squared), _two(kl.growth.linear_r_squared)
-        shapes = {
-            "linear": f"grows about linearly (R2 {line})",
-            "exponential": f"bends upwards (exponential fit: R2 {curve}; line: {line})",
-            "saturating": f"levels off (saturating fit: R2 {curve}; line: {line})",
-            "falling": f"falls over the run (best fit: R2 {curve})",
-            "no clear trend": f"shows no clear trend (best fit: R2 {curve})",
-        }
-        text += f" and {shapes[kl.growth.shape]}"
-    if kl.with_reward is not None:
-        value, pairs = kl.with_reward
-        text += f"; correlation with validation reward {value:+.2f} over {pairs} evaluations"
-    if len(variant.runs) > 1:
-        text += f"; seed {run.manifest.seed} only, of {len(variant.runs)}"
-    if run.behaviour_is_older:
-        text += "; biased, since the sampling policy is an older one"
-    return text + "."
-
-
 def _upsets(variant: Variant) -> list[str]:
     """Name metrics that were not finite, gradient norms far above the median, and lost reward."""
     texts = []
@@ -256,122 +213,6 @@ def _upsets(variant: Variant) -> list[str]:
             best = f"{_two(run.best.reward)} at step {run.best.step}"
             texts.append(f"{name}: the reward fell from {best} to {_two(run.last.reward)} at step {run.last.step}.")
     return texts
-
-
-@dataclass(frozen=True)
-class _FinalRewards:
-    """The final rewards of a variant by (seed, block), of the runs that came to their end without diverging."""
-
-    variant: Variant
-    rewards: dict[tuple[int, int | None], float]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.rewards.values())
-
-    def __str__(self) -> str:
-        """The mean with its interval over seeds, or the range of too few of them."""
-        values = list(self.rewards.values())
-        text = f"{self.variant.name} {self.mean:.2f}"
-        left_out = len(self.variant.runs) - len(values)
-        of_all = f", without {left_out} that diverged or did not finish" if left_out else ""
-        if len(values) == 1:
-            return text + (f" (one run{of_all})" if left_out else "")
-        interval = t_interval(values, CONFIDENCE) if len(values) >= FEWEST_SEEDS else None
-        if interval is None:
-            return f"{text} ({min(values):.2f} to {max(values):.2f} over {len(values)} runs{of_all})"
-        return f"{text} (95% interval {interval.low:.2f} to {interval.high:.2f} over {len(values)} runs{of_all})"
-
-
-def _rewards(experiment: Experiment) -> list[Finding]:
-    """Return the final rewards in order, and how far that order is shown; there are several variants."""
-    finals = []
-    for variant in experiment.variants:
-        sound = (run for run in variant.runs if run.is_completed and run.divergence is None)
-        rewards = {(run.manifest.seed, run.manifest.block): run.last.reward for run in sound if run.last is not None}
-        if rewards:
-            finals.append(_FinalRewards(variant, rewards))
-    finals.sort(key=lambda item: -item.mean)
-    if not finals:
-        return []
-    found = []
-    if len(finals) == 1 or len({item.mean for item in finals}) > 1:  # all equal: as of parts that only sleep
-        alone = "" if any(len(item.rewards) > 1 for item in finals) else " (one seed each: figures, not a verdict)"
-        rewards_text = "; ".join(map(str, finals))
-        found.append(Finding("final_reward", f"Final validation reward, highest first: {rewards_text}{alone}."))
-    return found + _named("ranking", _ranking(finals))
-
-
-def _ranking(finals: Sequence[_FinalRewards]) -> list[str]:
-    """Set the best against each other variant, over the seeds that both have.
-
-    With Bonferroni's level for all pairs of variants, not only those shown: which one is the best was read from the
-    same rewards, so any pair could have been among them, and the level of the pairs shown would rank equal variants
-    more often than it says.
-    """
-    best, *others = finals
-    pairs_of_variants = math.comb(len(finals), 2)
-    level = 1 - (1 - CONFIDENCE) / max(1, pairs_of_variants)
-    shown, unclear = list[str](), list[str]()
-    for other in others:
-        pairs = [best.rewards[key] - other.rewards[key] for key in best.rewards if key in other.rewards]
-        interval = t_interval(pairs, level) if len(pairs) >= FEWEST_SEEDS else None
-        if interval is None:
-            continue
-        point, low, high, name = interval.point, interval.low, interval.high, other.variant.name
-        if low > 0:
-            shown.append(f"{name} (by {point:.2f}, {low:.2f} to {high:.2f})")
-        else:
-            unclear.append(f"{name} ({point:+.2f}, {low:+.2f} to {high:+.2f})")
-    texts = []
-    if shown:
-        texts.append(f"The final reward of {best.variant.name} is shown to be higher than that of {listed(shown)}.")
-    if unclear:
-        texts.append(f"No difference is shown between {best.variant.name} and {listed(unclear)}.")
-    if texts:
-        for_what = "the comparison" if pairs_of_variants == 1 else f"all {pairs_of_variants} pairs of variants together"
-        texts[-1] += f" (Paired by seed; 95% intervals for {for_what}.)"
-    return texts
-
-
-def _divergence(experiment: Experiment) -> list[str]:
-    """Say which runs diverged at which training step, and how that shows."""
-    stopped, collapsed, finite = list[str](), list[str](), True
-    for variant in experiment.variants:
-        for run in variant.runs:
-            if run.divergence is not None:
-                name = variant.name if len(variant.runs) == 1 else f"{variant.name} (seed {run.manifest.seed})"
-                (stopped if run.divergence.stopped else collapsed).append(f"{name} at step {run.divergence.step}")
-                finite = finite and (run.divergence.stopped or not run.non_finite)
-    texts = []
-    if stopped:
-        texts.append(f"Diverged: {listed(stopped)}. There a number was not finite, and the run had to stop.")
-    if collapsed:
-        texts.append(
-            f"Diverged: {listed(collapsed)}. From there to the end every reward, of training and validation, "
-            f"was at most a tenth of the run's best validation reward.{' All numbers stayed finite.' if finite else ''}"
-        )
-    return texts
-
-
-def _target(experiment: Experiment) -> str:
-    """Say at which step and after how many seconds each variant first had the reward target."""
-    named = targets(experiment.runs)
-    if len(named) != 1:
-        return ""
-    reached, never = list[str](), list[str]()
-    for variant in experiment.variants:
-        steps = variant.spread(lambda run: run.learning.target_step if run.learning else None)
-        seconds = variant.spread(lambda run: run.seconds_to_target)
-        if steps is None or seconds is None:
-            never.append(variant.name)
-            continue
-        some = f", {steps.known} of {steps.runs} runs" if steps.known < steps.runs else ""
-        reached.append(f"{variant.name} at step {mean_range(steps, count)} ({mean_range(seconds, number)} s{some})")
-    if not reached:
-        return f"No variant was seen at validation reward {named[0]:g}."
-    missed = f"; never in {listed(never)}" if never else ""
-    return f"Validation reward {named[0]:g} was first seen in {'; '.join(reached)}{missed}."
 
 
 def _gradients(variants: Sequence[Variant]) -> str:
@@ -471,19 +312,19 @@ def _lag(experiment: Experiment) -> str:
     fresh = [item for item in experiment.variants if not any(run.behaviour_is_older for run in item.runs)]
     parts, too_few_seeds = list[str](), ""
     for variant in experiment.variants:
-        lag, last = variant.spread(mean_of("off_policy/mean")), variant.spread(last_reward)
+        lag, last = variant.spread(mean_of("off_policy/mean")), variant.spread(final_reward)
         base = next((item for item in fresh if variant not in fresh and _differs_in_lag_alone(item, variant)), None)
         if last is None or (lag is None and base is None):
             continue
         part = f"{variant.name} {f'{mean_range(lag, number)} and ' if lag else ''}{mean_range(last, reward)}"
-        difference = base and paired_difference(base, variant, last_reward)
+        difference = base and reward_difference(experiment, base, variant)
         if base and difference:
             low, high = difference.low, difference.high
             effect = "lag hurt" if high < 0 else "lag did not hurt" if low > 0 else "no difference shown"
-            interval = f"95% interval {low:+.3f} to {high:+.3f}, n = {difference.seeds}"
+            interval = f"95% interval {low:+.3f} to {high:+.3f}{for_all(difference.pairs)}, n = {difference.seeds}"
             part += f" ({difference.mean:+.3f} against {base.name}, {interval}: {effect})"
         elif base:
-            too_few_seeds = f" Fewer than {FEWEST_SEEDS} paired seeds cannot say whether lag hurt."
+            too_few_seeds = f" Without {FEWEST_SEEDS} seeds that both ended with, it cannot be said whether lag hurt."
         parts.append(part)
     if len(parts) < 2:
         return ""

@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist, fmean
 from typing import Literal
 
+from harness.compare.stats.onset import FEWEST_POINTS as FEWEST_FOR_ONSET
+from harness.compare.stats.onset import Onset, growth_onset
 from harness.compare.sync import percentile
 from harness.results import EvaluationRow, Run
 
@@ -122,11 +125,41 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float | None
     return products / math.sqrt(scale) if scale > 0 else None
 
 
+def correlation_interval(value: float, pairs: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of a correlation over four pairs or more: tanh(atanh(r) +- z / sqrt(n - 3)), Fisher's.
+
+    It takes the pairs for independent. Those of one run are not quite: both figures drift as the run goes on.
+    """
+    if abs(value) >= 1.0:
+        return value, value
+    middle = math.atanh(value)
+    reach = NormalDist().inv_cdf((1 + confidence) / 2) / math.sqrt(pairs - 3)
+    return math.tanh(middle - reach), math.tanh(middle + reach)
+
+
 def metric_series(run: Run, name: str) -> tuple[list[int], list[float]]:
     """Return (steps, values) of a metric over the run's training steps; steps without a finite value are left out."""
     metrics = ((row.step, row.metric(name)) for row in run.steps)
     finite = [(step, metric.value) for step, metric in metrics if metric is not None and math.isfinite(metric.value)]
     return [step for step, _ in finite], [value for _, value in finite]
+
+
+def over_optimizer_steps(run: Run, name: str) -> list[tuple[int, float]]:
+    """Return (number of the optimizer step, value) of a metric over the whole run.
+
+    Training steps with a single optimizer step give their own figure; those of which no optimizer steps were kept, as
+    in older runs, are left out where they made several.
+    """
+    points, done = list[tuple[int, float]](), 0
+    for row in run.steps:
+        values = row.optimizer_step_metrics.get(name, ())
+        single = row.metric(name) if row.optimizer_steps == 1 else None
+        if single is not None:
+            values = (single.value,)
+        places = (done + place * row.optimizer_steps // len(values) for place in range(len(values)))
+        points += [(place, value) for place, value in zip(places, values, strict=True) if math.isfinite(value)]
+        done += row.optimizer_steps
+    return points
 
 
 def kl_against_reward(run: Run, name: str) -> tuple[float, int] | None:
@@ -166,7 +199,7 @@ FEWEST_REWARDED = 20
 
 With 20 expected of n prompts, 2 or fewer come about by chance with a probability of 5e-7 (Poisson).
 """
-TRAIN_REWARD, GRAD_NORM = "reward/total", "grad_norm"
+TRAIN_REWARD, GRAD_NORM, NO_SIGNAL = "reward/total", "grad_norm", "zero_variance_fraction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +226,8 @@ class LearningFigures:
         grad_norm_p95: of the training steps' gradient norms, before clipping.
         max_grad_norm: the scenario's; larger gradients are scaled down to it.
         scaled_down: share of training steps with a (mean) gradient norm above that.
+        without_signal: share of training steps in which the rewards were equal within every group; None where that was
+            not logged, and where the advantage of such groups is not 0.
     """
 
     target_step: int | None
@@ -200,6 +235,7 @@ class LearningFigures:
     max_grad_norm: float | None
     scaled_down: float | None
     divergence: Divergence | None
+    without_signal: float | None = None
 
 
 def learning_figures(run: Run, target: float | None) -> LearningFigures:
@@ -215,7 +251,22 @@ def learning_figures(run: Run, target: float | None) -> LearningFigures:
         max_grad_norm=bound,
         scaled_down=sum(norm > bound for norm in norms) / len(norms) if norms and bound is not None else None,
         divergence=divergence(run, evaluated),
+        without_signal=without_signal(run),
     )
+
+
+CENTRED = ("normalized_rewards", "centered_rewards", "max_centered_rewards")
+"""Advantages that are 0 where all rewards of a group are equal."""
+
+
+def without_signal(run: Run) -> float | None:
+    """Return the share of training steps whose groups had equal rewards each; see ``LearningFigures``."""
+    shares = metric_series(run, NO_SIGNAL)[1]
+    if not shares or run.setting("loss.type") == "no_baseline":
+        return None
+    if (run.setting("advantage.delta") or CENTRED[0]) not in CENTRED:
+        return None
+    return sum(share == 1.0 for share in shares) / len(shares)
 
 
 def divergence(run: Run, evaluated: Sequence[Evaluated]) -> Divergence | None:
@@ -245,12 +296,19 @@ class KlFigures:
         name: of the metric.
         reference: the scenario's ``loss.kl.reference``: ``frozen`` (the initial policy) or ``reclone``, or None.
         with_reward: its correlation with the validation reward and the number of pairs, or None.
+        judged: whether an onset was looked for: there are points enough, and the reference stays the same.
+        onset: where it begins to grow faster; None where no such step is found.
+        reward_after: mean validation reward of the evaluations after the onset, less the best one up to it, and the
+            number of those after; None without an onset or an evaluation on either side.
     """
 
     name: str
     reference: str | None
     growth: Growth | None
     with_reward: tuple[float, int] | None
+    judged: bool = False
+    onset: Onset | None = None
+    reward_after: tuple[float, int] | None = None
 
 
 def kl_figures(run: Run) -> KlFigures | None:
@@ -259,6 +317,22 @@ def kl_figures(run: Run) -> KlFigures | None:
         steps, values = metric_series(run, name)
         if values:
             reference = run.setting("loss.kl.reference")
-            against = kl_against_reward(run, name)
-            return KlFigures(name, reference if isinstance(reference, str) else None, growth(steps, values), against)
+            judged = len(values) >= FEWEST_FOR_ONSET and reference != "reclone"  # there KL falls to 0 again and again
+            onset = growth_onset(steps, values) if judged else None
+            return KlFigures(
+                name=name,
+                reference=reference if isinstance(reference, str) else None,
+                growth=growth(steps, values),
+                with_reward=kl_against_reward(run, name),
+                judged=judged,
+                onset=onset,
+                reward_after=None if onset is None else reward_after(evaluations(run), onset.step),
+            )
     return None
+
+
+def reward_after(evaluated: Sequence[Evaluated], step: float) -> tuple[float, int] | None:
+    """Return the mean reward of the evaluations after a training step less the best one up to it, and their number."""
+    before = [item.reward for item in evaluated if item.step <= step]
+    after = [item.reward for item in evaluated if item.step > step]
+    return (fmean(after) - max(before), len(after)) if before and after else None

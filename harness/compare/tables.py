@@ -13,6 +13,7 @@ from harness.compare.caveats import groups, legend, letters_of
 from harness.compare.experiments import MOST_WITH_SPANS, SIMULATED, Experiment, Variant
 from harness.compare.figures import RunFigures, StageFigures
 from harness.compare.numbers import Format, count, number, percent, plural, reward, spread, spread_of
+from harness.compare.rewards import target_times
 from harness.compare.step_times import MARK, mark, steadiness_notes
 from harness.core.trace import Stage
 from harness.results.rows import LedgerFigures, Rollouts
@@ -250,7 +251,7 @@ OUTCOME_LINES = (
     Line("reward_last", "validation reward, last", reward, lambda run: run.last.reward if run.last else None),
     Line("length_first", "response length, first, tokens", number, lambda run: run.first.length if run.first else None),
     Line("length_last", "response length, last, tokens", number, lambda run: run.last.length if run.last else None),
-    Line("seconds_to_target", "seconds to reward", number, lambda run: run.seconds_to_target),
+    Line("seconds_to_target", "seconds to reward {}", number, lambda run: run.seconds_to_target),
     Line("target_step", "  at step", count, lambda run: run.learning.target_step if run.learning else None),
     Line("clip_fraction", "clip fraction, mean", number, mean_of("clip_fraction")),
     Line("grad_norm", "gradient norm, median", number, lambda run: run.grad_norm),
@@ -285,6 +286,9 @@ OUTCOME_LINES = (
         for key in ("planned", "peak")
     ),
 )
+
+TARGET_LINES = ("seconds_to_target", "target_step")
+"""Over seeds these are medians in which the seeds that did not get there count."""
 
 OFF_POLICY_LINES = (
     Line("lag_mean", "lag, mean, versions", number, mean_of("off_policy/mean")),
@@ -339,15 +343,20 @@ def _rows(lines: Sequence[Line], variants: Sequence[Variant]) -> list[tuple[str,
     """Return a row for each line that is shown and that some run has: its label and a cell for each variant."""
     rows = []
     for line in lines:
-        label, nothing = line.label, [numbers.NOTHING] * len(variants)
-        if line.key == "seconds_to_target":
+        label = line.label
+        cells = [spread(variant.spread(line.get), line.form) for variant in variants]
+        if line.key in TARGET_LINES:
             named = targets([run for variant in variants for run in variant.runs])
-            label += f" {' / '.join(f'{target:g}' for target in named)}"
-            nothing = ["not reached" if targets(variant.runs) else numbers.NOTHING for variant in variants]
-        cells = [spread(arm.spread(line.get), line.form, none) for arm, none in zip(variants, nothing, strict=True)]
+            label = label.format(" / ".join(f"{target:g}" for target in named))
+            cells = [_target_cell(variant, line.key) for variant in variants]
         if line.in_table and any(cell != numbers.NOTHING for cell in cells):
             rows.append((label, *cells))
     return rows
+
+
+def _target_cell(variant: Variant, key: str) -> str:
+    times = target_times(variant)
+    return numbers.NOTHING if times is None else times.text(seconds=key == "seconds_to_target")
 
 
 def targets(runs: Sequence[RunFigures]) -> list[float]:

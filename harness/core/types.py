@@ -6,6 +6,7 @@ object reference in a distributed one, nothing in a simulated one. The loop neve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -224,8 +225,14 @@ class WeightHandle:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What one training step did to the policy."""
+    """What one training step did to the policy.
+
+    Attributes:
+        metrics: of the training step.
+        optimizer_step_metrics: of each of its optimizer steps; empty where the trainer does not tell.
+    """
 
     version: int
     optimizer_steps: int
     metrics: Metrics
+    optimizer_step_metrics: Sequence[Metrics] = ()

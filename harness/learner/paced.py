@@ -43,6 +43,7 @@ class PacedTrainer:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.options = options
+        self.optimizer_step_metrics: Sequence[Metrics] = ()
         self._update_s, self._sleep = update_s, sleep
         self._weights = made_up_weights(megabytes, tensors)
         self._steps_done = 0

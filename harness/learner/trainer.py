@@ -141,6 +141,9 @@ class PolicyTrainer:
         pad_token_id: fills the padded positions.
         options: see ``TrainerOptions``.
         should_stop: asked between microbatches.
+
+    Attributes:
+        optimizer_step_metrics: of each optimizer step of the last training step, in order.
     """
 
     def __init__(
@@ -162,6 +165,7 @@ class PolicyTrainer:
         self._reference = _frozen_copy(model) if options.needs_reference else None
         self._previous = _frozen_copy(model) if options.monitor_kl else None
         self._last_good = "none, this is the first one"
+        self.optimizer_step_metrics: Sequence[Metrics] = ()
 
     def prepare(self, groups: Sequence[RolloutGroup]) -> PreparedBatch:
         """Turn scored groups, any number of them, into tensors with their advantages.
@@ -216,6 +220,7 @@ class PolicyTrainer:
             for index, minibatch in enumerate(minibatches):
                 where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
                 parts.append(self._optimizer_step(minibatch, step, where))
+        self.optimizer_step_metrics = parts
         metrics = combine_metrics(parts) | batch.drift
         if self._reference is not None and self.options.reclone_every and (step + 1) % self.options.reclone_every == 0:
             self._reference.load_state_dict(self.model.state_dict())

@@ -16,6 +16,7 @@ from harness.compare.experiments import Experiment
 from harness.compare.learning import Evaluated, evaluations
 from harness.compare.tables import targets
 from harness.report.data import (
+    OPTIMIZER_STEP,
     SECONDS,
     STEP,
     Curves,
@@ -24,8 +25,13 @@ from harness.report.data import (
     metric_points,
     metric_values,
     needs_log_scale,
+    onset_steps,
+    optimizer_panels,
+    optimizer_step_points,
     over_seeds,
+    reward_over_optimizer_steps,
     sweep_lines,
+    training_panels,
 )
 from harness.report.style import MARKERS, label, variant_label, variant_looks
 from harness.results import Run
@@ -171,7 +177,11 @@ def _mark_divergence(curves: Curves, axes: Axes) -> list[Any]:
 
 
 def draw_kl(curves: Curves) -> Figure | None:
-    """Draw the monitored KL figures over training steps, one column for each pair of policies; None without them."""
+    """Draw the monitored KL figures over training steps, one column for each pair of policies; None without them.
+
+    The validation reward stands below, over the same steps. Dashed lines mark from where on a run's KL to the reference
+    policy grows faster.
+    """
     pairs = [
         pair
         for pair in ("reference", "previous")
@@ -179,19 +189,75 @@ def draw_kl(curves: Curves) -> Figure | None:
     ]
     if not pairs:
         return None
-    figure, grid = canvas(2, len(pairs), height=7.0)
+    rewarded = any(map(evaluations, curves.all_runs()))
+    figure, grid = canvas(3 if rewarded else 2, len(pairs), height=9.5 if rewarded else 7.0)
     for column, pair in enumerate(pairs):
         draw(grid[0][column], curves, metric_points(f"kl/{pair}_k3"))
         draw(grid[1][column], curves, metric_points(f"kl/{pair}_k1_sum"))
         grid[0][column].set(title=f"KL(sampling policy \u2016 {_other_policy(curves, pair)})")
-        grid[1][column].set(xlabel=STEP)
-        for row in grid:
+        for row in grid[:2]:
             row[column].axhline(0.0, color="black", linewidth=0.8, zorder=1)
-    grid[0][0].set(ylabel="k3, nats per token")
-    grid[1][0].set(ylabel="k1, nats per response")
+        for row in grid[2:]:
+            draw(row[column], curves, evaluated_points(lambda item: item.step, lambda item: item.reward))
+        grid[-1][column].set(xlabel=STEP)
+    for row, name in zip(grid, ("k3, nats per token", "k1, nats per response", "validation reward"), strict=False):
+        row[0].set(ylabel=name)
+    keys = _mark_onsets(curves, [row[0] for row in grid]) if pairs[0] == "reference" else []
     lagging = any(run.behaviour_is_older for run in curves.experiment.runs)
     what = "KL, estimated on sampled tokens" + ("; biased, as an older policy sampled them" if lagging else "")
-    return finish(figure, curves, what, BAND)
+    return finish(figure, curves, what, BAND, keys)
+
+
+def _mark_onsets(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
+    """Mark in every panel where a run's KL begins to grow faster; return the legend entry."""
+    from matplotlib.lines import Line2D
+
+    looks, marked = variant_looks(list(curves.runs)), False
+    for variant in curves.experiment.variants:
+        for step in onset_steps(variant):
+            marked = True
+            for axes in panels:
+                axes.axvline(step, color=looks[variant.name][0], linewidth=1.2, linestyle="--", zorder=1)
+    return [Line2D([], [], color="grey", linestyle="--", label="KL grows faster")] if marked else []
+
+
+def draw_training(curves: Curves) -> Figure | None:
+    """Draw training reward, loss, groups without a signal and response length over training steps; None without."""
+    panels = training_panels(curves)
+    if not panels:
+        return None
+    columns = min(2, len(panels))
+    figure, grid = canvas(-(-len(panels) // columns), columns, height=3.5 * -(-len(panels) // columns) + 1.0)
+    axes_of = [axes for row in grid for axes in row]
+    for axes, panel in zip(axes_of, panels, strict=False):
+        draw(axes, curves, metric_points(panel.metric))
+        axes.set(title=panel.title, ylabel=panel.unit, xlabel=STEP)
+        axes.tick_params(labelbottom=True)  # the panel below may be an empty place
+        if panel.from_zero:
+            axes.set_ylim(bottom=0.0)
+    for axes in axes_of[len(panels) :]:
+        axes.set_visible(False)
+    return finish(figure, curves, "training steps", BAND)
+
+
+def draw_optimizer_steps(curves: Curves) -> Figure | None:
+    """Draw validation reward and the figures of the updates over optimizer steps; None where training steps are one."""
+    panels = optimizer_panels(curves)
+    if not panels:
+        return None
+    rewarded = any(map(evaluations, curves.all_runs()))
+    figure, grid = canvas(len(panels) + rewarded, 1, height=2.5 * (len(panels) + rewarded) + 1.0)
+    rows = [row[0] for row in grid]
+    if rewarded:
+        draw(rows[0], curves, reward_over_optimizer_steps)
+        rows[0].set(title="Reward", ylabel="validation reward")
+    for axes, panel in zip(rows[rewarded:], panels, strict=True):
+        draw(axes, curves, optimizer_step_points(panel.metric))
+        axes.set(title=panel.title, ylabel=panel.unit)
+        if panel.from_zero:
+            axes.set_ylim(bottom=0.0)
+    rows[-1].set(xlabel=OPTIMIZER_STEP)
+    return finish(figure, curves, "over optimizer steps", BAND)
 
 
 def draw_stability(curves: Curves) -> Figure | None:

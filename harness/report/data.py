@@ -11,7 +11,7 @@ from statistics import fmean, median
 from harness.compare.attribution import Exposure, exposed_in, loop_window
 from harness.compare.experiments import Experiment, Variant, experiment_of
 from harness.compare.figures import RunFigures, run_figures
-from harness.compare.learning import Evaluated, evaluations, metric_series
+from harness.compare.learning import Evaluated, evaluations, metric_series, over_optimizer_steps
 from harness.compare.step_columns import measured_rows, measured_windows, with_tail
 from harness.compare.sync import PARTS, SyncPoint, percentile
 from harness.compare.sync_tables import pooled, sweep_points, variant_syncs
@@ -22,7 +22,7 @@ from harness.results.counters import CounterRow, read_counters
 
 MOST_PAIRS = 3  # of examples of one variant
 LOG_ABOVE = 20.0  # highest over lowest gradient norm
-STEP, SECONDS = "training step", "seconds of the loop"
+STEP, SECONDS, OPTIMIZER_STEP = "training step", "seconds of the loop", "optimizer step"
 SYNC_STAGES = {part: Stage(f"weight_{part}") for part in PARTS}
 Points = Callable[[Run], list[tuple[float, float]]]
 """Reads the points of one line from a run."""
@@ -173,6 +173,66 @@ def evaluated_points(when: Callable[[Evaluated], float], what: Callable[[Evaluat
 def metric_points(name: str) -> Points:
     """Return what reads a metric's (step, value) pairs from a run."""
     return lambda run: [(float(step), value) for step, value in zip(*metric_series(run, name), strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A small drawing of one metric.
+
+    Attributes:
+        from_zero: let the axis begin at 0.
+    """
+
+    metric: str
+    title: str
+    unit: str
+    from_zero: bool = False
+
+
+LENGTH = "response_length"
+TRAINING_PANELS = (
+    Panel("reward/total", "Training reward", "mean of the fresh rollouts"),
+    Panel("loss", "Loss", "mean over optimizer steps"),
+    Panel("zero_variance_fraction", "Groups without a signal", "share with equal rewards", from_zero=True),
+    Panel(LENGTH, "Response length in training", "tokens per response"),
+)
+OPTIMIZER_PANELS = (
+    Panel("loss", "Loss", "loss"),
+    Panel("grad_norm", "Gradient norm before clipping", "L2 norm", from_zero=True),
+    Panel("clip_fraction", "Clip fraction", "share of response tokens", from_zero=True),
+    Panel("kl/penalty", "KL penalty before its weight", "nats per token", from_zero=True),
+)
+
+
+def training_panels(curves: Curves) -> list[Panel]:
+    """Return the panels of the training steps that any run has values for; none where all that is known is lengths."""
+    found = [panel for panel in TRAINING_PANELS if metric_values(curves, panel.metric)]
+    return [] if [panel.metric for panel in found] == [LENGTH] else found
+
+
+def optimizer_panels(curves: Curves) -> list[Panel]:
+    """Return the panels over optimizer steps; none where every training step of every run is one optimizer step."""
+    if not any(row.optimizer_step_metrics for run in curves.all_runs() for row in run.steps):
+        return []
+    runs = curves.all_runs()
+    return [panel for panel in OPTIMIZER_PANELS if any(over_optimizer_steps(run, panel.metric) for run in runs)]
+
+
+def optimizer_step_points(name: str) -> Points:
+    """Return what reads a metric's (optimizer step, value) pairs from a run."""
+    return lambda run: [(float(step), value) for step, value in over_optimizer_steps(run, name)]
+
+
+def reward_over_optimizer_steps(run: Run) -> list[tuple[float, float]]:
+    """Return (optimizer steps made by then, validation reward) of a run's evaluations."""
+    made = [(row.step, row.optimizer_steps) for row in run.steps]
+    found = evaluations(run)
+    return [(float(sum(steps for step, steps in made if step < item.step)), item.reward) for item in found]
+
+
+def onset_steps(variant: Variant) -> list[float]:
+    """Return the steps from which on KL grows faster, of the runs where one was found."""
+    return [run.kl.onset.step for run in variant.runs if run.kl is not None and run.kl.onset is not None]
 
 
 def over_seeds(lines: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:

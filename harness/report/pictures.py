@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from harness.compare.experiments import Experiment
 from harness.core.errors import UserError
 from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
-from harness.report.curves import draw_grid, draw_kl, draw_learning, draw_reward, draw_stability, draw_sweep
+from harness.report.curves import (
+    draw_grid,
+    draw_kl,
+    draw_learning,
+    draw_optimizer_steps,
+    draw_reward,
+    draw_stability,
+    draw_sweep,
+    draw_training,
+)
 from harness.report.data import Curves, load_curves
 from harness.report.style import picture_style, save
 from harness.report.timeline import draw_timeline
@@ -26,6 +35,8 @@ BAR_PICTURES: dict[str, Callable[[Experiment], Figure | None]] = {
 CURVE_PICTURES: dict[str, Callable[[Curves], Figure | None]] = {
     "timeline.png": draw_timeline,
     "reward.png": draw_reward,
+    "training.png": draw_training,
+    "optimizer_steps.png": draw_optimizer_steps,
     "kl.png": draw_kl,
     "stability.png": draw_stability,
     "learning.png": draw_learning,

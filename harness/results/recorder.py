@@ -172,6 +172,7 @@ class RunRecorder:
             lags=trained_lags(facts),
             warmup=facts.step < WARMUP_FLOOR,
             profiled=profiled,
+            optimizer_step_metrics=facts.result.optimizer_step_metrics,
         )
         self.folder.append_step(row)
         self.folder.append_groups(map(shard_row, facts.scored))

@@ -11,7 +11,7 @@ JSON pointer, RFC 6901) and what it was: ``{"metrics": {"loss": {"mean": null, "
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -104,6 +104,7 @@ class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
         lags: how many of the rollouts trained on were how many versions behind; a rollout's oldest token counts.
         warmup: the run was not in its steady state yet: kept, and left out of statistics.
         profiled: a profiler ran in this step: never part of statistics.
+        optimizer_step_metrics: of the optimizer steps, where there are several: see ``optimizer_step_columns``.
     """
 
     step: Whole
@@ -119,6 +120,7 @@ class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
     lags: Mapping[Whole, Whole] = {}
     warmup: bool = False
     profiled: bool = False
+    optimizer_step_metrics: Mapping[str, tuple[float, ...]] = {}
 
     def __post_init__(self) -> None:
         _check_counts(self.metrics)
@@ -290,6 +292,7 @@ def step_row(
     lags: Mapping[int, int] | None = None,
     warmup: bool = False,
     profiled: bool = False,
+    optimizer_step_metrics: Sequence[Metrics] = (),
 ) -> dict[str, Any]:
     """Return the JSON row of a training step; see ``StepRow``. Flags are written where they are true."""
     head: dict[str, Any] = {"kind": "step", "step": step, "version": version, "wall_s": round(wall_s, 9)}
@@ -297,7 +300,27 @@ def step_row(
     held: dict[str, Any] = {"versions": dict(versions or {}), "version_changes": _stored_changes(version_changes)}
     trained = {"lags": {str(lag): rollouts for lag, rollouts in sorted((lags or {}).items())}}
     flags = {name: True for name, is_set in (("warmup", warmup), ("profiled", profiled)) if is_set}
-    return head | rest | flags | _stage_fields(lanes) | held | trained | {"metrics": store_metrics(metrics)}
+    columns = optimizer_step_columns(optimizer_step_metrics)
+    inner = {"optimizer_step_metrics": columns} if columns else {}
+    return head | rest | flags | _stage_fields(lanes) | held | trained | {"metrics": store_metrics(metrics)} | inner
+
+
+OPTIMIZER_STEP_METRICS = ("loss", "grad_norm", "clip_fraction", "kl/penalty")
+MOST_OPTIMIZER_STEPS = 64
+"""Optimizer steps of a training step that are kept; of more, so many evenly spaced ones."""
+
+
+def optimizer_step_columns(steps: Sequence[Metrics]) -> dict[str, list[float]]:
+    """Return the values of a training step's optimizer steps by metric; empty where there is only one.
+
+    One value for each, with six digits. Of n > m = ``MOST_OPTIMIZER_STEPS``, value i is that of step i n // m.
+    """
+    if len(steps) < 2:
+        return {}
+    most = min(len(steps), MOST_OPTIMIZER_STEPS)
+    kept = [steps[place * len(steps) // most] for place in range(most)]
+    names = [name for name in OPTIMIZER_STEP_METRICS if all(name in metrics for metrics in kept)]
+    return {name: [float(f"{metrics[name].value:.6g}") for metrics in kept] for name in names}
 
 
 def evaluation_row(*, version: int, step: int, elapsed_s: float, metrics: Metrics) -> dict[str, Any]:

@@ -32,7 +32,8 @@ def step_metrics(facts: StepReport, train_s: float) -> Metrics:
         facts: what the loop tells of the step.
         train_s: seconds of the step without evaluation.
     """
-    metrics = combine_metrics([part.metrics for part in facts.scored]) | facts.result.metrics | lag_metrics(facts)
+    metrics = combine_metrics([part.metrics for part in facts.scored]) | facts.result.metrics
+    metrics |= signal_metrics(facts) | lag_metrics(facts)
     tokens = count(facts.fresh).tokens
     metrics["response_tokens"] = Metric(tokens, "sum")
     if train_s > 0:
@@ -41,6 +42,18 @@ def step_metrics(facts: StepReport, train_s: float) -> Metrics:
     if failed:
         metrics["score/failed_groups"] = Metric(failed, "sum")
     return metrics
+
+
+def signal_metrics(facts: StepReport) -> Metrics:
+    """Return the share of the groups trained on whose rewards are all equal: they tell no rollout from another.
+
+    Groups of a single rollout do not count, and neither do those without rewards, as in a simulated run.
+    """
+    groups = [group.rewards for group in facts.groups if group.rewards is not None and len(group.rewards) > 1]
+    if not groups:
+        return {}
+    equal = sum(min(rewards) == max(rewards) for rewards in groups)
+    return {"zero_variance_fraction": Metric(equal / len(groups), count=len(groups))}
 
 
 def trained_lags(facts: StepReport) -> Counter[int]:

@@ -54,6 +54,7 @@ class Trainer(Protocol):
     """What the Learner asks of a trainer; see ``PolicyTrainer``."""
 
     options: TrainerOptions
+    optimizer_step_metrics: Sequence[Metrics]
 
     def prepare(self, groups: Sequence[RolloutGroup]) -> Any: ...
 
@@ -393,7 +394,8 @@ class LearnerWorker:
             metrics = self.trainer.train(step, batch)
         if self._probe_rows is not None:
             self._probe_rows = probe_rows([group.data for group in groups]) or self._probe_rows
-        return UpdateResult(step + 1, self.trainer.options.optimizer_steps_per_batch, metrics)
+        optimizer_steps = self.trainer.options.optimizer_steps_per_batch
+        return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics)
 
     def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Make the current weights available; see ``protocols.Learner``.

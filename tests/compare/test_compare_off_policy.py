@@ -124,11 +124,11 @@ def test_the_last_rewards_of_paired_seeds_get_an_interval(make_lagged_run: Make,
     experiment = _experiment(tmp_path)
     # differences 0.02, 0.01, 0.03: mean 0.02, sd 0.01; t(0.975, 2) = 4.3027: 0.02 +- 4.3027 * 0.01 / sqrt(3) = 0.0248
     assert (
-        "last validation reward 0.52 [0.43, 0.61] against 0.50 [0.40, 0.60] "
+        "final validation reward 0.52 [0.43, 0.61] against 0.50 [0.40, 0.60] "
         "(difference +0.020, 95% interval -0.005 to +0.045, t over n = 3 paired seeds);"
     ) in findings(experiment)[3].text
     assert caveats(experiment)[-1] == (
-        "Intervals of rewards are each for one pair of variants and assume normal differences."
+        "Intervals of rewards hold for all pairs of variants together, and assume normal differences."
     )
 
 

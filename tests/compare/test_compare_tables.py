@@ -207,7 +207,7 @@ def test_the_sentences(two_arms: Experiment, message_is: MessageIs) -> None:
         "1 0.25 0.55 4 12.0 18.0",
         "4 0.25 0.61 4 12.0 24.0",
         "1 4",
-        "0.5 1 4 6.00 4 4 8.48",
+        "0.5 1 6.00 4 8.48 1 4 4 4",
         "95 1 0.500 0.500 4 0.500 0.500",
     ]
     message_is("\n".join([*said, *caveats(two_arms)]))
@@ -219,8 +219,10 @@ def test_seeds_are_shown_as_mean_and_range(three_seeds: Experiment) -> None:
     rows = {row[0]: row[1] for row in outcome_table(three_seeds).rows}
     assert rows["validation reward, last"] == "0.500 [0.400, 0.600]"
     assert rows["validation reward, first"] == "0.250"
-    # loops of 4 * 1 + 2 = 6 s, 4 * 1.5 + 2 = 8 s and 10 s; the third seed stays at 0.4
-    assert rows["seconds to reward 0.5"] == "7.00 [6.00, 8.00] (2 of 3)"
+    # loops of 4 * 1 + 2 = 6 s, 4 * 1.5 + 2 = 8 s and 10 s; the third seed stays at 0.4: 2/3 are left from 6 s on, 1/3
+    # from 8 s on. A mean of those that got there would say 7.00. At 6 s the band's lower end is 2/3^exp(1.96 * 1.007),
+    # se = sqrt(1 / (3 * 2)) / |log(2/3)|: 0.054; at 8 s its upper end is 0.77
+    assert rows["seconds to reward 0.5"] == "median 8.00, 95% interval from 6.00, 2 of 3 seeds"
     assert rows["loop, seconds"] == "8.00 [6.00, 10.0]"
     stages = {row[0]: row[1] for row in stage_table(three_seeds).rows}
     # the last two of four steps, with an evaluation of 1 s: shares of 2 / 3, 3 / 4 and 4 / 5, mean 73.9%
@@ -243,7 +245,7 @@ def test_a_target_nobody_reached_is_said(make_run: Make, tmp_path: Path) -> None
 def test_a_target_only_one_reached_is_said(make_run: Make, tmp_path: Path) -> None:
     make_run(arm="k1", evaluations={4: (0.6, 12.0)}, **COMPARED)
     make_run(arm="k2", evaluations={4: (0.3, 12.0)}, **COMPARED)
-    assert "reward 0.5 never against 5.00 s." in findings(_only_experiment(tmp_path))[2].text
+    assert "seconds to reward 0.5: not reached against 5.00." in findings(_only_experiment(tmp_path))[2].text
 
 
 def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path: Path) -> None:
@@ -362,8 +364,8 @@ def test_growing_kl_is_described_with_its_policies(make_run: Make, tmp_path: Pat
     )
     assert (
         "sync_k: KL of the sampling policy to the initial policy (k3, per token) ends at 0.018 "
-        "and grows about linearly (R2 1.00); correlation with validation reward +1.00 over 5 evaluations; "
-        "biased, since the sampling policy is an older one."
+        "and grows about linearly (R2 1.00); correlation with validation reward +1.00 (95% interval +1.00 to +1.00) "
+        "over 5 evaluations; biased, since the sampling policy is an older one."
     ) in [finding.text for finding in findings(_only_experiment(tmp_path))]
 
 

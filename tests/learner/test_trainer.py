@@ -447,6 +447,20 @@ def test_no_metric_name_is_a_path_prefix_of_another(behaviour_is_engine: bool) -
     assert [(a, b) for a in names for b in names if b.startswith(f"{a}/")] == []
 
 
+def test_the_metrics_of_each_optimizer_step_are_kept() -> None:
+    """Two passes of three minibatches: six, whose mean is the training step's; a mean hid them on the old code."""
+    options = replace(OPTIONS, epochs_per_batch=2, minibatches_per_epoch=3)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    batch = trainer.prepare(groups())
+    trainer.compute_old_log_probs(batch)
+    metrics = trainer.train(0, batch)
+    losses = [step["loss"].value for step in trainer.optimizer_step_metrics]
+    assert len(losses) == 6
+    assert sum(losses) / 6 == pytest.approx(metrics["loss"].value)
+    assert len(set(losses)) == 6
+    assert all({"grad_norm", "clip_fraction"} <= step.keys() for step in trainer.optimizer_step_metrics)
+
+
 def test_batches_may_hold_any_number_of_groups_of_any_size() -> None:
     """Replay, drops and failed groups: every batch is trained on, each group against its own mean."""
     options = replace(OPTIONS, delta="centered_rewards", minibatches_per_epoch=3)

@@ -19,7 +19,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
 from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
-from harness.report.curves import draw_kl, draw_reward, draw_stability
+from harness.report.curves import draw_kl, draw_optimizer_steps, draw_reward, draw_stability, draw_training
 from harness.report.data import load_curves
 from harness.report.pictures import make_pictures
 from harness.report.style import STAGE_COLOURS, label, picture_style, variant_looks
@@ -146,11 +146,13 @@ def test_reward_is_drawn_over_steps_and_over_seconds(experiment: Path) -> None:
 @pytest.mark.usefixtures("style")
 def test_kl_says_which_two_policies(experiment: Path) -> None:
     figure = draw_kl(load_curves(experiment))
-    reference, previous, per_response, _ = _axes(figure)
+    reference, previous, per_response, _, reward, _ = _axes(figure)
     assert reference.get_title(loc="left") == "KL(sampling policy \u2016 initial policy)"
     assert previous.get_title(loc="left") == "KL(sampling policy \u2016 policy of the step before)"
     assert (reference.get_ylabel(), per_response.get_ylabel()) == ("k3, nats per token", "k1, nats per response")
     assert list(reference.lines[0].get_ydata()) == pytest.approx([0.0, 0.01, 0.02, 0.03])
+    assert list(reward.lines[0].get_xdata()) == [0.0, 2.0, 4.0]  # below KL, over the same steps
+    assert reward.get_xlim() == reference.get_xlim()
 
 
 @pytest.mark.usefixtures("style")
@@ -159,6 +161,54 @@ def test_a_kl_of_one_pair_takes_one_column(make_run: Make) -> None:
     top, bottom = _axes(draw_kl(load_curves(folder)))
     assert len(top.lines) == 2  # the curve and the line at 0
     assert [text.get_text() for text in bottom.texts] == ["not logged"]
+
+
+@pytest.mark.usefixtures("style")
+def test_an_onset_is_marked_in_kl_and_reward(make_run: Make) -> None:
+    """KL of 0.001 for each step up to 20 of 40 and of 0.01 from there on: a dashed line at 20 in all three panels."""
+    folder = make_run(
+        steps=40,
+        settings="steps: 40\nloss: {kl: {reference: frozen}}\n",
+        metrics=lambda step: {"kl/reference_k3": Metric(0.001 * min(step, 20) + 0.01 * max(0, step - 20), count=9)},
+        evaluations=dict.fromkeys(range(0, 41, 10), (0.5, 9.0)),
+    ).folder
+    figure = draw_kl(load_curves(folder))
+    for axes in _axes(figure):
+        assert [list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "--"] == [[20.0, 20.0]]
+    assert _legend(figure)[-1] == "KL grows faster"
+    _check_texts(figure, fewest=10)
+
+
+def _training_metrics(step: int) -> Metrics:
+    rewards = {"reward/total": Metric(0.1 * step, count=64), "zero_variance_fraction": Metric(0.25, count=8)}
+    return rewards | {"loss": Metric(0.01 * step), "response_length": Metric(12.0, count=64)}
+
+
+@pytest.mark.usefixtures("style")
+def test_training_curves_show_reward_loss_signal_and_length(make_run: Make) -> None:
+    figure = draw_training(load_curves(make_run(metrics=_training_metrics).folder))
+    reward, loss, signal, length = _axes(figure)
+    assert list(reward.lines[0].get_ydata()) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert list(loss.lines[0].get_ydata()) == pytest.approx([0.0, 0.01, 0.02, 0.03])
+    assert (list(signal.lines[0].get_ydata()), list(length.lines[0].get_ydata())) == ([0.25] * 4, [12.0] * 4)
+    _check_texts(figure, fewest=12)
+
+
+@pytest.mark.usefixtures("style")
+def test_loss_and_reward_are_drawn_over_optimizer_steps(make_run: Make) -> None:
+    """Two optimizer steps of a training step: four training steps end at optimizer step 8."""
+    folder = make_run(
+        evaluations=EVALUATIONS,
+        optimizer_steps=2,
+        optimizer_step_metrics=lambda step: [{"loss": Metric(float(step))}, {"loss": Metric(step + 0.5)}],
+    ).folder
+    figure = draw_optimizer_steps(load_curves(folder))
+    reward, loss = _axes(figure)
+    assert (list(reward.lines[0].get_xdata()), list(reward.lines[0].get_ydata())) == ([0.0, 4.0, 8.0], [0.2, 0.4, 0.6])
+    assert list(loss.lines[0].get_xdata()) == [float(step) for step in range(8)]
+    assert list(loss.lines[0].get_ydata()) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    assert draw_optimizer_steps(load_curves(make_run(scenario="single").folder)) is None
+    _check_texts(figure, fewest=12)
 
 
 @pytest.mark.usefixtures("style")
@@ -248,7 +298,7 @@ def test_plots_are_drawn_on_request_and_their_paths_printed(
     folder, plots = make_run().folder, tmp_path / "plots"
     assert main([str(folder), "--plots", str(plots), "--format", "json"]) == 0
     output = capsys.readouterr()
-    names = ("stages.png", "lanes.png", "timeline.png")
+    names = ("stages.png", "lanes.png", "timeline.png", "training.png")
     assert output.err.splitlines() == [f"picture: {plots}/{name}" for name in names]
     assert sorted(path.name for path in plots.iterdir()) == sorted(names)
     assert "picture" not in output.out
@@ -260,8 +310,7 @@ def test_several_experiments_get_a_folder_each(make_run: Make, tmp_path: Path) -
     assert main([str(tmp_path / "results"), "--all", "--plots", str(tmp_path / "plots")]) == 0
     found = sorted(path.relative_to(tmp_path / "plots") for path in (tmp_path / "plots").rglob("*.png"))
     assert [str(path) for path in found] == [
-        "one/20261120-111500/stages.png",
-        "two/20261120-111500/stages.png",
+        f"{scenario}/20261120-111500/{name}.png" for scenario in ("one", "two") for name in ("stages", "training")
     ]
 
 

@@ -201,4 +201,13 @@ def test_runs_without_lag_or_syncs_have_no_picture_of_them(make_lagged_run: Make
 @pytest.mark.usefixtures("style")
 def test_all_pictures_of_an_asynchronous_experiment(lagged: Path, tmp_path: Path) -> None:
     names = [path.name for path in make_pictures(lagged, tmp_path / "out")]
-    assert names == ["stages.png", "lanes.png", "sync.png", "timeline.png", "reward.png", "learning.png", "lag.png"]
+    assert names == [
+        "stages.png",
+        "lanes.png",
+        "sync.png",
+        "timeline.png",
+        "reward.png",
+        "training.png",
+        "learning.png",
+        "lag.png",
+    ]

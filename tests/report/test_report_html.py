@@ -206,6 +206,30 @@ def test_what_runs_say_is_shown_and_never_obeyed(tmp_path: Path, make_run: Make)
     assert any("<svg onload=x>" in text for text in page.text("p"))
 
 
+def test_training_curves_and_onset_stand_in_the_page(make_run: Make, tmp_path: Path) -> None:
+    """Old code: neither loss nor training reward nor groups without a signal were in any page."""
+    make_run(
+        steps=40,
+        settings="steps: 40\nloss: {kl: {reference: frozen}}\n",
+        optimizer_steps=2,
+        optimizer_step_metrics=lambda step: [{"loss": Metric(0.1)}, {"loss": Metric(0.2)}],
+        metrics=lambda step: {
+            "kl/reference_k3": Metric(0.001 * min(step, 20) + 0.01 * max(0, step - 20), count=9),
+            "reward/total": Metric(0.5, count=64),
+            "loss": Metric(0.15),
+            "zero_variance_fraction": Metric(1.0, count=8),
+        },
+        evaluations=dict.fromkeys(range(0, 41, 10), (0.5, 9.0)),
+    )
+    text = _report(tmp_path / "results", tmp_path / "report.html")
+    for title in ("Training reward", "Loss", "Groups without a signal", "Reward over the same steps", "Over optimizer"):
+        assert title in text
+    assert "KL grows faster from step 20 on" in text
+    assert "had nothing to learn from: in every training step" in text
+    # the break at step 20 of 40 is a dotted upright line at half the width, in the KL's panel and in the reward's
+    assert text.count('<line x1="50%" x2="50%" y1="0" y2="220" class="level"') == 2
+
+
 def test_what_was_not_measured_is_left_out(make_run: Make, tmp_path: Path) -> None:
     folder = make_run(metrics=lambda step: {}).folder
     (folder / "spans.jsonl").unlink()
@@ -235,11 +259,13 @@ def test_lag_is_set_against_the_arm_without_it(make_run: Make, tmp_path: Path) -
             evaluations = {0: (0.2, 12.0), 4: (reward, 12.0)}
             make_run(arm=arm, point={"seed": seed}, seed=seed, evaluations=evaluations, settings=settings)
     text = _report(tmp_path / "results", tmp_path / "report.html")
-    # differences -0.10, -0.09, -0.08: mean -0.09, sd 0.01, t(0.975, 2) = 4.303: 4.303 * 0.01 / sqrt(3) = 0.025
-    assert "(-0.090 against sync, 95% interval -0.115 to -0.065, n = 3: lag hurt); lag2 0.600" in text
-    # mean 0, sd 0.05: 4.303 * 0.05 / sqrt(3) = 0.124
-    assert "(+0.000 against sync, 95% interval -0.124 to +0.124, n = 3: no difference shown); lag3 0.710" in text
-    assert "(+0.110 against sync, 95% interval +0.085 to +0.135, n = 3: lag did not hurt)." in text
+    # four variants have six pairs: t(1 - 0.05 / 12, 2) = 10.886
+    # differences -0.10, -0.09, -0.08: mean -0.09, sd 0.01: 10.886 * 0.01 / sqrt(3) = 0.063
+    together = "for all 6 pairs of variants together, n = 3"
+    assert f"(-0.090 against sync, 95% interval -0.153 to -0.027 {together}: lag hurt); lag2 0.600" in text
+    # mean 0, sd 0.05: 10.886 * 0.05 / sqrt(3) = 0.314
+    assert f"(+0.000 against sync, 95% interval -0.314 to +0.314 {together}: no difference shown); lag3 0.710" in text
+    assert f"(+0.110 against sync, 95% interval +0.047 to +0.173 {together}: lag did not hurt)." in text
 
 
 def test_counters_are_shown_where_a_run_has_them(make_run: Make, tmp_path: Path) -> None:

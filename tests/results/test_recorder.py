@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from harness.compare.learning import over_optimizer_steps
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
 from harness.results import BatchRow, Manifest, Run, RunFolder, Scrubber, ShardRow, VersionChange, WarmUp, load_run
 from harness.results.recorder import RunRecorder
+from harness.results.rows import optimizer_step_columns
 from harness.results.step_metrics import (
     idle_ratios,
     lag_metrics,
@@ -123,6 +125,39 @@ def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
     assert metrics["perf/throughput_total"] == Metric(15.0)
     assert (metrics["reward/total"], metrics["loss"]) == (Metric(0.75, count=4), Metric(0.5, count=4))
     assert "perf/throughput_total" not in step_metrics(FACTS, train_s=0.0)
+
+
+def test_groups_with_equal_rewards_are_counted_among_those_trained_on() -> None:
+    """Old code: in no metric. YOUNG has rewards 0 and 1, OLD 1 and 1; one rollout alone tells nothing either way."""
+    assert step_metrics(FACTS, 1.0)["zero_variance_fraction"] == Metric(0.5, count=2)
+    alone = replace(YOUNG, rewards=(1.0,), lengths=(4,))
+    taken = (Taken(OLD, 1, 0), Taken(alone, 1, 0))
+    assert step_metrics(replace(FACTS, taken=taken), 1.0)["zero_variance_fraction"] == Metric(1.0, count=1)
+    unknown = (Taken(replace(OLD, rewards=None), 1, 0),)
+    assert "zero_variance_fraction" not in step_metrics(replace(FACTS, taken=unknown), 1.0)
+
+
+def test_optimizer_steps_are_kept_where_there_are_several(recorder: RunRecorder, clock: HandClock) -> None:
+    inner = [{"loss": Metric(0.1 * place, count=4), "ratio/max": Metric(2.0, "max")} for place in range(4)]
+    inner[2] |= {"clip_fraction": Metric(0.5)}  # one that not all have is left out
+    for step, parts in enumerate((inner, inner[:1])):
+        clock.set(11.0 + step)
+        result = UpdateResult(step + 1, len(parts), {"loss": Metric(0.9)}, parts)
+        recorder.on_step(replace(FACTS, step=step, result=result))
+    several, single = _read(recorder).steps
+    assert several.optimizer_step_metrics == {"loss": pytest.approx((0.0, 0.1, 0.2, 0.3))}
+    assert single.optimizer_step_metrics == {}
+    # 4 + 1 optimizer steps; the single one is the row's own figure
+    points = over_optimizer_steps(_read(recorder), "loss")
+    assert points == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9)]
+
+
+def test_of_many_optimizer_steps_evenly_spaced_ones_are_kept() -> None:
+    many = [{"loss": Metric(float(place))} for place in range(160)]
+    kept = optimizer_step_columns(many)["loss"]
+    assert len(kept) == 64
+    assert kept[:4] == [0.0, 2.0, 5.0, 7.0]  # i * 160 // 64: 0, 2.5, 5, 7.5
+    assert kept[-1] == 157.0  # 63 * 2.5 = 157.5
 
 
 def test_failed_groups_are_counted_where_there_are_any() -> None:

@@ -224,6 +224,8 @@ class Chart:
         says: what a reader who cannot see it is told.
         from_zero: let the y axis begin at 0.
         levels: (name, y) of dotted horizontal lines.
+        marks: x of dotted vertical lines.
+        x_ends: what the x axis holds beside the points; panels of the same ends share their axis.
     """
 
     title: str
@@ -236,6 +238,8 @@ class Chart:
     log_y: bool = False
     levels: Sequence[tuple[str, float]] = field(default_factory=tuple)
     zero_line: bool = False
+    marks: Sequence[float] = ()
+    x_ends: Sequence[float] = ()
 
 
 def draw_chart(chart: Chart) -> Markup:
@@ -246,6 +250,7 @@ def draw_chart(chart: Chart) -> Markup:
     title = element("p", chart.title, class_="panel-title")
     if not xs:
         return element("div", title, element("p", "not logged", class_="note"), class_="panel")
+    xs += chart.x_ends
     x_axis = logarithmic(xs) if chart.log_x else whole(min(xs), max(xs))
     y_axis = logarithmic(ys) if chart.log_y else linear(ys, from_zero=chart.from_zero)
     lines = [line for line in chart.lines if line.points]  # a variant may lack what another one logs
@@ -256,7 +261,8 @@ def draw_chart(chart: Chart) -> Markup:
     )  # fmt: skip
     marks = [mark for line in lines for mark in _marks(line, x_axis, y_axis)]
     drawing = element(
-        "svg", _y_grid(y_axis), _x_ticks(x_axis, chart.x_label), _levels(chart, y_axis), stretched, marks,
+        "svg", _y_grid(y_axis), _x_ticks(x_axis, chart.x_label), _levels(chart, y_axis), _vertical(chart, x_axis),
+        stretched, marks,
         width="100%", height=HEIGHT + BELOW, role="img", aria_label=f"{chart.title}. {chart.says}", class_="area",
     )  # fmt: skip
     axis = element("svg", _y_ticks(y_axis), width="100%", height=HEIGHT + BELOW, class_="axis", aria_hidden="true")
@@ -305,6 +311,11 @@ def _levels(chart: Chart, axis: Scale) -> list[Markup]:
         drawn.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="level"))
         drawn.append(element("text", name, x=4, y=y - 5, class_="level-name"))
     return drawn
+
+
+def _vertical(chart: Chart, axis: Scale) -> list[Markup]:
+    places = [share(axis.place(mark)) for mark in chart.marks]
+    return [element("line", x1=x, x2=x, y1=0, y2=HEIGHT, class_="level") for x in places]
 
 
 def _stretched(line: Line, x_axis: Scale, y_axis: Scale) -> Markup:

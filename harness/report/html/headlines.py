@@ -11,6 +11,8 @@ from harness.compare.verdicts import Judgement, verdict_sentence
 from harness.core.trace import Stage
 from harness.report.data import ReportData
 
+LEARNED = ("final_reward", "ranking", "divergence", "signal", "target")
+
 
 def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> list[str]:
     """Return verdicts, what was learned, what dominates the loop, what overlap could gain, whether lag hurt, and KL."""
@@ -22,11 +24,11 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
     nobodys = {name: fmean(part.share(part.nobody_ns) for part, _ in material.exposures[name]) for name in shares}
     parts = [
         *(verdict_sentence(item) for item in judgements if item.step.blocks > 1 and item.step.ratio is not None),
-        *(finding.text for finding in found if finding.name in ("final_reward", "ranking", "divergence")),
+        *(finding.text for finding in found if finding.name in LEARNED),
         *(finding.text for finding in found if finding.name in ("steady", "single_steps")),
         exposed_finding(shares, nobodys),
         overlap_finding(material.experiment),
-        *(finding.text for finding in found if finding.name in ("lag", "kl")),
+        *(finding.text for finding in found if finding.name in ("lag", "kl", "onset")),
     ]
     return [text for text in parts if text]
 

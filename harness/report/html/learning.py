@@ -1,13 +1,15 @@
-"""What was learned: reward and length over steps and over seconds, KL, gradient norm, clip fraction."""
+"""What was learned: rewards, training curves, KL beside the reward, gradient norm, clip fraction, optimizer steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from harness.compare.learning import evaluations
 from harness.compare.tables import outcome_table, targets
 from harness.report.data import (
+    OPTIMIZER_STEP,
     SECONDS,
     STEP,
     Points,
@@ -16,7 +18,12 @@ from harness.report.data import (
     metric_points,
     metric_values,
     needs_log_scale,
+    onset_steps,
+    optimizer_panels,
+    optimizer_step_points,
     over_seeds,
+    reward_over_optimizer_steps,
+    training_panels,
 )
 from harness.report.html.charts import Chart, Line, draw_chart
 from harness.report.html.markup import Markup, details, element, figure, join, section, tables, variant_legend
@@ -26,7 +33,15 @@ MOST_POINTS = 240  # of one line; longer series are averaged over runs of equal 
 
 def learning_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where nothing was evaluated or logged."""
-    return section(anchor, "What was learned", _reward(report_data), _kl(report_data), _stability(report_data))
+    return section(
+        anchor,
+        "What was learned",
+        _reward(report_data),
+        _training(report_data),
+        _kl(report_data),
+        _stability(report_data),
+        _optimizer_steps(report_data),
+    )
 
 
 def over_steps(report_data: ReportData, points: Points) -> list[Line]:
@@ -105,18 +120,56 @@ def _seeds_say(report_data: ReportData) -> str:
     )
 
 
+def _training(report_data: ReportData) -> Markup | None:
+    charts = []
+    for panel in training_panels(report_data.curves):
+        drawn = over_steps(report_data, metric_points(panel.metric))
+        says = f"{panel.title}, {panel.unit}, over training steps."
+        charts.append(Chart(panel.title, STEP, panel.unit, drawn, says, panel.from_zero, zero_line=True))
+    if not charts:
+        return None
+    return _panels(report_data, "Training curves.", "Figures of the training steps themselves.", charts)
+
+
+def _optimizer_steps(report_data: ReportData) -> Markup | None:
+    panels = optimizer_panels(report_data.curves)
+    if not panels:
+        return None
+    charts = []
+    if any(map(evaluations, report_data.curves.all_runs())):
+        drawn, says = over_steps(report_data, reward_over_optimizer_steps), "Validation reward over optimizer steps."
+        charts.append(Chart("Reward over optimizer steps", OPTIMIZER_STEP, "validation reward", drawn, says))
+    for panel in panels:
+        drawn = over_steps(report_data, optimizer_step_points(panel.metric))
+        says = f"{panel.title}, {panel.unit}, over optimizer steps."
+        charts.append(Chart(panel.title, OPTIMIZER_STEP, panel.unit, drawn, says, panel.from_zero, zero_line=True))
+    sentence = "Some training steps make several optimizer steps; here is each of them."
+    return _panels(report_data, "Over optimizer steps.", sentence, charts)
+
+
 def _kl(report_data: ReportData) -> Markup | None:
     charts = []
+    onsets = [step for variant in report_data.experiment.variants for step in onset_steps(variant)]
+    ends = (0.0, float(max((run.steps for run in report_data.experiment.runs), default=0)))
     for pair, other in (("reference", "the reference policy"), ("previous", "the policy of the step before")):
         for name, unit in ((f"kl/{pair}_k3", "k3, nats per token"), (f"kl/{pair}_k1_sum", "k1, nats per response")):
             if metric_values(report_data.curves, name):
                 drawn = over_steps(report_data, metric_points(name))
                 says = f"KL of the sampling policy to {other}, {unit}, over training steps."
-                charts.append(Chart(f"KL to {other}", STEP, unit, drawn, says, zero_line=True, from_zero=True))
+                marks = onsets if pair == "reference" else ()
+                chart = Chart(f"KL to {other}", STEP, unit, drawn, says, zero_line=True, from_zero=True)
+                charts.append(replace(chart, marks=marks, x_ends=ends))
     if not charts:
         return None
+    if any(map(evaluations, report_data.curves.all_runs())):
+        drawn = over_steps(report_data, evaluated_points(lambda item: item.step, lambda item: item.reward))
+        says = "Validation reward over the same training steps."
+        chart = Chart("Reward over the same steps", STEP, "validation reward", drawn, says, marks=onsets, x_ends=ends)
+        charts.append(chart)
     older = any(run.behaviour_is_older for run in report_data.experiment.runs)
     sentence = "Estimated on the sampled tokens" + ("; biased where an older policy sampled them." if older else ".")
+    if onsets:
+        sentence += " Dotted upright lines: from there on a run's KL to the reference policy grows faster."
     return _panels(report_data, "KL divergence.", sentence, charts)
 
 

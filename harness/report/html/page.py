@@ -10,7 +10,8 @@ from pathlib import Path
 from harness.compare import numbers
 from harness.compare.caveats import caveats, origin, unlike
 from harness.compare.experiments import Experiment, Variant, gather
-from harness.compare.findings import findings, last_reward
+from harness.compare.findings import findings
+from harness.compare.rewards import final_reward
 from harness.compare.step_times import step_ratio
 from harness.compare.sync_tables import sweep_points
 from harness.compare.tables import Table, overview_table, step_cell
@@ -183,7 +184,7 @@ def _glance_row(report_data: ReportData, first: Variant, variant: Variant) -> tu
         variant.name,
         step_cell(variant),
         numbers.NOTHING if ratio is None else f"{ratio:.2f}",
-        numbers.spread(variant.spread(last_reward), numbers.reward),
+        numbers.spread(variant.spread(final_reward), numbers.reward),
         numbers.spread(variant.spread(lambda run: run.throughput), numbers.number),
         waited,
     )
