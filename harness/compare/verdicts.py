@@ -38,7 +38,17 @@ UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison 
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
 SET_BY_ARMS = ("threads",)  # within an experiment, what the arms' own settings decide
-_SETTINGS_OF_A_RUN = ("name", "description", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width", "seed")
+_SETTINGS_OF_A_RUN = (
+    "name",
+    "description",
+    "arms",
+    "sweep",
+    "endpoint",
+    "blocks",
+    "interleaving",
+    "stop_at_half_width",
+    "seed",
+)
 
 
 @dataclass(frozen=True)
