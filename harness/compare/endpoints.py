@@ -18,7 +18,7 @@ from harness.compare.numbers import change, number, reward
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, PairedBlock, Verdict, judge_step
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
 
-REWARD_THRESHOLD = 0.05
+REWARD_THRESHOLD = 0.03
 """Difference of validation reward that counts in practice."""
 SYNC_THRESHOLD = 0.05
 MOST_BLOCKS = 1000

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,7 @@ from statistics import fmean
 from harness.compare.endpoints import Endpoint, endpoint_of, half_width, headline, judge_endpoint
 from harness.compare.experiments import Detail, experiment_of, read_figures
 from harness.compare.figures import RunFigures
+from harness.compare.stats import FEWEST_BLOCKS as FEWEST_FOR_A_VERDICT
 from harness.compare.stats import Effect
 from harness.core.errors import UserError
 from harness.results import DamagedRun, find_run_folders, read_manifest
@@ -108,12 +110,13 @@ class BlockWatch:
 
     def line(self) -> str:
         """Say how the arms stand after the last block; empty where there is one arm."""
-        endpoint = self.endpoint
-        said = [
-            f"{arm} against {base} {endpoint.interval(effect)} ({endpoint.words})"
-            for base, arm, effect in self.standings()
-        ]
-        return f": {'; '.join(said)}" if said else ""
+        said = [f"{arm} against {base} {self._so_far(effect)}" for base, arm, effect in self.standings()]
+        return f": {self.endpoint.words}: {'; '.join(said)}" if said else ""
+
+    def _so_far(self, effect: Effect) -> str:
+        """Write an effect; the interval of a few blocks says nothing yet."""
+        few = effect.ratio is not None and effect.blocks < FEWEST_FOR_A_VERDICT
+        return self.endpoint.interval(replace(effect, low=None, high=None) if few else effect)
 
     def headlines(self) -> list[str]:
         """Return the verdict on the endpoint for each arm, or how many blocks it would take."""
