@@ -50,6 +50,7 @@ class RunPlan:
 
     Attributes:
         stages: (lane, stage, seconds) of one training step.
+        pace: by step number, how many times as long its stages take.
         gap_s: seconds at the end of each step under no span.
         evaluations: policy version to (validation reward, response length).
         evaluate_s: seconds of one evaluation, on the generator.
@@ -64,6 +65,7 @@ class RunPlan:
     seed: int = 0
     steps: int = 4
     stages: Sequence[tuple[str, Stage, float]] = ONE_STEP
+    pace: Callable[[int], float] = lambda step: 1.0
     gap_s: float = 0.0
     evaluations: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     evaluate_s: float = 1.0
@@ -78,7 +80,6 @@ class RunPlan:
     interleaving: str | None = "step"
     position: int | None = None
     block: int | None = None
-    machine_speed: dict[str, float] | None = None
     machine: dict[str, Any] = field(default_factory=lambda: dict(MACHINE))
     versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
     settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
@@ -118,7 +119,8 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
     before_first = _evaluate(run, plan, clock, 0)
     for step in range(plan.steps):
         spans = before_first if step == 0 else []
-        spans += _step_spans(plan.stages, clock, step)
+        stages = [(lane, stage, seconds * plan.pace(step)) for lane, stage, seconds in plan.stages]
+        spans += _step_spans(stages, clock, step)
         clock.now_ns += round(plan.gap_s * 1e9)
         spans += _evaluate(run, plan, clock, step + 1)
         wall_s, elapsed_s = clock.row()
@@ -144,7 +146,6 @@ def _manifest(plan: RunPlan) -> Manifest:
         interleaving=plan.interleaving,
         position=plan.position,
         block=plan.block,
-        machine_speed=plan.machine_speed,
         machine=plan.machine,
         versions=plan.versions,
         threads=2,

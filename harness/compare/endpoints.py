@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from math import exp, expm1, log, log1p, sqrt
 from statistics import fmean
 
-from harness.compare.experiments import Variant
+from harness.compare.block_values import Primary
 from harness.compare.figures import RunFigures
-from harness.compare.numbers import change, number, reward
-from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, PairedBlock, Verdict, judge_step
-from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
+from harness.compare.numbers import NOTHING, change, number, reward
+from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, Verdict
+from harness.compare.stats.intervals import CONFIDENCE, LEVEL, POWER, t_quantile
 
 REWARD_THRESHOLD = 0.03
 """Difference of validation reward that counts in practice."""
@@ -46,11 +46,6 @@ class Endpoint:
     value: Callable[[RunFigures], float | None]
     is_difference: bool = False
 
-    @property
-    def relative_threshold(self) -> float:
-        """The threshold as a relative change of ``value``: log1p of it is the reach in log units."""
-        return expm1(self.threshold) if self.is_difference else self.threshold
-
     def change(self, ratio: float) -> str:
         """Write a ratio of values as a person reads it: ``+5.0%``, or ``-0.031`` for rewards."""
         return f"{-log(ratio):+.3f}" if self.is_difference else change(ratio)
@@ -59,14 +54,28 @@ class Endpoint:
         """Write a run's value as a person reads it: ``0.310 s``, or the reward."""
         return reward(-log(value)) if self.is_difference else f"{number(value)} {self.unit}"
 
-    def interval(self, effect: Effect) -> str:
-        """Write an effect with its interval; ends of a difference of rewards stand in rising order."""
+    @property
+    def primary(self) -> Primary | None:
+        """What blocks are compared by; None where it is the time of a step, which every experiment has."""
+        if self.name == "seconds_per_step":
+            return None
+        return Primary(self.name, expm1(self.threshold) if self.is_difference else self.threshold, self.value)
+
+    def point_and_ends(self, effect: Effect) -> tuple[str, str]:
+        """Write an effect and the ends of its interval, in rising order; ``-`` for what it has not."""
         if effect.ratio is None:
-            return "no figures"
+            return NOTHING, NOTHING
         if effect.low is None or effect.high is None:
-            return f"{self.change(effect.ratio)} in one block"
+            return self.change(effect.ratio), NOTHING
         low, high = (effect.high, effect.low) if self.is_difference else (effect.low, effect.high)
-        return f"{self.change(effect.ratio)}, 95% interval {self.change(low)} to {self.change(high)}"
+        return self.change(effect.ratio), f"{self.change(low)} to {self.change(high)}"
+
+    def interval(self, effect: Effect) -> str:
+        """Write an effect with its interval, for sentences."""
+        point, ends = self.point_and_ends(effect)
+        if point == NOTHING:
+            return "no figures"
+        return f"{point}, no interval" if ends == NOTHING else f"{point}, 95% interval {ends}"
 
 
 def _seconds_per_step(run: RunFigures) -> float | None:
@@ -103,21 +112,6 @@ def endpoint_of(runs: Sequence[RunFigures]) -> Endpoint:
     return next((ENDPOINTS[name] for name in named if name in ENDPOINTS), SECONDS_PER_STEP)
 
 
-def judge_endpoint(base: Variant, other: Variant, endpoint: Endpoint, not_comparable: Sequence[str] = ()) -> Effect:
-    """Judge the endpoint between two arms, whose runs of one block and seed are a pair.
-
-    Args:
-        not_comparable: sentences that forbid a verdict.
-    """
-    before, after = (
-        {(run.manifest.block, run.manifest.seed): endpoint.value(run) for run in variant.runs if run.is_completed}
-        for variant in (base, other)
-    )
-    pairs = [(value, after.get(block)) for block, value in before.items()]
-    blocks = [PairedBlock((mine,), (theirs,), alternated=False) for mine, theirs in pairs if mine and theirs]
-    return judge_step(blocks, endpoint.relative_threshold, not_comparable=not_comparable, name=endpoint.name)
-
-
 def half_width(effect: Effect) -> float | None:
     """Return the upper half of the 95% interval as a relative change: 0.02 is 2%. None below two blocks."""
     return None if effect.ratio is None or effect.high is None else effect.high / effect.ratio - 1
@@ -126,25 +120,28 @@ def half_width(effect: Effect) -> float | None:
 def blocks_needed(effect: Effect) -> int | None:
     """Return how many blocks would reach a verdict in 80% of experiments, if effect and spread are as estimated.
 
-    The interval of n blocks is estimate +- t_.975 * sd / sqrt(n). It must leave out "no change", or lie inside the
-    threshold where the estimate does: the way to go is d, and n is the first with (t_.975 + t_.80) * sd / sqrt(n) <= d
-    (Bloom, Evaluation Review 19, 1995). The sd is taken from the effect's interval, with all that widened it.
+    The interval of n blocks is estimate +- t * sd / sqrt(n). It must leave out "no change", at the level that is left
+    after all corrections, or lie inside the threshold where the estimate does: the way to go is d, and n is the first
+    with (t + t_.80) * sd / sqrt(n) <= d (Bloom, Evaluation Review 19, 1995). The sd is taken from the effect's
+    interval, with all that widened it.
 
     Returns:
         None where it cannot be told (below two blocks), or would take more than ``MOST_BLOCKS``.
     """
     if effect.ratio is None or effect.high is None or effect.blocks < 2:
         return None
-    point, reach = abs(log(effect.ratio)), log1p(effect.threshold)
-    half = log(effect.high / effect.ratio)
+    point, reach, half = abs(log(effect.ratio)), log1p(effect.threshold), log(effect.high / effect.ratio)
     deviation = half * sqrt(effect.blocks) / t_quantile((1 + CONFIDENCE) / 2, effect.blocks - 1)
-    way = point if point >= reach else reach - point
+    level, way = LEVEL, reach - point
+    if point >= reach:
+        level, way = LEVEL * (effect.p / effect.p_adjusted if effect.p and effect.p_adjusted else 1.0), point
 
     def is_enough(blocks: int) -> bool:
-        quantiles = t_quantile((1 + CONFIDENCE) / 2, blocks - 1) + t_quantile(POWER, blocks - 1)
+        quantiles = t_quantile(1 - level / 2, blocks - 1) + t_quantile(POWER, blocks - 1)
         return quantiles * deviation / sqrt(blocks) <= way
 
-    return next((blocks for blocks in range(FEWEST_BLOCKS, MOST_BLOCKS + 1) if is_enough(blocks)), None)
+    fewest = max(FEWEST_BLOCKS, effect.blocks + 1)
+    return next((blocks for blocks in range(fewest, MOST_BLOCKS + 1) if is_enough(blocks)), None)
 
 
 def headline(endpoint: Endpoint, base: str, other: str, effect: Effect) -> str:

@@ -149,8 +149,8 @@ def gate(judgements: Sequence[Judgement], limit: float) -> GateResult:
     """Judge whether any arm's step time is worse than the baseline's by ``limit`` or more.
 
     An arm passes if its whole 95% interval lies below 1 + limit. It is worse if it is different and at least that much
-    slower. It is not comparable where the verdict says so, where the machine's speed went astray, or where the
-    baseline differs from itself (A/A). Anything else is inconclusive: too few blocks, or runs that did not finish.
+    slower. It is not comparable where the verdict says so, or where the baseline
+    differs from itself (A/A). Anything else is inconclusive: too few blocks, or runs that did not finish.
     The gravest of all arms counts: worse, not comparable, inconclusive, fine.
 
     Args:
@@ -186,7 +186,7 @@ def _judge(judgement: Judgement, limit: float) -> tuple[int, str]:
     if judgement.is_noise_floor:
         text = f"{against}: the same settings, {change(step.ratio)}, {step.verdict.value}."
         return (NOT_COMPARABLE if step.verdict is Verdict.DIFFERENT else FINE), text
-    reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else judgement.too_unstable
+    reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else None
     if reason is None and floor is not None and floor.verdict is Verdict.DIFFERENT:
         reason = f"the baseline is {change(floor.ratio)} from itself"
     if reason is not None:

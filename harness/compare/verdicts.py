@@ -8,46 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
+from harness.compare.block_values import (
+    Primary,
+    endpoint_comparison,
+    log_step_seconds,
+    paired_runs,
+    paired_seconds,
+    stage_comparisons,
+    step_comparison,
+)
 from harness.compare.caveats import differences
+from harness.compare.endpoints import ENDPOINTS, endpoint_of
 from harness.compare.experiments import Experiment, Variant, is_called
 from harness.compare.figures import RunFigures
-from harness.compare.numbers import NOTHING, change
+from harness.compare.numbers import NOTHING, change, listed
 from harness.compare.stats import (
-    STAGE_THRESHOLD,
     STEP,
     STEP_THRESHOLD,
-    BlockSummary,
+    Comparison,
     Drift,
     Effect,
-    PairedBlock,
     Verdict,
-    judge_apart,
-    judge_stages,
-    judge_step,
+    judge,
+    of_occasions,
     speed_drift,
-    summarise,
 )
-from harness.compare.step_columns import UNFLAGGED_WARMUP, StepSeries
 from harness.compare.tables import Table
 from harness.core.errors import UserError
-from harness.core.trace import Stage
+from harness.results.step_metrics import SPEED_PROBE
 
-OFTEN = 0.5  # a stage that runs in a smaller share of the steps, such as a checkpoint, is not compared
 UNLIKE_IS_MEANT = ("commit",)  # two versions of the code are what a comparison may be about
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
 SET_BY_ARMS = ("threads",)  # within an experiment, what the arms' own settings decide
 _SETTINGS_OF_A_RUN = (
-    "name",
-    "description",
-    "arms",
-    "sweep",
-    "endpoint",
-    "blocks",
-    "interleaving",
-    "stop_at_half_width",
-    "seed",
+    "name", "description", "arms", "sweep", "endpoint", "blocks", "interleaving", "stop_at_half_width", "seed",
+)  # fmt: skip
+ONE_OCCASION = (
+    "the baseline has one occasion, so how far occasions lie apart is unknown: record it on 3 at least, better 5"
+)
+NOT_IN_TURN = (
+    "they ran one after the other, and what the machine did meanwhile counts as a change too: repeat in blocks"
 )
 
 
@@ -57,15 +60,14 @@ class Judgement:
 
     Attributes:
         base, other: the variants' names; of a stored baseline with its experiment.
-        step: the primary endpoint.
-        stages: every stage that both ran in most steps, corrected for their number.
+        step: seconds per training step.
+        stages: every stage that either spent time in; all comparisons of the experiment are corrected for together.
         alternated: whether the arms took turns by step; None where the two were not interleaved at all.
         noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
         cautions: what to know beside the figures.
-        too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
-        summary: more figures of the step's blocks; None where the two were not interleaved.
+        endpoint: what decides between the arms, where that is not the step.
     """
 
     base: str
@@ -75,18 +77,46 @@ class Judgement:
     alternated: bool | None
     noise_floor: Effect | None = None
     cautions: tuple[str, ...] = ()
-    too_unstable: str | None = None
     is_noise_floor: bool = False
     unfinished: int = 0
-    summary: BlockSummary | None = None
+    endpoint: Effect | None = None
+
+    @property
+    def primary(self) -> Effect:
+        """What decides between the arms."""
+        return self.step if self.endpoint is None else self.endpoint
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """Everything that was compared, the primary endpoint first."""
+        return (self.step, *self.stages) if self.endpoint is None else (self.endpoint, self.step, *self.stages)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the others are set against: a variant of an experiment."""
+    """What the others are set against: a variant of one experiment, or of several.
+
+    Attributes:
+        experiment, variant: of the newest occasion.
+        earlier: the experiments of earlier occasions, oldest first.
+    """
 
     experiment: Experiment
     variant: Variant
+    earlier: tuple[Experiment, ...] = ()
+
+    @property
+    def occasions(self) -> tuple[Experiment, ...]:
+        """The experiments, oldest first."""
+        return (*self.earlier, self.experiment)
+
+    def variants_of(self, name: str) -> list[Variant]:
+        """Return the variant called so of each occasion; where one of them has none, the baseline's own."""
+        named = [next((v for v in item.variants if is_called(v.name, name)), None) for item in self.occasions]
+        known = [variant for variant in named if variant is not None]
+        if len(known) == len(named):
+            return known
+        return [variant_named(item, self.variant.name) for item in self.occasions]
 
 
 def judgements(
@@ -94,8 +124,11 @@ def judgements(
     baseline: str | None = None,
     threshold: float = STEP_THRESHOLD,
     allowed: Sequence[str] = (),
+    endpoint: Primary | None = None,
 ) -> list[Judgement]:
-    """Set every variant of an experiment against one of them.
+    """Set every variant of an experiment against one of them; all together, so that chance is corrected for once.
+
+    An arm of the baseline's own settings is no candidate for a difference: it is the noise floor, judged by itself.
 
     Args:
         experiment: its variants; blocks are paired by (seed, block).
@@ -103,51 +136,130 @@ def judgements(
         threshold: the relative change of the step time that counts in practice.
         allowed: differences of the environment that do not stand in the way of a verdict: ``machine``, ``versions``,
             ``threads``, ``commit``.
+        endpoint: what decides between the arms; None: what the scenario names.
 
     Raises:
         UserError: the experiment has no such variant.
     """
+    endpoint = endpoint or endpoint_of(experiment.runs).primary
     base, drift = variant_named(experiment, baseline), speed_drift(_speeds(experiment.runs))
-    others = [variant for variant in experiment.variants if variant is not base]
-    judged = {other.name: _judge(base, other, threshold, allowed, drift) for other in others}
-    twin = next((other.name for other in others if is_same(base, other)), None)
-    if twin is None:
-        return list(judged.values())
-    return [
-        replace(judgement, is_noise_floor=True) if name == twin else replace(judgement, noise_floor=judged[twin].step)
-        for name, judgement in judged.items()
+    drafts = [
+        _draft(base, other, threshold, allowed, endpoint, drift) for other in experiment.variants if other is not base
     ]
+    arms = iter(_judged([draft for draft in drafts if not draft.is_noise_floor]))
+    found = [_judged([draft])[0] if draft.is_noise_floor else next(arms) for draft in drafts]
+    floor = next((item.primary for item in found if item.is_noise_floor), None)
+    return [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in found]
 
 
 def judge_against(
     baseline: Baseline, experiment: Experiment, threshold: float, allowed: Sequence[str]
 ) -> list[Judgement]:
-    """Set the variants of an experiment against a stored baseline, which ran in another command.
+    """Set the variants of an experiment against a stored baseline, which ran in other commands.
 
-    A variant is set against the baseline's of the same name if there is one, else against the named one. The blocks of
-    the two were not interleaved, so drift of the machine shows as a difference: intervals are Welch's, and a machine
-    whose machine speed says that it has changed gives no verdict.
+    A variant is set against the baseline's of the same name if there is one, else against the named one. What the
+    machine did on one occasion and not on another is a difference too, so the interval comes from the spread between
+    the baseline's occasions. With a single one there is no verdict.
     """
-    judged = []
-    for other in experiment.variants:
-        namesakes = (variant for variant in baseline.experiment.variants if is_called(variant.name, other.name))
-        same = next(namesakes, baseline.variant)
-        reasons = []
-        if experiment.scenario != baseline.experiment.scenario:
-            reasons.append(f"they are runs of the scenarios {baseline.experiment.scenario} and {experiment.scenario}")
-        reasons += _environment_reasons(same.runs, other.runs, allowed)
-        name = f"{same.name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
-        judged.append(replace(_judge_apart(same, other, threshold, reasons), base=name))
-    return judged
+    return _judged([_draft_against(baseline, experiment, other, threshold, allowed) for other in experiment.variants])
 
 
-def _judge_apart(base: Variant, other: Variant, threshold: float, reasons: Sequence[str]) -> Judgement:
-    """Judge two variants that did not take turns: their blocks are two groups, and not pairs."""
-    drift, reasons = speed_drift(_speeds([*base.runs, *other.runs])), list(reasons)
-    if drift is not None and drift.unstable and drift.sentence:
-        reasons.append(f"the two did not take turns, and the {drift.sentence}")
-    step = judge_apart(_whole_runs(base.runs), _whole_runs(other.runs), threshold, not_comparable=reasons)
-    return Judgement(base.name, other.name, step, (), alternated=None, unfinished=_unfinished(base, other))
+@dataclass(frozen=True)
+class _Draft:
+    """What is to be judged of two variants.
+
+    Attributes:
+        before, after: the runs of the two; the others are those of ``Judgement``.
+    """
+
+    base: str
+    other: str
+    before: Sequence[RunFigures]
+    after: Sequence[RunFigures]
+    step: Comparison
+    stages: Sequence[Comparison] = ()
+    endpoint: Comparison | None = None
+    alternated: bool | None = None
+    cautions: tuple[str, ...] = ()
+    is_noise_floor: bool = False
+
+
+def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
+    """Judge the drafts as one family: the arms' primary endpoints, and everything else of all arms."""
+    primary = [draft.endpoint or draft.step for draft in drafts]
+    others = [[*([draft.step] if draft.endpoint else []), *draft.stages] for draft in drafts]
+    deciding, rest = judge(primary, [item for items in others for item in items])
+    found, left = [], iter(rest)
+    for draft, effect in zip(drafts, deciding, strict=True):
+        step = next(left) if draft.endpoint else effect
+        judgement = Judgement(
+            draft.base,
+            draft.other,
+            step,
+            tuple(next(left) for _ in draft.stages),
+            draft.alternated,
+            cautions=draft.cautions,
+            is_noise_floor=draft.is_noise_floor,
+            unfinished=sum(not run.is_completed for run in (*draft.before, *draft.after)),
+            endpoint=effect if draft.endpoint else None,
+        )
+        found.append(judgement)
+    return found
+
+
+def _draft(
+    base: Variant,
+    other: Variant,
+    threshold: float,
+    allowed: Sequence[str],
+    endpoint: Primary | None,
+    drift: Drift | None,
+) -> _Draft:
+    """Prepare two variants of one experiment."""
+    refused = tuple(_environment_reasons(base.runs, other.runs, (*allowed, *SET_BY_ARMS)))
+    step = Comparison(STEP, None, threshold, not_comparable=refused)
+    draft = _Draft(base.name, other.name, base.runs, other.runs, step, is_noise_floor=is_same(base, other))
+    if base.runs[0].manifest.block is None and not _same_points(base, other):  # points of a sweep, one after the other
+        apart = of_occasions(*([values] if values else [] for values in map(log_step_seconds, (base, other))))
+        return replace(draft, step=replace(step, estimate=apart, undecided=NOT_IN_TURN))
+    by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
+    alternated = by_step and _same_points(base, other)
+    pairs = paired_runs(base, other, with_unfinished=alternated)
+    blocks = paired_seconds(pairs, alternated)
+    unstable = drift.sentence if drift is not None else None
+    return replace(
+        draft,
+        alternated=alternated,
+        step=step_comparison(blocks, threshold, refused),
+        stages=stage_comparisons(blocks, threshold, refused),
+        endpoint=None if endpoint is None else endpoint_comparison(endpoint, pairs, refused),
+        cautions=(*([unstable] if unstable else ()), *_unequal_work(base, other)),
+    )
+
+
+def _draft_against(
+    baseline: Baseline, experiment: Experiment, other: Variant, threshold: float, allowed: Sequence[str]
+) -> _Draft:
+    """Prepare a variant and the occasions of a stored baseline."""
+    stored = baseline.variants_of(other.name)
+    before = [run for variant in stored for run in variant.runs]
+    reasons = []
+    scenarios = list(dict.fromkeys([*(occasion.scenario for occasion in baseline.occasions), experiment.scenario]))
+    if len(scenarios) > 1:
+        reasons.append(f"they are runs of the scenarios {listed(scenarios)}")
+    reasons += _environment_reasons(before, other.runs, allowed)
+    known = [seconds for seconds in map(log_step_seconds, stored) if seconds]
+    new = [seconds for seconds in [log_step_seconds(other)] if seconds]
+    step = Comparison(
+        STEP,
+        of_occasions(known, new),
+        threshold,
+        not_comparable=tuple(reasons),
+        undecided=ONE_OCCASION if len(known) < 2 else None,
+    )
+    name = f"{stored[-1].name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
+    name += f" and {len(baseline.earlier)} earlier" if baseline.earlier else ""
+    return _Draft(name, other.name, before, other.runs, step)
 
 
 def variant_named(experiment: Experiment, name: str | None) -> Variant:
@@ -164,42 +276,6 @@ def variant_named(experiment: Experiment, name: str | None) -> Variant:
     names = ", ".join(variant.name for variant in experiment.variants)
     raise UserError(
         f"{experiment.scenario}/{experiment.name} has no arm called {name!r}", "--baseline", f"it has {names}"
-    )
-
-
-def paired_blocks(base: Variant, other: Variant, alternated: bool) -> dict[str, list[PairedBlock]]:
-    """Return the blocks of two variants, for the step and for each stage that both ran in most steps.
-
-    A run that was cut short counts where its steps are neighbours of the other's, and not as a whole.
-    """
-    pairs = _pairs(base, other, with_unfinished=alternated)
-    blocks: dict[str, list[PairedBlock]] = {}
-    for name in (STEP, *(stage.value for stage in _common_stages(pairs))):
-        paired = [_paired(before, after, name, alternated) for before, after in pairs]
-        blocks[name] = [block for block in paired if block is not None]
-    return blocks
-
-
-def _judge(base: Variant, other: Variant, threshold: float, allowed: Sequence[str], drift: Drift | None) -> Judgement:
-    reasons = _environment_reasons(base.runs, other.runs, (*allowed, *SET_BY_ARMS))
-    in_blocks = base.runs[0].manifest.block is not None
-    if not in_blocks and not _same_points(base, other):  # the points of a sweep, one after the other
-        return _judge_apart(base, other, threshold, reasons)
-    unstable = drift.sentence if drift is not None else None
-    by_step = {run.manifest.interleaving for run in (*base.runs, *other.runs)} == {"step"}
-    alternated = by_step and _same_points(base, other)
-    blocks = paired_blocks(base, other, alternated)
-    steps = blocks.pop(STEP)
-    return Judgement(
-        base.name,
-        other.name,
-        step=judge_step(steps, threshold, not_comparable=reasons),
-        stages=judge_stages(blocks, max(threshold, STAGE_THRESHOLD), not_comparable=reasons),
-        alternated=alternated,
-        cautions=(*([unstable] if unstable else ()), *_unequal_work(base, other)),
-        too_unstable=unstable if drift is not None and drift.refuses_gate else None,
-        unfinished=_unfinished(base, other),
-        summary=summarise(steps),
     )
 
 
@@ -231,9 +307,9 @@ def settings_of(run: RunFigures) -> dict[str, object]:
 def _environment_reasons(
     before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]
 ) -> list[str]:
-    """Say which parts of machine and software differ between the two, beyond what is allowed."""
+    """Say in which parts of machine and software any run of the two differs from the first, beyond what is allowed."""
     unlike: dict[str, None] = {}
-    for run in after:
+    for run in (*before[1:], *after):
         unlike |= dict.fromkeys(differences(before[0].manifest, run.manifest))
     kept = [name for name in unlike if name not in (*allowed, *UNLIKE_IS_MEANT)]
     return [f"they differ in {' and '.join(kept)}"] if kept else []
@@ -248,68 +324,14 @@ def _point(variant: Variant) -> dict[str, object]:
     return {key: value for key, value in variant.runs[0].manifest.point.items() if key != "seed"}
 
 
-def _whole_runs(runs: Sequence[RunFigures]) -> list[list[float]]:
-    """Return the measured step seconds of the runs that got to their end; a time of 0 is an unknown one."""
-    whole = [run.series.measured(UNFLAGGED_WARMUP) for run in runs if run.series is not None and run.is_completed]
-    times = [[seconds for seconds in series.wall_s if seconds > 0] for series in whole]
-    return [seconds for seconds in times if seconds]
-
-
-def _unfinished(base: Variant, other: Variant) -> int:
-    return sum(not run.is_completed for run in (*base.runs, *other.runs))
-
-
-def _pairs(base: Variant, other: Variant, with_unfinished: bool) -> list[tuple[StepSeries, StepSeries]]:
-    """Return the measured steps of the runs that share a block, in the order of the blocks."""
-
-    def by_block(variant: Variant) -> dict[tuple[int, int], RunFigures]:
-        runs = [run for run in variant.runs if with_unfinished or run.is_completed]
-        return {(-1 if run.manifest.block is None else run.manifest.block, run.manifest.seed): run for run in runs}
-
-    before, after = by_block(base), by_block(other)
-    pairs = []
-    for key in sorted(before.keys() & after.keys()):
-        mine, theirs = before[key].series, after[key].series
-        if mine is not None and theirs is not None:
-            pairs.append((mine.measured(UNFLAGGED_WARMUP), theirs.measured(UNFLAGGED_WARMUP)))
-    return pairs
-
-
-def _common_stages(pairs: Sequence[tuple[StepSeries, StepSeries]]) -> list[Stage]:
-    """Return the stages that ran in most steps of both, in the order of ``Stage``.
-
-    Waits are left out: they follow from what other lanes do, and would only cost the stages power.
-    """
-
-    def often(side: int, stage: Stage) -> bool:
-        times = [second for pair in pairs for second in pair[side].stages_s.get(stage, ())]
-        steps = sum(len(pair[side].steps) for pair in pairs)
-        return steps > 0 and sum(second > 0 for second in times) > OFTEN * steps
-
-    return [stage for stage in Stage if not stage.is_wait and often(0, stage) and often(1, stage)]
-
-
-def _paired(before: StepSeries, after: StepSeries, name: str, alternated: bool) -> PairedBlock | None:
-    mine, theirs = _seconds(before, name), _seconds(after, name)
-    if before.steps == after.steps and mine and min(mine) > 0 < min(theirs):
-        return PairedBlock(mine, theirs, alternated)
-    by_step = [dict(zip(series.steps, _seconds(series, name), strict=True)) for series in (before, after)]
-    return PairedBlock.from_steps(by_step[0], by_step[1], alternated)
-
-
-def _seconds(series: StepSeries, name: str) -> tuple[float, ...]:
-    """Return a stage's seconds, one for each step; a run without any of the steps has none of its stages either."""
-    return series.wall_s if name == STEP else series.stages_s.get(Stage(name), (0.0,) * len(series.steps))
-
-
-def _speeds(runs: Sequence[RunFigures]) -> dict[str, list[float]]:
-    """Return the seconds of the speed probe by kind of work, once for each block, in the order in which they ran."""
-    by_block: dict[tuple[str, int | None], dict[str, float]] = {}
+def _speeds(runs: Sequence[RunFigures]) -> list[float]:
+    """Return the mean seconds of the speed probe in each block, in the order in which they ran."""
+    by_block: dict[tuple[str, int | None], list[float]] = {}
     for run in sorted(runs, key=lambda run: run.manifest.started_at):
-        if run.manifest.machine_speed:
-            by_block.setdefault((run.manifest.experiment, run.manifest.block), run.manifest.machine_speed)
-    kinds = dict.fromkeys(kind for seconds in by_block.values() for kind in seconds)
-    return {kind: [seconds[kind] for seconds in by_block.values() if kind in seconds] for kind in kinds}
+        seconds = run.mean(SPEED_PROBE)
+        if seconds is not None:
+            by_block.setdefault((run.manifest.experiment, run.manifest.block), []).append(seconds)
+    return [fmean(seconds) for seconds in by_block.values()]
 
 
 _HEADER = ("time", "ratio", "95% interval", "p", "smallest effect", "verdict")
@@ -317,15 +339,15 @@ _HOW = {True: "the arms took turns by step", False: "the arms ran one after the 
 
 
 def verdict_tables(judgements: Sequence[Judgement]) -> list[Table]:
-    """Return a table for each arm that has two blocks or more: step time first, then its stages."""
-    return [_table(judgement) for judgement in judgements if judgement.step.blocks > 1]
+    """Return a table for each arm that has two blocks or more: what decides first, stages last."""
+    return [_table(judgement) for judgement in judgements if judgement.primary.blocks > 1]
 
 
 def verdict_sentences(judgements: Sequence[Judgement]) -> list[str]:
     """Return for each arm with two blocks or more what is different, and by how much."""
     sentences = []
     for judgement in judgements:
-        if judgement.step.blocks > 1:
+        if judgement.primary.blocks > 1:
             sentences.append(verdict_sentence(judgement))
             if judgement.unfinished:
                 runs = f"{judgement.unfinished} runs of {judgement.base} and {judgement.other}"
@@ -335,32 +357,45 @@ def verdict_sentences(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def _table(judgement: Judgement) -> Table:
-    step, stages = judgement.step, judgement.stages
-    title = f"Verdict: {judgement.other} against {judgement.base}, {step.blocks} blocks ({_HOW[judgement.alternated]})"
-    needed = f"Different: the interval leaves out 1 and the change is {_percent(step.threshold)} or more"
-    needed += f" ({_percent(stages[0].threshold)} for a stage, with p corrected for {len(stages)})" if stages else ""
+    primary, effects = judgement.primary, judgement.effects
+    title = f"Verdict: {judgement.other} against {judgement.base}, {primary.blocks} blocks"
     notes = [
-        f"Ratios are {judgement.other} over {judgement.base}; warm-up steps are left out. The smallest effect is the "
-        "change that so many blocks show in 80% of cases, before any correction.",
-        f"{needed}.",
+        f"Ratios are {judgement.other} over {judgement.base}, of mean seconds per measured step. Different: p is "
+        "at most 0.05, corrected for all comparisons of the experiment, and the change reaches the threshold: "
+        f"{_thresholds(effects)}.",
+        "The smallest effect is the change that so many blocks call different in 80% of cases, after all corrections.",
     ]
-    if judgement.summary is not None and judgement.summary.hodges_lehmann is not None:
-        slower, robust = judgement.summary.slower, f"{judgement.summary.hodges_lehmann:.3f}"
+    if primary.correlation is not None:
         notes.append(
-            f"{judgement.other} was the slower one in {slower} of {step.blocks} blocks; Hodges-Lehmann: {robust}."
+            f"Neighbouring blocks correlate by {primary.correlation:+.2f}; the interval of {primary.label} is "
+            f"{primary.widening:.2f} times as wide as that of independent blocks, for what their number leaves open."
         )
+    if any(effect.of_step for effect in effects):
+        notes.append("In steps: a stage that one of the two lacks, as what it adds to a step of the baseline.")
     if judgement.noise_floor is not None:
         notes.append(f"Noise floor (the baseline against itself): {_interval_words(judgement.noise_floor)}.")
-    rows = [_row(effect, step.blocks) for effect in (step, *stages)]
-    return Table(title, _HEADER, tuple(rows), tuple(notes))
+    rows = [_row(effect, primary.blocks) for effect in effects]
+    return Table(f"{title} ({_HOW[judgement.alternated]})", _HEADER, tuple(rows), tuple(notes))
+
+
+def _thresholds(effects: Sequence[Effect]) -> str:
+    """Write the thresholds, each with what it holds for."""
+    by_threshold: dict[float, list[str]] = {}
+    for effect in effects:
+        by_threshold.setdefault(effect.threshold, []).append(effect.label)
+    return ", ".join(f"{_percent(threshold)} for {listed(names)}" for threshold, names in by_threshold.items())
 
 
 def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
-    name, p = "whole step" if effect.name == STEP else effect.name, effect.p_adjusted
+    p, endpoint = effect.p_adjusted, ENDPOINTS.get(effect.name)
+    ratio = NOTHING if effect.ratio is None else f"{effect.ratio:.3f}"
+    ends = NOTHING if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}"
+    if endpoint is not None and endpoint.is_difference:
+        ratio, ends = endpoint.point_and_ends(effect)
     return (
-        name if effect.blocks == blocks else f"{name} ({effect.blocks} blocks)",
-        NOTHING if effect.ratio is None else f"{effect.ratio:.3f}",
-        NOTHING if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}",
+        effect.label if effect.blocks == blocks else f"{effect.label} ({effect.blocks} blocks)",
+        ratio,
+        ends,
         NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
         NOTHING if effect.minimum_effect is None else _percent(effect.minimum_effect),
         effect.verdict.value,
@@ -368,23 +403,32 @@ def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
 
 
 def verdict_sentence(judgement: Judgement) -> str:
-    """Return the step's verdict with its interval and reason, and the stages that are different."""
-    step = judgement.step
-    text = f"{judgement.other} against {judgement.base}, step time: {step.verdict.value}, {_interval_words(step)}"
-    if step.reason:
-        text += f" ({step.reason})"
-    stages = [effect for effect in judgement.stages if effect.verdict is Verdict.DIFFERENT]
-    if stages:
-        changes = ", ".join(f"{effect.name} ({change(effect.ratio)})" for effect in stages)
-        text += f". Different stages: {changes}"
+    """Return the verdict on what decides with its interval and reason, and everything else that is different."""
+    primary = judgement.primary
+    endpoint = ENDPOINTS.get(primary.name)
+    what = endpoint.words if endpoint is not None else "step time" if primary.name == STEP else primary.name
+    interval = _interval_words(primary) if endpoint is None else endpoint.interval(primary)
+    text = f"{judgement.other} against {judgement.base}, {what}: {primary.verdict.value}, {interval}"
+    if primary.reason and not (endpoint is not None and endpoint.is_difference):  # reasons speak of ratios
+        text += f" ({primary.reason})"
+    different = [effect for effect in judgement.effects[1:] if effect.verdict is Verdict.DIFFERENT]
+    if different:
+        text += f". Also different: {', '.join(map(_change_words, different))}"
     return text + "."
+
+
+def _change_words(effect: Effect) -> str:
+    if effect.of_step and effect.ratio is not None:
+        share = max(effect.ratio, 1 / effect.ratio) - 1
+        return f"{effect.name} ({'adds' if effect.ratio > 1 else 'saves'} {share:.1%} of a step)"
+    return f"{effect.label} ({change(effect.ratio)})"
 
 
 def _interval_words(effect: Effect) -> str:
     if effect.ratio is None:
         return "no figures"
     if effect.low is None or effect.high is None:
-        return f"{change(effect.ratio)} in one block"
+        return f"{change(effect.ratio)}, no interval"
     return f"{change(effect.ratio)}, 95% interval {change(effect.low)} to {change(effect.high)}"
 
 

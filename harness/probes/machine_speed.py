@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 
 from harness.core.types import Metric, Metrics
+from harness.results.step_metrics import SPEED_PROBE
 
-METRIC = "machine/speed_probe_s"
 SIDE, PRODUCTS = 192, 8
 COPY_BYTES = 8 * 2**20
 CALLS = 20_000
@@ -44,7 +44,7 @@ class SpeedProbe:
     def drain(self) -> Metrics:
         """Return the mean seconds since the last call; nothing where there were none."""
         seconds, self._seconds = self._seconds, []
-        return {METRIC: Metric(sum(seconds) / len(seconds), count=len(seconds))} if seconds else {}
+        return {SPEED_PROBE: Metric(sum(seconds) / len(seconds), count=len(seconds))} if seconds else {}
 
     def _multiply(self) -> None:
         for _ in range(PRODUCTS):

@@ -11,11 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
-from harness.compare.endpoints import Endpoint, endpoint_of, half_width, headline, judge_endpoint
+from harness.compare.endpoints import Endpoint, endpoint_of, half_width, headline
 from harness.compare.experiments import Detail, experiment_of, read_figures
 from harness.compare.figures import RunFigures
 from harness.compare.stats import FEWEST_BLOCKS as FEWEST_FOR_A_VERDICT
 from harness.compare.stats import Effect
+from harness.compare.verdicts import judgements
 from harness.core.errors import UserError
 from harness.results import DamagedRun, find_run_folders, read_manifest
 from harness.results.writer import MANIFEST
@@ -95,8 +96,8 @@ class BlockWatch:
         """Return (baseline, arm, the endpoint's effect) for every arm but the first."""
         if not self._runs:
             return []
-        base, *others = experiment_of(self._folder, self._runs).variants
-        return [(base.name, other.name, judge_endpoint(base, other, self.endpoint)) for other in others]
+        judged = judgements(experiment_of(self._folder, self._runs))
+        return [(found.base, found.other, found.primary) for found in judged]
 
     @property
     def is_enough(self) -> bool:

@@ -91,7 +91,7 @@ def model_keys(model: str) -> dict[str, str]:
 
 
 def variants_of(scenario: Scenario, arm: str | None) -> list[Variant]:
-    """Return the runs of a scenario, or those of one of its arms, in a single block: a forecast repeats its own draws.
+    """Return the runs of a scenario, or those of one of its arms.
 
     Raises:
         UserError: there is no such arm; or the scenario trains nothing.
@@ -99,9 +99,7 @@ def variants_of(scenario: Scenario, arm: str | None) -> list[Variant]:
     if scenario.transport_sweep is not None:
         what = f"{scenario.name} measures weight syncs alone, and there is no training to simulate"
         raise UserError(what, "transport_sweep", "take a scenario that trains")
-    one_block = {"blocks": 1, "stop_at_half_width": None, "endpoint": "seconds_per_step"}  # there are no rewards
-    single = scenario.model_copy(update=one_block)
-    variants = [variant for variant in expand(single) if arm is None or variant.arm == arm]
+    variants = [variant for variant in expand(scenario) if arm is None or variant.arm == arm]
     if not variants:
         arms = ", ".join(scenario.arms) or "none"
         raise UserError(f"{scenario.name} has no arm called {arm!r}", "--arm", f"it has {arms}")
@@ -114,7 +112,8 @@ def only_variant(scenario: Scenario, arm: str | None) -> Scenario:
     Raises:
         UserError: there are several.
     """
-    variants = variants_of(scenario, arm)
+    one_block = {"blocks": 1, "stop_at_half_width": None, "endpoint": "seconds_per_step"}  # rewards need several
+    variants = variants_of(scenario.model_copy(update=one_block), arm)
     if len(variants) > 1:
         what = f"{scenario.name} has {len(variants)} runs, and a sweep starts from one"
         fix = f"name one with --arm: {', '.join(scenario.arms)}" if scenario.arms else "--set sweep={}"

@@ -18,8 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.compare import gather
+from harness.compare.block_values import paired_runs, paired_seconds
 from harness.compare.stats import Effect, Verdict, wilson_interval
-from harness.compare.verdicts import Judgement, judgements, paired_blocks
+from harness.compare.verdicts import Judgement, judgements
+from harness.core.trace import Stage
 from harness.run.experiment import run_scenario
 from harness.scenario import Scenario, load_scenario
 from harness.scenario.load import check_data
@@ -35,7 +37,7 @@ class Outcome:
 
     Attributes:
         stage: that was delayed, by ``delay_s``.
-        truth: ratio that the delay makes of the stage's median time in the plain arm.
+        truth: ratio that the delay makes of the stage's time in the plain arm, the median of its blocks.
         step, stages: the effects.
     """
 
@@ -81,7 +83,8 @@ def run_experiment(seed: int, stage: str, delay_s: float, blocks: int) -> Outcom
         run_scenario(scenario_with(seed, stage, delay_s, blocks), Path(folder), quiet=True, show=lambda path: None)
         (experiment,), _ = gather([Path(folder)])
         (found,) = judgements(experiment)
-        plain_s = [median(block.before) for block in paired_blocks(*experiment.variants, alternated=True)[stage]]
+        blocks = paired_seconds(paired_runs(*experiment.variants, with_unfinished=True), alternated=True)
+        plain_s = [before.stages[Stage(stage)] for before, _ in blocks]
     return outcome_of(found, seed, stage, delay_s, median(plain_s))
 
 

@@ -19,9 +19,9 @@ from harness.compare.endpoints import (
     endpoint_of,
     half_width,
     headline,
-    judge_endpoint,
 )
 from harness.compare.stats import Effect, Verdict
+from harness.compare.verdicts import judgements
 from harness.results import RunFolder
 from harness.scenario import Scenario
 
@@ -71,12 +71,15 @@ def test_rewards_are_compared_by_their_difference_paired_by_seed(make_run: Make,
     base = [0.60, 0.70, 0.00, 0.65, 0.62, 0.68]  # a reward of 0 has a difference, and no ratio
     differences = [0.10, 0.12, 0.11, 0.09, 0.10, 0.08]  # mean 0.1, sd sqrt(0.001 / 5) = 0.014142
     rewarded(make_run, base, [one + more for one, more in zip(base, differences, strict=True)])
-    before, after = experiment_of(tmp_path).variants
-    found = judge_endpoint(before, after, REWARD_AT_ROLLOUTS)
+    experiment = experiment_of(tmp_path)
+    (judged,) = judgements(experiment)
+    before, found = experiment.variants[0], judged.primary
     assert (found.verdict, found.blocks) == (Verdict.DIFFERENT, 6)
     assert found.ratio == pytest.approx(exp(-0.1))
-    # t(0.975, 5) = 2.5706: 2.5706 * 0.014142 / sqrt(6) = 0.01484
-    assert REWARD_AT_ROLLOUTS.interval(found) == "+0.100, 95% interval +0.085 to +0.115"
+    # t(0.975, 5) = 2.5706: 2.5706 * 0.014142 / sqrt(6) = 0.01484, widened for neighbours that may be alike
+    reach = 0.01484 * found.widening
+    expected = f"+0.100, 95% interval {0.1 - reach:+.3f} to {0.1 + reach:+.3f}"
+    assert REWARD_AT_ROLLOUTS.interval(found) == expected
     assert REWARD_AT_ROLLOUTS.value(before.runs[0]) == pytest.approx(exp(-0.60))
     assert REWARD_AT_ROLLOUTS.shown(exp(-0.60)) == "0.600"
 
@@ -84,9 +87,8 @@ def test_rewards_are_compared_by_their_difference_paired_by_seed(make_run: Make,
 def test_a_difference_of_rewards_below_what_counts_is_equivalent(make_run: Make, tmp_path: Path) -> None:
     base = [0.60, 0.70, 0.55, 0.65, 0.62, 0.68]
     rewarded(make_run, base, [one + more for one, more in zip(base, [0.01, -0.01] * 3, strict=True)])
-    before, after = experiment_of(tmp_path).variants
-    found = judge_endpoint(before, after, REWARD_AT_ROLLOUTS)
-    # sd sqrt(6 * 0.0001 / 5) = 0.01095, half of the interval 0.0115: within 0.03
+    found = judgements(experiment_of(tmp_path))[0].primary
+    # sd sqrt(6 * 0.0001 / 5) = 0.01095, half of the interval 0.0115, 1.8 times as wide for six blocks: within 0.03
     assert found.verdict is Verdict.EQUIVALENT
 
 
@@ -111,7 +113,7 @@ def test_a_scenario_from_before_there_were_endpoints_is_judged_by_its_step_time(
             11,
         ),  # the way to go is log 1.1 = 0.0953; 11: (2.2281 + 0.8791) * 0.1 / sqrt(11) = 0.0937; 10: 0.0996
         (1.00, 0.03, 11),  # equivalent: log 1.03 = 0.0296; 11: 3.1072 * 0.03 / sqrt(11) = 0.0281; 10: 0.0298
-        (1.50, 0.01, 6),  # never fewer than a verdict needs
+        (1.50, 0.01, 11),  # never fewer than one more
         (1.0299, 0.05, None),  # at the threshold itself: 1e-4 to go
     ],
 )

@@ -5,7 +5,8 @@ import itertools
 
 from harness.core.types import Metric
 from harness.probes.clock import PausableClock
-from harness.probes.machine_speed import METRIC, SpeedProbe
+from harness.probes.machine_speed import SpeedProbe
+from harness.results.step_metrics import SPEED_PROBE
 from harness.run.interleaving import Alone, RoundRobinSchedule
 
 
@@ -16,7 +17,7 @@ def test_it_tells_the_seconds_of_each_kind_of_work_and_keeps_the_mean_of_all() -
     # readings 0 to 7: product 2^2 - 1^2, copy 4^2 - 3^2, calls 6^2 - 5^2, all 7^2 - 0
     assert probe.measure() == {"product": 3.0, "copy": 7.0, "calls": 11.0, "all": 49.0}
     assert probe.measure()["all"] == 15**2 - 8**2
-    assert probe.drain() == {METRIC: Metric((49.0 + 161.0) / 2, count=2)}
+    assert probe.drain() == {SPEED_PROBE: Metric((49.0 + 161.0) / 2, count=2)}
     assert probe.drain() == {}
 
 

@@ -41,7 +41,7 @@ def test_the_endpoint_is_judged_over_all_blocks_so_far(make_run: Make, tmp_path:
     ((base, arm, effect),) = blocks.watch.standings()
     assert (base, arm, effect.blocks) == ("a", "b", 2)
     # mean 0.01, sd 0.02 / sqrt(2), t(0.975, 1) = 12.7062 (https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm)
-    reach = 12.7062 * (0.02 / sqrt(2)) / sqrt(2)
+    reach = 12.7062 * (0.02 / sqrt(2)) / sqrt(2) * effect.widening
     assert effect.ratio == pytest.approx(exp(0.01))
     assert effect.low is not None
     assert log(effect.low) == pytest.approx(0.01 - reach, abs=1e-5)

@@ -5,7 +5,7 @@ Used on simulated noise (``NoiseModel``) and on recorded runs (``tests/benchmark
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import erfc, sqrt
@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.compare.stats.intervals import LEVEL, Numbers, wilson_interval
-from harness.compare.stats.verdicts import STEP_THRESHOLD, PairedBlock, Verdict, judge_step
+from harness.compare.stats import STEP_THRESHOLD, Verdict, exact_interval, judge_step
+from harness.compare.stats.intervals import LEVEL, Numbers
 
 Item = TypeVar("Item")
 Hits = NDArray[np.bool_]
@@ -39,9 +39,9 @@ class Rate:
 
 
 def rate(hits: Hits) -> Rate:
-    """Return the rate of experiments that have nothing in common, with Wilson's interval."""
+    """Return the rate of experiments that have nothing in common, with its exact interval."""
     count = int(np.sum(hits))
-    return Rate(count, len(hits), *wilson_interval(count, len(hits)))
+    return Rate(count, len(hits), *exact_interval(count, len(hits)))
 
 
 def rate_in_time(hits: Hits, length: int, generator: np.random.Generator) -> Rate:
@@ -59,7 +59,7 @@ def rate_in_time(hits: Hits, length: int, generator: np.random.Generator) -> Rat
     if stretches < FEWEST_STRETCHES:
         return Rate(total, count, 0.0, 1.0)
     if total in (0, count):
-        return Rate(total, count, *wilson_interval(stretches if total else 0, stretches))
+        return Rate(total, count, *exact_interval(stretches if total else 0, stretches))
     running = np.concatenate([[0], np.cumsum(hits)])
     in_stretch = running[length:] - running[:-length]
     drawn = generator.integers(0, len(in_stretch), (RESAMPLES, stretches))
@@ -72,38 +72,15 @@ def windows(items: Sequence[Item], size: int, every: int) -> list[Sequence[Item]
     return [items[start : start + size] for start in range(0, len(items) - size + 1, every)]
 
 
-def judged(experiments: Sequence[Sequence[PairedBlock]], threshold: float = STEP_THRESHOLD) -> tuple[Hits, Hits]:
-    """Return for each experiment whether its 95% interval excludes no change, and whether the verdict is different."""
-    effects = [judge_step(blocks, threshold) for blocks in experiments]
+def judged(experiments: Iterable[Sequence[float] | Numbers], threshold: float = STEP_THRESHOLD) -> tuple[Hits, Hits]:
+    """Return for each experiment whether its 95% interval excludes no change, and whether the verdict is different.
+
+    Args:
+        experiments: of each the blocks' log-ratios, in the order in which they ran.
+    """
+    effects = [judge_step(log_ratios, threshold) for log_ratios in experiments]
     different = [effect.verdict is Verdict.DIFFERENT for effect in effects]
     return np.array([effect.shows for effect in effects], dtype=bool), np.array(different, dtype=bool)
-
-
-def abba_blocks(seconds: Sequence[float], steps: int) -> list[PairedBlock]:
-    """Cut the steps of one run, in time order, into blocks as if two arms had run in turns: A B, then B A, and so on.
-
-    Args:
-        steps: steps of one arm in one block; a block takes twice as many.
-    """
-    blocks = []
-    for number, piece in enumerate(windows(seconds, 2 * steps, 2 * steps)):
-        first, second = tuple(piece[:steps]), tuple(piece[steps:])
-        before, after = (first, second) if number % 2 == 0 else (second, first)
-        blocks.append(PairedBlock(before, after, alternated=False))
-    return blocks
-
-
-def alternated_blocks(seconds: Sequence[float], steps: int) -> list[PairedBlock]:
-    """Cut the steps of one run into blocks as if two live arms had taken turns by step: A B, B A, A B and so on.
-
-    Args:
-        steps: as for ``abba_blocks``.
-    """
-    pairs = [pair if place % 2 == 0 else pair[::-1] for place, pair in enumerate(windows(seconds, 2, 2))]
-    return [
-        PairedBlock(tuple(a for a, _ in piece), tuple(b for _, b in piece), alternated=True)
-        for piece in windows(pairs, steps, steps)
-    ]
 
 
 def naive_hits(seconds: Sequence[float], steps: int, every: int) -> Hits:

@@ -1,41 +1,39 @@
 """Statistics of repeated blocks: pure functions of numbers. Loads numpy, and scipy where a verdict is asked for.
 
 A *block* is one occurrence in which every arm runs once under the same weather, and is the unit of replication: it
-gives one log-ratio, the median over its steps. ``judge_step`` and ``judge_stages`` turn blocks into verdicts. How often
-they are wrong on noise without any difference is measured: ``tests/compare/test_false_alarms.py`` on simulated noise,
-``tests/benchmarks/false_alarm_rates.py`` on recorded runs.
+gives one log-ratio, of the mean step times of its arms. ``estimates`` turns blocks, or the occasions of a stored
+baseline, into an estimate with its error; ``judge`` turns all estimates of an experiment into verdicts. How often they
+are wrong on noise whose truth is known is measured by ``tests/benchmarks/verdict_rates.py``, and on recorded runs by
+``tests/benchmarks/false_alarm_rates.py``.
 """
 
 from harness.compare.stats.drift import Drift, speed_drift
+from harness.compare.stats.estimates import (
+    FEWEST_BLOCKS,
+    Estimate,
+    log_ratio,
+    of_blocks,
+    of_occasions,
+)
 from harness.compare.stats.intervals import (
     Interval,
     binomial_p,
-    fewest_blocks,
-    hodges_lehmann,
+    exact_interval,
     holm,
-    minimum_effect,
-    sign_flip_p,
     t_interval,
-    welch_interval,
     wilson_interval,
 )
+from harness.compare.stats.stopping import enough, half_width
 from harness.compare.stats.verdicts import (
-    FEWEST_BLOCKS,
     STAGE_THRESHOLD,
     STEP,
     STEP_THRESHOLD,
-    BlockSummary,
+    Comparison,
     Effect,
-    PairedBlock,
     Verdict,
-    enough,
-    half_width,
-    judge_apart,
-    judge_stages,
+    judge,
     judge_step,
-    log_ratio,
-    log_ratios,
-    summarise,
+    side_of_limit,
 )
 
 __all__ = [
@@ -43,28 +41,24 @@ __all__ = [
     "STAGE_THRESHOLD",
     "STEP",
     "STEP_THRESHOLD",
-    "BlockSummary",
+    "Comparison",
     "Drift",
     "Effect",
+    "Estimate",
     "Interval",
-    "PairedBlock",
     "Verdict",
     "binomial_p",
     "enough",
-    "fewest_blocks",
+    "exact_interval",
     "half_width",
-    "hodges_lehmann",
     "holm",
-    "judge_apart",
-    "judge_stages",
+    "judge",
     "judge_step",
     "log_ratio",
-    "log_ratios",
-    "minimum_effect",
-    "sign_flip_p",
+    "of_blocks",
+    "of_occasions",
+    "side_of_limit",
     "speed_drift",
-    "summarise",
     "t_interval",
-    "welch_interval",
     "wilson_interval",
 ]

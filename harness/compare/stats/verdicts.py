@@ -1,47 +1,35 @@
-"""From blocks to a verdict.
+"""From estimates to verdicts.
 
-- **different**: the test rejects "no change" and the estimate reaches the threshold. For the step, the one primary
-  endpoint, the test is the 95% t-interval. For stages it is the sign-flip test after Holm's correction over all of
-  them, so that an experiment in which no stage changed names any at all in at most 5% of cases; the stage's own
-  interval has to exclude "no change" too.
+- **different**: p, corrected for every comparison of the experiment, is at most 5%, and the estimate reaches the
+  threshold. All arms and their stages are one family, so an experiment in which nothing changed calls anything at all
+  different in at most 5% of cases. Holm's correction is weighted: the arms' primary endpoints share 80%, everything
+  else 20%; what is rejected leaves its share to the rest. One arm without stages pays nothing.
 - **equivalent**: the whole 95% interval lies inside the threshold. These are two one-sided tests at 2.5% each, stricter
-  than the usual 5% (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). Each stage is on its own
+  than the usual 5% (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). Each effect is on its own
   here: Holm guards against false alarms, not against false calm.
 - **inconclusive**: anything else, with the reason in words. Below six blocks always.
-- **not comparable**: for reasons that the caller knows, such as an unstable machine.
+- **not comparable**: for reasons that the caller knows, such as another machine.
 
 Thresholds are symmetric in logs: 3% means a ratio of 1.03 or of 1 / 1.03.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import exp, expm1, isfinite, log1p
+from math import exp, expm1, isfinite, log, log1p
+from typing import Literal
 
-import numpy as np
-
-from harness.compare.stats.intervals import (
-    LEVEL,
-    Interval,
-    Numbers,
-    effect_shown,
-    fewest_blocks,
-    hodges_lehmann,
-    holm,
-    minimum_effect,
-    sign_flip_p,
-    t_interval,
-    welch_error,
-    welch_interval,
-    welch_p,
-)
+from harness.compare.stats.estimates import FEWEST_BLOCKS, Estimate, of_blocks
+from harness.compare.stats.intervals import CONFIDENCE, LEVEL, Interval, Numbers, holm, t_quantile
 from harness.core.errors import UserError
-from harness.results.warmup import check_times
 
 STEP = "step"
-"""Name of the primary endpoint: wall-clock of a training step without evaluation. Other effects bear a stage's name."""
+"""Name of the time of a whole training step. Other effects bear a stage's name, or that of a scenario's endpoint."""
+STEP_THRESHOLD = 0.03
+STAGE_THRESHOLD = 0.05
+PRIMARY_WEIGHT, SECONDARY_WEIGHT = 0.8, 0.2
 
 
 class Verdict(StrEnum):
@@ -58,19 +46,26 @@ class Effect:
     """One time of one arm against that of the baseline.
 
     Attributes:
-        name: ``step``, or a stage's name.
-        blocks: paired blocks that the figures rest on.
+        name: ``step``, a stage's name, or that of the scenario's endpoint.
+        blocks: that the figures rest on.
         ratio: exp of the mean over blocks of the log-ratio; above 1 the arm is slower than the baseline. None where
             nothing can be said, such as without a block.
-        low, high: ends of the 95% t-interval of ``ratio`` (Welch's where the arms were measured apart); None below two
-            blocks.
-        p: exact two-sided sign-flip probability; Welch's where the arms were measured apart. None below two blocks.
-        p_adjusted: the same after Holm's correction over the stages; equal to ``p`` for the step.
-        minimum_effect: the smallest true relative change that such blocks show in 80% of experiments, such as 0.034.
+        low, high: ends of the 95% t-interval of ``ratio``, widened where neighbouring blocks may correlate; None where
+            nothing is known of the error, as with one block.
+        p: two-sided, of the same widened t; None where there is no interval.
+        p_adjusted: after the correction over all comparisons of the experiment; None where no verdict is possible.
+        minimum_effect: the smallest true relative change that such blocks call different in 80% of experiments, after
+            all corrections, such as 0.034.
         threshold: the relative change that counts in practice, such as 0.03.
         verdict: what it comes to.
         reason: why it is inconclusive or not comparable; or what to know beside the verdict, such as that a change
-            shows but is too small to count, or that the arms were measured apart. None otherwise.
+            shows but is too small to count. None otherwise.
+        correlation: of neighbouring blocks, half from this effect and half from the whole experiment; None where it
+            was not estimated.
+        widening: by how much the interval is wider than that of independent blocks, at least 1.
+        of_step: whether the ratio is (baseline's step + what the arm adds to it) / baseline's step: for a stage that
+            one of the two lacks. Below 1 it is the inverse, of what the arm leaves out.
+        degrees: of freedom of the interval; None means ``blocks - 1``.
     """
 
     name: str
@@ -84,260 +79,178 @@ class Effect:
     threshold: float
     verdict: Verdict
     reason: str | None = None
+    correlation: float | None = None
+    widening: float = 1.0
+    of_step: bool = False
+    degrees: float | None = None
 
     @property
-    def change(self) -> float | None:
-        """Relative change, such as 0.05 for 5% slower."""
-        return None if self.ratio is None else self.ratio - 1
+    def label(self) -> str:
+        """The name for a table."""
+        if self.name == STEP:
+            return "whole step"
+        return f"{self.name}, in steps" if self.of_step else self.name
 
     @property
     def shows(self) -> bool:
         """Whether the 95% interval excludes "no change"; False where there is no interval."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
+    def ends(self, comparisons: int = 1) -> tuple[float, float] | None:
+        """Return the ends of the interval of ``ratio``, corrected for so many comparisons; None without one.
 
-@dataclass(frozen=True, slots=True)
-class PairedBlock:
-    """One block's kept step times of the baseline and of one arm.
-
-    Attributes:
-        before: seconds of the baseline's steps, each > 0.
-        after: the same of the arm.
-        alternated: whether the arms took turns step by step, so that step i of one is the neighbour in time of step i
-            of the other.
-
-    Raises:
-        UserError: no times, a time that is not a number above 0, or alternated arms with unlike numbers of steps.
-    """
-
-    before: tuple[float, ...]
-    after: tuple[float, ...]
-    alternated: bool
-
-    def __post_init__(self) -> None:
-        check_times(self.before, "the baseline")
-        check_times(self.after, "the arm")
-        if self.alternated and len(self.before) != len(self.after):
-            raise UserError(
-                f"alternated arms have {len(self.before)} and {len(self.after)} steps; they must be pairs",
-                fix="keep only the steps that both arms have (PairedBlock.from_steps does)",
-            )
-
-    @classmethod
-    def from_steps(
-        cls, before: Mapping[int, float], after: Mapping[int, float], alternated: bool
-    ) -> PairedBlock | None:
-        """Make a block of seconds by step number; None where no step is left.
-
-        A time of 0 is left out: a stage that did not occur in a step has no ratio. Of alternated arms only the steps
-        that both have are kept.
+        By Bonferroni: all of so many intervals hold their truths in at least 95% of experiments.
         """
-        mine = {step: seconds for step, seconds in sorted(before.items()) if seconds != 0}
-        theirs = {step: seconds for step, seconds in sorted(after.items()) if seconds != 0}
-        if alternated:
-            shared = [step for step in mine if step in theirs]
-            mine, theirs = {step: mine[step] for step in shared}, {step: theirs[step] for step in shared}
-        if not mine or not theirs:
+        if self.ratio is None or self.low is None or self.high is None:
             return None
-        return cls(tuple(mine.values()), tuple(theirs.values()), alternated)
-
-
-def log_ratio(block: PairedBlock) -> float:
-    """Return the block's log-ratio of arm to baseline; above 0 the arm was slower.
-
-    Alternated: the median over steps of log after_i - log before_i, so that weather common to neighbours cancels step
-    by step. Otherwise: log median(after) - log median(before). Medians, since a hiccup is no property of an arm.
-    """
-    if block.alternated:
-        return float(np.median(np.log(block.after) - np.log(block.before)))
-    return float(np.log(np.median(block.after)) - np.log(np.median(block.before)))
-
-
-def log_ratios(blocks: Sequence[PairedBlock]) -> Numbers:
-    """Return the log-ratio of each block, shape [blocks]."""
-    return np.array([log_ratio(block) for block in blocks], dtype=np.float64)
-
-
-def log_medians(blocks: Sequence[Sequence[float]], whose: str) -> Numbers:
-    """Return the log of each block's median step time, shape [blocks]: for arms that were measured apart.
-
-    Raises:
-        UserError: a block without times, or with a time that is not a number above 0.
-    """
-    for times in blocks:
-        check_times(times, whose)
-    return np.array([np.log(np.median(times)) for times in blocks], dtype=np.float64)
-
-
-FEWEST_BLOCKS = 6
-"""Below this there is no verdict: with five blocks that all agree the sign-flip p is still 0.0625."""
-STEP_THRESHOLD = 0.03
-STAGE_THRESHOLD = 0.05
-APART = "measured apart: what the machine did between the two occasions counts as a change too"
+        if comparisons == 1:
+            return self.low, self.high
+        degrees = self.blocks - 1 if self.degrees is None else self.degrees
+        tail = (1 - CONFIDENCE) / 2
+        wider = t_quantile(1 - tail / comparisons, degrees) / t_quantile(1 - tail, degrees)
+        point = log(self.ratio)
+        return exp(point + wider * (log(self.low) - point)), exp(point + wider * (log(self.high) - point))
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSummary:
-    """What to print beside a verdict.
+class Comparison:
+    """One time of one arm against the baseline's, to be judged.
 
     Attributes:
-        blocks: how many.
-        hodges_lehmann: ratio of arm to baseline, hardly moved by one wild block; None without blocks.
-        slower: blocks in which the arm was the slower one.
-    """
-
-    blocks: int
-    hodges_lehmann: float | None
-    slower: int
-
-
-def summarise(blocks: Sequence[PairedBlock]) -> BlockSummary:
-    """Return the robust estimate and in how many blocks the arm was slower."""
-    values = log_ratios(blocks)
-    middle = hodges_lehmann(values)
-    return BlockSummary(len(values), None if middle is None else exp(middle), int(np.sum(values > 0)))
-
-
-def judge_step(
-    blocks: Sequence[PairedBlock],
-    threshold: float = STEP_THRESHOLD,
-    *,
-    not_comparable: Sequence[str] = (),
-    name: str = STEP,
-) -> Effect:
-    """Judge the primary endpoint.
-
-    Args:
-        threshold: relative change that counts in practice.
+        name, threshold, of_step: as of ``Effect``.
+        estimate: None where there is nothing to estimate from.
         not_comparable: sentences that forbid a verdict; the figures are given all the same.
+        undecided: what is missing for any verdict, whatever the figures; None where nothing is.
+    """
+
+    name: str
+    estimate: Estimate | None
+    threshold: float
+    of_step: bool = False
+    not_comparable: tuple[str, ...] = ()
+    undecided: str | None = None
+
+    @property
+    def in_family(self) -> bool:
+        """Whether this could be called different, and so counts among the comparisons that are corrected for."""
+        known = self.estimate is not None and self.estimate.error is not None
+        return known and not self.not_comparable and self.lacks is None
+
+    @property
+    def lacks(self) -> str | None:
+        """What is missing for any verdict, in words."""
+        if self.undecided is not None:
+            return self.undecided
+        blocks = 0 if self.estimate is None else self.estimate.blocks
+        return f"{blocks} of {FEWEST_BLOCKS} blocks" if blocks < FEWEST_BLOCKS else None
+
+
+def judge(primary: Sequence[Comparison], secondary: Sequence[Comparison] = ()) -> tuple[list[Effect], list[Effect]]:
+    """Judge all comparisons of an experiment together, and return their effects in the order given.
+
+    Args:
+        primary: the primary endpoint of each arm.
+        secondary: everything else of each arm, such as its stages.
+
+    Raises:
+        UserError: a threshold is not a number above 0.
+    """
+    whole = _sharing_correlation([*primary, *secondary])
+    shares = [PRIMARY_WEIGHT / max(1, sum(item.in_family for item in primary))] * len(primary)
+    shares += [SECONDARY_WEIGHT / max(1, sum(item.in_family for item in secondary))] * len(secondary)
+    members = [place for place, item in enumerate(whole) if item.in_family]
+    weights = [shares[place] for place in members]
+    adjusted = dict(zip(members, holm([_p(whole[place]) for place in members], weights), strict=True))
+    total = sum(weights)
+    effects = []
+    for place, item in enumerate(whole):
+        level = LEVEL * shares[place] / total if place in adjusted else LEVEL
+        effects.append(_effect(item, adjusted.get(place), level, len(members)))
+    return effects[: len(primary)], effects[len(primary) :]
+
+
+def _sharing_correlation(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons with the correlation of blocks estimated from all that can be judged."""
+    estimates = [item.estimate for item in comparisons if item.in_family]
+    known = [item.correlation for item in estimates if item is not None and item.correlation is not None]
+    if not known:
+        return list(comparisons)
+    common = sum(known) / len(known)
+    return [
+        replace(item, estimate=None if item.estimate is None else item.estimate.sharing(common)) for item in comparisons
+    ]
+
+
+def judge_step(log_ratios: Sequence[float] | Numbers, threshold: float = STEP_THRESHOLD, name: str = STEP) -> Effect:
+    """Judge one time of one arm by itself.
+
+    Args:
+        log_ratios: one for each block, in the order in which they ran.
 
     Raises:
         UserError: the threshold is not a number above 0.
     """
-    effect, interval = _measured(name, blocks, threshold)
-    rejects = interval is not None and interval.excludes(0)
-    return _judged(effect, interval, rejects, not_comparable)
+    (effect,), _ = judge([Comparison(name, of_blocks(log_ratios), threshold)])
+    return effect
 
 
-def judge_stages(
-    stages: Mapping[str, Sequence[PairedBlock]],
-    threshold: float = STAGE_THRESHOLD,
-    *,
-    not_comparable: Sequence[str] = (),
-) -> tuple[Effect, ...]:
-    """Judge each stage, in the order given. Holm's family is every stage that has a p.
+def _p(item: Comparison) -> float:
+    p = None if item.estimate is None else item.estimate.p
+    assert p is not None  # of a member of the family
+    return p
 
-    With many stages more than six blocks are needed before any can be called different (``fewest_blocks``).
+
+def _effect(item: Comparison, p_adjusted: float | None, level: float, family: int) -> Effect:
+    """Return the effect with its verdict.
 
     Args:
-        stages: a stage's name to its blocks, without the blocks in which the stage took no time.
-        threshold, not_comparable: as for ``judge_step``.
-
-    Raises:
-        UserError: the threshold is not a number above 0.
+        level: at which its p is judged before any other comparison was rejected.
+        family: number of comparisons that were corrected for.
     """
-    measured = [_measured(name, blocks, threshold) for name, blocks in stages.items()]
-    known = [effect.p for effect, _ in measured if effect.p is not None]
-    adjusted = iter(holm(known))
-    judged = []
-    for effect, interval in measured:
-        p = None if effect.p is None else next(adjusted)
-        effect = replace(effect, p_adjusted=p)
-        judged.append(_judged(effect, interval, p is not None and p <= LEVEL, not_comparable, family=len(known)))
-    return tuple(judged)
-
-
-def judge_apart(
-    before: Sequence[Sequence[float]],
-    after: Sequence[Sequence[float]],
-    threshold: float = STEP_THRESHOLD,
-    *,
-    not_comparable: Sequence[str] = (),
-    name: str = STEP,
-) -> Effect:
-    """Judge blocks that were not interleaved, such as a stored baseline against today's, by Welch's test.
-
-    Weaker than an experiment with both arms, and the effect says so: each occasion's weather stays in the difference.
-    ``Effect.blocks`` is the smaller number of the two; ``Effect.p`` is Welch's, since nothing can change its sign.
-
-    Args:
-        before, after: for each block its kept step times in seconds.
-        threshold, not_comparable: as for ``judge_step``.
-
-    Raises:
-        UserError: the threshold or a time is not a number above 0, or a block is empty.
-    """
-    base, other = log_medians(before, "the baseline"), log_medians(after, "the arm")
-    interval = welch_interval(base, other)
-    shown = None if interval is None else effect_shown(*welch_error(base, other))
-    point = float(np.mean(other) - np.mean(base)) if len(base) and len(other) else None
-    effect = _effect(name, min(len(base), len(other)), point, interval, welch_p(base, other), shown, threshold)
-    judged = _judged(effect, interval, interval is not None and interval.excludes(0), not_comparable)
-    return replace(judged, reason=f"{judged.reason}; {APART}" if judged.reason else APART)
-
-
-def _measured(name: str, blocks: Sequence[PairedBlock], threshold: float) -> tuple[Effect, Interval | None]:
-    values = log_ratios(blocks)
-    interval = t_interval(values)
-    point = float(np.mean(values)) if len(values) else None
-    p = sign_flip_p(values) if interval else None
-    return _effect(name, len(values), point, interval, p, minimum_effect(values), threshold), interval
-
-
-def _effect(
-    name: str,
-    blocks: int,
-    point: float | None,
-    interval: Interval | None,
-    p: float | None,
-    shown: float | None,
-    threshold: float,
-) -> Effect:
-    """Return an effect without its verdict."""
-    if not (isfinite(threshold) and threshold > 0):
-        raise UserError(f"the threshold is {threshold!r}; it must be above 0", fix="0.03 means 3%")
-    return Effect(
-        name=name,
-        blocks=blocks,
-        ratio=None if point is None else exp(point),
+    if not (isfinite(item.threshold) and item.threshold > 0):
+        raise UserError(f"the threshold is {item.threshold!r}; it must be above 0", fix="0.03 means 3%")
+    estimate = item.estimate
+    interval = None if estimate is None else estimate.interval()
+    effect = Effect(
+        name=item.name,
+        blocks=0 if estimate is None else estimate.blocks,
+        ratio=None if estimate is None else exp(estimate.point),
         low=exp(interval.low) if interval else None,
         high=exp(interval.high) if interval else None,
-        p=p,
-        p_adjusted=p,
-        minimum_effect=shown,
-        threshold=threshold,
+        p=None if estimate is None else estimate.p,
+        p_adjusted=p_adjusted,
+        minimum_effect=None if estimate is None else estimate.smallest_effect(item.threshold, level),
+        threshold=item.threshold,
         verdict=Verdict.INCONCLUSIVE,
+        correlation=None if estimate is None else estimate.correlation,
+        widening=1.0 if estimate is None else estimate.widening,
+        of_step=item.of_step,
+        degrees=None if estimate is None or estimate.error is None else estimate.degrees,
     )
+    if item.not_comparable:
+        return replace(effect, verdict=Verdict.NOT_COMPARABLE, reason="; ".join(item.not_comparable))
+    if interval is None or p_adjusted is None:
+        return replace(effect, reason=item.lacks)
+    return _judged(effect, interval, p_adjusted, family)
 
 
-def _judged(
-    effect: Effect, interval: Interval | None, rejects: bool, not_comparable: Sequence[str], family: int = 1
-) -> Effect:
-    """Return the effect with its verdict and reason."""
-    if not_comparable:
-        return replace(effect, verdict=Verdict.NOT_COMPARABLE, reason="; ".join(not_comparable))
-    if interval is None or effect.blocks < FEWEST_BLOCKS:
-        return replace(effect, reason=f"{effect.blocks} of {FEWEST_BLOCKS} blocks")
+def _judged(effect: Effect, interval: Interval, p_adjusted: float, family: int) -> Effect:
     reach = log1p(effect.threshold)
     shows, large, change = interval.excludes(0), abs(interval.point) >= reach, expm1(interval.point)
-    if rejects and shows and large:
+    if p_adjusted <= LEVEL and large:
         return replace(effect, verdict=Verdict.DIFFERENT)
     if interval.within(reach):
         too_small = f"a change of {change:+.1%} shows, below the {_percent(effect.threshold)} that counts"
         prints_as_zero = abs(change) < 0.0005
         return replace(effect, verdict=Verdict.EQUIVALENT, reason=too_small if shows and not prints_as_zero else None)
     if shows and large:
-        if effect.blocks < (needed := fewest_blocks(family)):
-            reason = f"{effect.blocks} blocks cannot tell {family} stages apart; at least {needed} can"
-        else:
-            corrected = f"p {effect.p_adjusted:.2g} after Holm's correction"
-            reason = f"among {family} stages such a change may be chance ({corrected})"
+        reason = f"among {family} comparisons such a change may be chance (p {p_adjusted:.2g} after Holm's correction)"
     elif shows:
         reason = f"a change of {change:+.1%} shows ({_range(interval)}), "
         reason += f"but not whether it reaches the {_percent(effect.threshold)} that counts"
     else:
-        shown = _percent(effect.minimum_effect or 0.0)
-        reason = f"the interval, {_range(interval)}, is too wide: such blocks show changes from {shown} on"
+        seen = _percent(effect.minimum_effect or 0.0)
+        reason = f"the interval, {_range(interval)}, is too wide: such blocks tell changes from {seen} on"
     return replace(effect, reason=reason)
 
 
@@ -349,40 +262,19 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g}%" if share < 0.1 else f"{100 * share:.0f}%"
 
 
-FEWEST_TO_STOP = 10
-MOST_BLOCKS = 40
+def side_of_limit(effect: Effect, limit: float, comparisons: int = 1) -> Literal["above", "below", "neither"]:
+    """Return on which side of 1 + limit the whole interval lies; ``neither`` where it reaches it or is unknown.
 
-
-def half_width(blocks: Sequence[PairedBlock]) -> float | None:
-    """Return the upper half of the 95% interval as a relative change: 0.02 is 2%. None below two blocks."""
-    interval = t_interval(log_ratios(blocks))
-    return None if interval is None else expm1(interval.high - interval.point)
-
-
-def enough(
-    blocks: Sequence[PairedBlock], half_width: float, fewest: int = FEWEST_TO_STOP, most: int = MOST_BLOCKS
-) -> bool:
-    """Whether the experiment may stop: ``most`` blocks are done, or ``fewest`` and the interval is narrow enough.
-
-    Ask after each block; half the threshold that counts is a sensible width, since "equivalent" is then within reach.
+    ``above`` of any of ``comparisons`` arms that are all at the limit at most is said in 2.5% of experiments at most.
 
     Args:
-        half_width: wanted half of the 95% interval, as a relative change.
-        fewest, most: blocks, declared before the experiment.
-
-    Raises:
-        UserError: the half-width is not above 0, or ``fewest`` is below 2 or above ``most``.
+        limit: relative change, such as 0.05.
+        comparisons: arms that are judged side by side, for which the interval is corrected.
     """
-    return narrow_enough(log_ratios(blocks), half_width, fewest, most)
-
-
-def narrow_enough(values: Sequence[float] | Numbers, half_width: float, fewest: int, most: int) -> bool:
-    """Answer ``enough`` for log-ratios, one for each block."""
-    if not half_width > 0:
-        raise UserError(f"the half-width is {half_width!r}; it must be above 0", fix="0.01 means 1%")
-    if not 2 <= fewest <= most:
-        raise UserError(f"between {fewest} and {most} blocks is no range; it must be 2 <= fewest <= most")
-    if len(values) >= most:
-        return True
-    interval = t_interval(values) if len(values) >= fewest else None
-    return interval is not None and expm1(interval.high - interval.point) <= half_width
+    ends = effect.ends(comparisons)
+    if ends is None:
+        return "neither"
+    low, high = ends
+    if low > 1 + limit:
+        return "above"
+    return "below" if high < 1 + limit else "neither"

@@ -65,7 +65,7 @@ def ratio_axis(judged: Sequence[Judgement]) -> Scale:
 
 
 def _effects(item: Judgement) -> list[Effect]:
-    return [item.step, *item.stages]
+    return list(item.effects)
 
 
 def _forest(item: Judgement, axis: Scale) -> Markup:
@@ -83,11 +83,10 @@ def _forest(item: Judgement, axis: Scale) -> Markup:
 
 def _row(effect: Effect, axis: Scale) -> list[Markup]:
     primary = " primary" if effect.name == STEP else ""
-    name = "whole step" if effect.name == STEP else effect.name
     svg = element("svg", _marks(effect, axis), width="100%", height=ROW, class_="bar", aria_hidden="true")
     chip = element("span", effect.verdict.value, class_=f"chip {_verdict_class(effect)}", title=effect.reason or None)
     return [
-        element("div", name, class_=f"name{primary}"),
+        element("div", effect.label, class_=f"name{primary}"),
         element("div", svg, class_="bar-cell"),
         element("div", _written(effect), class_="value"),
         element("div", chip),
