@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.compare.step_columns import is_measured, metric_value
+from harness.compare.step_columns import metric_value
 from harness.results import Run, StepRow
 from harness.results.rows import SyncRow
 
@@ -56,7 +56,7 @@ def sync_figures(run: Run) -> SyncFigures | None:
         return None
     columns = {part: [value(row, f"{part}_s") for row in rows] for part in PARTS}
     wholes = [
-        (publish + (transfer or 0.0) + load, is_measured(row))
+        (publish + (transfer or 0.0) + load, not (row.warmup or row.profiled))
         for row, publish, transfer, load in zip(rows, *(columns[part] for part in MOVING), strict=True)
         if publish is not None and load is not None  # a step in which none was both published and loaded has none
     ]
