@@ -14,7 +14,7 @@ from harness.loop.observer import count
 from harness.results import lane_kind
 
 WARMUP_FLOOR = 2  # steps that are warm-up in any run; what else is shows only at the end, and is told in the outcome
-SPEED_PROBE = "machine/speed_probe_s"  # seconds of a fixed piece of work between steps; of the one before, in this row
+SPEED_PROBE = "probe/speed_s"  # seconds of a fixed piece of work between steps; of the one before, in this row
 SYNC_STAGES = {
     "publish": Stage.WEIGHT_PUBLISH,
     "transfer": Stage.WEIGHT_TRANSFER,

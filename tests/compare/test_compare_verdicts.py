@@ -350,7 +350,7 @@ def test_a_machine_that_became_much_busier_is_said_and_refuses_nothing(
     """The probe before refused such verdicts, and called blocks twice as slow whose steps were not."""
     for block, factor in enumerate(SLOWER):
         # of 0.2 a block: from 5 ms to 14 ms over a mean of 9.5, a drift of 95%; of 0.02: 17%
-        probe = {"machine/speed_probe_s": Metric(0.005 * (1 + rise * block))}
+        probe = {"probe/speed_s": Metric(0.005 * (1 + rise * block))}
         for arm, times in (("a", 1.0), ("b", factor)):
             run(make_run, arm, block, 0.5 * times, metrics=lambda step, probe=probe: probe)
     (found,) = judgements(experiment_of(tmp_path))
