@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.verdict_rates --json verdict_rates.json --markdown verdict_rates.md
 
-makes 4,000 experiments for each rate; in brackets stand exact 95% intervals (Clopper and Pearson). It takes about six
+makes 4,000 experiments for each rate; in brackets stand exact 95% intervals (Clopper and Pearson). It takes about three
 minutes on one core. Noise: ``tests/stand_ins/noise.py``; its judging: ``tests/stand_ins/simulated_verdicts.py``.
 """
 

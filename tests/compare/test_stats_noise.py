@@ -85,3 +85,26 @@ def test_each_step_has_its_own_noise() -> None:
     noisy = NoiseModel().with_own_noise(np.random.default_rng(8), np.full((1000, 10), 3.0))
     assert noisy.mean() == pytest.approx(3.0, abs=0.004)
     assert noisy.std() == pytest.approx(0.06, rel=0.05)
+
+
+def test_three_arms_take_turns_in_an_order_that_is_turned_round() -> None:
+    steps = RAMP.alternated(np.random.default_rng(9), 1, blocks=1, steps=2, arms=3)[0]
+    # 2 * 3 slots of start-up, then a b c and c b a
+    assert slots_of(steps, 9, 12) == [[[6, 11], [7, 10], [8, 9]]]
+    runs = RAMP.launched(np.random.default_rng(10), 1, blocks=2, steps=1, arms=3)[0]
+    assert slots_of(runs, 10, 18) == [[[2], [5], [8]], [[17], [14], [11]]]
+
+
+def test_launches_can_resemble_those_of_the_block_before() -> None:
+    model = NoiseModel(**CALM | {"between_sd": 0.02, "between_memory": 0.5})
+    speeds = model.launched(np.random.default_rng(11), 4000, blocks=5, steps=1)[..., 0]
+    assert speeds.std() == pytest.approx(0.02, rel=0.03)
+    ratios = speeds[:, :, 1] - speeds[:, :, 0]  # of two such series: the same memory, and sqrt(2) the spread
+    assert np.corrcoef(ratios[:, 1:].ravel(), ratios[:, :-1].ravel())[0, 1] == pytest.approx(0.5, abs=0.03)
+
+
+def test_launches_can_have_heavy_tails() -> None:
+    model = NoiseModel(**CALM | {"launch_sd": 0.02, "launch_tails": 2.0})
+    speeds = model.launched(np.random.default_rng(12), 4000, blocks=5, steps=1)
+    # P(|T| > 4.303) = 5% with two degrees, https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm
+    assert np.mean(np.abs(speeds) > 4.303 * 0.02) == pytest.approx(0.05, abs=0.005)

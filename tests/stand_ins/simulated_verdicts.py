@@ -68,8 +68,8 @@ KINDS = {
     "AR(1) 0.8 from step to step": Kind(_only(wander_sd=0.1, wander_memory=0.8)),
     "AR(1) 0.95 from step to step": Kind(_only(wander_sd=0.1, wander_memory=0.95)),
     "the same, turns by step": Kind(_only(wander_sd=0.1, wander_memory=0.95), in_turns=True),
-    "AR(1) 0.25 from block to block": Kind(_only(between_sd=0.03, between_memory=0.25)),
-    "AR(1) 0.5 from block to block": Kind(_only(between_sd=0.03, between_memory=0.5)),
+    "AR(1) 0.25 from block to block": Kind(_only(between_sd=0.03, between_memory=0.25, step_sd=0.005)),
+    "AR(1) 0.5 from block to block": Kind(_only(between_sd=0.03, between_memory=0.5, step_sd=0.005)),
     "bursts of 6 steps, up to 4 times": Kind(_only(burst_every=60.0, burst_steps=6.0, burst_most=3.0)),
     "drift by up to 20%": Kind(_only(drift_most=0.2)),
 }
