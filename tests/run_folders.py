@@ -81,7 +81,6 @@ class RunPlan:
     interleaving: str | None = "step"
     position: int | None = None
     block: int | None = None
-    machine_speed: dict[str, float] | None = None
     machine: dict[str, Any] = field(default_factory=lambda: dict(MACHINE))
     versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
     settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
@@ -157,7 +156,6 @@ def _manifest(plan: RunPlan) -> Manifest:
         interleaving=plan.interleaving,
         position=plan.position,
         block=plan.block,
-        machine_speed=plan.machine_speed,
         machine=plan.machine,
         versions=plan.versions,
         threads=plan.threads,

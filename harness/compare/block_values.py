@@ -27,11 +27,13 @@ class Primary:
         name: for tables.
         threshold: relative change that counts.
         value: of a run, one for each block: above 0, larger where the run is worse, None where it was not measured.
+        is_timed: whether it is a time, so that a run that is still warming up says nothing of it.
     """
 
     name: str
     threshold: float
     value: Callable[[RunFigures], float | None]
+    is_timed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

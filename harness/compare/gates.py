@@ -168,9 +168,9 @@ def gate(judgements: Sequence[Judgement], limit: float, refusals: Sequence[Refus
     """Judge whether any arm's step time is worse than the baseline's by more than ``limit``.
 
     An arm is worse if its whole 95% interval, corrected for the number of arms, lies above 1 + limit, and passes if it
-    lies below. It is not comparable where the verdict says so, where the machine's speed went astray, or where the
-    baseline differs from itself (A/A). Anything else is inconclusive: too few blocks, or runs that did not finish.
-    The gravest of all arms and refusals counts: worse, not comparable, inconclusive, fine.
+    lies below. It is not comparable where the verdict says so, or where the baseline differs from itself (A/A).
+    Anything else is inconclusive: too few blocks, or runs that did not finish. The gravest of all arms and refusals
+    counts: worse, not comparable, inconclusive, fine.
 
     Args:
         judgements: made with ``limit`` as their threshold.
@@ -210,7 +210,7 @@ def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
         if step.verdict in (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE):
             return NOT_COMPARABLE, text
         return (INCONCLUSIVE if judgement.unfinished else FINE), text
-    reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else judgement.no_gate or judgement.too_unstable
+    reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else judgement.no_gate
     if reason is None and floor is not None and floor.verdict is Verdict.DIFFERENT:
         reason = f"the baseline is {change(floor.ratio)} from itself"
     if reason is not None:

@@ -27,6 +27,7 @@ class SyncFigures:
         seconds: by part, ``publish`` and ``verify`` on the Learner, ``transfer``, ``load`` and ``verify`` on a
             Generator; a part that the transport does not have is missing.
         whole_s: from publishing to loaded: publish, transfer and load together, without verification.
+        measured_s: the same of the measured steps alone, without warm-up and profiled ones, where there are any.
         polling_pause_us: of NIXL's progress thread; None with another transport.
     """
 
@@ -35,6 +36,7 @@ class SyncFigures:
     num_tensors: float
     seconds: dict[str, tuple[float, ...]]
     whole_s: tuple[float, ...]
+    measured_s: tuple[float, ...]
     polling_pause_us: int | None = None
 
     @property
@@ -53,7 +55,12 @@ def sync_figures(run: Run) -> SyncFigures | None:
     if not rows:
         return None
     columns = {part: [value(row, f"{part}_s") for row in rows] for part in PARTS}
-    wholes = zip(*(columns[part] for part in MOVING), strict=True)
+    wholes = [
+        (publish + (transfer or 0.0) + load, not (row.warmup or row.profiled))
+        for row, publish, transfer, load in zip(rows, *(columns[part] for part in MOVING), strict=True)
+        if publish is not None and load is not None  # a step in which none was both published and loaded has none
+    ]
+    whole_s = tuple(seconds for seconds, _ in wholes)
     pause_us = run.setting("transport.progress_thread_delay_us")
     return SyncFigures(
         transport=str(run.setting("transport.type") or NO_TRANSPORT),
@@ -64,11 +71,8 @@ def sync_figures(run: Run) -> SyncFigures | None:
             for part, column in columns.items()
             if any(seconds is not None for seconds in column)
         },
-        whole_s=tuple(
-            publish + (transfer or 0.0) + load
-            for publish, transfer, load in wholes
-            if publish is not None and load is not None  # a step in which none was both published and loaded has none
-        ),
+        whole_s=whole_s,
+        measured_s=tuple(seconds for seconds, is_in in wholes if is_in) or whole_s,
         polling_pause_us=pause_us if isinstance(pause_us, int) else None,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from harness.compare.block_values import (
     Primary,
@@ -20,6 +21,7 @@ from harness.compare.block_values import (
 )
 from harness.compare.caveats import unlike
 from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
+from harness.compare.endpoints import ENDPOINTS, endpoint_of
 from harness.compare.experiments import Experiment, Variant, is_called
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import NOTHING, change, listed
@@ -37,10 +39,13 @@ from harness.compare.stats import (
 from harness.compare.step_times import steadiness_notes, warm_up_reasons
 from harness.compare.tables import Table
 from harness.core.errors import UserError
+from harness.results.step_metrics import SPEED_PROBE
 
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
-_SETTINGS_OF_A_RUN = ("name", "description", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width", "seed")
+_SETTINGS_OF_A_RUN = (
+    "name", "description", "arms", "sweep", "endpoint", "blocks", "interleaving", "stop_at_half_width", "seed",
+)  # fmt: skip
 ONE_OCCASION = (
     "the baseline has one occasion, so how far occasions lie apart is unknown: record it on 3 at least, better 5"
 )
@@ -60,7 +65,6 @@ class Judgement:
         alternated: whether the arms took turns by step; None where the two were not interleaved at all.
         noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
         cautions: what to know beside the figures.
-        too_unstable: why no gate may rest on this: the machine's speed went astray; None where it did not.
         no_gate: why no gate may rest on this for the arms' own settings, such as unlike threads; None where it may.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
@@ -74,7 +78,6 @@ class Judgement:
     alternated: bool | None
     noise_floor: Effect | None = None
     cautions: tuple[str, ...] = ()
-    too_unstable: str | None = None
     no_gate: str | None = None
     is_noise_floor: bool = False
     unfinished: int = 0
@@ -139,11 +142,12 @@ def judgements(
         threshold: the relative change of the step time that counts in practice.
         allowed: differences of the environment that do not stand in the way of a verdict: ``machine``, ``versions``,
             ``threads``, ``commit``.
-        endpoint: what decides between the arms; None is the time of a step.
+        endpoint: what decides between the arms; None: what the scenario names.
 
     Raises:
         UserError: the experiment has no such variant.
     """
+    endpoint = endpoint or endpoint_of(experiment.runs).primary
     base, drift = variant_named(experiment, baseline), speed_drift(_speeds(experiment.runs))
     drafts = [
         _draft(base, other, threshold, allowed, endpoint, drift) for other in experiment.variants if other is not base
@@ -183,7 +187,6 @@ class _Draft:
     endpoint: Comparison | None = None
     alternated: bool | None = None
     cautions: tuple[str, ...] = ()
-    too_unstable: str | None = None
     no_gate: str | None = None
     is_noise_floor: bool = False
 
@@ -204,7 +207,6 @@ def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
             tuple(as_far_as_they_got(next(left), draft.before, draft.after) for _ in draft.stages),
             draft.alternated,
             cautions=draft.cautions,
-            too_unstable=draft.too_unstable,
             no_gate=draft.no_gate,
             is_noise_floor=draft.is_noise_floor,
             unfinished=sum(not run.is_completed for run in (*draft.before, *draft.after)),
@@ -244,16 +246,16 @@ def _draft(
     blocks = paired_seconds(pairs, alternated)
     unstable = drift.sentence if drift is not None else None
     undecided = "; ".join(warm_up_reasons(base, other)) or None
+    deciding = None if endpoint is None else endpoint_comparison(endpoint, pairs, refused)
+    if deciding is not None and endpoint is not None and endpoint.is_timed:
+        deciding = replace(deciding, undecided=undecided)
     return replace(
         draft,
         alternated=alternated,
         step=replace(step_comparison(blocks, threshold, refused), undecided=undecided),
         stages=[replace(stage, undecided=undecided) for stage in stage_comparisons(blocks, threshold, refused)],
-        endpoint=None
-        if endpoint is None
-        else replace(endpoint_comparison(endpoint, pairs, refused), undecided=undecided),
+        endpoint=deciding,
         cautions=(*([unstable] if unstable else ()), *steadiness_notes([base, other]), *_unequal_work(base, other)),
-        too_unstable=unstable if drift is not None and drift.refuses_gate else None,
     )
 
 
@@ -268,9 +270,6 @@ def _draft_against(
     if len(scenarios) > 1:
         reasons.append(f"they are runs of the scenarios {listed(scenarios)}")
     reasons += why_not_comparable(before, other.runs, allowed, one_command=False)
-    drift = speed_drift(_speeds([*before, *other.runs]))
-    if drift is not None and drift.sentence:
-        reasons.append(f"the two did not take turns, and the {drift.sentence}")
     known = [seconds for seconds in map(log_step_seconds, stored) if seconds]
     new = [seconds for seconds in [log_step_seconds(other)] if seconds]
     together = Variant(stored[-1].name, tuple(before))
@@ -339,14 +338,14 @@ def _point(variant: Variant) -> dict[str, object]:
     return {key: value for key, value in variant.runs[0].manifest.point.items() if key != "seed"}
 
 
-def _speeds(runs: Sequence[RunFigures]) -> dict[str, list[float]]:
-    """Return the seconds of the speed probe by kind of work, once for each block, in the order in which they ran."""
-    by_block: dict[tuple[str, int | None], dict[str, float]] = {}
+def _speeds(runs: Sequence[RunFigures]) -> list[float]:
+    """Return the mean seconds of the speed probe in each block, in the order in which they ran."""
+    by_block: dict[tuple[str, int | None], list[float]] = {}
     for run in sorted(runs, key=lambda run: run.manifest.started_at):
-        if run.manifest.machine_speed:
-            by_block.setdefault((run.manifest.experiment, run.manifest.block), run.manifest.machine_speed)
-    kinds = dict.fromkeys(kind for seconds in by_block.values() for kind in seconds)
-    return {kind: [seconds[kind] for seconds in by_block.values() if kind in seconds] for kind in kinds}
+        seconds = run.mean(SPEED_PROBE)
+        if seconds is not None:
+            by_block.setdefault((run.manifest.experiment, run.manifest.block), []).append(seconds)
+    return [fmean(seconds) for seconds in by_block.values()]
 
 
 _HEADER = ("time", "ratio", "95% interval", "p", "smallest effect", "verdict")
@@ -402,11 +401,15 @@ def _thresholds(effects: Sequence[Effect]) -> str:
 
 
 def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
-    p = effect.p_adjusted
+    p, endpoint = effect.p_adjusted, ENDPOINTS.get(effect.name)
+    ratio = NOTHING if effect.ratio is None else f"{effect.ratio:.3f}"
+    ends = NOTHING if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}"
+    if endpoint is not None and endpoint.is_difference:
+        ratio, ends = endpoint.point_and_ends(effect)
     return (
         effect.label if effect.blocks == blocks else f"{effect.label} ({effect.blocks} blocks)",
-        NOTHING if effect.ratio is None else f"{effect.ratio:.3f}",
-        NOTHING if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}",
+        ratio,
+        ends,
         NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
         NOTHING if effect.minimum_effect is None else _percent(effect.minimum_effect),
         effect.verdict.value,
@@ -416,9 +419,11 @@ def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
 def verdict_sentence(judgement: Judgement) -> str:
     """Return the verdict on what decides with its interval and reason, and everything else that is different."""
     primary = judgement.primary
-    what = "step time" if primary.name == STEP else primary.name
-    text = f"{judgement.other} against {judgement.base}, {what}: {primary.verdict.value}, {_interval_words(primary)}"
-    if primary.reason:
+    endpoint = ENDPOINTS.get(primary.name)
+    what = endpoint.words if endpoint is not None else "step time" if primary.name == STEP else primary.name
+    interval = _interval_words(primary) if endpoint is None else endpoint.interval(primary)
+    text = f"{judgement.other} against {judgement.base}, {what}: {primary.verdict.value}, {interval}"
+    if primary.reason and not (endpoint is not None and endpoint.is_difference):  # reasons speak of ratios
         text += f" ({primary.reason})"
     different = [effect for effect in judgement.effects[1:] if effect.verdict is Verdict.DIFFERENT]
     if different:

@@ -78,6 +78,8 @@ class ProbeProfile(_Section):
     """Mark every stage as an NVTX range."""
     sampler_hz: Annotated[float, Field(ge=0, le=20)] = 0.0
     """Samples a second of host and GPU counters; 0 takes none."""
+    speed_probe: bool = False
+    """Time a fixed piece of work between the steps of synchronous runs on CPUs: how fast the machine is meanwhile."""
     device_time: bool = False
     """Measure each stage's device time by CUDA events, beside the host time."""
     torch_profiler: TorchWindow | None = None

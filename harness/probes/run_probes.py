@@ -9,6 +9,7 @@ from typing import Protocol
 from harness.core.errors import RunStopped
 from harness.core.types import Metric, Metrics, combine_metrics
 from harness.probes.clock import PausableClock
+from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
 from harness.probes.pyspy import PySpyRecorder
@@ -49,6 +50,7 @@ class RunProbes:
         device_figures: returns what stages took of GPUs, in time and memory, since the last call.
         folder: where the files of py-spy go.
         elsewhere: the samplers on other machines; None where there are none.
+        speed: times the machine between the steps; None where nothing does.
 
     Attributes:
         device_peaks: what each process of the run has held at most of its GPU so far, by pid.
@@ -62,7 +64,9 @@ class RunProbes:
         device_figures: Callable[[], Sequence[DeviceFigure]],
         folder: Path,
         elsewhere: Elsewhere | None = None,
+        speed: SpeedProbe | None = None,
     ) -> None:
+        self._speed = speed
         self._elsewhere = elsewhere
         self._clock, self._processes, self._device_figures = clock, processes, device_figures
         self._session = ProbeSession(profile, clock.at)
@@ -114,7 +118,7 @@ class RunProbes:
         return new
 
     def step_metrics(self) -> Metrics:
-        """Return the CPU seconds of sampling, and by stage device seconds and memory, since the last call."""
+        """Return the CPU seconds of sampling, the speed probe's, and device seconds and memory since the last call."""
         figures = self._device_figures()
         metrics = combine_metrics([figure.metrics() for figure in figures])
         for figure in figures:
@@ -124,7 +128,7 @@ class RunProbes:
         if spent_s > 0:
             metrics["probe/cpu_s"] = Metric(spent_s - self._charged_s, "sum")
         self._charged_s = spent_s
-        return metrics
+        return metrics if self._speed is None else metrics | self._speed.drain()
 
     def close(self) -> None:
         """End the probes; counters that came in last can still be drained.

@@ -16,7 +16,7 @@ from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, with_nulls
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
 
-_FORMER = {"campaign": "experiment", "sentinel": "machine_speed"}
+_FORMER = {"campaign": "experiment"}
 """Fields that older runs have under another name."""
 _Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
 
@@ -56,7 +56,6 @@ class Manifest:
         position: of the run among the experiment's, in the order of the scenario. Arms may run in another order, and
             are shown in this one. None in runs of before it was written.
         block: number of the block, in which every arm runs once; None where the scenario asks for no blocks.
-        machine_speed: seconds of a fixed piece of work right before the block; see ``harness.run.machine_speed``.
         profile: name of the probe profile.
         machine: see ``harness.probes.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
@@ -79,7 +78,6 @@ class Manifest:
     interleaving: str | None = None
     position: int | None = None
     block: int | None = None
-    machine_speed: dict[str, _Number] | None = None
     profile: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)

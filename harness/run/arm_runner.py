@@ -16,17 +16,19 @@ from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
 from harness.probes.clock import PausableClock
+from harness.probes.load import load_profile
+from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, with_children
 from harness.results.recorder import RowListener
 from harness.results.writer import POLICY, PROFILES
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
 from harness.run.memory.check import memory_line, planned_bytes
-from harness.run.parts import Build
+from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
-from harness.scenario import Variant
+from harness.scenario import Scenario, Variant
 
 
 class ArmRunner:
@@ -37,15 +39,15 @@ class ArmRunner:
         build: makes the parts of one run.
         console: where progress is shown.
         quiet: show none.
-        place: shown before each run's name, where it is one of many whose bars go away: ``3/10``.
 
     Attributes:
+        place: shown before each run's name, where it is one of many whose bars go away: ``3/10``.
         failures: what ended runs before their last step: the arm's name and the error.
     """
 
     def __init__(self, experiment: Experiment, build: Build, console: Console, quiet: bool, place: str = "") -> None:
         self._experiment, self._build, self._console, self._quiet = experiment, build, console, quiet
-        self._place = place
+        self.place = place
         self._stop = threading.Event()
         self.failures: list[tuple[str, HarnessError]] = []
 
@@ -88,17 +90,17 @@ class ArmRunner:
     ) -> None:
         """Run arms whose parts are alive at the same time. One that cannot start ends them all, since arms compare."""
         forget_own_peak()
-        passing = bool(self._place) or all(variant.block is not None for variant in variants)
+        passing = bool(self.place) or all(variant.block is not None for variant in variants)
         sessions: list[RunSession] = []
         with ExitStack() as alive:
             try:
                 arms = self._build_arms(variants, alive)
                 if len(arms) == len(variants):
-                    labels = [f"{self._place} {arm.label}".lstrip() for arm in arms]
+                    labels = [f"{self.place} {arm.label}".lstrip() for arm in arms]
                     steps = [variant.scenario.steps for variant in variants]
                     progress = alive.enter_context(RunProgress(self._console, labels, steps, self._quiet, passing))
                     listeners = [[*others, progress.listener(number)] for number, others in enumerate(heard_by)]
-                    schedule = _schedule(arms) if interleaving == "step" else Alone(arms[0].clock)
+                    schedule = _schedule(arms) if interleaving == "step" else _alone(arms[0])
                     if self._open_runs(arms, listeners, schedule, interleaving, sessions):
                         asyncio.run(self._take_turns(sessions, schedule))
             except BaseException as error:
@@ -126,7 +128,7 @@ class ArmRunner:
             finally:
                 clock.pause()
             alive.callback(parts.close)
-            arms.append(Arm(variant, clock, tracer, parts))
+            arms.append(Arm(variant, clock, tracer, parts, _speed_probe(variant.scenario, parts)))
         return arms
 
     def _open_runs(
@@ -214,10 +216,25 @@ class ArmRunner:
         await watch(arm.tracer, stall_after_s, lambda: stack_dumps(arm.parts.processes()), say)
 
 
+def _speed_probe(scenario: Scenario, parts: RunningParts) -> SpeedProbe | None:
+    """Return what times the machine between steps; None where a part may be at work then, or works on a GPU."""
+    wanted = load_profile(scenario.profile).speed_probe
+    return SpeedProbe() if wanted and parts.plan.is_synchronous and not parts.learner_on_gpu else None
+
+
 def _schedule(arms: Sequence[Arm]) -> RoundRobinSchedule:
+    def between(arm: int) -> None:
+        speed = arms[arm].speed
+        if speed is not None:
+            speed.measure()
+
     scenarios = [arm.variant.scenario for arm in arms]
     order = alternating_order(len(arms), [scenario.steps for scenario in scenarios], scenarios[0].seed)
-    return RoundRobinSchedule(order, [arm.clock for arm in arms])
+    return RoundRobinSchedule(order, [arm.clock for arm in arms], between)
+
+
+def _alone(arm: Arm) -> Alone:
+    return Alone(arm.clock, None if arm.speed is None else arm.speed.measure)
 
 
 def _measure_memory(sessions: Sequence[RunSession], has_gpu: bool) -> dict[str, Any]:

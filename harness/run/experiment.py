@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.compare.stats import enough, judge_step, log_ratio
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
-from harness.results.recorder import Row, RowListener
+from harness.report.console import Output
+from harness.report.text import print_list
 from harness.results.writer import PICTURES, REPORT
 from harness.run.arm_runner import ArmRunner
+from harness.run.blocks import run_blocks
 from harness.run.errors import full_gpu_as_user_error, signals_as_interrupts
 from harness.run.factory import PartsFactory
 from harness.run.interleaving import interleaving_of, side_by_side
@@ -21,7 +22,6 @@ from harness.run.parts import Build
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
-from harness.scenario.axes import FEWEST_BLOCKS
 
 
 def show_results(folder: Path) -> None:
@@ -71,9 +71,10 @@ def run_scenario(
     ):
         console = Console(stderr=True)
         runner = ArmRunner(experiment, build or factory, console, quiet)
+        headlines: list[str] = []
         try:
             if scenario.blocks > 1:
-                _run_blocks(points, scenario, experiment, runner)
+                headlines = run_blocks(points, scenario, experiment, runner).headlines()
             for variants in points if scenario.blocks == 1 else ():
                 if scenario.transport_sweep is not None:
                     runner.failures += _sweep_transports(variants, experiment, factory, console, quiet)
@@ -85,6 +86,7 @@ def run_scenario(
     if experiment.folder is not None:
         try:
             show(experiment.folder)
+            print_list(Output(), "Verdict", headlines)
         except UserError as error:
             runner.failures.append(("showing the results", error))
     _raise_first(runner.failures, experiment.folder)
@@ -95,28 +97,6 @@ def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
     """The variants of one point of the sweep in one block side by side: those are the arms that take turns."""
     for _, group in itertools.groupby(variants, key=lambda variant: (variant.block, variant.point)):
         yield list(group)
-
-
-def _run_blocks(points: Sequence[list[Variant]], scenario: Scenario, experiment: Experiment, runner: ArmRunner) -> None:
-    """Run block after block, the machine's speed measured before each, until there are enough.
-
-    A block that fails for what the user wrote ends it, since the next one would too.
-    """
-    blocks = [list(group) for _, group in itertools.groupby(points, key=lambda variants: variants[0].block)]
-    labels = [variant.label for variants in blocks[0] for variant in variants]
-    alternated = len(blocks[0]) == 1 and interleaving_of(blocks[0][0]) == "step"
-    watch = BlockWatch(labels, len(blocks), scenario.stop_at_half_width, alternated)
-    for block, members in enumerate(blocks):
-        experiment.measure_speed()
-        for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
-            listeners = [watch.listener(block, variant.label) for variant in variants]
-            runner.run_point(variants, interleaving_of(variants), listeners)
-        runner.say(watch.line(block))
-        if watch.is_enough:
-            experiment.end_after(block + 1)
-            return
-        if any(isinstance(error, UserError) for _, error in runner.failures):
-            return
 
 
 def _sweep_transports(
@@ -145,60 +125,3 @@ def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | No
     if isinstance(error, UserError):
         raise UserError(f"{label} failed{others}: {error.what}", error.where, error.fix) from error
     raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}") from error
-
-
-class BlockWatch:
-    """Keeps the step times of each arm and block, and sets every arm against the first one.
-
-    Args:
-        arms: names, the baseline first.
-        blocks: how many are made at most.
-        stop_at: no more are made once the 95% interval of every ratio is within this of its middle; None makes all.
-        alternated: whether arms take turns by step, so that step i of two arms are neighbours in time.
-    """
-
-    def __init__(self, arms: Sequence[str], blocks: int, stop_at: float | None, alternated: bool) -> None:
-        self._arms, self._blocks, self._stop_at, self._alternated = list(arms), blocks, stop_at, alternated
-        self._seconds: dict[tuple[int, str], dict[int, float]] = {}
-
-    def listener(self, block: int, arm: str) -> RowListener:
-        """Return what hears of each row of an arm's run in a block."""
-        seconds = self._seconds.setdefault((block, arm), {})
-
-        def keep(row: Row, train_s: float) -> None:
-            left_out = row.get("warmup") or row.get("profiled")
-            if row["kind"] == "step" and not left_out:
-                seconds[row["step"]] = row["wall_s"]
-
-        return keep
-
-    def log_ratios(self, arm: str) -> list[float]:
-        """Return the log-ratio to the first arm of each block in which both have steps to compare."""
-        ratios = [
-            log_ratio(
-                self._seconds.get((block, self._arms[0]), {}), self._seconds.get((block, arm), {}), self._alternated
-            )
-            for block in sorted({block for block, _ in self._seconds})
-        ]
-        return [ratio for ratio in ratios if ratio is not None]
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether every arm's interval is as narrow as asked for."""
-        if self._stop_at is None:
-            return False
-        return all(enough(self.log_ratios(arm), self._stop_at, FEWEST_BLOCKS, self._blocks) for arm in self._arms[1:])
-
-    def line(self, block: int) -> str:
-        """Say how the arms stand after a block."""
-        said = [self._standing(arm) for arm in self._arms[1:]]
-        return f"block {block + 1} of {self._blocks}" + (f": {'; '.join(said)}" if said else " done")
-
-    def _standing(self, arm: str) -> str:
-        effect = judge_step(self.log_ratios(arm))
-        if effect.ratio is None:
-            return f"{arm}: no step to compare with {self._arms[0]}"
-        text = f"{arm} takes {effect.ratio:.3f} times the step time of {self._arms[0]}"
-        if effect.low is None or effect.high is None:
-            return text
-        return f"{text}, 95% interval {effect.low:.3f} to {effect.high:.3f}"

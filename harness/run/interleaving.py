@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.loop import Condition
 from harness.probes.clock import PausableClock
@@ -66,10 +66,16 @@ class RoundRobinSchedule:
     Args:
         order: arm and step of each turn.
         clocks: of the arms.
+        between: called with the number of the arm after each of its turns, while every clock stands still.
     """
 
-    def __init__(self, order: Sequence[tuple[int, int]], clocks: Sequence[PausableClock]) -> None:
-        self._order, self._clocks = deque(order), clocks
+    def __init__(
+        self,
+        order: Sequence[tuple[int, int]],
+        clocks: Sequence[PausableClock],
+        between: Callable[[int], None] = lambda arm: None,
+    ) -> None:
+        self._order, self._clocks, self._between = deque(order), clocks, between
         self._started = False
         self._turn_passed = Condition()
 
@@ -95,6 +101,7 @@ class RoundRobinSchedule:
         if self._order[0] != (arm, step):
             raise ValueError(f"arm {arm} finished step {step} out of turn; expected {self._order[0]}")
         self._clocks[arm].pause()
+        self._between(arm)
         self._order.popleft()
         self._let_next_begin()
 
@@ -131,10 +138,15 @@ class Slot:
 
 
 class Alone:
-    """The schedule and the slot of an arm that has the machine to itself: it never waits."""
+    """The schedule and the slot of an arm that has the machine to itself: it never waits.
 
-    def __init__(self, clock: PausableClock) -> None:
-        self._clock = clock
+    Args:
+        clock: of the arm.
+        between: called after each step, while the clock stands still; None lets it run on.
+    """
+
+    def __init__(self, clock: PausableClock, between: Callable[[], object] | None = None) -> None:
+        self._clock, self._between = clock, between
 
     def start(self) -> None:
         """Let the arm's time run."""
@@ -148,7 +160,11 @@ class Alone:
         """See ``Throttle``."""
 
     def finished(self, step: int) -> None:
-        """Go on."""
+        """Go on, after what is done between the steps."""
+        if self._between is not None:
+            self._clock.pause()
+            self._between()
+            self._clock.resume()
 
     def leave(self) -> None:
         """Stop the arm's time."""

@@ -13,6 +13,14 @@ from harness.core.progress import progress_bars
 Row = dict[str, Any]
 
 
+def duration(seconds: float) -> str:
+    """Write seconds for people: 42 s, 12 min, 2 h 05 min."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 class RunProgress:
     """Shows training steps, rewards and lengths of several arms.
 

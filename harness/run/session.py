@@ -17,6 +17,7 @@ from harness.core.trace import RecordingTracer
 from harness.models.flops import utilisation_of
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
+from harness.probes.machine_speed import SpeedProbe
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
@@ -25,7 +26,6 @@ from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedR
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
-from harness.run.machine_speed import measure_speed
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import RunningParts
 from harness.scenario import Variant, resolved_yaml
@@ -33,12 +33,16 @@ from harness.scenario import Variant, resolved_yaml
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What a run needs before it has a folder: its clock stands still while another arm has its turn."""
+    """What a run needs before it has a folder: its clock stands still while another arm has its turn.
+
+    ``speed`` times the machine between the run's steps; None where nothing does.
+    """
 
     variant: Variant
     clock: PausableClock
     tracer: RecordingTracer
     parts: RunningParts
+    speed: SpeedProbe | None = None
 
     @property
     def label(self) -> str:
@@ -155,7 +159,6 @@ class Experiment:
     ) -> None:
         self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
         self._plan = _plan_of(planned)
-        self._machine_speed: dict[str, float] | None = None
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
     @property
@@ -164,13 +167,19 @@ class Experiment:
         return self._folder_called(self._name) if self._name else None
 
     @property
+    def home(self) -> Path:
+        """Where the experiments of this scenario are."""
+        return self._out / safe_name(self._scenario_name)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of this kind of machine."""
+        return str(self._machine["fingerprint"])
+
+    @property
     def has_gpu(self) -> bool:
         """Whether this machine has a GPU for a run; see ``preflight.free_memory``."""
         return bool(self._machine["gpus"]) or torch.cuda.is_available()
-
-    def measure_speed(self) -> None:
-        """Measure how fast the machine is now, before a block, for the manifests of the runs from here on."""
-        self._machine_speed = measure_speed()
 
     def end_after(self, blocks: int) -> None:
         """Write down that so many blocks were enough by the experiment's own rule.
@@ -182,7 +191,7 @@ class Experiment:
             write_plan(self.folder, self._plan.ended_after(blocks))
 
     def _folder_called(self, name: str) -> Path:
-        return self._out / safe_name(self._scenario_name) / name
+        return self.home / name
 
     def open_run(
         self,
@@ -211,7 +220,9 @@ class Experiment:
         try:
             streams = open_streams(scenario.trackers, folder.folder, arm.label, note=folder.log)
             elsewhere, profiles = parts.sample_elsewhere(profile.sampler_hz), folder.folder / PROFILES
-            probes = RunProbes(profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere)
+            probes = RunProbes(
+                profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere, arm.speed
+            )
         except Exception as error:
             folder.finish("failed", str(error))
             raise
@@ -265,7 +276,6 @@ class Experiment:
                 seed=variant.scenario.seed,
                 interleaving=interleaving,
                 block=variant.block,
-                machine_speed=self._machine_speed,
                 profile=variant.scenario.profile,
                 versions=dict(self._versions),
                 machine=self._machine,

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
 MAX_VARIANTS = 10_000
 FEWEST_BLOCKS = 10
 """Blocks before which no experiment stops early: those of ``harness.compare.stats.enough``."""
-_FIXED_KEYS = ("name", "arms", "sweep", "extends", "blocks", "interleaving", "stop_at_half_width")
+_FIXED_KEYS = ("name", "arms", "sweep", "extends", "endpoint", "blocks", "interleaving", "stop_at_half_width")
 _RESERVED_ARMS = ("pictures",)
 _MAX_NAME = 100
 
@@ -82,9 +82,10 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
             found.setdefault(problem, []).append(label)
         if resolved is not None:
             variants.append(Variant(arm, point, label, resolved, len(variants)))
-    if found:
-        count = _count(scenario)
-        raise as_user_error([_in_variants(problem, labels, count) for problem, labels in found.items()], subject)
+    wrong = [_in_variants(problem, labels, _count(scenario)) for problem, labels in found.items()]
+    wrong = wrong or [problem.located(tree.origins) for problem in _endpoint_problems(scenario, variants)]
+    if wrong:
+        raise as_user_error(wrong, subject)
     variants = _with_folder_names(_in_blocks(variants, scenario.blocks))
     object.__setattr__(scenario, "_variants", tuple(variants))
     return variants
@@ -138,6 +139,24 @@ def _block_problems(scenario: Scenario) -> Iterator[Problem]:
         what = f"stop_at_half_width is {width:g} with blocks {blocks} and {runs} runs"
         fix = f"set blocks to {FEWEST_BLOCKS} or more (the most that may be made), and name two arms to compare"
         yield broken(what, fix, "stop_at_half_width")
+
+
+def _endpoint_problems(scenario: Scenario, variants: Sequence[Variant]) -> Iterator[Problem]:
+    """Rewards are compared at the same number of rollouts, over seeds."""
+    compared = len({variant.label for variant in variants}) > 1
+    if scenario.endpoint != "reward_at_rollouts" or not compared:
+        return
+    seeds = max(scenario.blocks, len(scenario.sweep.get("seed", ())))
+    if seeds < 2:
+        what = "endpoint is reward_at_rollouts with one seed, and one seed cannot tell arms from luck"
+        yield broken(what, "set blocks to 6 or more: each has a seed of its own", "endpoint", "blocks")
+    rollouts = {variant.label: variant.scenario.steps * variant.scenario.rollout_batch_size for variant in variants}
+    if len(set(rollouts.values())) > 1:
+        fewest, most = (choose(rollouts, key=rollouts.__getitem__) for choose in (min, max))
+        what = (
+            f"endpoint is reward_at_rollouts, and {most} samples {rollouts[most]} rollouts, {fewest} {rollouts[fewest]}"
+        )
+        yield broken(what, "give all runs the same steps x rollout_batch_size", "endpoint", "steps")
 
 
 def _points(sweep: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:

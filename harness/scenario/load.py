@@ -33,7 +33,7 @@ AGAIN = "again"
 USUAL_BLOCKS = 10
 """Enough for a verdict on a stage, too."""
 _OF_THE_EXPERIMENT = (
-    "name", "description", "seed", "arms", "sweep", "blocks", "interleaving", "stop_at_half_width",
+    "name", "description", "seed", "arms", "sweep", "endpoint", "blocks", "interleaving", "stop_at_half_width",
 )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ from harness.scenario.task_and_model import (
 )
 
 AxisValues = Annotated[list[Any], Field(min_length=1)]
+EndpointName = Literal["seconds_per_step", "weight_sync_seconds", "reward_at_rollouts"]
 
 
 class Scenario(Section):
@@ -106,10 +107,12 @@ class Scenario(Section):
     """The comparison prints the seconds until this validation reward was reached."""
     save_policy: bool = True
     """Save the trained policy as a Hugging Face folder."""
+    endpoint: EndpointName = "seconds_per_step"
+    """What decides between arms: seconds of a step or of a weight sync, or validation reward at equal rollouts."""
     blocks: Annotated[int, Field(ge=1, le=1000)] = 1
     """Blocks: in each one every arm is built anew and runs once, with seed, seed + 1 and so on; 6 allow a verdict."""
     stop_at_half_width: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Make no more blocks once the intervals of all step-time ratios are within this (0.01: 1%) of their middle."""
+    """Make no more blocks once the endpoint's interval for every arm is within this (0.01: 1%) of its middle."""
     interleaving: Literal["auto", "step", "run"] = "auto"
     """How arms take turns: by training step, or run after run; `auto` takes steps where all arms have max_lag 0."""
     profile: NonEmptyText = "light"
@@ -266,6 +269,21 @@ def train_batch_holds_a_group(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "minibatches_per_epoch", "group_size", "rollout_batch_size")
 
 
+def endpoint_is_measured(scenario: Scenario) -> Problem | None:
+    """What decides between arms must be there in each of them."""
+    endpoint, transport = scenario.endpoint, scenario.transport.type
+    if scenario.transport_sweep is not None and endpoint != "seconds_per_step":
+        what = f"endpoint is {endpoint}, and a transport_sweep neither trains nor has arms to decide between"
+        return broken(what, "leave endpoint out", "endpoint", "transport_sweep")
+    if endpoint == "weight_sync_seconds" and transport == "in_process":
+        what = "endpoint is weight_sync_seconds, and transport.type in_process moves no weights"
+        return broken(what, "set transport.type to another one, such as shared_memory", "endpoint", "transport.type")
+    if endpoint == "reward_at_rollouts" and scenario.lag_control == "drop":
+        what = "endpoint is reward_at_rollouts with lag_control drop, which generates rollouts that are never used"
+        return broken(what, "set lag_control to wait, or endpoint to seconds_per_step", "endpoint", "lag_control")
+    return None
+
+
 def _must_divide(key: str, size: int, whole: str, total: int) -> Problem | None:
     remainder = total % size
     if remainder == 0:
@@ -289,6 +307,7 @@ RULES: tuple[Rule, ...] = (
     whole_minibatches,
     whole_microbatches,
     train_batch_holds_a_group,
+    endpoint_is_measured,
     *LOSS_RULES,
     *DISTRIBUTED_RULES,
     *TASK_AND_MODEL_RULES,

@@ -112,8 +112,8 @@ def only_variant(scenario: Scenario, arm: str | None) -> Scenario:
     Raises:
         UserError: there are several.
     """
-    single = scenario.model_copy(update={"blocks": 1, "stop_at_half_width": None})
-    variants = variants_of(single, arm)
+    one_block = {"blocks": 1, "stop_at_half_width": None, "endpoint": "seconds_per_step"}  # rewards need several
+    variants = variants_of(scenario.model_copy(update=one_block), arm)
     if len(variants) > 1:
         what = f"{scenario.name} has {len(variants)} runs, and a sweep starts from one"
         fix = f"name one with --arm: {', '.join(scenario.arms)}" if scenario.arms else "--set sweep={}"

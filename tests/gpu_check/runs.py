@@ -22,7 +22,7 @@ from tests.gpu_check.report import Report, require
 
 FLOAT32 = ("model.precision=float32", "engine.precision=float32")
 """So that rewards of both devices can be compared; few CPUs have fast bfloat16."""
-FEW = (*FLOAT32, "steps=5", "evaluation.every=5", "evaluation.prompts=16", "save_policy=false")
+FEW = (*FLOAT32, "blocks=1", "steps=5", "evaluation.every=5", "evaluation.prompts=16", "save_policy=false")
 TINY = (*FEW, "model.preset=tiny")
 UNTAUGHT = (*TINY, "model.warm_start=false")
 ON_GPU = ("placement.device=cuda", "placement.generator.gpus=0.125", "placement.learner.gpus=0.125")

@@ -19,7 +19,7 @@ from harness.scenario.yaml_files import NamedFiles, load_checked
 
 PLANS = NamedFiles("plan", "tests/holdout", "fit: calibration")
 Names = Annotated[tuple[NonEmptyText, ...], Field(min_length=1)]
-_NOT_COMPARED = {"name", "description", "seed", "blocks", "stop_at_half_width", "trackers", "arms", "sweep"}
+_NOT_COMPARED = {"name", "description", "seed", "endpoint", "blocks", "stop_at_half_width", "trackers", "arms", "sweep"}
 """Settings that may differ between the plan's scenario and a recorded run: names, and what repeats differ in."""
 
 

@@ -1,81 +1,153 @@
-"""What is said of the arms while blocks come in, and when there are enough of them."""
+"""What is said of the arms while blocks come in, when there are enough of them, and how long they take."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from math import exp, log, sqrt
+from pathlib import Path
 
 import pytest
 
-from harness.run.experiment import BlockWatch
+from harness.compare.endpoints import SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS
+from harness.core.trace import Stage
+from harness.results import Manifest, RunFolder
+from harness.run.blocks import BlockTimes, BlockWatch, earlier_block_seconds
+from harness.scenario import Variant, expand, load_scenario, resolved_yaml
+
+Make = Callable[..., RunFolder]
+FOLDER = Path("results", "sync_k", "20261120-111500")
 
 
-def feed(watch: BlockWatch, block: int, arm: str, seconds: list[float], **flags: object) -> None:
-    listener = watch.listener(block, arm)
-    for step, wall_s in enumerate(seconds):
-        listener({"kind": "step", "step": step, "wall_s": wall_s, "stages_s": {}} | flags, wall_s)
+class Blocks:
+    """An experiment whose blocks come in one by one, and who watches it."""
+
+    def __init__(self, make_run: Make, tmp_path: Path, watch: BlockWatch) -> None:
+        self._make_run, self._folder, self.watch, self._done = make_run, tmp_path / FOLDER, watch, 0
+
+    def add(self, **update_s: float) -> None:
+        """Let every arm make four steps of so many seconds in the next block."""
+        for arm, seconds in update_s.items():
+            stages = (("learner", Stage.UPDATE, seconds),)
+            settings = f"steps: 4\nmax_lag: 0\nepochs_per_batch: {len(arm)}\n"
+            self._make_run(arm=arm, block=self._done, seed=self._done, stages=stages, settings=settings)
+        self._done += 1
+        self.watch.add(self._folder)
 
 
-def test_the_first_arm_is_the_baseline_and_steps_that_both_have_count() -> None:
-    watch = BlockWatch(["a", "b"], 4, None, alternated=True)
-    feed(watch, 0, "a", [1.0, 2.0, 4.0])
-    feed(watch, 0, "b", [1.1, 2.2, 8.0, 9.0])  # 11.3 s in the three steps that both have, against 7 s
-    assert watch.log_ratios("b") == pytest.approx([log(11.3 / 7)])
-    assert watch.line(0) == "block 1 of 4: b takes 1.614 times the step time of a"
-
-
-def test_what_is_no_measured_step_is_left_out() -> None:
-    watch = BlockWatch(["a", "b"], 2, None, alternated=True)
-    for arm, other in (("a", 5.0), ("b", 9.0)):
-        listener = watch.listener(0, arm)
-        rows = [
-            {"kind": "step", "step": 0, "wall_s": other, "stages_s": {}, "warmup": True},
-            {"kind": "step", "step": 1, "wall_s": 3.0, "stages_s": {"evaluate": 2.0}},
-            {"kind": "evaluation", "step": 2, "metrics": {}},
-            {"kind": "step", "step": 2, "wall_s": other, "stages_s": {}, "profiled": True},
-            {"kind": "step", "step": 3, "wall_s": other / 5, "stages_s": {"update": 1.0}},
-        ]
-        for row in rows:
-            listener(row, 0.0)
-    # an evaluation is part of the loop: 3 s and 1 s against 3 s and 1.8 s
-    assert watch.log_ratios("b") == pytest.approx([log(4.8 / 4)])
-
-
-def test_the_line_tells_the_widened_interval() -> None:
-    watch = BlockWatch(["a", "b"], 2, None, alternated=False)
-    for block, log_ratio in enumerate((0.0, 0.02)):
-        feed(watch, block, "a", [1.0])
-        feed(watch, block, "b", [exp(log_ratio)])
+def test_the_endpoint_is_judged_over_all_blocks_so_far(make_run: Make, tmp_path: Path) -> None:
+    blocks = Blocks(make_run, tmp_path, BlockWatch(3, None))
+    for log_ratio in (0.0, 0.02):
+        blocks.add(a=1.0, b=exp(log_ratio))
+    ((base, arm, effect),) = blocks.watch.standings()
+    assert (base, arm, effect.blocks) == ("a", "b", 2)
     # mean 0.01, sd 0.02 / sqrt(2), t(0.975, 1) = 12.7062 (https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm)
-    # two blocks cannot tell how much neighbours resemble each other: 0.65 is assumed, v = 1.65, s = (2 - v) / 1 = 0.35
-    reach = 12.7062 * (0.02 / sqrt(2)) / sqrt(2) * sqrt(1.65 / 0.35)
-    expected = f"95% interval {exp(0.01 - reach):.3f} to {exp(0.01 + reach):.3f}"
-    assert watch.line(1) == f"block 2 of 2: b takes 1.010 times the step time of a, {expected}"
+    reach = 12.7062 * (0.02 / sqrt(2)) / sqrt(2) * effect.widening
+    assert effect.ratio == pytest.approx(exp(0.01))
+    assert effect.low is not None
+    assert log(effect.low) == pytest.approx(0.01 - reach, abs=1e-5)
+    assert blocks.watch.endpoint is SECONDS_PER_STEP
+    assert not blocks.watch.is_enough
+    blocks.add(a=1.0, b=1.0)
+    assert blocks.watch.is_enough  # all are made
 
 
-def test_it_is_enough_when_every_interval_is_narrow_and_never_below_ten_blocks() -> None:
-    watch = BlockWatch(["a", "b", "c"], 40, 0.01, alternated=True)
+def test_it_is_enough_when_every_interval_is_narrow_and_never_below_ten_blocks(make_run: Make, tmp_path: Path) -> None:
+    blocks = Blocks(make_run, tmp_path, BlockWatch(40, 0.01))
     for block in range(10):
-        assert not watch.is_enough
-        feed(watch, block, "a", [1.0])
-        feed(watch, block, "b", [1.2 + 0.001 * (block % 2)])
-        feed(watch, block, "c", [1.0 + 0.001 * (block % 2)])
+        assert not blocks.watch.is_enough
+        blocks.add(a=1.0, bb=1.2 + 0.001 * (block % 2), ccc=1.0 + 0.001 * (block % 2))
+    assert blocks.watch.is_enough
+
+
+def test_one_wide_interval_asks_for_more_blocks(make_run: Make, tmp_path: Path) -> None:
+    blocks = Blocks(make_run, tmp_path, BlockWatch(40, 0.01))
+    for block in range(11):
+        blocks.add(a=1.0, bb=1.0 + 0.001 * (block % 2), ccc=1.0 + 0.2 * (block % 2))
+    assert not blocks.watch.is_enough
+
+
+def test_the_width_is_that_of_the_endpoint_and_not_of_the_step(make_lagged_run: Make, tmp_path: Path) -> None:
+    """A scenario that stops on the interval of its weight syncs must not wait for that of its steps."""
+    watch = BlockWatch(40, 0.01)
+    for block in range(10):
+        for arm, publish_ms in (("nixl", 5.0), ("object_store", 20.0)):
+            settings = f"endpoint: weight_sync_seconds\ntransport: {{type: {arm}}}\n"
+            make_lagged_run(arm=arm, seed=block, settings=settings, sync_ms=(publish_ms, 10.0, 5.0, 2.0))
+        watch.add(next((tmp_path / "results").glob("*/*")))
+    assert watch.endpoint is WEIGHT_SYNC_SECONDS
+    ((_, _, effect),) = watch.standings()
+    assert effect.ratio == pytest.approx(35 / 20)
     assert watch.is_enough
-    wide = BlockWatch(["a", "b"], 40, 0.01, alternated=True)
-    for block in range(12):
-        feed(wide, block, "a", [1.0])
-        feed(wide, block, "b", [1.0 + 0.2 * (block % 2)])
-    assert not wide.is_enough
 
 
-def test_without_a_width_all_blocks_are_made() -> None:
-    watch = BlockWatch(["a", "b"], 8, None, alternated=True)
-    for block in range(8):
-        feed(watch, block, "a", [1.0])
-        feed(watch, block, "b", [1.0])
+def test_an_arm_without_figures_has_no_standing(make_run: Make, tmp_path: Path) -> None:
+    make_run(arm="a", block=0)
+    make_run(arm="b", block=0, steps=0, status="failed", error="stopped")
+    watch = BlockWatch(3, None)
+    watch.add(tmp_path / FOLDER)
+    ((_, _, effect),) = watch.standings()
+    assert (effect.ratio, effect.blocks) == (None, 0)
     assert not watch.is_enough
 
 
-def test_an_arm_that_failed_is_said_to_have_nothing_to_compare() -> None:
-    watch = BlockWatch(["a", "b"], 3, None, alternated=True)
-    feed(watch, 0, "a", [1.0])
-    watch.listener(0, "b")
-    assert watch.line(0) == "block 1 of 3: b: no step to compare with a"
-    assert BlockWatch(["a"], 3, None, alternated=False).line(1) == "block 2 of 3 done"
+def test_nothing_is_said_before_the_first_block() -> None:
+    watch = BlockWatch(3, 0.01)
+    assert (watch.standings(), watch.headlines(), watch.is_enough) == ([], [], False)
+
+
+def test_the_time_left_comes_from_the_blocks_so_far_without_the_first() -> None:
+    """The first block starts Ray and trains the starting policy; the later ones find them there."""
+    times = BlockTimes(10, earlier_s=None)
+    assert (times.block_s, times.left_s) == (None, None)
+    times.took(90.0)
+    assert (times.block_s, times.left_s) == (90.0, 810.0)  # nothing else is known yet
+    times.took(20.0)
+    times.took(40.0)
+    assert (times.block_s, times.left_s) == (30.0, 210.0)  # seven blocks of 30 s
+
+
+def test_an_earlier_experiment_tells_the_time_before_the_first_block() -> None:
+    times = BlockTimes(10, earlier_s=30.0)
+    assert times.left_s == 300.0
+    assert times.before() == "10 blocks of about 30 s: about 5 min, as in an earlier experiment"
+    assert times.place() == "block 1 of 10, 5 min left"
+    times.took(60.0)
+    assert times.left_s == 540.0
+
+
+def earlier(tmp_path: Path, started: Sequence[str], fingerprint: str = "f" * 12, text: str = "") -> list[Variant]:
+    """Write an experiment of one arm whose blocks began then; return the runs of a block that would run now."""
+    file = tmp_path / "trial.yaml"
+    file.write_text(f"steps: 4\nblocks: 3\narms: {{a: {{}}, b: {{group_size: 4}}}}\n{text}")
+    variants = expand(load_scenario(file))
+    for variant, started_at in zip(variants, started, strict=False):
+        folder = RunFolder.create(tmp_path / "results", "trial", "20261120-111500", variant.name)
+        manifest = {"scenario": "trial", "experiment": "20261120-111500", "started_at": started_at}
+        machine = {"fingerprint": fingerprint}
+        folder.write_manifest(Manifest(**manifest, arm=variant.arm, block=variant.block, machine=machine))
+        folder.write_scenario(resolved_yaml(variant.scenario))
+        folder.finish("completed", None, {})
+    return [variant for variant in variants if variant.block == 0]
+
+
+TIMES = [f"2026-11-20T11:{minute}:00.000Z" for minute in ("15", "16", "17", "18", "20", "21")]
+
+
+def test_a_block_took_the_time_between_the_starts_of_neighbours(tmp_path: Path) -> None:
+    variants = earlier(tmp_path, TIMES)  # blocks began at 11:15, 11:17 and 11:20
+    assert earlier_block_seconds(tmp_path / "results" / "trial", variants, "f" * 12) == 150.0
+
+
+def test_other_machines_settings_and_single_blocks_tell_nothing(tmp_path: Path) -> None:
+    variants, home = earlier(tmp_path, TIMES), tmp_path / "results" / "trial"
+    assert earlier_block_seconds(home, variants, "0" * 12) is None
+    other = [
+        Variant(v.arm, v.point, v.name, v.scenario.model_copy(update={"steps": 5}), v.position, 0) for v in variants
+    ]
+    assert earlier_block_seconds(home, other, "f" * 12) is None
+    assert earlier_block_seconds(tmp_path / "results" / "none", variants, "f" * 12) is None
+
+
+def test_an_experiment_that_was_cut_short_in_its_first_block_tells_nothing(tmp_path: Path) -> None:
+    variants = earlier(tmp_path, TIMES[:2])
+    assert earlier_block_seconds(tmp_path / "results" / "trial", variants, "f" * 12) is None

@@ -257,10 +257,6 @@ def test_each_block_runs_every_arm_once_on_a_seed_of_its_own(tmp_path: Path) -> 
     assert facts == {f"{arm},block={block}": (block, 3 + block, "off") for arm in ("k1", "k4") for block in range(3)}
     blocks = [story[start : start + 8] for start in range(0, 24, 8)]  # two arms of four steps each, in turns
     assert [sorted(block) for block in blocks] == [[(k, step) for k in (1, 4) for step in range(4)]] * 3
-    speeds = [runs[f"k1,block={block}"].manifest.machine_speed for block in range(3)]
-    assert speeds == [runs[f"k4,block={block}"].manifest.machine_speed for block in range(3)]
-    assert [sorted(speed or {}) for speed in speeds] == [["copy", "numpy", "python"]] * 3
-    assert len({str(speed) for speed in speeds}) == 3  # measured before each
     assert {row.warmup for run in runs.values() for row in run.steps if row.step < 2} == {True}
 
 

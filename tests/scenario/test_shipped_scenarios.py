@@ -45,14 +45,15 @@ def test_it_resolves_and_survives_a_round_trip(name, tmp_path):
 
 
 def test_the_arms_of_sync_k_are_the_single_scenarios_at_equal_rollouts():
-    variants = expand(shipped("sync_k"))
+    variants = expand(load_scenario(FOLDER / "sync_k.yaml", ["blocks=1"]))
     assert [(variant.name, variant.scenario.epochs_per_batch) for variant in variants] == [
         ("k1", 1),
         ("k2", 2),
         ("k4", 4),
         ("k8", 8),
     ]
-    singles = [shipped(f"sync_k{k}") for k in (1, 2, 4, 8)]
+    shorter = {key: getattr(variants[0].scenario, key) for key in ("steps", "evaluation", "model", "engine")}
+    singles = [shipped(f"sync_k{k}").model_copy(update=shorter) for k in (1, 2, 4, 8)]
     assert [scenario_hash(variant.scenario) for variant in variants] == [scenario_hash(single) for single in singles]
     assert len({variant.scenario.num_rollouts for variant in variants}) == 1
 

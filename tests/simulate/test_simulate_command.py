@@ -35,7 +35,7 @@ def simulate(*arguments: str, scenario: str = "async_lag1", machine: Path = ABAC
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
-    assert simulate("--out", str(tmp_path), "--quiet") == 0
+    assert simulate("--out", str(tmp_path), "--quiet", "--set", "blocks=1") == 0
     (folder,) = (tmp_path / "async_lag1").iterdir()
     return folder
 

@@ -82,7 +82,7 @@ def test_each_part_gets_a_gpu_where_the_machine_has_some() -> None:
 
 
 def test_arms_are_named_and_a_sweep_starts_from_one_run() -> None:
-    both = load_scenario("async_lag1")
+    both = load_scenario("async_lag1", ["blocks=1"])
     assert [variant.arm for variant in variants_of(both, None)] == ["sync", "lag1"]
     assert only_variant(both, "lag1").max_lag == 1
     with pytest.raises(UserError, match="no arm called 'lag9'"):

@@ -25,6 +25,7 @@ from harness.run.experiment import show_results
 from harness.run.factory import PartsFactory
 from harness.run.parts import Build
 from harness.run.preflight import check_before_start
+from harness.run.progress import duration
 from harness.run.session import Experiment
 from harness.run.sweep.points import (
     Point,
@@ -176,11 +177,7 @@ class _Sweep:
         """Run what is left, and what failed again after that."""
         self._say_start()
         while groups := self._left():
-            block = None
             for group in groups:
-                if group[0].variant.block != block:  # before each block of which something is left
-                    block = group[0].variant.block
-                    self._experiment.measure_speed()
                 self._run(group)
 
     def _allowance(self, point: Point) -> int:
@@ -354,14 +351,6 @@ def seconds_left(points: Sequence[Point]) -> float | None:
     startups = [manifest.startup_s or 0.0 for manifest, _ in done]
     startup_s = min(startups) if len(startups) > 1 else 0.0  # the first one may have warmed up a policy
     return pace * sum(left) + startup_s * len(left)
-
-
-def duration(seconds: float) -> str:
-    """Write seconds for people: 42 s, 12 min, 2 h 05 min."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def standing(points: Sequence[Point]) -> str:

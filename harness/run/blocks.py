@@ -1,0 +1,221 @@
+"""Runs a scenario's blocks; says how long they will take, and how the arms stand until there are enough."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+
+from harness.compare.endpoints import Endpoint, endpoint_of, half_width, headline
+from harness.compare.experiments import Detail, experiment_of, read_figures
+from harness.compare.figures import RunFigures
+from harness.compare.stats import FEWEST_BLOCKS as FEWEST_FOR_A_VERDICT
+from harness.compare.stats import Effect
+from harness.compare.verdicts import judgements
+from harness.core.errors import UserError
+from harness.results import DamagedRun, find_run_folders, read_manifest
+from harness.results.writer import MANIFEST
+from harness.results.writer import SCENARIO as RESOLVED
+from harness.run.arm_runner import ArmRunner
+from harness.run.interleaving import interleaving_of
+from harness.run.progress import duration
+from harness.run.session import Experiment
+from harness.scenario import Scenario, Variant, resolved_yaml
+from harness.scenario.axes import FEWEST_BLOCKS
+
+Clock = Callable[[], float]
+
+
+def run_blocks(
+    points: Sequence[list[Variant]],
+    scenario: Scenario,
+    experiment: Experiment,
+    runner: ArmRunner,
+    clock: Clock = time.monotonic,
+) -> BlockWatch:
+    """Run block after block until there are enough; return what is known of them.
+
+    A block that fails for what the user wrote ends it, since the next one would too.
+
+    Args:
+        points: the runs of each point of the sweep in each block.
+        clock: seconds, monotonic.
+    """
+    blocks = [list(group) for _, group in itertools.groupby(points, key=lambda variants: variants[0].block)]
+    watch = BlockWatch(len(blocks), scenario.stop_at_half_width)
+    first = [variant for variants in blocks[0] for variant in variants]
+    times = BlockTimes(len(blocks), earlier_block_seconds(experiment.home, first, experiment.fingerprint))
+    runner.say(times.before())
+    for block, members in enumerate(blocks):
+        runner.place, started = times.place(), clock()
+        for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
+            runner.run_point(variants, interleaving_of(variants))
+        if experiment.folder is not None:
+            watch.add(experiment.folder)
+        times.took(clock() - started)
+        runner.say(f"{times.done()}{watch.line()}")
+        if watch.is_enough:
+            if block + 1 < len(blocks):
+                experiment.end_after(block + 1)
+            break
+        if any(isinstance(error, UserError) for _, error in runner.failures):
+            break
+    return watch
+
+
+class BlockWatch:
+    """Judges the primary endpoint after each block, from the same files and by the same rules as the comparison does.
+
+    Args:
+        blocks: how many are made at most.
+        stop_at: no more are made once every arm's interval is within this of its middle; None makes all.
+    """
+
+    def __init__(self, blocks: int, stop_at: float | None) -> None:
+        self._blocks, self._stop_at, self._done = blocks, stop_at, 0
+        self._runs: list[RunFigures] = []
+        self._folder, self._seen = Path(), set[Path]()
+
+    def add(self, folder: Path) -> None:
+        """Read the runs of one more block from the experiment's folder; what cannot be read is left out."""
+        new = [path for path in find_run_folders(folder) if path not in self._seen]
+        read = read_figures(new, [Detail.WITHOUT_SPANS] * len(new))
+        self._runs += [run for run in read if not isinstance(run, DamagedRun)]
+        self._seen |= set(new)
+        self._folder, self._done = folder, self._done + 1
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What decides."""
+        return endpoint_of(self._runs)
+
+    def standings(self) -> list[tuple[str, str, Effect]]:
+        """Return (baseline, arm, the endpoint's effect) for every arm but the first."""
+        if not self._runs:
+            return []
+        judged = judgements(experiment_of(self._folder, self._runs))
+        return [(found.base, found.other, found.primary) for found in judged]
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether all blocks are done, or every arm's interval is as narrow as asked for."""
+        if self._done >= self._blocks:
+            return True
+        if self._stop_at is None or self._done < FEWEST_BLOCKS:
+            return False
+        widths = [half_width(effect) for _, _, effect in self.standings()]
+        return bool(widths) and all(width is not None and width <= self._stop_at for width in widths)
+
+    def line(self) -> str:
+        """Say how the arms stand after the last block; empty where there is one arm."""
+        said = [f"{arm} against {base} {self._so_far(effect)}" for base, arm, effect in self.standings()]
+        return f": {self.endpoint.words}: {'; '.join(said)}" if said else ""
+
+    def _so_far(self, effect: Effect) -> str:
+        """Write an effect; the interval of a few blocks says nothing yet."""
+        few = effect.ratio is not None and effect.blocks < FEWEST_FOR_A_VERDICT
+        return self.endpoint.interval(replace(effect, low=None, high=None) if few else effect)
+
+    def headlines(self) -> list[str]:
+        """Return the verdict on the endpoint for each arm, or how many blocks it would take."""
+        return [headline(self.endpoint, base, arm, effect) for base, arm, effect in self.standings()]
+
+
+class BlockTimes:
+    """How long blocks take, and how long those will that are left.
+
+    Args:
+        blocks: how many are made at most.
+        earlier_s: seconds of a block in an earlier experiment; None where none is known.
+    """
+
+    def __init__(self, blocks: int, earlier_s: float | None) -> None:
+        self._blocks, self._earlier_s = blocks, earlier_s
+        self._took: list[float] = []
+
+    @property
+    def block_s(self) -> float | None:
+        """Seconds of a block: of those so far, without the first, in which things start that later ones find there."""
+        if not self._took:
+            return self._earlier_s
+        return fmean(self._took[1:] or self._took)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that the blocks to come will take; None before anything is known."""
+        return None if self.block_s is None else self.block_s * (self._blocks - len(self._took))
+
+    def took(self, seconds: float) -> None:
+        """Another block is done."""
+        self._took.append(seconds)
+
+    def before(self) -> str:
+        """Say before the first block how long it will take."""
+        if self._earlier_s is None:
+            return f"{self._blocks} blocks; how long they take is known after the first"
+        return f"{self._plan(self._earlier_s)}, as in an earlier experiment"
+
+    def place(self) -> str:
+        """Say beside the bars of a block which one it is, and how long it still takes."""
+        left = "" if self.left_s is None else f", {duration(self.left_s)} left"
+        return f"block {len(self._took) + 1} of {self._blocks}{left}"
+
+    def done(self) -> str:
+        """Say after a block which one it was, and how long it still takes."""
+        number, left_s = len(self._took), self.left_s
+        text = f"block {number} of {self._blocks}"
+        if left_s is None or number == self._blocks:
+            return text
+        if number == 1 and self._earlier_s is None:
+            return f"{text} ({self._plan(self._took[0])})"
+        return f"{text} (about {duration(left_s)} left)"
+
+    def _plan(self, block_s: float) -> str:
+        return f"{self._blocks} blocks of about {duration(block_s)}: about {duration(block_s * self._blocks)}"
+
+
+def earlier_block_seconds(folder: Path, variants: Sequence[Variant], fingerprint: str | None) -> float | None:
+    """Return the seconds of a block in the newest experiment that ran the same on the same kind of machine.
+
+    They are the time between the starts of neighbouring blocks, start-up included. None where there is no such
+    experiment of two blocks or more.
+
+    Args:
+        folder: of the scenario, with its experiments.
+        variants: of one block.
+        fingerprint: of this machine; see ``harness.probes.provenance``.
+    """
+    for experiment in sorted(folder.glob("*/"), reverse=True):
+        if not all(_ran_as(experiment / variant.name, variant, fingerprint) for variant in variants):
+            continue
+        starts = _block_starts(experiment)
+        if len(starts) > 1:
+            return (max(starts) - min(starts)).total_seconds() / (len(starts) - 1)
+    return None
+
+
+def _ran_as(folder: Path, variant: Variant, fingerprint: str | None) -> bool:
+    """Whether a run's folder is there, of the same settings on the same kind of machine, and was finished."""
+    try:
+        manifest, settings = read_manifest(folder), (folder / RESOLVED).read_text(encoding="utf-8")
+    except (UserError, OSError, UnicodeDecodeError):
+        return False
+    same_machine = manifest.machine.get("fingerprint") == fingerprint
+    return manifest.status == "completed" and same_machine and settings == resolved_yaml(variant.scenario)
+
+
+def _block_starts(experiment: Path) -> list[datetime]:
+    """Return when each block's first run began, as far as the manifests can be read."""
+    starts = dict[int, datetime]()
+    for path in experiment.glob(f"*/{MANIFEST}"):
+        with suppress(UserError, ValueError):
+            manifest = read_manifest(path.parent)
+            started = datetime.fromisoformat(manifest.started_at)
+            if manifest.block is not None:
+                starts[manifest.block] = min(started, starts.get(manifest.block, started))
+    return list(starts.values())
