@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from harness.tasks.maths import AnswerGrader
-from harness.tasks.maths.answers import MAX_DIGITS, MAX_EXPONENT, agree_exactly, normalise, read_number, split_parts
+from harness.tasks.maths.answers import agree_exactly, split_parts
+from harness.tasks.maths.numbers import MAX_DIGITS, MAX_EXPONENT, read_number
+from harness.tasks.maths.spelling import normalise
 
 NEVER_S = 600.0  # a limit that no test reaches
 
@@ -80,6 +82,7 @@ SAME = [
     ("[0, 1)", "[0,1)", "a half-open interval"),
     (r"(-\infty,2]\cup(3,\infty)", r"(-\infty, 2] \cup (3, ∞)", "infinity as one character"),
     (r"\text{Tuesday}", "tuesday", "a word"),
+    ("x < 2", "2 > x", "an inequality turned round"),
     ("(B)", "B", "a choice"),
     (r"\textbf{(B)}", "B", "a choice"),
     ("11_{2}", "11_2", "needless braces"),
@@ -114,6 +117,7 @@ OTHER = [
     ("listen", "silent", "the same letters: algebra would see equal products"),
     ("Monday", "Tuesday", "another word"),
     ("odd", "7", "a word for a number"),
+    ("72 thousand", "72", "a word that changes the number"),
     ("(A)", "B", "another choice"),
 ]
 
@@ -147,7 +151,6 @@ EQUAL_BY_ALGEBRA = [
     ("2*pi", r"2\pi", "as programs write it"),
     ("3+4i", "4i+3", "the order of a sum"),
     ("y = 2x + 1", "y = 1 + 2x", "the order of a sum"),
-    ("x < 2", "2 > x", "an inequality turned round"),
     (r"(\sqrt{4}, 3)", "(2, 3)", "one coordinate needs algebra"),
     (r"1 \pm \sqrt{2}", r"1+\sqrt2, 1-\sqrt2", "both signs"),
     (r"\frac{x+1}{2}", "(x+1)/2", "another fraction bar"),
@@ -166,7 +169,6 @@ UNEQUAL_BY_ALGEBRA = [
     (r"\infty", "5", "no number"),
     ("1/0", "0", "no number"),
     (r"72 \lor 73", "72", "two answers for one"),
-    ("72 thousand", "72", "a word that changes the number"),
     ("half of 72", "72", "a word that changes the number"),
     ("She sold 15 clips.", "72", "prose"),
     ("72=73", "72", "a false equation"),
