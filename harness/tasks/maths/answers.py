@@ -11,18 +11,15 @@ import re
 from typing import NamedTuple
 
 from harness.tasks.maths.intervals import as_intervals
-from harness.tasks.maths.numbers import (
-    read_based,
-    read_number,
-    read_plain_number,
-    same_number,
-)
+from harness.tasks.maths.numbers import read_based, read_number, read_plain_number, same_number
 from harness.tasks.maths.prompts import MAX_ANSWER_CHARS
 from harness.tasks.maths.spelling import normalise
 from harness.tasks.maths.units import DEGREE, Measured, same_unit, take_off_unit
 
 MAX_PARTS = 30
 """A longer list is left to the symbolic comparison."""
+UNORDERED = ("", "{}")
+"""Brackets of what has no order: bare lists and sets."""
 
 _NAME = r"(?:\\angle\s*)?[a-zA-Z]+(?:_[a-zA-Z0-9])?(?:\([a-zA-Z0-9]\))?|\([a-zA-Z](?:,\s*[a-zA-Z])+\)"
 _NAMED = re.compile(rf"(?P<name>{_NAME})\s*=\s*(?P<value>[^=]+)")
@@ -101,20 +98,16 @@ def _values_agree(given: str, truth: str) -> bool | None:
     number, true_number = read_number(given), read_number(truth)
     if number is not None and true_number is not None:
         return same_number(number, true_number)
-    choice = _CHOICE.fullmatch(truth) or _CHOICE.fullmatch(given)
-    if choice is not None:
-        verdict = _chooses(given if choice.string is truth else truth, choice[1])
-        if verdict is not None:
-            return verdict
+    one_is_a_number = number is not None or true_number is not None
+    chosen = _choices_agree(given, truth)
+    if chosen is not None:
+        return chosen
     ours, theirs = split_parts(given), split_parts(truth)
-    if choice is not None and (ours or theirs):
-        return False
-    if ours is None or theirs is None:
-        if _is_words(given) or _is_words(truth):
-            return _word(given) == _word(truth)
-        return False if (number or true_number) and (ours or theirs) else None
-    a_set_and_a_point = (ours.brackets == "{}") != (theirs.brackets == "{}") and r"\{" in (given[:2], truth[:2])
-    return False if number or true_number or a_set_and_a_point else _parts_agree(ours, theirs)
+    if ours and theirs:
+        return False if one_is_a_number else _parts_agree(ours, theirs)
+    if _is_words(given) or _is_words(truth):
+        return _word(given) == _word(truth)
+    return False if one_is_a_number and (ours or theirs) else None
 
 
 def _squeezed(text: str) -> str:
@@ -125,14 +118,25 @@ def _based(text: str) -> tuple[str, int] | None:
     return read_based(text) if "_" in text or "base" in text else None
 
 
-def _chooses(text: str, letter: str) -> bool | None:
-    """Return whether a text chooses a letter, as ``(C)``, ``C. 12`` and ``Option C`` do; None where it is no choice."""
-    found = _CHOSEN.fullmatch(text)
-    if found is None or (found["said"] and (not found["mark"] or _ANOTHER_CHOICE.search(found["said"]))):
+def _choices_agree(given: str, truth: str) -> bool | None:
+    """Return whether two answers choose the same letter, as ``C``, ``(C)``, ``C. 12`` and ``Option C`` do.
+
+    None where neither is a letter alone, or the other one is no choice.
+    """
+    if letter := _CHOICE.fullmatch(truth):
+        other = given
+    elif letter := _CHOICE.fullmatch(given):
+        other = truth
+    else:
         return None
-    if found["letter"].islower() and len(text) == 1:
+    if split_parts(other):
+        return False
+    chosen = _CHOSEN.fullmatch(other)
+    if chosen is None or (chosen["letter"].islower() and len(other) == 1):
         return None
-    return found["letter"] == letter
+    if chosen["said"] and (not chosen["mark"] or _ANOTHER_CHOICE.search(chosen["said"])):
+        return None
+    return letter[1] == chosen["letter"]
 
 
 def _is_words(text: str) -> bool:
@@ -146,7 +150,7 @@ def _word(text: str) -> str:
 
 
 class Parts(NamedTuple):
-    """A list, set, tuple or interval: its brackets (``{}`` for a set and for a bare list) and what stands in it."""
+    """A list, set, tuple or interval: its brackets (``{}`` for a set, none for a bare list) and what stands in it."""
 
     brackets: str
     parts: tuple[str, ...]
@@ -155,11 +159,10 @@ class Parts(NamedTuple):
 def split_parts(text: str) -> Parts | None:
     r"""Return the parts of ``(1, 2)``, ``[0, 1)``, ``\{1, 2\}`` or ``1, 2``; None where there are less than two."""
     text = text.replace(r"\{", "\x01").replace(r"\}", "\x02")
-    brackets, inside = "{}", text
+    brackets, inside = "", text
     if text.startswith(("(", "[", "\x01")) and text[-1] in ")]\x02" and _closed_by(text) == len(text) - 1:
-        brackets, inside = text[0] + text[-1], text[1:-1]
-        brackets = "{}" if brackets == "\x01\x02" else brackets
-    if brackets == "{}":
+        brackets, inside = (text[0] + text[-1]).replace("\x01\x02", "{}"), text[1:-1]
+    if brackets in UNORDERED:
         inside = separate_parts(inside)
     if "," not in inside:
         return None
@@ -193,15 +196,17 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def _parts_agree(ours: Parts, theirs: Parts) -> bool | None:
-    if ours.brackets != theirs.brackets:
-        if "{}" not in (ours.brackets, theirs.brackets):
-            return False
-        listed, point = (ours, theirs) if ours.brackets == "{}" else (theirs, ours)
-        values = _named_coordinates(listed.parts)
-        return None if values is None or point.brackets != "()" else _agree_in_order(values, point.parts)
-    if len(ours.parts) != len(theirs.parts):
+    if ours.brackets in UNORDERED and theirs.brackets in UNORDERED:
+        return _agree_unordered(ours.parts, theirs.parts)
+    if ours.brackets == theirs.brackets:
+        return _agree_in_order(ours.parts, theirs.parts)
+    if "" not in (ours.brackets, theirs.brackets):
         return False
-    return (_agree_unordered if ours.brackets == "{}" else _agree_in_order)(ours.parts, theirs.parts)
+    listed, point = (ours, theirs) if ours.brackets == "" else (theirs, ours)
+    coordinates = _named_coordinates(listed.parts)
+    if coordinates is None:
+        return None
+    return point.brackets == "()" and _agree_in_order(coordinates, point.parts)
 
 
 def _named_coordinates(parts: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -220,6 +225,8 @@ def _agree_in_order(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool | No
 
 def _agree_unordered(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool | None:
     """Match each part with an equal one; None as soon as a pair needs algebra."""
+    if len(ours) != len(theirs):
+        return False
     left = list(theirs)
     for part in ours:
         verdicts = [_agree(part, other) for other in left]

@@ -192,7 +192,8 @@ def _without_units(text: str) -> str:
     if split is None:
         return text
     inside = ", ".join(take_off_unit(part).value for part in split.parts)
-    return inside if split.brackets == "{}" else split.brackets[0] + inside + split.brackets[1]
+    begin, end = (r"\{", r"\}") if split.brackets == "{}" else (split.brackets[:1], split.brackets[1:])
+    return begin + inside + end
 
 
 def _rewritten(text: str) -> str:

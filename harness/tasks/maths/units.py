@@ -47,6 +47,7 @@ _COMPARING = frozenset({"as", "more", "larger", "greater", "bigger", "faster", "
 
 _CHANGES_THE_VALUE = re.compile(
     r"(?:and|or|to|of|by|plus|minus|over|mod|modulo|not|but|than|th|st|nd|rd|bn|mn|mil|maybe|perhaps|versus|"
+    r"negative|below|doubled|tripled|twice|inverse|reciprocal|"
     r"squared?|cubed?|factorial|roots?|base|half|halves|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten)ths?|"
     r"(?:ten-?)?(?:hundred|thousand|million|billion|trillion)(?:s|ths?)?|dozens?|score|times|"
     r"pi|inf|infinity|sin|cos|tan|cot|csc|log|ln|exp|sqrt|[a-eknx-z]{2,3}|[a-z]{1,2})"
