@@ -118,6 +118,7 @@ SAME = [
     ("(1/2, 3)", "(0.5,3)", "equal coordinates"),
     ("2, 1", "1,2", "a list has no order"),
     (r"\{1,2\}", "2,1", "braces may be left out"),
+    ("{1,2}", r"\{1,2\}", "braces without backslashes"),
     ("1 and 2", "1, 2", "a list with a word"),
     ("x=1 or x=2", "1, 2", "a list of named values"),
     ("[0, 1)", "[0,1)", "a half-open interval"),

@@ -22,7 +22,7 @@ _CHARACTERS = {
 
 _WRAPPINGS = (
     *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("`", "`")),
-    ('"', '"'),
+    *(('"', '"'), ("{", "}")),
 )
 _TEXT_COMMANDS = ("text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mbox", "boxed", "fbox")
 _TEXT = re.compile(rf"\\({'|'.join(_TEXT_COMMANDS)})\s*(?=\{{)")
