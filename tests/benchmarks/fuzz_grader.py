@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.maths.answers import agree_exactly
 
 TRUTHS = [
     "18",
@@ -147,13 +148,33 @@ def grade_all(grader: AnswerGrader, seed: int, count: int) -> dict[str, float]:
     return {"right": right, "longest_s": longest_s}
 
 
+def exact_work(seed: int, count: int) -> list[float]:
+    """Return the seconds of work of each response by the exact rules alone, algebra never being asked."""
+
+    def agree(answer: str, ground_truth: str) -> bool:
+        return agree_exactly(answer, ground_truth) is True
+
+    seconds = []
+    for response, truth in hostile_responses(seed, count):
+        began = time.process_time()
+        for function in (r1_zero_reward_fn, question_only_reward_fn):
+            function(response, truth, agree=agree)
+        seconds.append(time.process_time() - began)
+    return seconds
+
+
 def main() -> None:
     """Grade, and print what became of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=0.5, help="seconds that a symbolic comparison may take")
+    parser.add_argument("--exact", action="store_true", help="time the exact rules alone, in seconds of work")
     arguments = parser.parse_args()
+    if arguments.exact:
+        seconds = exact_work(arguments.seed, arguments.count)
+        print(f"{arguments.count} responses: {sum(seconds):.1f} s of work, the longest {1000 * max(seconds):.1f} ms")
+        return
     grader = AnswerGrader(arguments.limit)
     began = time.monotonic()
     outcome = grade_all(grader, arguments.seed, arguments.count)

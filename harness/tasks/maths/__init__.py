@@ -1,7 +1,8 @@
 """Maths with verified answers: prompt templates, data files of two formats, and rewards. No torch in here.
 
-Whether two answers mean the same is told by rules of our own first (``answers``), and by a library after that, in a
-process of its own with a time limit (``symbolic``).
+Whether two answers mean the same is told by rules of our own first (``answers``; start there: it reads ``spelling``,
+``units``, ``numbers`` and ``intervals``), and by a library after that, in a process of its own with a time limit
+(``symbolic``).
 """
 
 from harness.tasks.maths.prompts import PROMPT_TEMPLATES, PromptTemplate

@@ -66,8 +66,10 @@ MAX_ANSWER_CHARS = 1000
 _BOX = re.compile(r"\\f?box(?:ed)?(?=[\s{\d])")
 _TAGGED = re.compile(rf"{THINK_END}\s*{ANSWER_BEGIN}")
 _HASHES = "####"
-_SAID = re.compile(r"\b(?:answer|result)\s*(?:is|are|:|=|\*\*:?)[ \t:*]*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n")
+_SAID = re.compile(r"\b(?:answer|result)\s*(?:is|are|:|=)[ \t:=]*", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<!\bsq)[.!?](?:\s|$)|\n")
+_BOLD = re.compile(r"(?<![\w)}])(?:\*\*|__)(?=\S)|(?<=\S)(?:\*\*|__)(?![a-zA-Z0-9({\\])")
+_ITALIC = re.compile(r"(?<![\w)}*])\*([^\s*](?:[^*\n]*[^\s*])?)\*(?![\w({\\*])")
 _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?%?")
 _TAIL_CHARS = 2 * MAX_ANSWER_CHARS
 
@@ -127,11 +129,11 @@ def stated_answer(response: str) -> str | None:
 
     Taken in this order: the last ``\boxed`` (none, if it is never closed); what follows the last ``####``; what follows
     the last "answer is"; the last number of the last line. Apart from boxes, only the last ``2 * MAX_ANSWER_CHARS``
-    characters are looked at.
+    characters are looked at, and what makes them bold or italic in Markdown is left out.
     """
     if "\\boxed" in response or "\\fbox" in response:
         return boxed_answer(response)
-    tail = response[-_TAIL_CHARS:].rstrip()
+    tail = _ITALIC.sub(r"\1", _BOLD.sub("", response[-_TAIL_CHARS:])).rstrip()
     if _HASHES in tail:
         return tail.rpartition(_HASHES)[2].strip().partition("\n")[0].strip() or None
     said = None

@@ -18,7 +18,8 @@ from typing import Any
 
 from harness.core.child_process import START_S, ChildProcess
 from harness.core.errors import UserError
-from harness.tasks.maths.answers import DEGREE, agree_exactly, normalise_both, separate_parts
+from harness.tasks.maths.answers import agree_exactly, comparable, separate_parts, split_parts
+from harness.tasks.maths.units import DEGREE, take_off_unit
 
 MAX_SYMBOLIC_CHARS = 300
 """A longer text is wrong without asking."""
@@ -32,6 +33,7 @@ _FUNCTIONS = "sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|sinh|cosh|
 _REWRITES = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
+        (r"(?<![\d.}])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),  # algebra reads a product
         (r"\*\*", "^"),
         (r"\*", r"\\cdot "),
         (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
@@ -46,6 +48,8 @@ _REWRITES = tuple(
     )
 )
 _PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
+_NAME_OF_A_VALUE = re.compile(r"(?![-+])(?:\\(?!sqrt|log|ln|frac)|[^\d^=|\\]|_\{?\d+\}?)+")
+_NUMERAL_WITH_BASE = re.compile(r"[\d)]\s*_")
 _COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z]{1,8}\}|\\[a-zA-Z]+")
 
 
@@ -169,10 +173,27 @@ def as_latex(answer: str, ground_truth: str) -> tuple[str, str] | None:
     """Return both answers as the LaTeX that is compared; None where they are not worth asking about.
 
     Plain spellings (``sqrt(2)``, ``2*x``, ``x**2``, ``pi``) become LaTeX. Prose is refused: algebra reads a word as a
-    product of letters, in which their order is no matter.
+    product of letters, in which their order is no matter. So are numerals with a base, which algebra ignores.
     """
-    given, truth = (_rewritten(text) for text in normalise_both(answer, ground_truth))
-    return (given, truth) if _worth_asking(given) and _worth_asking(truth) else None
+    given, truth = (_rewritten(_without_units(measured.value)) for measured in comparable(answer, ground_truth))
+    return (given, truth) if _worth_asking(given) and _worth_asking(truth) and _names_fit(given, truth) else None
+
+
+def _names_fit(given: str, truth: str) -> bool:
+    """Return False where one is an equation that does not name its value: algebra takes ``2x=10`` for 10."""
+    if ("=" in given) == ("=" in truth):
+        return True
+    return any(_NAME_OF_A_VALUE.fullmatch(side.strip()) for side in (given if "=" in given else truth).split("=", 1))
+
+
+def _without_units(text: str) -> str:
+    """Return a list or a point without the units of its parts; the exact rules have compared them."""
+    split = split_parts(text)
+    if split is None:
+        return text
+    inside = ", ".join(take_off_unit(part).value for part in split.parts)
+    begin, end = (r"\{", r"\}") if split.brackets == "{}" else (split.brackets[:1], split.brackets[1:])
+    return begin + inside + end
 
 
 def _rewritten(text: str) -> str:
@@ -184,6 +205,8 @@ def _rewritten(text: str) -> str:
 
 def _worth_asking(text: str) -> bool:
     if not 0 < len(text) <= MAX_SYMBOLIC_CHARS or not text.isascii() or _PROSE.search(_COMMAND.sub(" ", text)):
+        return False
+    if _NUMERAL_WITH_BASE.search(text):
         return False
     depth = deepest = 0
     for character in text:

@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
@@ -89,8 +90,11 @@ def _load() -> _Compare:
     """Import the library, and try it once so that what it imports late is there too."""
     logging.disable(logging.CRITICAL)  # it warns, with the text in the message
     from math_verify import LatexExtractionConfig, parse, verify
+    from sympy import Expr, I, simplify  # type: ignore[import-untyped]
 
-    targets = (LatexExtractionConfig(),)
+    usual = LatexExtractionConfig().normalization_config
+    units_as_they_are = replace(usual, units=False)  # ours are off; what else looks like one may be a variable
+    targets = (LatexExtractionConfig(normalization_config=units_as_they_are),)
 
     def read(text: str) -> list[Any]:
         return parse(f"${text}$", targets, fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[no-any-return]
@@ -98,13 +102,25 @@ def _load() -> _Compare:
     def compare(answer: str, truth: str) -> bool:
         # Time limits of its own would need the main thread's signals; ours is the parent's, which kills this process.
         given, wanted = read(answer), read(truth)
-        return bool(given and wanted and verify(wanted, given, timeout_seconds=None))
+        if not given or not wanted:
+            return False
+        return bool(verify(wanted, given, timeout_seconds=None)) or same_complex(given[0], wanted[0])
+
+    def same_complex(one: object, other: object) -> bool:
+        """Return whether two values that hold no letter but ``i`` are the same, ``i`` being the imaginary unit."""
+        if not isinstance(one, Expr) or not isinstance(other, Expr):
+            return False
+        letters = one.free_symbols | other.free_symbols
+        if {letter.name for letter in letters} != {"i"}:
+            return False
+        return bool(simplify((one - other).subs(dict.fromkeys(letters, I))) == 0)
 
     for answer, truth in (
         (r"\sqrt{8}", r"2\sqrt{2}"),
         ("(x+1)^2", "x^2+2x+1"),
         (r"(1,2]\cup[3,4)", "(1,2]"),
         ("x<1", "1>x"),
+        (r"\frac{1}{i}", "-i"),
     ):
         compare(answer, truth)
     return compare
