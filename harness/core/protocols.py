@@ -88,12 +88,24 @@ class Engine(Protocol):
     """Batched sampling inside a Generator. Plain synchronous code."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sample ``num_samples`` responses to each prompt of token ids; they share the prompt's prefill.
 
-        The same arguments and weights give the same tokens. Row r of prompt p draws from a random stream that depends
-        on (seed, p, r) only, not on the batch around it.
+        The same arguments and weights give the same tokens. Sample s of prompt p draws from a random stream that
+        depends on (seed, places[p], s) only, not on the batch around it.
+
+        Args:
+            prompts: token ids.
+            num_samples: responses to each.
+            sampling: how to draw.
+            seed: of the rollout batch.
+            places: of the prompts in the rollout batch, where these are a part of it; None counts from 0.
         """
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:

@@ -80,7 +80,9 @@ class WorkItem:
 
     ``step`` is the number of the rollout batch (where batches are consumed in order, the training step that consumes
     it), or for an evaluation the policy version evaluated. ``shard`` counts the parts into which a batch is split over
-    several Generators.
+    several Generators, and ``first`` is the place of its first prompt in the batch: the random stream of a sample
+    depends on the seed of the batch, the place of its prompt and its own number, and not on how many Generators there
+    are.
     """
 
     purpose: Purpose
@@ -89,6 +91,12 @@ class WorkItem:
     prompt_ids: tuple[int, ...]
     group_size: int
     seed: int
+    first: int = 0
+
+    @property
+    def places(self) -> range:
+        """Places of the prompts in the rollout batch."""
+        return range(self.first, self.first + len(self.prompt_ids))
 
 
 @dataclass(frozen=True, slots=True)

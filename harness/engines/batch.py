@@ -21,7 +21,7 @@ from harness.core.errors import Diverged, Interrupted
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.requests import StopStrings, check_request, check_scored, decode_text
-from harness.engines.rng import pinned_lengths, row_uniforms
+from harness.engines.rng import pinned_lengths, row_uniforms, stream_rows
 from harness.engines.sampling import draw
 
 Row = tuple[int, int]
@@ -103,7 +103,12 @@ class BatchSampler:
         self.stats = DecodeStats()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """See ``protocols.Engine``.
 
@@ -119,7 +124,7 @@ class BatchSampler:
         completions: dict[Row, Completion] = {}
         batch_versions: list[tuple[Sequence[Row], Versions]] = []
         for rows in split_into_batches(len(prompts), num_samples, self._max_batch):
-            batch = self._run(prompts, rows, sampling, seed, stops)
+            batch = self._run(prompts, rows, sampling, stops, seed, stream_rows(rows, places))
             completions |= zip(rows, batch.completions(), strict=True)
             batch_versions.append((rows, batch.versions_T))
         if any((versions_T != started_with).any() for _, versions_T in batch_versions):
@@ -131,10 +136,13 @@ class BatchSampler:
         prompts: Sequence[Sequence[int]],
         rows: Sequence[Row],
         sampling: SamplingParams,
-        seed: int,
         stops: StopStrings,
+        seed: int,
+        streams: Sequence[Row],
     ) -> _Rows:
-        batch = _Rows(rows, sampling, self._tokenizer, stops, seed)
+        bounds = sampling.pinned_lengths
+        pinned_R = None if bounds is None else pinned_lengths(seed, streams, bounds)
+        batch = _Rows(rows, sampling, self._tokenizer, stops, pinned_R)
         first_prompt, last_prompt = rows[0][0], rows[-1][0]
         wanted = prompts[first_prompt : last_prompt + 1]
         self._poll(0, sampling)
@@ -142,7 +150,7 @@ class BatchSampler:
         self.stats.prefill_tokens += sum(len(prompt) for prompt in wanted)
         uniforms_TR = None
         if sampling.temperature > 0:
-            uniforms_TR = torch.from_numpy(row_uniforms(seed, rows, sampling.max_tokens)).to(logits_RV.device)
+            uniforms_TR = torch.from_numpy(row_uniforms(seed, streams, sampling.max_tokens)).to(logits_RV.device)
         while True:
             tokens_R = self._draw(batch, logits_RV, sampling, uniforms_TR)
             if batch.is_done:
@@ -210,17 +218,26 @@ class _Rows:
     """What the rows of one batch have sampled so far, and which row sits in which slot."""
 
     def __init__(
-        self, rows: Sequence[Row], sampling: SamplingParams, tokenizer: Tokenizer, stops: StopStrings, seed: int
+        self,
+        rows: Sequence[Row],
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        stops: StopStrings,
+        pinned_R: npt.NDArray[np.int64] | None,
     ) -> None:
         shape = (sampling.max_tokens, len(rows))
-        self._rows, self._sampling, self._tokenizer, self._stops = rows, sampling, tokenizer, stops
+        self._rows, self._sampling, self._tokenizer, self._stops, self._pinned_R = (
+            rows,
+            sampling,
+            tokenizer,
+            stops,
+            pinned_R,
+        )
         self._token_ids_TR = np.zeros(shape, dtype=np.int64)
         self._log_probs_TR = np.zeros(shape, dtype=np.float32)
         self._versions_T = np.zeros(sampling.max_tokens, dtype=np.int64)
         self._row_in_slot = np.arange(len(rows))
         self._stopped_at_R = np.zeros(len(rows), dtype=np.int64)
-        bounds = sampling.pinned_lengths
-        self._pinned_R = None if bounds is None else pinned_lengths(seed, rows, bounds)
         self.length = 0
 
     @property

@@ -11,7 +11,7 @@ from harness.core.errors import Interrupted
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.requests import check_request
-from harness.engines.rng import pinned_lengths
+from harness.engines.rng import pinned_lengths, stream_rows
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +23,8 @@ _FIRST_WORD = 2
 class FakeEngine:
     """Draws tokens evenly from its vocabulary; each token after ``min_tokens`` ends the response one time in ten.
 
-    What it draws depends on (seed, prompt index, sample index) only, neither on the prompts nor on any weights. At
-    temperature 0 all samples of a prompt are equal and do not depend on the seed. ``stop`` and ``top_p`` are ignored.
+    What it draws depends on (seed, place of the prompt, sample index) only, neither on the prompts nor on any weights.
+    At temperature 0 all samples of a prompt are equal, whatever the seed. ``stop`` and ``top_p`` are ignored.
 
     Args:
         tokenizer: decodes, and gives the end of sequence; without one a response reads ``w7 w12``.
@@ -57,7 +57,12 @@ class FakeEngine:
         self.loads += 1
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Make up ``num_samples`` responses to each prompt; see ``protocols.Engine``.
 
@@ -71,14 +76,15 @@ class FakeEngine:
         for prompt in range(len(prompts)):
             if self._should_stop is not None and self._should_stop():
                 raise Interrupted(f"sampling was stopped after {prompt} of {len(prompts)} prompts")
-            groups.append(tuple(self._completion(prompt, sample, sampling, seed) for sample in range(num_samples)))
+            streams = stream_rows([(prompt, sample) for sample in range(num_samples)], places)
+            groups.append(tuple(self._completion(stream, sampling, seed) for stream in streams))
         return groups
 
-    def _completion(self, prompt: int, sample: int, sampling: SamplingParams, seed: int) -> Completion:
-        key = (seed % 2**64, prompt, sample) if sampling.temperature > 0 else (0, prompt, 0)
+    def _completion(self, stream: tuple[int, int], sampling: SamplingParams, seed: int) -> Completion:
+        key = (seed % 2**64, *stream) if sampling.temperature > 0 else (0, stream[0], 0)
         longest, can_end_after = sampling.max_tokens, sampling.min_tokens
         if sampling.pinned_lengths is not None:
-            (longest,) = pinned_lengths(seed, [(prompt, sample)], sampling.pinned_lengths).tolist()
+            (longest,) = pinned_lengths(seed, [stream], sampling.pinned_lengths).tolist()
             can_end_after = longest
         uniforms_T2 = np.random.default_rng(key).random((longest, 2))
         token_ids = self._words[(uniforms_T2[:, 0] * len(self._words)).astype(np.int64)]

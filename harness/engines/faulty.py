@@ -32,7 +32,12 @@ class SkipsLoads:
             self._engine.load_weights(weights, version)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """See ``protocols.Engine``."""
-        return self._engine.generate(prompts, num_samples, sampling, seed)
+        return self._engine.generate(prompts, num_samples, sampling, seed, places)

@@ -154,7 +154,12 @@ class HuggingFaceEngine:
                 own[name].copy_(tensor)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
 
@@ -164,7 +169,7 @@ class HuggingFaceEngine:
             RunStopped: the model's logits are not finite.
         """
         with self._weights_in_use, torch.inference_mode():
-            return self._sampler.generate(prompts, num_samples, sampling, seed)
+            return self._sampler.generate(prompts, num_samples, sampling, seed, places)
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]

@@ -93,7 +93,12 @@ class NativeEngine:
             )
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
 
@@ -103,7 +108,7 @@ class NativeEngine:
             RunStopped: the model's logits are not numbers, or no weights were loaded.
         """
         with torch.inference_mode():
-            return self._sampler.generate(prompts, num_samples, sampling, seed)
+            return self._sampler.generate(prompts, num_samples, sampling, seed, places)
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]

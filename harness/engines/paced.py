@@ -16,6 +16,7 @@ from harness.core.errors import Interrupted, RunStopped
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
 from harness.engines.requests import check_request
+from harness.engines.rng import stream_rows
 from harness.engines.weights import check_names_and_shapes
 
 SLICE_S = 0.01
@@ -63,7 +64,7 @@ class PacedEngine:
     the T tokens of a response counts as sampled when t / T of that time is over, by the weights loaded last: loading on
     another thread meanwhile shows in ``Completion.versions``.
 
-    Tokens depend on (seed, prompt index, sample index) only; log-probabilities are 0 and texts empty.
+    Tokens depend on (seed, place of the prompt, sample index) only; log-probabilities are 0 and texts empty.
 
     Args:
         generate_s: seconds of one batch.
@@ -120,7 +121,12 @@ class PacedEngine:
         self._loads.append(_Load(self._clock(), version))
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sleep, then make up ``num_samples`` responses to each prompt; see ``protocols.Engine``.
 
@@ -134,20 +140,20 @@ class PacedEngine:
         if not self._loads:
             raise RunStopped("the engine was asked to generate before any weights were loaded")
         started_with, started_s = self._loads[-1].version, self._clock()
-        seconds = self.seconds(len(prompts), seed)
+        seconds = self.seconds(len(prompts), seed, places[0] if places else 0)
         self._wait(started_s, seconds)
         length = min(_whole_length(sampling), sampling.max_tokens)
         versions_T = self._versions(started_s + np.arange(length) / length * seconds)
         told = versions_T if (versions_T != started_with).any() else None
         return [
-            tuple(_completion(prompt, sample, sampling, seed, told) for sample in range(num_samples))
-            for prompt in range(len(prompts))
+            tuple(_completion(stream, sampling, seed, told) for stream in stream_rows(rows, places))
+            for rows in ([(prompt, sample) for sample in range(num_samples)] for prompt in range(len(prompts)))
         ]
 
-    def seconds(self, num_prompts: int, seed: int) -> float:
-        """Return how long a call takes."""
+    def seconds(self, num_prompts: int, seed: int, place: int = 0) -> float:
+        """Return how long a call takes whose first prompt has this place in the batch."""
         share = num_prompts / self._prompts_per_batch
-        drawn = np.random.default_rng(derive_seed(seed, "pace")).uniform(-1, 1)
+        drawn = np.random.default_rng(derive_seed(seed + place, "pace")).uniform(-1, 1)
         return self._generate_s * share * (1 + self._spread * drawn)
 
     def _wait(self, start_s: float, seconds: float) -> None:
@@ -173,11 +179,11 @@ def _whole_length(sampling: SamplingParams) -> int:
 
 
 def _completion(
-    prompt: int, sample: int, sampling: SamplingParams, seed: int, versions_T: npt.NDArray[np.int64] | None
+    stream: tuple[int, int], sampling: SamplingParams, seed: int, versions_T: npt.NDArray[np.int64] | None
 ) -> Completion:
     whole = _whole_length(sampling)
     length = min(whole, sampling.max_tokens)
-    key = (seed % 2**64, prompt, sample) if sampling.temperature > 0 else (0, prompt, 0)
+    key = (seed % 2**64, *stream) if sampling.temperature > 0 else (0, stream[0], 0)
     token_ids = np.random.default_rng(key).integers(_FIRST_MADE_UP, _FIRST_MADE_UP + _MADE_UP_TOKENS, whole)
     token_ids[-1] = _END
     return Completion(

@@ -36,8 +36,8 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> 
 def row_uniforms(seed: int, rows: Sequence[tuple[int, int]], max_tokens: int) -> npt.NDArray[np.float32]:
     """Uniform multiples of 2^-24 in [0, 1), (max_tokens, R): column r is the stream of ``rows[r]``.
 
-    A row is (prompt index, sample index). Its stream is Philox under the seed's low 64 bits as key, with the indices in
-    the counter: it depends on nothing else, and a larger ``max_tokens`` only extends it.
+    A row is (the prompt's place in the rollout batch, sample index). Its stream is Philox under the seed's low 64 bits
+    as key, with the two in the counter: it depends on nothing else, and a larger ``max_tokens`` only extends it.
     """
     prompts_R, samples_R = np.array(rows, dtype=np.uint64).T
     blocks_N1 = np.arange(-(-max_tokens // 4), dtype=np.uint64)[:, None]
@@ -46,6 +46,16 @@ def row_uniforms(seed: int, rows: Sequence[tuple[int, int]], max_tokens: int) ->
     words_N4R = np.stack(philox(counter, (seed % 2**32, (seed >> 32) % 2**32)), axis=1)
     words_TR = words_N4R.reshape(-1, len(rows))[:max_tokens]
     return (words_TR >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def stream_rows(rows: Sequence[tuple[int, int]], places: Sequence[int] | None) -> Sequence[tuple[int, int]]:
+    """Return rows by the place of their prompt in the rollout batch, which their streams depend on.
+
+    Args:
+        rows: (index of the prompt in the request, sample index).
+        places: of the request's prompts in the batch; None counts from 0.
+    """
+    return rows if places is None else [(places[prompt], sample) for prompt, sample in rows]
 
 
 def pinned_lengths(seed: int, rows: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> npt.NDArray[np.int64]:

@@ -31,7 +31,7 @@ from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
 from harness.engines.requests import StopStrings, check_request, check_scored
-from harness.engines.rng import pinned_lengths
+from harness.engines.rng import pinned_lengths, stream_rows
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.weights import check_names_and_shapes
 from harness.models.storage import save_policy
@@ -186,7 +186,12 @@ class SglangEngine:
                 _require_taken(self._engine.update_weights_from_tensor(tensors, flush_cache=is_last))
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
 
@@ -202,7 +207,7 @@ class SglangEngine:
         pinned = sampling.pinned_lengths is not None
         stops = StopStrings(self._tokenizer, () if pinned else sampling.stop, sampling.min_tokens)
         rows = [ServedRow(row, sampling.min_tokens, stops) for row in order]
-        params = request_params(order, sampling, seed)
+        params = request_params(stream_rows(order, places), sampling, seed)
         with self._lock, self._awake():
             for first in range(0, len(order), self._max_batch):
                 part = slice(first, first + self._max_batch)
@@ -268,22 +273,24 @@ class SglangEngine:
             self._is_asleep = True
 
 
-def request_params(order: Sequence[Row], sampling: SamplingParams, seed: int) -> list[dict[str, Any]]:
+def request_params(streams: Sequence[Row], sampling: SamplingParams, seed: int) -> list[dict[str, Any]]:
     """Return SGLang's sampling parameters of each row.
 
     Stop strings are handed over so that SGLang stops there, unless they are to be ignored at first, which it cannot;
     ``ServedRow`` finds them in any case. A row of pinned length never draws the end of sequence.
     """
-    lengths = None if sampling.pinned_lengths is None else pinned_lengths(seed, order, sampling.pinned_lengths).tolist()
+    lengths = (
+        None if sampling.pinned_lengths is None else pinned_lengths(seed, streams, sampling.pinned_lengths).tolist()
+    )
     stops_itself = lengths is None and sampling.min_tokens <= 1
     params = []
-    for number, row in enumerate(order):
+    for number, stream in enumerate(streams):
         most = sampling.max_tokens if lengths is None else lengths[number]
         own: dict[str, Any] = {
             "temperature": sampling.temperature,
             "max_new_tokens": most,
             "min_new_tokens": sampling.min_tokens if lengths is None else most,
-            "sampling_seed": derive_seed(seed, *row) % 2**31,
+            "sampling_seed": derive_seed(seed, *stream) % 2**31,
             "skip_special_tokens": True,
         }
         params.append(own | ({"stop": list(sampling.stop)} if sampling.stop and stops_itself else {}))

@@ -128,7 +128,12 @@ class SortingEngine:
         self._backend.loaded = _Loaded(model, version)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
 
@@ -141,7 +146,7 @@ class SortingEngine:
         model = self._backend.loaded.model
         model.check_prompt_length(max(map(len, prompts), default=0))
         with torch.inference_mode():
-            groups = self._sampler.generate(prompts, num_samples, self._bounded(sampling), seed)
+            groups = self._sampler.generate(prompts, num_samples, self._bounded(sampling), seed, places)
         return [tuple(map(self._ended, group)) for group in groups]
 
     def score(

@@ -26,9 +26,11 @@ from torch import Tensor, nn
 
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.protocols import Tokenizer
+from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
 from harness.engines.requests import StopStrings, check_request, check_scored
+from harness.engines.rng import stream_rows
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.vllm_machine import (
     as_it_was,
@@ -158,7 +160,12 @@ class VllmEngine:
             self._requests.version = version
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
 
@@ -170,12 +177,13 @@ class VllmEngine:
         check_request(prompts, num_samples, sampling, self._vocab_size, self.context_length)
         started_with = self.version
         order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
-        lengths = lengths_of(order, sampling, seed)
+        streams = dict(zip(order, stream_rows(order, places), strict=True))
+        lengths = lengths_of(streams, sampling, seed)
         stops = StopStrings(self._tokenizer, () if lengths else sampling.stop, sampling.min_tokens)
         waiting = deque(ServedRow(row, sampling.min_tokens, stops) for row in order)
         rows = tuple(waiting)
         with self._awake(then="sleep"):
-            self._run(waiting, prompts, sampling, lengths, seed)
+            self._run(waiting, prompts, sampling, lengths, streams, seed)
         return to_completions(rows, len(prompts), started_with, self._tokenizer)
 
     def score(
@@ -217,6 +225,7 @@ class VllmEngine:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         lengths: Mapping[Row, int],
+        streams: Mapping[Row, Row],
         seed: int,
     ) -> None:
         """Have every row sampled, ``max_batch`` at a time."""
@@ -228,8 +237,10 @@ class VllmEngine:
                     raise Interrupted(f"sampling was stopped after {steps} steps of at most {sampling.max_tokens}")
                 while waiting and len(under_way) < self._max_batch:
                     row = waiting.popleft()
+                    own_seed = derive_seed(seed, *streams[row.row])
+                    length = lengths.get(row.row)
                     params = _sampling_params(
-                        **row_options(row.row, sampling, lengths, seed, [self._tokenizer.eos_token_id])
+                        **row_options(sampling, own_seed, ends=[self._tokenizer.eos_token_id], length=length)
                     )
                     under_way[self._requests.add(prompts[row.row[0]], params, into(row))] = row
                 goes_on = self._requests.step()

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import RunStopped
-from harness.core.seeds import derive_seed
 from harness.core.types import SamplingParams
 from harness.engines.batch import Row
 from harness.engines.rng import pinned_lengths
@@ -75,33 +74,30 @@ class Requests:
                 engine.abort_request(alive)
 
 
-def lengths_of(order: Sequence[Row], sampling: SamplingParams, seed: int) -> Mapping[Row, int]:
-    """Return the pinned length of each row; empty where none is."""
-    if sampling.pinned_lengths is None or not order:
+def lengths_of(streams: Mapping[Row, Row], sampling: SamplingParams, seed: int) -> Mapping[Row, int]:
+    """Return the pinned length of each row, given the stream that it draws from; empty where none is."""
+    if sampling.pinned_lengths is None or not streams:
         return {}
-    return dict(zip(order, pinned_lengths(seed, order, sampling.pinned_lengths).tolist(), strict=True))
+    drawn = pinned_lengths(seed, list(streams.values()), sampling.pinned_lengths)
+    return dict(zip(streams, drawn.tolist(), strict=True))
 
 
-def row_options(
-    row: Row, sampling: SamplingParams, lengths: Mapping[Row, int], seed: int, ends: Sequence[int]
-) -> dict[str, Any]:
+def row_options(sampling: SamplingParams, seed: int, *, ends: Sequence[int], length: int | None) -> dict[str, Any]:
     """Return what vLLM's ``SamplingParams`` is told of one row.
 
     Args:
-        row: (prompt index, sample index).
         sampling: of the request.
-        lengths: pinned lengths; a row of pinned length must not draw the end of sequence before it.
-        seed: of the request.
+        seed: of the row.
         ends: tokens that end a response.
+        length: where it is pinned; such a row must not draw the end of sequence before it.
     """
-    pinned = lengths.get(row)
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
-        "min_tokens": sampling.min_tokens if pinned is None else pinned,
-        "max_tokens": sampling.max_tokens if pinned is None else pinned,
+        "min_tokens": sampling.min_tokens if length is None else length,
+        "max_tokens": sampling.max_tokens if length is None else length,
         "stop_token_ids": list(ends),
-        "seed": derive_seed(seed, *row),
+        "seed": seed,
         "logprobs": 0,
     }
 

@@ -70,10 +70,10 @@ class LoopPlan:
                 raise ValueError(
                     f"{shards} Generators cannot share the {len(prompt_ids)} prompts of a batch: use fewer"
                 )
+            seed = derive_seed(self.seed, "train", batch, 0)
             for shard in range(shards):
-                seed = derive_seed(self.seed, "train", batch, shard)
-                mine = prompt_ids[shard * len(prompt_ids) // shards : (shard + 1) * len(prompt_ids) // shards]
-                yield WorkItem(Purpose.TRAIN, batch, shard, mine, self.group_size, seed)
+                first, end = shard * len(prompt_ids) // shards, (shard + 1) * len(prompt_ids) // shards
+                yield WorkItem(Purpose.TRAIN, batch, shard, prompt_ids[first:end], self.group_size, seed, first)
 
     def evaluation_order(self, version: int) -> WorkItem:
         """Return the order for the validation prompts: every version gets the same seed, so that versions compare."""
@@ -84,22 +84,33 @@ class LoopPlan:
 def prompt_schedule(num_prompts: int, prompts_per_batch: int, seed: int) -> Callable[[int], tuple[int, ...]]:
     """Return the function from a training step to its prompt ids.
 
-    Prompts are drawn without replacement, in an order shuffled anew for each pass over the set. The same seed gives the
-    same prompts to every arm.
+    Prompts are drawn without replacement, in an order shuffled anew for each pass over the set. A prompt stands once in
+    a batch at most: where a batch reaches into the next pass, prompts that it has already wait until they fit. The same
+    seed gives the same prompts to every arm.
 
     Args:
         num_prompts: size of the training set.
         prompts_per_batch: prompts of one training step.
         seed: root seed.
     """
-    orders: dict[int, list[int]] = {}
+    newest: dict[int, list[int]] = {}  # steps move forward, so only the newest pass and the one before are kept
 
     def order(epoch: int) -> list[int]:
-        if epoch not in orders:
-            rng = random.Random(derive_seed(seed, "prompts", epoch))
-            orders.clear()  # steps move forward: only the newest pass is worth keeping
-            orders[epoch] = rng.sample(range(num_prompts), num_prompts)
-        return orders[epoch]
+        if epoch not in newest:
+            start = max((known for known in newest if known < epoch), default=-1)
+            for number in range(start + 1, epoch + 1):
+                begun = -(number * num_prompts) % prompts_per_batch  # places of a batch that this pass ends
+                before = newest[number - 1][begun - prompts_per_batch :] if begun and number else []
+                newest[number] = _drawn(number, begun, frozenset(before))
+                newest.pop(number - 2, None)
+        return newest[epoch]
+
+    def _drawn(epoch: int, begun: int, before: frozenset[int]) -> list[int]:
+        drawn = random.Random(derive_seed(seed, "prompts", epoch)).sample(range(num_prompts), num_prompts)
+        if before.isdisjoint(drawn[:begun]) or prompts_per_batch > num_prompts:
+            return drawn
+        fitting = [prompt for prompt in drawn if prompt not in before][:begun]
+        return fitting + [prompt for prompt in drawn if prompt not in set(fitting)]
 
     def batch_prompts(step: int) -> tuple[int, ...]:
         positions = range(step * prompts_per_batch, (step + 1) * prompts_per_batch)

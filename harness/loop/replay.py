@@ -23,11 +23,13 @@ from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup
 
-Sampling = Literal["newest", "uniform", "reward_weighted"]
+Sampling = Literal["newest", "uniform", "reward_weighted", "signal_weighted"]
 """Which of the held groups a training step takes; see ``ReplayBuffer.sample``."""
 
 REWARD_FLOOR = 0.1
 """What ``reward_weights`` gives the group with the lowest mean reward, in units of reward."""
+SIGNAL_FLOOR = 1e-9
+"""What ``signal_weights`` gives a group of equal rewards: it is drawn where there is nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +170,8 @@ class ReplayBuffer:
         """Draw one training step's groups without replacement: ``sample_groups`` of them, or all if fewer are held.
 
         ``newest`` takes what entered last, and of one batch its first groups. ``uniform`` gives every held group the
-        same probability. ``reward_weighted`` draws one after another, each time with probability proportional to
-        ``reward_weights`` among the groups still left.
+        same probability. ``reward_weighted`` and ``signal_weighted`` draw one after another, each time with
+        probability proportional to ``reward_weights`` or ``signal_weights`` among the groups still left.
 
         The draw depends on the seed, the version and the groups held in their order, and on nothing else: a second
         draw at one version from the same groups is the same.
@@ -210,6 +212,8 @@ class ReplayBuffer:
                 return _arrival_times([1.0] * len(self._entries), rng)
             case "reward_weighted":
                 return _arrival_times(reward_weights([_mean_reward(entry.group) for entry in self._entries]), rng)
+            case "signal_weighted":
+                return _arrival_times(signal_weights([entry.group.rewards or () for entry in self._entries]), rng)
 
     def _take(self, entry: _Entry) -> Taken:
         entry.uses += 1
@@ -258,9 +262,25 @@ def reward_weights(mean_rewards: Sequence[float]) -> list[float]:
     Every weight is positive, so every group can be drawn, and equal rewards have equal weights. The same constant added
     to every reward changes nothing. The unit does count, on purpose: mean rewards that differ by a rounding error are
     drawn alike, and with rewards from 0 to 1 no group is more than 11 times as likely as another in one draw.
+
+    It prefers what the policy does well. A group that it always solves has the highest weight and no gradient, since
+    all its advantages are 0: ``signal_weights`` prefers what can be learned from.
     """
     lowest = min(mean_rewards, default=0.0)
     return [reward - lowest + REWARD_FLOOR for reward in mean_rewards]
+
+
+def signal_weights(rewards: Sequence[Sequence[float]]) -> list[float]:
+    """Return the sampling weights w_g = mean_i |r_gi - mean_j r_gj| + ``SIGNAL_FLOOR`` of groups with rewards r.
+
+    The mean size of a group's advantages before any normalisation; 2 p (1 - p) where a share p of the rewards is 1 and
+    the others are 0. A group of equal rewards has no gradient, and is drawn where no other is left.
+    """
+    means = [math.fsum(group) / len(group) for group in rewards]
+    return [
+        math.fsum(abs(reward - mean) for reward in group) / len(group) + SIGNAL_FLOOR
+        for group, mean in zip(rewards, means, strict=True)
+    ]
 
 
 def _arrival_times(weights: Sequence[float], rng: random.Random) -> list[float]:

@@ -241,7 +241,7 @@ class GeneratorWorker:
             prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
             token_ids = [self.tokenizer.encode(prompt.text) for prompt in prompts]
             version = self.version  # at the start: new weights may come in the middle
-            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed)
+            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places)
             data = [
                 GroupData(prompt, np.asarray(ids, dtype=np.int64), completions)
                 for prompt, ids, completions in zip(prompts, token_ids, sampled, strict=True)

@@ -85,8 +85,9 @@ class ReplaySettings(Section):
     """Groups kept; 0 has no buffer and trains on each batch directly."""
     max_age: AtLeast0 | None = None
     """Versions after which a group is thrown away; null: max_lag, and the steps in which the capacity is refilled."""
-    sampling: Literal["newest", "uniform", "reward_weighted"] = "uniform"
-    """Which groups a step takes."""
+    sampling: Literal["newest", "uniform", "reward_weighted", "signal_weighted"] = "uniform"
+    """Which groups a step takes: the newest; all alike; by mean reward, which prefers solved groups; or by how far
+    rewards lie apart, which prefers groups that can be learned from."""
     sample_groups: AtLeast1 | None = None
     """Groups that a step takes; null: as many as a fresh batch has."""
     max_uses: AtLeast1 | None = None
@@ -420,6 +421,19 @@ def replay_holds_a_batch(scenario: Scenario) -> Problem | None:
     return None
 
 
+def newest_replays(scenario: Scenario) -> Problem | None:
+    """The newest groups are the fresh batch: only a larger sample takes any of the others."""
+    prompts, sample = scenario.prompts_per_batch, scenario.replay_sample_groups
+    if scenario.replay.capacity == 0 or scenario.replay.sampling != "newest" or sample > prompts:
+        return None
+    what = (
+        f"replay.sampling newest with {sample} sample_groups takes the {prompts} fresh groups of each step and replays "
+        "none"
+    )
+    fix = f"set replay.sample_groups above {prompts}, or replay.sampling to uniform, or replay.capacity to 0"
+    return broken(what, fix, "replay.sampling", "replay.sample_groups")
+
+
 def _settings_without_buffer(scenario: Scenario) -> Problem | None:
     """What would be ignored in silence is refused."""
     given = [name for name, value in scenario.replay if value != getattr(ReplaySettings(), name)]
@@ -454,5 +468,6 @@ DISTRIBUTED_RULES = (
     cuda_actors_reserve_gpus,
     sweep_on_one_machine,
     replay_holds_a_batch,
+    newest_replays,
     replay_age_covers_lag,
 )

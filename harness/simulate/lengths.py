@@ -1,8 +1,8 @@
 """How long the rollouts of a simulated run are: pinned as the engines pin them, or drawn from recorded groups.
 
 The tokens of an order depend on its own seed and on what was recorded, and on nothing else: two scenarios with the same
-seed have the same rollouts, whatever else differs between them. With one Generator more, though, every rollout has
-another length, since orders have seeds of their own; where that would be noise, ``PairedLengths`` draws a batch whole.
+seed have the same rollouts, whatever else differs between them. With one Generator more, though, rollouts have other
+lengths, since each order draws its own; where that would be noise, ``PairedLengths`` draws a batch whole.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class PinnedLengths:
         shortest, longest = self._bounds
         if shortest == longest:
             return tuple((prompt, (shortest,) * size) for prompt in prompts)
-        rows = [(prompt, sample) for prompt in range(len(item.prompt_ids)) for sample in range(size)]
+        rows = [(place, sample) for place in item.places for sample in range(size)]
         drawn = pinned_lengths(item.seed, rows, self._bounds).tolist()
         return tuple((prompt, tuple(drawn[index * size : (index + 1) * size])) for index, prompt in enumerate(prompts))
 
@@ -206,7 +206,7 @@ class _Pool:
 
     def groups(self, item: WorkItem) -> tuple[Group, ...]:
         """Draw a recorded group for each prompt of the order, and its responses from that group."""
-        rng = np.random.default_rng(derive_seed(item.seed, "lengths"))
+        rng = np.random.default_rng(derive_seed(item.seed + item.first, "lengths"))
         low, high = self._near(item.step * self._each_step)
         chosen_P = rng.integers(low, high, size=len(item.prompt_ids))
         lengths_PN = self._responses(chosen_P, item.group_size, rng)
@@ -301,7 +301,7 @@ class PairedLengths:
             return self._source.groups(replace(item, seed=self._seed_of(item)))
         batch = self._batches.get(item.step)
         if batch is None:
-            whole = replace(item, shard=0, prompt_ids=tuple(range(self._prompts)), seed=self._seed_of(item))
+            whole = replace(item, shard=0, first=0, prompt_ids=tuple(range(self._prompts)), seed=self._seed_of(item))
             batch = self._batches[item.step] = self._source.groups(whole)
             self._batches.pop(item.step - KEPT, None)
         first, end = (place * self._prompts // self._shards for place in (item.shard, item.shard + 1))

@@ -337,7 +337,7 @@ def _pace(scenario: Scenario) -> Callable[[WorkItem], float] | None:
 
     def seconds(item: WorkItem) -> float:
         share = len(item.prompt_ids) / prompts
-        drawn = np.random.default_rng(derive_seed(item.seed, "pace")).uniform(-1, 1) if spread else 0.0
+        drawn = np.random.default_rng(derive_seed(item.seed + item.first, "pace")).uniform(-1, 1) if spread else 0.0
         return float(generate_s * share * (1 + spread * drawn))
 
     return seconds

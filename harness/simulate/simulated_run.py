@@ -155,8 +155,8 @@ class SimulatedRun:
     @property
     def extrapolating(self) -> tuple[str, ...]:
         """Sentences: where the run, as far as it has come, left what the profile knows. Complete when it is over."""
-        weighted = self.plan.replay is not None and self.plan.replay.sampling == "reward_weighted"
-        unknown = ("replay.sampling is reward_weighted, and nobody knows the rewards: all count alike",) * weighted
+        weighted = self.plan.replay is not None and self.plan.replay.sampling.endswith("_weighted")
+        unknown = ("replay.sampling goes by rewards, which nobody knows: all groups count alike",) * weighted
         return (*getattr(self.costs, "extrapolating", ()), *self.lengths.said, *unknown, *self.crowded)
 
     async def run(self, observer: Observer | None = None) -> None:

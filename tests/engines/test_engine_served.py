@@ -107,25 +107,24 @@ def test_the_reason_of_an_error_is_its_first_line_that_says_something() -> None:
 
 def test_what_vllm_is_told_of_a_row() -> None:
     plain = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=20)
-    told = row_options((1, 2), plain, {}, 5, [0])
-    assert (
-        told["seed"] == row_options((1, 2), plain, {}, 5, [0])["seed"] != row_options((2, 1), plain, {}, 5, [0])["seed"]
-    )
-    assert {key: value for key, value in told.items() if key != "seed"} == {
-        "temperature": 0.7, "top_p": 0.9, "min_tokens": 2, "max_tokens": 20, "stop_token_ids": [0], "logprobs": 0,
+    assert row_options(plain, 5, ends=[0], length=None) == {
+        "temperature": 0.7, "top_p": 0.9, "min_tokens": 2, "max_tokens": 20, "stop_token_ids": [0], "seed": 5,
+        "logprobs": 0,
     }  # fmt: skip
-    greedy = row_options((0, 0), SamplingParams(temperature=0.0, top_p=0.5), {}, 5, [0])
+    greedy = row_options(SamplingParams(temperature=0.0, top_p=0.5), 5, ends=[0], length=None)
     assert greedy["top_p"] == 1.0  # its log-probs are of the whole distribution
 
 
 def test_a_row_of_pinned_length_has_that_many_tokens_at_least_and_at_most() -> None:
     rows = [(0, 0), (0, 1), (3, 0)]
     pinned = SamplingParams(min_tokens=1, max_tokens=24, pinned_lengths=(3, 20))
-    lengths = lengths_of(rows, pinned, 5)
-    assert list(lengths.values()) == pinned_lengths(5, rows, (3, 20)).tolist()
-    told = row_options((3, 0), pinned, lengths, 5, [0])
+    streams = dict(zip(rows, [(8, 0), (8, 1), (11, 0)], strict=True))
+    lengths = lengths_of(streams, pinned, 5)
+    assert list(lengths) == rows
+    assert list(lengths.values()) == pinned_lengths(5, list(streams.values()), (3, 20)).tolist()
+    told = row_options(pinned, 5, ends=[0], length=lengths[3, 0])
     assert told["min_tokens"] == told["max_tokens"] == lengths[3, 0]
-    assert lengths_of(rows, SamplingParams(), 5) == lengths_of([], pinned, 5) == {}
+    assert lengths_of(streams, SamplingParams(), 5) == lengths_of({}, pinned, 5) == {}
 
 
 def said(finish=None, **log_probs):

@@ -93,7 +93,7 @@ def _replay(draw: st.DrawFn, prompts: int, max_lag: int) -> ReplayOptions:
     return ReplayOptions(
         capacity,
         max_lag + draw(st.integers(0, 3)),
-        draw(st.sampled_from(["newest", "uniform", "reward_weighted"])),
+        draw(st.sampled_from(["newest", "uniform", "reward_weighted", "signal_weighted"])),
         draw(st.integers(1, capacity)),
         draw(st.sampled_from([None, 1, 2, 3])),
     )

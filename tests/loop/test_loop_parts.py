@@ -139,7 +139,20 @@ def test_orders_cut_each_batch_into_shards_that_cover_it_once():
         (2, 1, (22, 23, 24)),
     ]
     assert {(order.purpose, order.group_size) for order in orders} == {(Purpose.TRAIN, 2)}
-    assert len({order.seed for order in orders}) == 6
+    assert [list(order.places) for order in orders[:2]] == [[0, 1], [2, 3, 4]]
+    assert len({order.seed for order in orders}) == 3  # one for each batch: who samples a prompt changes no sample
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_the_seed_and_place_of_a_prompt_do_not_depend_on_how_many_generators_there_are(shards: int) -> None:
+    def streams(number: int) -> dict[tuple[int, int], tuple[int, int]]:
+        return {
+            (order.step, prompt): (order.seed, place)
+            for order in PLAN.train_orders(number)
+            for prompt, place in zip(order.prompt_ids, order.places, strict=True)
+        }
+
+    assert streams(shards) == streams(1)
 
 
 def test_under_drop_orders_never_end_and_begin_with_the_same_ones():

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from harness.loop.plan import prompt_schedule
 
 
@@ -11,6 +13,18 @@ def test_each_pass_uses_every_prompt_once() -> None:
     assert Counter(drawn[:10]) == Counter(range(10))
     assert Counter(drawn[10:]) == Counter(range(10))
     assert drawn[:10] != drawn[10:]
+
+
+@pytest.mark.parametrize(("num_prompts", "each"), [(10, 4), (7, 3), (5, 4), (9, 9), (11, 10)])
+def test_a_prompt_stands_once_in_a_batch_also_where_two_passes_meet(num_prompts: int, each: int) -> None:
+    """Of 10 prompts in fours, step 27 once held prompt 9 twice."""
+    for seed in range(20):
+        prompts = prompt_schedule(num_prompts, each, seed)
+        batches = [prompts(step) for step in range(4 * num_prompts)]
+        assert [len(set(batch)) for batch in batches] == [each] * len(batches)
+        drawn = [prompt for batch in batches for prompt in batch]
+        for start in range(0, len(drawn), num_prompts):
+            assert sorted(drawn[start : start + num_prompts]) == list(range(num_prompts))
 
 
 def test_a_step_has_the_same_prompts_whenever_it_is_asked_for() -> None:

@@ -155,7 +155,9 @@ def test_several_generators_share_a_batch() -> None:
     assert seconds == 33
     assert [[g.prompt_id for g in facts.groups] for facts in story.facts] == [[5, 6, 7]] * 2
     assert [part.item.prompt_ids for part in story.facts[0].scored] == [(5,), (6, 7)]
-    assert len({part.item.seed for facts in story.facts for part in facts.scored}) == 4
+    streams = {(part.item.seed, part.item.first) for facts in story.facts for part in facts.scored}
+    assert len(streams) == 4
+    assert {first for _, first in streams} == {0, 1}
 
 
 def test_more_generators_than_prompts_are_refused() -> None:

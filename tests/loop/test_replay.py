@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup
-from harness.loop.replay import ReplayBuffer, ReplayOptions, ReplayStats, Taken, reward_weights
+from harness.loop.replay import ReplayBuffer, ReplayOptions, ReplayStats, Taken, reward_weights, signal_weights
 
 
 def group(name: int, version: int = 0, reward: float = 0.0, data: object = None) -> RolloutGroup:
@@ -180,7 +180,7 @@ def test_versions_never_go_back():
         (
             {"sampling": "oldest"},
             "replay.sampling",
-            "replay.sampling is 'oldest', must be one of newest, uniform, reward_weighted",
+            "replay.sampling is 'oldest', must be one of newest, uniform, reward_weighted, signal_weighted",
         ),
     ],
 )
@@ -320,6 +320,23 @@ def test_every_set_of_groups_is_drawn_as_often_as_its_exact_probability_says(sam
         assert abs(drawn - draws * inclusion) <= 4 * math.sqrt(draws * inclusion * (1 - inclusion)), index
 
 
+def test_a_group_weighs_as_much_as_its_rewards_lie_apart():
+    """2 p (1 - p) for a share p of ones: 0, 2 * 1/4 * 3/4, 2 * 1/2 * 1/2, 0; and 2/3 * 3 = 2 for (0, 3, 6)."""
+    groups = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 1, 0), (1, 1, 1, 1), (0, 3, 6)]
+    assert signal_weights(groups) == pytest.approx([0.0, 0.375, 0.5, 0.0, 2.0], abs=2e-9)
+
+
+def test_groups_of_equal_rewards_are_drawn_where_nothing_else_is_left():
+    """By mean reward, nearly half of the draws from such a buffer had no gradient."""
+    solved, hopeless = (1.0,) * 8, (0.0,) * 8
+    open_groups = [(1.0,) * right + (0.0,) * (8 - right) for right in (1, 2, 4, 6)]
+    buffer = ReplayBuffer(ReplayOptions(8, 400, "signal_weighted", 4), seed=5)
+    rewards = [solved, *open_groups, hopeless, solved, hopeless]
+    buffer.add([replace(group(name), rewards=own, lengths=(1,) * 8) for name, own in enumerate(rewards)], version=0)
+    assert {tuple(names(buffer.sample(version))) for version in range(200)} == {(1, 2, 3, 4)}
+    assert len(buffer.sample(200)) == 4
+
+
 def test_a_constant_added_to_every_reward_changes_no_draw():
     def draws(bonus: float) -> list[list[int]]:
         buffer = ReplayBuffer(ReplayOptions(4, 200, "reward_weighted", 2), seed=3)
@@ -329,7 +346,7 @@ def test_a_constant_added_to_every_reward_changes_no_draw():
     assert draws(0.0) == draws(64.0) == draws(-8.0)  # quarters: exact in floating point
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "reward_weighted"])
+@pytest.mark.parametrize("sampling", ["uniform", "reward_weighted", "signal_weighted"])
 def test_a_draw_depends_on_seed_version_and_contents_and_not_on_history(sampling):
     options = ReplayOptions(6, 9, sampling, 3)
 
@@ -455,7 +472,7 @@ def play(history: tuple[str, ...], options: ReplayOptions) -> None:
     model.check(buffer)
 
 
-@pytest.mark.parametrize("sampling", ["newest", "uniform", "reward_weighted"])
+@pytest.mark.parametrize("sampling", ["newest", "uniform", "reward_weighted", "signal_weighted"])
 @pytest.mark.parametrize("length", [1, 2, 3, *(pytest.param(length, marks=pytest.mark.slow) for length in (4, 5))])
 def test_every_short_history_matches_the_model(sampling, length):
     for options in all_options(sampling):
@@ -469,7 +486,7 @@ class ReplayHistories(RuleBasedStateMachine):
     @initialize(
         capacity=st.integers(1, 12),
         max_age=st.integers(0, 5),
-        sampling=st.sampled_from(["newest", "uniform", "reward_weighted"]),
+        sampling=st.sampled_from(["newest", "uniform", "reward_weighted", "signal_weighted"]),
         max_uses=st.none() | st.integers(1, 4),
         seed=st.integers(0, 2**32 - 1),
         data=st.data(),

@@ -39,7 +39,12 @@ class Echo:
         self.seeds: list[int] = []
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
         self.seeds.append(seed)
         return [tuple(self._answer(prompt[: sample + 1]) for sample in range(num_samples)) for prompt in prompts]

@@ -145,6 +145,13 @@ CASES = [
         ["replay.sample_groups", "replay.capacity"],
     ),
     (
+        {"replay": {"capacity": 16, "sampling": "newest"}},
+        "newest_replays",
+        "8 8",
+        "8 0",
+        ["replay.sampling", "replay.sample_groups"],
+    ),
+    (
         {"max_lag": 2, "placement": {"colocated": False}, "replay": {"capacity": 8, "max_age": 1}},
         "replay_age_covers_lag",
         "1 2",
