@@ -96,7 +96,8 @@ class TargetTimes:
     Attributes:
         reached, seeds: how many of how many.
         seconds, steps: Kaplan-Meier medians over the seeds, in seconds of the loop and in training steps. Without an
-            interval below ``FEWEST_SEEDS`` seeds.
+            interval below ``FEWEST_SEEDS`` seeds. None where most seeds did not reach it: they all stop being looked at
+            when their runs end, so that the estimate would be that of the few that ran on for longest.
     """
 
     target: float
@@ -134,7 +135,11 @@ def target_times(variant: Variant) -> TargetTimes | None:
         return None
     seconds = _times(variant, lambda run: run.seconds_to_target, lambda last: last.elapsed_s)
     steps = _times(variant, lambda run: run.learning.target_step if run.learning else None, lambda last: last.step)
-    return TargetTimes(target, sum(time.seen for time in seconds), len(seconds), _median(seconds), _median(steps))
+    reached = sum(time.seen for time in seconds)
+    if 2 * reached < len(seconds):
+        unknown = Median(None, None, None)
+        return TargetTimes(target, reached, len(seconds), unknown, unknown)
+    return TargetTimes(target, reached, len(seconds), _median(seconds), _median(steps))
 
 
 def target_log_rank(base: Variant, other: Variant) -> LogRank | None:
