@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib
-import inspect
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from harness.core.errors import UserError
-
 
 _HARNESS = str(Path(__file__).parents[1]) + os.sep
 
@@ -73,15 +72,19 @@ def import_function(path: str, kind: FunctionKind) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def file_hash(function: Callable[..., Any]) -> str | None:
-    """Return the SHA-256 of the file that defines a function, in hexadecimal; None where it has no file."""
+def module_hash(path: str) -> str | None:
+    """Return the SHA-256 of the file of the module that a path names, in hexadecimal; None where there is no such file.
+
+    Args:
+        path: ``package.module:function``.
+    """
     try:
-        file = inspect.getsourcefile(inspect.unwrap(function))
-    except TypeError:  # an instance with __call__, or a function of a C module
-        file = inspect.getsourcefile(type(function))
-    if file is None or not Path(file).is_file():
+        spec = importlib.util.find_spec(path.partition(":")[0])
+    except (ImportError, ValueError, AttributeError):
         return None
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
 def _import_module(path: str, module_name: str, kind: FunctionKind) -> ModuleType:

@@ -225,6 +225,6 @@ def test_bad_options_are_refused(options, message):
 
 def test_options_are_frozen_and_have_the_source_defaults():
     options = LossOptions()
-    assert options == LossOptions("grpo_clip", 0.2, None, None, 0.0, "k3", ImportanceOptions("off", "token", 2.0, 0.5))
+    assert options == LossOptions("grpo_clip", None, None, None, 0.0, "k3", ImportanceOptions("off", "token"), "token")
     with pytest.raises(FrozenInstanceError):
         options.cliprange = 0.3

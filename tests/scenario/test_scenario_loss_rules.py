@@ -26,8 +26,9 @@ def with_delta(loss_type, delta, **advantage):
         ),
         (
             with_delta("reinforce_with_baseline", "rewards"),
-            "advantage.delta is rewards, must be centered_rewards or normalized_rewards with loss.type "
-            "reinforce_with_baseline [rule: delta_fits_the_loss]",
+            "advantage.delta is rewards, must be one of centered_rewards, normalized_rewards, leave_one_out_rewards, "
+            "batch_normalized_rewards, batch_whitened_rewards with loss.type reinforce_with_baseline [rule: "
+            "delta_fits_the_loss]",
             "set loss.type to naive, which is the same loss for any delta, or leave advantage.delta out",
             ["advantage.delta", "loss.type"],
         ),
