@@ -194,14 +194,15 @@ def group_deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float = 1e
         centered_B = group_advantages(rewards, group_size, eps, normalize_by_std=False)
         return _divided_by_the_batch(centered_B, at_least_float32(rewards).reshape(-1), delta, eps)
     check_groups(rewards, group_size, eps, normalize_by_std=delta == "leave_one_out_rewards")
-    kept_B = at_least_float32(rewards).reshape(-1)
+    rewards_PG = at_least_float32(rewards).reshape(-1, group_size)
+    kept_B = rewards_PG.reshape(-1)
     if delta == "rewards":
         return kept_B.clone()
     if delta == "leave_one_out_rewards":
-        return group_advantages(rewards, group_size, eps, normalize_by_std=False) * (group_size / (group_size - 1))
+        others_PG = (rewards_PG.sum(dim=1, keepdim=True) - rewards_PG) / (group_size - 1)
+        return torch.where(_all_equal(rewards_PG)[:, None], 0.0, rewards_PG - others_PG).reshape(-1)
     if delta == "max_centered_rewards":
         kept_B = group_advantages(rewards, group_size, eps, normalize_by_std=False)
-    rewards_PG = rewards.reshape(-1, group_size)
     is_highest_PG = rewards_PG == rewards_PG.amax(dim=1, keepdim=True)
     return torch.where(is_highest_PG.reshape(-1), kept_B, 0.0)
 

@@ -27,6 +27,8 @@ LOSS = FunctionKind(
 ADVANTAGE = FunctionKind(
     "advantage", "advantage.function", "(rewards) -> torch.Tensor", "docs.examples.own_loss.losses:leave_one_out"
 )
+_EACH = {"loss": "token", "advantage": "rollout"}
+_PAGE = "docs/losses.md"
 LOSS_ARGUMENTS = (
     "log_probs",
     "old_log_probs",
@@ -90,8 +92,10 @@ class UserLoss:
                 fix="compute it of log_probs, and detach nothing but weights",
             )
         if not isinstance(figures, Mapping):
-            raise _returned(self.path, LOSS, figures, "a dict of figures beside the loss")
+            raise _returned(self.path, LOSS, type(figures).__name__, "a dict of figures beside the loss")
         for name, values in figures.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                raise _returned(self.path, LOSS, f"a figure named {name!r}", "a name of letters, digits and _")
             _check_tensor(values, self.path, LOSS, f"figure {name!r}: ", tuple(log_probs.shape))
         return loss_BT, figures
 
@@ -112,9 +116,11 @@ class UserLoss:
         )
         torch.autograd.backward(torch.where(mask_BT, loss_BT, 0.0).sum())
         gradient_BT = log_probs_BT.grad
-        if gradient_BT is None or not bool(torch.isfinite(gradient_BT).all()):
+        bad = mask_BT.numel() if gradient_BT is None else int((~torch.isfinite(gradient_BT)).sum())
+        if bad:
             raise UserError(
-                f"the loss {self.path} has a gradient that is not finite: {_listed(gradient_BT)}",
+                f"the loss {self.path} has no finite gradient at {bad} of {mask_BT.numel()} tokens, tried on 4 tokens "
+                "and 2 masked ones",
                 where=self.path,
                 fix="masked tokens have log-prob 0, and their loss must have a finite gradient too: choose with "
                 "torch.where before dividing or taking a logarithm",
@@ -212,17 +218,11 @@ def _called(function: Callable[..., Any], path: str, kind: FunctionKind, argumen
         ) from error
 
 
-_PAGE = "docs/own_task.md"
-
-
 def _check_tensor(value: Any, path: str, kind: FunctionKind, which: str, shape: tuple[int, ...]) -> None:
     if isinstance(value, Tensor) and tuple(value.shape) == shape and not value.is_complex():
         return
     found = f"{which}a tensor {shape_of(value)}" if isinstance(value, Tensor) else f"{which}{type(value).__name__}"
     raise _returned(path, kind, found, f"a tensor {shape}, one number for each {_EACH[kind.noun]}")
-
-
-_EACH = {"loss": "token", "advantage": "rollout"}
 
 
 def _returned(path: str, kind: FunctionKind, found: object, expected: str) -> UserError:
@@ -233,6 +233,6 @@ def _returned(path: str, kind: FunctionKind, found: object, expected: str) -> Us
     )
 
 
-def _listed(values: Any, limit: int = 120) -> str:
-    text = str(values.tolist()) if isinstance(values, Tensor) else str(values)
+def _listed(values: Tensor, limit: int = 120) -> str:
+    text = str(values.tolist())
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -86,7 +86,7 @@ class LossSettings(Section):
     type: LossType = "grpo_clip"
     """`naive`: -log p * delta; `unclipped`: -ratio * delta; `grpo_clip`; `cispo`; `own`; the others are naive too."""
     function: FunctionName | None = None
-    """Your loss for `type: own`, as `package.module:function`; its arguments are in docs/own_task.md."""
+    """Your loss for `type: own`, as `package.module:function`; its arguments are in docs/losses.md."""
     ratio_level: Literal["token", "sequence"] = "token"
     """The ratio of each token, or of its whole response: the geometric mean of its tokens' (GSPO)."""
     aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
@@ -123,7 +123,7 @@ class AdvantageSettings(Section):
     delta: Delta | None = None
     """What weighs a response's loss; null: `rewards` for `loss.type: no_baseline`, else as `normalize_by_std` says."""
     function: FunctionName | None = None
-    """Your advantage for `delta: own`, as `package.module:function`; its arguments are in docs/own_task.md."""
+    """Your advantage for `delta: own`, as `package.module:function`; its arguments are in docs/losses.md."""
 
     def delta_for(self, loss_type: LossType) -> Delta:
         """Return the delta, for this type of loss: the one that is named, or what follows from the other settings."""
