@@ -43,6 +43,8 @@ optimizer: {learning_rate: 0.01}
 evaluation: {every: 2, prompts: 4, examples: 1}
 loss: {cliprange: 0.02, cliprange_high: 0.05}
 interleaving: run
+profile: "off"
+trackers: []
 arms:
   built_in: {loss.type: cispo, advantage.delta: leave_one_out_rewards}
   own:
@@ -84,7 +86,7 @@ def clipped(run: Run, name: str) -> list[float]:
     return [row.metrics[name]["mean"] for row in run.steps]
 
 
-@pytest.mark.parametrize("transport", ["in_process", "object_store_numpy"])
+@pytest.mark.parametrize("transport", ["in_process", pytest.param("object_store_numpy", marks=pytest.mark.slow)])
 def test_cispo_from_outside_of_the_repository_is_the_built_in_one_bit_for_bit(folder: Path, transport: str) -> None:
     done = run(folder, f"--set=transport.type={transport}", "--set=placement.colocated=true")
     assert done.returncode == 0, done.stderr
