@@ -143,7 +143,7 @@ class _EntropyWithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_M: Tensor) -> Tensor:
         (log_probs_MV,) = ctx.saved_tensors
-        return log_probs_MV.exp().mul_(_finite(log_probs_MV) + 1).mul_(-gradient_M[:, None])
+        return log_probs_MV.exp().mul_(_finite(log_probs_MV).add_(1)).mul_(-gradient_M[:, None])
 
 
 def _require(holds: bool, message: str) -> None:

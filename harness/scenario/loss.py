@@ -110,7 +110,7 @@ class LossSettings(Section):
     proximal: Literal["engine", "recompute"] = "engine"
     """With lag or replay, what the ratio divides by: the engine's log-probs, or the Learner's at the step's start."""
     importance: Annotated[ImportanceSettings, EmptyIfNull] = ImportanceSettings()
-    """Truncated importance sampling: correct for an engine or a policy that is not quite the Learner's."""
+    """Importance sampling: weights that correct for an engine or a policy that is not quite the Learner's."""
 
 
 class AdvantageSettings(Section):
