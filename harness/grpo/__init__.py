@@ -23,12 +23,14 @@ from harness.grpo.loss import LossOptions, surrogate_loss
 from harness.grpo.masking import masked_mean, masked_normalize, zero_masked
 from harness.grpo.policy_gradient import (
     LossType,
+    compute_cispo_loss,
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
     compute_unclipped_loss,
     grpo_microbatch_train_step,
 )
+from harness.grpo.ratio import RatioLevel, sequence_ratio, token_ratio
 from harness.grpo.tally import Tally, max_tally, mean_tally, to_metrics
 from harness.grpo.tokenization import tokenize_prompt_and_output
 
@@ -42,10 +44,12 @@ __all__ = [
     "KlEstimator",
     "LossOptions",
     "LossType",
+    "RatioLevel",
     "RewardFn",
     "RolloutBatch",
     "Tally",
     "collate",
+    "compute_cispo_loss",
     "compute_entropy",
     "compute_group_normalized_rewards",
     "compute_grpo_clip_loss",
@@ -68,8 +72,10 @@ __all__ = [
     "masked_normalize",
     "max_tally",
     "mean_tally",
+    "sequence_ratio",
     "surrogate_loss",
     "to_metrics",
+    "token_ratio",
     "tokenize_prompt_and_output",
     "weighted_sum",
     "zero_masked",

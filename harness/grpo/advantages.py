@@ -144,7 +144,16 @@ def _part_means(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-Delta = Literal["rewards", "centered_rewards", "normalized_rewards", "max_rewards", "max_centered_rewards"]
+Delta = Literal[
+    "rewards",
+    "centered_rewards",
+    "normalized_rewards",
+    "max_rewards",
+    "max_centered_rewards",
+    "leave_one_out_rewards",
+    "batch_normalized_rewards",
+    "batch_whitened_rewards",
+]
 
 
 def group_deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float = 1e-6) -> Tensor:
@@ -156,34 +165,61 @@ def group_deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float = 1e
       arXiv:2402.03300).
     - ``max_rewards``: r_i where it is its group's maximum, else 0. Several rollouts may share the maximum.
     - ``max_centered_rewards``: r_i - mean(group) where r_i is its group's maximum, else 0.
+    - ``leave_one_out_rewards``: r_i - mean(the others of the group) = G / (G - 1) * (r_i - mean(group)) (RLOO, Ahmadian
+      et al. 2024, arXiv:2402.14740).
+    - ``batch_normalized_rewards``: (r_i - mean(group)) / (std(rewards of the whole batch) + eps), as TRL's
+      ``scale_rewards="batch"`` (PPO Lite, arXiv:2508.08221).
+    - ``batch_whitened_rewards``: a_i / (std(all a of the batch) + eps) with a_i = r_i - mean(group), whose mean over
+      the batch is 0 (REINFORCE++ with a baseline, arXiv:2501.03262; here each rollout counts once, not its tokens).
 
     In a group whose rewards are all equal, ``rewards`` and ``max_rewards`` are these rewards, the others exactly 0.
 
     Args:
         rewards: (B,), the rollouts of one prompt next to each other, or (P, G).
         group_size: G, rollouts per prompt.
-        delta: which of the five.
-        eps: at least 0, added to the standard deviation; ``normalized_rewards`` only.
+        delta: which of them.
+        eps: at least 0, added to the standard deviations.
 
     Returns:
         (B,), float32 or, for float64 rewards, float64.
 
     Raises:
-        UserError: G does not divide B, the delta is unknown, or G is 1 with ``normalized_rewards``.
+        UserError: G does not divide B, the delta is unknown, or G is 1 with a delta that needs two rewards.
     """
     if delta not in get_args(Delta):
         raise unknown_choice("delta", delta, get_args(Delta))
     if delta in ("centered_rewards", "normalized_rewards"):
         return group_advantages(rewards, group_size, eps, delta == "normalized_rewards")
-    check_groups(rewards, group_size, eps, normalize_by_std=False)
-    kept_B = at_least_float32(rewards).reshape(-1)
+    if delta in BATCH_DELTAS:
+        centered_B = group_advantages(rewards, group_size, eps, normalize_by_std=False)
+        return _divided_by_the_batch(centered_B, at_least_float32(rewards).reshape(-1), delta, eps)
+    check_groups(rewards, group_size, eps, normalize_by_std=delta == "leave_one_out_rewards")
+    rewards_PG = at_least_float32(rewards).reshape(-1, group_size)
+    kept_B = rewards_PG.reshape(-1)
     if delta == "rewards":
         return kept_B.clone()
+    if delta == "leave_one_out_rewards":
+        others_PG = (rewards_PG.sum(dim=1, keepdim=True) - rewards_PG) / (group_size - 1)
+        return torch.where(_all_equal(rewards_PG)[:, None], 0.0, rewards_PG - others_PG).reshape(-1)
     if delta == "max_centered_rewards":
         kept_B = group_advantages(rewards, group_size, eps, normalize_by_std=False)
-    rewards_PG = rewards.reshape(-1, group_size)
     is_highest_PG = rewards_PG == rewards_PG.amax(dim=1, keepdim=True)
     return torch.where(is_highest_PG.reshape(-1), kept_B, 0.0)
+
+
+BATCH_DELTAS = ("batch_normalized_rewards", "batch_whitened_rewards")
+"""Deltas divided by a standard deviation of the whole batch."""
+
+
+def _divided_by_the_batch(centered_B: Tensor, rewards_B: Tensor, delta: Delta, eps: float) -> Tensor:
+    spread_B = rewards_B if delta == "batch_normalized_rewards" else centered_B
+    if spread_B.numel() < 2:
+        raise UserError(
+            f"the batch has {spread_B.numel()} rewards and the advantage is {delta}; a standard deviation needs 2",
+            where="delta",
+            fix="use centered_rewards, or a larger rollout batch",
+        )
+    return centered_B / (spread_B.std() + eps)
 
 
 def deltas_per_group(rewards: Sequence[Sequence[float]], delta: Delta, eps: float = 1e-6) -> Tensor:
@@ -191,17 +227,20 @@ def deltas_per_group(rewards: Sequence[Sequence[float]], delta: Delta, eps: floa
 
     Args:
         rewards: P sequences, the rewards of each group.
-        delta: see ``group_deltas``.
+        delta: see ``group_deltas``; what is divided by the batch is divided by that of all groups.
         eps: see ``group_deltas``.
 
     Returns:
         (B,) float32, group after group.
 
     Raises:
-        UserError: there is no group, a group is empty, or one holds a single reward with ``normalized_rewards``.
+        UserError: there is no group, a group is empty, or one holds a single reward with a delta that needs two.
     """
     if not rewards:
         raise UserError("there is no group to compute advantages of, at least one is needed", where="rewards")
+    if delta in BATCH_DELTAS:
+        rewards_B = torch.tensor([reward for of_group in rewards for reward in of_group], dtype=torch.float32)
+        return _divided_by_the_batch(deltas_per_group(rewards, "centered_rewards"), rewards_B, delta, eps)
     return torch.cat(
         [
             group_deltas(torch.tensor(list(equally_large), dtype=torch.float32), size, delta, eps)

@@ -24,7 +24,8 @@ def kl_estimate(log_p: Tensor, log_q: Tensor, estimator: KlEstimator) -> Tensor:
     In a loss, with p the policy being trained and the tokens sampled from it, the right value does not mean the right
     gradient. The expected gradient of k1 is 0: it adds noise only. That of k2 is the gradient of KL(p || q). That of
     k3 is the gradient of KL(q || p), the other direction, which has the same minimum. Once the policy has moved away
-    from the one that sampled (k > 1, or lag), none of these holds exactly: nothing here weights by the ratio.
+    from the one that sampled (k > 1, or lag), none of these holds exactly. Times the ratio p / p_old, with its gradient
+    (``LossOptions.kl_weighted_by_ratio``), k1 and k3 have the gradient of KL(p || q), wherever the tokens came from.
 
     Args:
         log_p: any shape, of the policy that sampled the tokens.

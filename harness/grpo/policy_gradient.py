@@ -1,4 +1,4 @@
-"""Per-token policy-gradient losses: naive, with the probability ratio, with the clipped one; and one microbatch."""
+"""Per-token policy-gradient losses: naive, with the probability ratio, clipped, CISPO; and one microbatch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from harness.grpo.masking import (
     unknown_choice,
     zero_masked,
 )
+from harness.grpo.ratio import token_ratio
 
 _Value = TypeVar("_Value")
 
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "naive", "unclipped"]
+LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "naive", "unclipped", "cispo"]
 """``no_baseline`` and ``reinforce_with_baseline`` are ``naive`` with raw rewards and with advantages."""
-
-LARGEST_LOG_RATIO = 80.0
-"""exp of more than 88 overflows float32, and an infinite ratio times a zero gradient is NaN."""
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
@@ -68,7 +66,12 @@ def compute_unclipped_loss(
     Raises:
         UserError: a shape is another one.
     """
-    ratio_BT = _ratio(advantages, policy_log_probs, old_log_probs)
+    return unclipped_by_ratio(token_ratio(policy_log_probs, old_log_probs), advantages)
+
+
+def unclipped_by_ratio(ratio_BT: Tensor, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss and metadata of ``compute_unclipped_loss`` for ratios (B, T) of any level."""
+    require_per_rollout("advantages", advantages, ratio_BT)
     return -ratio_BT * at_least_float32(advantages), {"ratio": ratio_BT.detach()}
 
 
@@ -104,8 +107,16 @@ def compute_grpo_clip_loss(
     Raises:
         UserError: a shape or a bound is wrong.
     """
+    ratio_BT = token_ratio(policy_log_probs, old_log_probs)
+    return clipped_by_ratio(ratio_BT, advantages, cliprange, cliprange_high, dual_clip)
+
+
+def clipped_by_ratio(
+    ratio_BT: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None, dual_clip: float | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss and metadata of ``compute_grpo_clip_loss`` for ratios (B, T) of any level."""
     check_clip_options(cliprange, cliprange_high, dual_clip)
-    ratio_BT = _ratio(advantages, policy_log_probs, old_log_probs)
+    require_per_rollout("advantages", advantages, ratio_BT)
     advantages = at_least_float32(advantages)
     highest = 1 + (cliprange if cliprange_high is None else cliprange_high)
 
@@ -120,6 +131,51 @@ def compute_grpo_clip_loss(
         objective_BT = torch.where(metadata["dual_clipped"], lowest_BT, objective_BT)
         metadata["clipped"] = clipped_BT | metadata["dual_clipped"]
     return -objective_BT, metadata
+
+
+def compute_cispo_loss(
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    old_log_probs: Tensor,
+    cliprange: float,
+    *,
+    cliprange_high: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the CISPO loss of each token (MiniMax-M1, arXiv:2506.13585, equations 4 and 5).
+
+    -sg(clip(rho, 1 - cliprange, 1 + cliprange_high)) * A * log p, where sg lets no gradient through. What is clipped is
+    the importance weight of REINFORCE, so that every token keeps a gradient, where the clip of
+    ``compute_grpo_clip_loss`` takes it from those that moved too far. The paper has no lower bound in its runs:
+    ``cliprange`` 1.
+
+    Args:
+        advantages: (B, 1), or (B, T).
+        policy_log_probs: (B, T), of the policy being trained.
+        old_log_probs: (B, T), of the policy the ratio divides by.
+        cliprange: at least 0, how far the weight may fall below 1 and, without ``cliprange_high``, rise above it.
+        cliprange_high: at least 0, how far the weight may rise above 1.
+
+    Returns:
+        The loss (B, T), float32 at least, and without gradient ``ratio`` (B, T) before the clip and ``clipped`` (B, T),
+        true where the weight is not the ratio.
+
+    Raises:
+        UserError: a shape or a bound is wrong.
+    """
+    ratio_BT = token_ratio(policy_log_probs, old_log_probs)
+    return cispo_by_ratio(ratio_BT, advantages, policy_log_probs, cliprange, cliprange_high)
+
+
+def cispo_by_ratio(
+    ratio_BT: Tensor, advantages: Tensor, policy_log_probs: Tensor, cliprange: float, cliprange_high: float | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss and metadata of ``compute_cispo_loss`` for ratios (B, T) of any level."""
+    check_clip_options(cliprange, cliprange_high, None)
+    require_per_rollout("advantages", advantages, policy_log_probs)
+    ratio_BT = ratio_BT.detach()
+    weights_BT = ratio_BT.clamp(1 - cliprange, 1 + (cliprange if cliprange_high is None else cliprange_high))
+    loss_BT = -weights_BT * at_least_float32(advantages) * at_least_float32(policy_log_probs)
+    return loss_BT, {"ratio": ratio_BT, "clipped": weights_BT != ratio_BT}
 
 
 def compute_policy_gradient_loss(
@@ -138,16 +194,17 @@ def compute_policy_gradient_loss(
     Args:
         policy_log_probs: (B, T), of the policy being trained.
         loss_type: ``no_baseline`` (A = raw reward), ``reinforce_with_baseline`` or ``naive`` (A = advantage),
-            ``unclipped`` or ``grpo_clip``.
+            ``unclipped``, ``grpo_clip`` or ``cispo``.
         raw_rewards: (B, 1), needed by ``no_baseline``.
         advantages: (B, 1), needed by the others.
-        old_log_probs: (B, T), needed by ``unclipped`` and ``grpo_clip``.
-        cliprange: needed by ``grpo_clip``.
-        cliprange_high: see ``compute_grpo_clip_loss``.
+        old_log_probs: (B, T), needed by ``unclipped``, ``grpo_clip`` and ``cispo``.
+        cliprange: needed by ``grpo_clip`` and ``cispo``.
+        cliprange_high: see ``compute_grpo_clip_loss`` and ``compute_cispo_loss``.
         dual_clip: see ``compute_grpo_clip_loss``.
 
     Returns:
-        The loss (B, T) and the metadata of ``compute_grpo_clip_loss`` or ``compute_unclipped_loss``, or none.
+        The loss (B, T) and the metadata of ``compute_grpo_clip_loss``, ``compute_cispo_loss`` or
+        ``compute_unclipped_loss``, or none.
 
     Raises:
         UserError: the type is unknown, or an argument that it needs is missing.
@@ -173,6 +230,14 @@ def compute_policy_gradient_loss(
             cliprange_high=cliprange_high,
             dual_clip=dual_clip,
         )
+    if loss_type == "cispo":
+        return compute_cispo_loss(
+            _needed("advantages", advantages, loss_type),
+            policy_log_probs,
+            _needed("old_log_probs", old_log_probs, loss_type),
+            _needed("cliprange", cliprange, loss_type),
+            cliprange_high=cliprange_high,
+        )
     raise unknown_choice("loss_type", loss_type, get_args(LossType))
 
 
@@ -183,15 +248,6 @@ def check_clip_options(cliprange: float, cliprange_high: float | None, dual_clip
             raise UserError(f"{name} is {value}, it must be at least 0", where=name, fix=f"set {name} to 0.2")
     if dual_clip is not None and not dual_clip > 1:
         raise UserError(f"dual_clip is {dual_clip}, it must be above 1", where="dual_clip", fix="set dual_clip to 3.0")
-
-
-def _ratio(advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """Check the shapes; return exp(log p - log p_old), (B, T), bounded so that it stays finite."""
-    require_matrix("policy_log_probs", policy_log_probs)
-    require_same_shape("old_log_probs", old_log_probs, "policy_log_probs", policy_log_probs)
-    require_per_rollout("advantages", advantages, policy_log_probs)
-    log_ratio_BT = at_least_float32(policy_log_probs) - at_least_float32(old_log_probs).detach()
-    return log_ratio_BT.clamp(max=LARGEST_LOG_RATIO).exp()
 
 
 def _needed(name: str, value: _Value | None, loss_type: str) -> _Value:
@@ -227,14 +283,14 @@ def grpo_microbatch_train_step(
         loss_type: see ``compute_policy_gradient_loss``, as all that follow.
         raw_rewards: (B, 1), needed by ``no_baseline``.
         advantages: (B, 1), needed by the others.
-        old_log_probs: (B, T), needed by ``unclipped`` and ``grpo_clip``.
-        cliprange: needed by ``grpo_clip``.
-        cliprange_high: see ``compute_grpo_clip_loss``.
+        old_log_probs: (B, T), needed by ``unclipped``, ``grpo_clip`` and ``cispo``.
+        cliprange: needed by ``grpo_clip`` and ``cispo``.
+        cliprange_high: see ``compute_grpo_clip_loss`` and ``compute_cispo_loss``.
         dual_clip: see ``compute_grpo_clip_loss``.
 
     Returns:
-        The loss, a scalar without gradient, and the per-token metadata of the loss; for ``grpo_clip`` also the scalars
-        ``clip_fraction`` and ``ratio_mean`` over response tokens.
+        The loss, a scalar without gradient, and the per-token metadata of the loss; for ``grpo_clip`` and ``cispo``
+        also the scalars ``clip_fraction`` and ``ratio_mean`` over response tokens.
 
     Raises:
         UserError: a shape is wrong, or an argument that the loss type needs is missing.

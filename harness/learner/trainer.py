@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,17 @@ from harness.grpo import (
 )
 from harness.grpo.masking import unknown_choice
 from harness.models.policy import policy_log_probs
+from harness.models.scoring import TokenBan
 from harness.scenario import loss as passes
 
 Proximal = Literal["engine", "recompute"]
+
+
+class OwnAdvantage(Protocol):
+    """A user's own advantage; see ``harness.learner.own_functions``."""
+
+    def __call__(self, **of_groups: Tensor) -> Tensor:
+        """Return the advantage of each rollout (P, G)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,12 @@ class TrainerOptions:
         loss, aggregation, constant: see ``harness.grpo``.
         delta, advantage_eps: what weighs the loss of a rollout, see ``harness.grpo.group_deltas``; a loss of type
             ``no_baseline`` takes the rewards, whatever ``delta`` is.
+        own_advantage: a user's own function in place of ``delta``, see ``harness.learner.own_functions``.
+        mask_truncated: leave responses that were cut at ``max_tokens`` out of the loss (overlong filtering, DAPO,
+            arXiv:2503.14476, section 3.4). They stay in their group's mean and standard deviation, and in the number of
+            rollouts that ``sequence_mean`` and ``constant`` divide by, as in TRL's ``mask_truncated_completions``.
+        ban_eos_first: leave the end of sequence out of the distributions of so many first tokens of each response, as
+            the engine did, so that log-probs are those of the distribution sampled from.
         temperature: of the sampling, so that log-probs are those of the distribution sampled from.
         epochs_per_batch: passes over the batch (k).
         minibatches_per_epoch: optimizer steps of each pass.
@@ -70,6 +84,9 @@ class TrainerOptions:
     constant: int | None = None
     delta: Delta = "normalized_rewards"
     advantage_eps: float = 1e-6
+    own_advantage: OwnAdvantage | None = None
+    mask_truncated: bool = False
+    ban_eos_first: int = 0
     temperature: float = 1.0
     epochs_per_batch: int = 1
     minibatches_per_epoch: int = 1
@@ -115,8 +132,9 @@ class TrainerOptions:
 
     @property
     def compares_engine(self) -> bool:
-        """Whether the old log-probs are compared with the engine's, for weights or to log the gap."""
-        return self.loss.importance.mode != "off" or (self.behaviour_is_engine and not self.old_is_engine)
+        """Whether the old log-probs are compared with the engine's, for weights, a user's loss or to log the gap."""
+        stale = self.behaviour_is_engine and not self.old_is_engine
+        return self.loss.importance.mode != "off" or self.loss.own is not None or stale
 
     @property
     def needs_reference(self) -> bool:
@@ -141,9 +159,13 @@ class PolicyTrainer:
         pad_token_id: fills the padded positions.
         options: see ``TrainerOptions``.
         should_stop: asked between microbatches.
+        eos_token_id: the end of sequence, needed for ``options.ban_eos_first``.
 
     Attributes:
         optimizer_step_metrics: of each optimizer step of the last training step, in order.
+
+    Raises:
+        UserError: the end of sequence is to be banned and is not known.
     """
 
     def __init__(
@@ -152,8 +174,10 @@ class PolicyTrainer:
         pad_token_id: int,
         options: TrainerOptions,
         should_stop: Callable[[], bool] = lambda: False,
+        eos_token_id: int | None = None,
     ) -> None:
         self.model, self.options = model, options
+        self._ban = _ban_of(options.ban_eos_first, eos_token_id)
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
         self._device = next(model.parameters()).device
@@ -174,7 +198,15 @@ class PolicyTrainer:
             UserError: there is no group, or one has no rewards or more than ``group_size``.
         """
         rewards = [group.rewards or () for group in groups]
-        rollouts = collate([group.data for group in groups], rewards, self._pad_token_id, self._advantages(rewards))
+        truncated_B = _truncated(groups)
+        rollouts = collate(
+            [group.data for group in groups],
+            rewards,
+            self._pad_token_id,
+            self._advantages(groups, rewards, truncated_B),
+        )
+        if self.options.mask_truncated:
+            rollouts = replace(rollouts, response_mask_BT=rollouts.response_mask_BT & ~truncated_B[:, None])
         rollouts = rollouts.to(self._device)
         if self.options.old_is_engine:
             rollouts = replace(rollouts, old_log_probs_BT=rollouts.engine_log_probs_BT)
@@ -221,7 +253,7 @@ class PolicyTrainer:
                 where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
                 parts.append(self._optimizer_step(minibatch, step, where))
         self.optimizer_step_metrics = parts
-        metrics = combine_metrics(parts) | batch.drift
+        metrics = combine_metrics(parts) | batch.drift | self._left_out(batch.rollouts)
         if self._reference is not None and self.options.reclone_every and (step + 1) % self.options.reclone_every == 0:
             self._reference.load_state_dict(self.model.state_dict())
         self._last_good = f"step {step}: loss {metrics['loss'].value:.6g}, grad_norm {metrics['grad_norm'].value:.6g}"
@@ -245,12 +277,30 @@ class PolicyTrainer:
         found = log_probs_BT.float().cpu().numpy()
         return [row_T[:length] for row_T, length in zip(found, lengths_B.tolist(), strict=True)]
 
-    def _advantages(self, rewards: Sequence[Sequence[float]]) -> Tensor:
-        largest = max(map(len, rewards), default=0)
-        if largest > self.options.group_size:
-            raise UserError(f"a group has {largest} rewards, group_size is {self.options.group_size}", where="groups")
-        delta: Delta = "rewards" if self.options.loss.type == "no_baseline" else self.options.delta
-        return deltas_per_group(rewards, delta, self.options.advantage_eps)
+    def _advantages(
+        self, groups: Sequence[RolloutGroup], rewards: Sequence[Sequence[float]], truncated_B: Tensor
+    ) -> Tensor:
+        sizes = {len(of_group) for of_group in rewards}
+        if max(sizes, default=0) > self.options.group_size:
+            raise UserError(
+                f"a group has {max(sizes)} rewards, group_size is {self.options.group_size}", where="groups"
+            )
+        if self.options.own_advantage is None:
+            delta: Delta = "rewards" if self.options.loss.type == "no_baseline" else self.options.delta
+            return deltas_per_group(rewards, delta, self.options.advantage_eps)
+        if len(sizes) != 1:
+            raise UserError(f"the groups have {sorted(sizes)} rewards; a user's own advantage takes equal groups")
+        rewards_PG = torch.tensor(rewards, dtype=torch.float32)
+        lengths_PG = torch.tensor([group.lengths for group in groups])
+        truncated_PG = truncated_B.view_as(rewards_PG)
+        return self.options.own_advantage(rewards=rewards_PG, lengths=lengths_PG, truncated=truncated_PG).reshape(-1)
+
+    def _left_out(self, rollouts: RolloutBatch) -> Metrics:
+        """Return the share of rollouts without a token in the loss, where truncated ones are left out."""
+        if not self.options.mask_truncated:
+            return {}
+        empty_B = ~rollouts.response_mask_BT.any(dim=1)
+        return {"loss_mask/truncated_fraction": Metric(float(empty_B.float().mean()), count=rollouts.num_rollouts)}
 
     def _optimizer_step(self, minibatch: RolloutBatch, step: int, where: str) -> Metrics:
         denominator = loss_denominator(minibatch.response_mask_BT, self.options.aggregation, self.options.constant)
@@ -296,8 +346,10 @@ class PolicyTrainer:
             entropy_BT=entropy_BT,
             engine_log_probs_BT=micro.engine_log_probs_BT if self.options.compares_engine else None,
         )
-        if self.options.behaviour_is_engine and self.options.compares_engine:  # the gap is the lag's too
-            tallies["off_policy/kl"] = tallies.pop("engine_mismatch/kl")
+        if self.options.behaviour_is_engine and self.options.compares_engine:
+            gap = tallies.pop("engine_mismatch/kl")
+            if not self.options.old_is_engine:
+                tallies["off_policy/kl"] = gap  # the gap is the lag's too
         loss.backward()
         return loss.detach(), to_metrics(tallies)
 
@@ -323,7 +375,25 @@ class PolicyTrainer:
                 rollouts.prompt_index_B,
                 temperature=self.options.temperature,
                 with_entropy=with_entropy,
+                entropy_gradient=with_entropy and self.options.loss.entropy_coefficient > 0,
+                ban=self._ban,
             )
+
+
+def _ban_of(first: int, eos_token_id: int | None) -> TokenBan | None:
+    if first == 0:
+        return None
+    if eos_token_id is None:
+        raise UserError(f"ban_eos_first is {first}, and the tokenizer has no end of sequence", where="eos_token_id")
+    return TokenBan(eos_token_id, first)
+
+
+def _truncated(groups: Sequence[RolloutGroup]) -> Tensor:
+    """Whether each rollout was cut at ``max_tokens``, (B,)."""
+    return torch.tensor(
+        [completion.finish_reason == "length" for group in groups for completion in group.data.completions],
+        dtype=torch.bool,
+    )
 
 
 def _padded(rows: Sequence[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, Tensor]:

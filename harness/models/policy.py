@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from harness.models.decoder import DecoderLM
-from harness.models.scoring import check_batch, has_plain_head, scatter_scores, score_hidden, score_tokens
+from harness.models.scoring import (
+    TokenBan,
+    check_batch,
+    has_plain_head,
+    scatter_scores,
+    score_hidden,
+    score_tokens,
+)
 from harness.models.shared_prompt import response_log_probs
 from harness.models.sorting import SortingModel, sorting_log_probs
 
@@ -24,17 +31,25 @@ def policy_log_probs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
+    ban: TokenBan | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Score responses under any policy; arguments and results as in ``shared_prompt.response_log_probs``.
 
     The own models encode each prompt once; any other runs padded rows.
     """
     batch = (prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B)
+    how: dict[str, Any] = {
+        "temperature": temperature,
+        "with_entropy": with_entropy,
+        "entropy_gradient": entropy_gradient,
+        "ban": ban,
+    }
     if isinstance(model, DecoderLM):
-        return response_log_probs(model, *batch, temperature=temperature, with_entropy=with_entropy)
+        return response_log_probs(model, *batch, **how)
     if isinstance(model, SortingModel):
-        return sorting_log_probs(model, *batch, temperature=temperature, with_entropy=with_entropy)
-    return padded_response_log_probs(model, *batch, temperature=temperature, with_entropy=with_entropy)
+        return sorting_log_probs(model, *batch, **how)
+    return padded_response_log_probs(model, *batch, **how)
 
 
 def padded_response_log_probs(
@@ -47,6 +62,8 @@ def padded_response_log_probs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
+    ban: TokenBan | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Score responses with a model that takes ``(input_ids, attention_mask)`` and returns an object with ``.logits``.
 
@@ -65,10 +82,23 @@ def padded_response_log_probs(
     columns_BT = lengths_B[:, None] - 1 - skipped + steps_T
     rows_BT = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(columns_BT)
     chosen, token_ids_M = out[rows_BT[mask_BT], columns_BT[mask_BT]], response_ids_BT[mask_BT]
-    if not plain:
-        return scatter_scores(*score_tokens(chosen, token_ids_M, temperature, with_entropy), mask_BT)
-    weight_VC = model.get_output_embeddings().weight  # type: ignore[operator]
-    return scatter_scores(*score_hidden(chosen, weight_VC, token_ids_M, temperature, with_entropy), mask_BT)
+    banned_M = None if ban is None else ban.of_tokens(mask_BT)
+    if plain:
+        weight_VC = model.get_output_embeddings().weight  # type: ignore[operator]
+        scored = score_hidden(
+            chosen,
+            weight_VC,
+            token_ids_M,
+            temperature,
+            with_entropy,
+            entropy_gradient=entropy_gradient,
+            banned_M=banned_M,
+        )
+    else:
+        scored = score_tokens(
+            chosen, token_ids_M, temperature, with_entropy, entropy_gradient=entropy_gradient, banned_M=banned_M
+        )
+    return scatter_scores(*scored, mask_BT)
 
 
 def _join(prompt_ids_BL: Tensor, lengths_B: Tensor, response_ids_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ several of them. So tokens are scored piece by piece, and each piece's logits ar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,19 +18,69 @@ from harness.models.activations import MAX_LOGITS
 from harness.models.layers import widen
 
 
+@dataclass(frozen=True, slots=True)
+class TokenBan:
+    """A token that cannot be sampled among the first of a response: the end of sequence within ``min_tokens``.
+
+    Attributes:
+        token_id: the token.
+        first: how many response tokens cannot be it.
+    """
+
+    token_id: int
+    first: int
+
+    def of_tokens(self, mask_BT: Tensor) -> Tensor:
+        """Return the token that is banned at each scored place (M,), in the order of the rows; -1 for none."""
+        columns_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+        banned_T = torch.where(columns_T < self.first, self.token_id, -1)
+        return banned_T.expand(mask_BT.shape)[mask_BT.bool()]
+
+
 def score_tokens(
-    logits_MV: Tensor, token_ids_M: Tensor, temperature: float, with_entropy: bool
+    logits_MV: Tensor,
+    token_ids_M: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    *,
+    entropy_gradient: bool = False,
+    banned_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(logits / temperature) at the tokens, (M,), and if asked the entropies (M,), which carry no gradient.
+    """log softmax(logits / temperature) at the tokens, (M,), and if asked the entropies (M,).
 
     Computed in float32 where the logits are narrower.
+
+    Args:
+        logits_MV: what the tokens were predicted by.
+        token_ids_M: the tokens.
+        temperature: divides the logits.
+        with_entropy: also return the entropies.
+        entropy_gradient: whether the entropies carry a gradient.
+        banned_M: a token for each row that its distribution leaves out, or -1; see ``TokenBan``. None: nowhere one.
+
+    Returns:
+        Log-probabilities (M,), and entropies (M,) or None.
     """
     logits_MV = widen(logits_MV)
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
+    if banned_M is not None:
+        logits_MV = _without(logits_MV, banned_M)
     all_log_probs_MV = logits_MV.log_softmax(-1)
     log_probs_M = all_log_probs_MV.gather(-1, token_ids_M[:, None])[:, 0]
-    return log_probs_M, _entropy(all_log_probs_MV.detach()) if with_entropy else None
+    if not with_entropy:
+        return log_probs_M, None
+    if entropy_gradient:
+        entropy_M: Tensor = _EntropyWithGradient.apply(all_log_probs_MV)
+        return log_probs_M, entropy_M
+    return log_probs_M, _entropy(all_log_probs_MV.detach())
+
+
+def _without(logits_MV: Tensor, banned_M: Tensor) -> Tensor:
+    """Return the logits with minus infinity at each row's banned token."""
+    index_M1 = banned_M.clamp(min=0)[:, None]
+    replaced_M1 = torch.where(banned_M[:, None] >= 0, -torch.inf, logits_MV.gather(1, index_M1))
+    return logits_MV.scatter(1, index_M1, replaced_M1)
 
 
 def scatter_scores(log_probs_M: Tensor, entropy_M: Tensor | None, mask_BT: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -73,7 +124,26 @@ def check_batch(
 
 
 def _entropy(log_probs_MV: Tensor) -> Tensor:
-    return log_probs_MV.exp().mul_(log_probs_MV).sum(-1).neg_()
+    """H = -sum(p log p); a token of probability 0 adds nothing, where 0 * -inf would be NaN."""
+    return log_probs_MV.exp().mul_(_finite(log_probs_MV)).sum(-1).neg_()
+
+
+def _finite(log_probs_MV: Tensor) -> Tensor:
+    return log_probs_MV.clamp(min=torch.finfo(log_probs_MV.dtype).min)
+
+
+class _EntropyWithGradient(torch.autograd.Function):
+    """H of log-probs (M, V) with dH / dlog p = -p (1 + log p); keeps the log-probs only, which log-softmax does too."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs_MV: Tensor) -> Tensor:
+        ctx.save_for_backward(log_probs_MV)
+        return _entropy(log_probs_MV)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_M: Tensor) -> Tensor:
+        (log_probs_MV,) = ctx.saved_tensors
+        return log_probs_MV.exp().mul_(_finite(log_probs_MV).add_(1)).mul_(-gradient_M[:, None])
 
 
 def _require(holds: bool, message: str) -> None:
@@ -92,6 +162,8 @@ def score_hidden(
     temperature: float,
     with_entropy: bool,
     *,
+    entropy_gradient: bool = False,
+    banned_M: Tensor | None = None,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor | None]:
     """Score tokens as ``scoring.score_tokens`` does, from hidden states and the output matrix.
@@ -104,6 +176,8 @@ def score_hidden(
         token_ids_M: the tokens.
         temperature: divides the logits.
         with_entropy: also return the entropies.
+        entropy_gradient: see ``score_tokens``.
+        banned_M: see ``score_tokens``.
         max_logits: most logits held at a time.
 
     Returns:
@@ -111,19 +185,31 @@ def score_hidden(
     """
     rows = max(1, max_logits // weight_VC.shape[0])
     if len(token_ids_M) <= rows:
-        return score_tokens(F.linear(hidden_MC, weight_VC), token_ids_M, temperature, with_entropy)
+        return _score(hidden_MC, weight_VC, token_ids_M, temperature, with_entropy, entropy_gradient, banned_M)
+    banned = [None] * -(-len(token_ids_M) // rows) if banned_M is None else banned_M.split(rows)
     scores = [
-        checkpoint(_score, hidden, weight_VC, token_ids, temperature, with_entropy, use_reentrant=False)
-        for hidden, token_ids in zip(hidden_MC.split(rows), token_ids_M.split(rows), strict=True)
+        checkpoint(
+            _score, hidden, weight_VC, tokens, temperature, with_entropy, entropy_gradient, ban, use_reentrant=False
+        )
+        for hidden, tokens, ban in zip(hidden_MC.split(rows), token_ids_M.split(rows), banned, strict=True)
     ]
     log_probs_M = torch.cat([log_probs for log_probs, _ in scores])
     return log_probs_M, torch.cat([entropy for _, entropy in scores]) if with_entropy else None
 
 
 def _score(
-    hidden: Tensor, weight_VC: Tensor, token_ids: Tensor, temperature: float, with_entropy: bool
+    hidden: Tensor,
+    weight_VC: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    entropy_gradient: bool,
+    banned: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    return score_tokens(F.linear(hidden, weight_VC), token_ids, temperature, with_entropy)
+    logits = F.linear(hidden, weight_VC)
+    return score_tokens(
+        logits, token_ids, temperature, with_entropy, entropy_gradient=entropy_gradient, banned_M=banned
+    )
 
 
 def has_plain_head(model: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.models.decoder import Attention, DecoderLM
 from harness.models.layers import attention, bias_from, causal_bias
-from harness.models.scoring import check_batch, scatter_scores, score_hidden
+from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ def response_log_probs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
+    ban: TokenBan | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of every response token given its prompt and the tokens before it, with gradients.
 
@@ -62,7 +64,9 @@ def response_log_probs(
         response_mask_BT: (B, T) true for response tokens: ones, then zeros; a row may be empty.
         prompt_index_B: (B,) each row's prompt, in any order.
         temperature: logits are divided by it before the softmax.
-        with_entropy: also return the entropy of each token's distribution, without gradient.
+        with_entropy: also return the entropy of each token's distribution.
+        entropy_gradient: whether the entropy carries a gradient.
+        ban: a token that the distributions at the start of a response leave out; None: none.
 
     Returns:
         Log-probabilities (B, T), 0 where masked, and the entropies likewise or None; in float32, or float64 for a
@@ -75,7 +79,15 @@ def response_log_probs(
     batch = pack_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B)
     hidden_ND = model.model(batch.token_ids_N, batch.positions_N, _shared_prompt_attention(batch))
     hidden_MD = hidden_ND.index_select(0, batch.scored_slots_M)
-    scores = score_hidden(hidden_MD, model.output_weight, batch.scored_ids_M, temperature, with_entropy)
+    scores = score_hidden(
+        hidden_MD,
+        model.output_weight,
+        batch.scored_ids_M,
+        temperature,
+        with_entropy,
+        entropy_gradient=entropy_gradient,
+        banned_M=None if ban is None else ban.of_tokens(batch.scored_mask_BT),
+    )
     return scatter_scores(*scores, batch.scored_mask_BT)
 
 

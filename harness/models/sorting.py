@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
-from harness.models.scoring import check_batch, scatter_scores, score_tokens
+from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_tokens
 
 VOCAB_SIZE = 5
 LENGTH = 3
@@ -155,13 +155,18 @@ def sorting_log_probs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
+    ban: TokenBan | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Score responses; arguments, results and errors as in ``shared_prompt.response_log_probs``.
 
-    Each prompt runs once, and no response runs at all: no token depends on the ones before it.
+    Each prompt runs once, and no response runs at all: no token depends on the ones before it. There is no end of
+    sequence to ban.
     """
     check_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B, temperature)
     mask_BT = response_mask_BT.bool()
     logits_BTV = model(prompt_ids_PL, prompt_lengths_P)[prompt_index_B, : mask_BT.shape[1]]
-    scored = score_tokens(logits_BTV[mask_BT], response_ids_BT[mask_BT], temperature, with_entropy)
+    scored = score_tokens(
+        logits_BTV[mask_BT], response_ids_BT[mask_BT], temperature, with_entropy, entropy_gradient=entropy_gradient
+    )
     return scatter_scores(*scored, mask_BT)

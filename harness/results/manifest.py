@@ -60,6 +60,7 @@ class Manifest:
         machine: see ``harness.probes.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
+        functions: the user's own functions by the setting that names each: ``name``, and ``sha256`` of its file.
         simulated: name of the machine profile by which the run was simulated; None in a run that took place.
         outcome: figures of the finished run, free in form.
     """
@@ -85,6 +86,7 @@ class Manifest:
     commit: str | None = None
     dirty: bool | None = None
     parameters: int | None = None
+    functions: dict[str, dict[str, str | None]] = field(default_factory=dict)
     simulated: str | None = None
     outcome: dict[str, Any] = field(default_factory=dict)
 

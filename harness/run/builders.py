@@ -19,6 +19,7 @@ from harness.core.trace import Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
 from harness.learner import TrainerOptions
+from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.run.devices import resolve_device
 from harness.run.parts import StopSignal
 from harness.run.workers import (
@@ -143,7 +144,8 @@ def _policy_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal)
     from harness.learner import PolicyTrainer
 
     assert policy.model is not None
-    return PolicyTrainer(policy.model, policy.tokenizer.pad_token_id, trainer_options(scenario), should_stop)
+    tokenizer, options = policy.tokenizer, trainer_options(scenario)
+    return PolicyTrainer(policy.model, tokenizer.pad_token_id, options, should_stop, tokenizer.eos_token_id)
 
 
 def _folder_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal) -> Trainer:
@@ -242,13 +244,32 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
+def own_functions(scenario: Scenario) -> tuple[UserLoss | None, UserAdvantage | None]:
+    """Return the user's own loss and advantage, each tried once; None for what the scenario does not name.
+
+    Raises:
+        UserError: one of them cannot be used.
+    """
+    loss, advantage = scenario.loss.function, scenario.advantage.function
+    return (
+        None if loss is None else UserLoss(loss, scenario.needs_reference),
+        None if advantage is None else UserAdvantage(advantage, scenario.group_size),
+    )
+
+
 def trainer_options(scenario: Scenario) -> TrainerOptions:
-    """Return how the Learner trains."""
+    """Return how the Learner trains.
+
+    Raises:
+        UserError: the user's own loss or advantage cannot be used.
+    """
     from harness.grpo import LossOptions
     from harness.grpo.importance import ImportanceOptions
 
     loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
     weights = loss.importance
+    own_loss, own_advantage = own_functions(scenario)
+    delta = scenario.advantage.delta_for(loss.type)
     return TrainerOptions(
         group_size=scenario.group_size,
         loss=LossOptions(
@@ -259,11 +280,18 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
             kl.coefficient,
             kl.estimator,
             ImportanceOptions(weights.mode, weights.level, weights.cap, weights.floor),
+            loss.ratio_level,
+            kl.weighted_by_ratio,
+            loss.entropy_coefficient,
+            own_loss,
         ),
         aggregation=loss.aggregation,
         constant=scenario.loss_constant,
-        delta=scenario.advantage.delta_for(loss.type),
+        delta="rewards" if delta == "own" else delta,
         advantage_eps=scenario.advantage.eps,
+        own_advantage=own_advantage,
+        mask_truncated=loss.mask_truncated,
+        ban_eos_first=scenario.banned_eos_tokens,
         temperature=scenario.sampling.temperature,
         epochs_per_batch=scenario.epochs_per_batch,
         minibatches_per_epoch=scenario.minibatches_per_epoch,

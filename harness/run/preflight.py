@@ -15,6 +15,7 @@ from harness.probes.nvml import list_gpus
 from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
 from harness.results.trackers.streams import check_trackers
+from harness.run.builders import own_functions
 from harness.run.devices import check_gpu_is_found, slow_bfloat16
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
@@ -29,7 +30,7 @@ def check_before_start(
     free: FreeMemory | None = None,
     nvml: Any = None,
 ) -> None:
-    """Refuse runs that do not fit into memory or would leave a GPU aside, or whose probes or trackers cannot work.
+    """Refuse runs that do not fit into memory or would leave a GPU aside, or whose functions or probes cannot work.
 
     Args:
         points: the arms of each point, block by block.
@@ -38,8 +39,8 @@ def check_before_start(
         nvml: the module ``pynvml``; None imports it.
 
     Raises:
-        UserError: too little memory, a GPU that PyTorch does not find, an unknown profile, a window outside of the
-            run, a profiler or tracker that cannot work here.
+        UserError: too little memory, a GPU that PyTorch does not find, a user's own loss or advantage that cannot be
+            used, an unknown profile, a window outside of the run, a profiler or tracker that cannot work here.
     """
     runs = sum(map(len, points))
     points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
@@ -47,6 +48,7 @@ def check_before_start(
     check_gpu_is_found(scenarios, nvml=nvml)
     free = free or free_memory(nvml)
     for scenario in scenarios:
+        own_functions(scenario)
         check_trackers(scenario.trackers)
         profile = load_profile(scenario.profile)
         check_windows(profile, all_lanes(scenario), scenario.steps)

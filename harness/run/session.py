@@ -14,6 +14,7 @@ import torch
 
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
+from harness.core.user_functions import module_hash
 from harness.models.flops import utilisation_of
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
@@ -28,7 +29,7 @@ from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import RunningParts
-from harness.scenario import Variant, resolved_yaml
+from harness.scenario import JsonlTaskSettings, Scenario, Variant, resolved_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +284,7 @@ class Experiment:
                 commit=self._code.commit,
                 dirty=self._code.dirty,
                 parameters=parameters,
+                functions=_functions_of(variant.scenario),
             )
         )
         folder.write_scenario(resolved_yaml(variant.scenario))
@@ -332,3 +334,12 @@ def sync_one(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _functions_of(scenario: Scenario) -> dict[str, dict[str, str | None]]:
+    named = {
+        "task.reward": scenario.task.reward if isinstance(scenario.task, JsonlTaskSettings) else None,
+        "loss.function": scenario.loss.function,
+        "advantage.function": scenario.advantage.function,
+    }
+    return {key: {"name": name, "sha256": module_hash(name)} for key, name in named.items() if name is not None}

@@ -7,19 +7,46 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import AtLeast0, AtLeast1, EmptyIfNull, FromList, NotNegative, Positive, Section
+from harness.scenario.sections import (
+    FUNCTION,
+    AtLeast0,
+    AtLeast1,
+    EmptyIfNull,
+    FromList,
+    NotNegative,
+    Positive,
+    Section,
+)
 
 if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
 
-LossType = Literal["no_baseline", "reinforce_with_baseline", "naive", "unclipped", "grpo_clip"]
-Delta = Literal["rewards", "centered_rewards", "normalized_rewards", "max_rewards", "max_centered_rewards"]
+LossType = Literal["no_baseline", "reinforce_with_baseline", "naive", "unclipped", "grpo_clip", "cispo", "own"]
+Delta = Literal[
+    "rewards",
+    "centered_rewards",
+    "normalized_rewards",
+    "max_rewards",
+    "max_centered_rewards",
+    "leave_one_out_rewards",
+    "batch_normalized_rewards",
+    "batch_whitened_rewards",
+    "own",
+]
+FunctionName = Annotated[str, Field(pattern=FUNCTION)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-WITH_RATIO = ("grpo_clip", "unclipped")
+WITH_RATIO = ("grpo_clip", "unclipped", "cispo")
 """Losses with a probability ratio, so that data of an older policy does not go uncorrected."""
+_CORRECTED = (*WITH_RATIO, "own")
 _DELTAS_OF = {
     "no_baseline": ("rewards",),
-    "reinforce_with_baseline": ("centered_rewards", "normalized_rewards"),
+    "reinforce_with_baseline": (
+        "centered_rewards",
+        "normalized_rewards",
+        "leave_one_out_rewards",
+        "batch_normalized_rewards",
+        "batch_whitened_rewards",
+    ),
 }
 
 
@@ -29,7 +56,9 @@ class KlSettings(Section):
     coefficient: NotNegative = 0.0
     """Weight of the KL term in the loss; 0 leaves it out."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How the KL of a token is estimated: with d = log p - log q, k1 = d, k2 = d*d/2, k3 = exp(-d) - 1 + d."""
+    """With d = log p - log q, k1 = d, k2 = d*d/2, k3 = exp(-d) - 1 + d; as a loss k1 has an expected gradient of 0."""
+    weighted_by_ratio: bool = False
+    """Multiply the KL in the loss by the ratio, with gradient: then k1's and k3's is the KL's own, off-policy too."""
     reference: Literal["frozen", "reclone"] = "frozen"
     """`frozen`: the initial policy for ever; `reclone`: replaced by the current policy every `reclone_every` steps."""
     reclone_every: AtLeast1 | None = None
@@ -39,39 +68,49 @@ class KlSettings(Section):
 
 
 class ImportanceSettings(Section):
-    """Weights proximal / engine on the loss, truncated."""
+    """Weights proximal / engine on the loss, bounded."""
 
     mode: Literal["off", "tis", "icepop", "seq-mask-tis"] = "off"
-    """`tis` cuts weights at `cap`; `icepop` leaves out what is outside [floor, cap]; `seq-mask-tis` whole sequences."""
+    """`tis` cuts weights at `cap`; `icepop` zeroes those out of bounds; `seq-mask-tis` responses whose mean is."""
     level: Literal["token", "sequence"] = "token"
     """Whether a weight belongs to a token or to its whole sequence."""
-    cap: Annotated[float, Field(ge=1)] = 2.0
-    """Largest weight."""
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Smallest weight of the masking modes."""
+    cap: Annotated[float, Field(ge=1)] | None = None
+    """Upper bound; null: 2 for `tis`, 5 for `icepop`, 1.002 (of the geometric mean) for `seq-mask-tis`."""
+    floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Lower bound; null: 0.5 for `icepop`, 0.999 (of the geometric mean) for `seq-mask-tis`; `tis` has none."""
 
 
 class LossSettings(Section):
     """The policy-gradient loss."""
 
     type: LossType = "grpo_clip"
-    """`naive`: -log p * delta; `unclipped`: -ratio * delta; `grpo_clip` clips the ratio; the others are naive too."""
+    """`naive`: -log p * delta; `unclipped`: -ratio * delta; `grpo_clip`; `cispo`; `own`; the others are naive too."""
+    function: FunctionName | None = None
+    """Your loss for `type: own`, as `package.module:function`; its arguments are in docs/losses.md."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """The ratio of each token, or of its whole response: the geometric mean of its tokens' (GSPO)."""
     aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
     """Mean over each response then over responses; one mean over all tokens; or sums over a constant (Dr. GRPO)."""
     constant: AtLeast1 | None = None
     """Divisor of `aggregation: constant`; null takes sampling.max_tokens."""
-    cliprange: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """How far the probability ratio may move from 1 before the clip acts."""
+    cliprange: Annotated[float, Field(ge=0, le=1)] | None = None
+    """How far the ratio may fall below 1 (and rise above) unclipped; null: 0.2, GSPO 0.0003, `cispo` 1: no bound."""
     cliprange_high: NotNegative | None = None
-    """Upper clip range, where it differs from the lower one (clip-higher)."""
+    """How far it may rise (clip-higher); null: as `cliprange`, or with that null too 0.2, GSPO 0.0004, `cispo` 4."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Bound on the ratio for negative advantages (dual clip); null for none."""
+    entropy_coefficient: NotNegative = 0.0
+    """Weight of the entropy bonus: times the entropy of each token's distribution, taken from the loss; 0 for none."""
+    mask_truncated: bool = False
+    """Leave responses cut at sampling.max_tokens out of the loss; their rewards still count in their group's mean."""
+    ban_eos: bool = False
+    """Have the Learner leave the end of sequence out where the engine had to (sampling.min_tokens), which is exact."""
     kl: Annotated[KlSettings, EmptyIfNull] = KlSettings()
     """KL divergence to a reference policy."""
     proximal: Literal["engine", "recompute"] = "engine"
     """With lag or replay, what the ratio divides by: the engine's log-probs, or the Learner's at the step's start."""
     importance: Annotated[ImportanceSettings, EmptyIfNull] = ImportanceSettings()
-    """Truncated importance sampling: correct for an engine or a policy that is not quite the Learner's."""
+    """Importance sampling: weights that correct for an engine or a policy that is not quite the Learner's."""
 
 
 class AdvantageSettings(Section):
@@ -83,6 +122,8 @@ class AdvantageSettings(Section):
     """Divide by the group's standard deviation; false only subtracts the mean (Dr. GRPO)."""
     delta: Delta | None = None
     """What weighs a response's loss; null: `rewards` for `loss.type: no_baseline`, else as `normalize_by_std` says."""
+    function: FunctionName | None = None
+    """Your advantage for `delta: own`, as `package.module:function`; its arguments are in docs/losses.md."""
 
     def delta_for(self, loss_type: LossType) -> Delta:
         """Return the delta, for this type of loss: the one that is named, or what follows from the other settings."""
@@ -137,7 +178,7 @@ def groups_compare(scenario: Scenario) -> Problem | None:
     """A baseline is the group's mean, and a maximum that of a group, so a group needs two rollouts."""
     loss_type = scenario.loss.type
     delta = scenario.advantage.delta_for(loss_type)
-    if scenario.group_size >= 2 or delta == "rewards":
+    if scenario.group_size >= 2 or delta in ("rewards", "own"):
         return None
     by_loss = scenario.advantage.delta is None
     cause, value = ("loss.type", loss_type) if by_loss else ("advantage.delta", delta)
@@ -148,7 +189,7 @@ def groups_compare(scenario: Scenario) -> Problem | None:
 
 def on_policy_loss(scenario: Scenario) -> Problem | None:
     """A loss without a probability ratio is right only for data of the current policy."""
-    if scenario.loss.type in WITH_RATIO or scenario.on_policy or scenario.allow_uncorrected:
+    if scenario.loss.type in _CORRECTED or scenario.on_policy or scenario.allow_uncorrected:
         return None
     what = (
         f"loss.type {scenario.loss.type} is for on-policy data only (1 optimizer step a batch, max_lag 0, no replay), "
@@ -167,7 +208,8 @@ def delta_fits_the_loss(scenario: Scenario) -> Problem | None:
     allowed = _DELTAS_OF.get(loss_type)
     if delta is None or allowed is None or delta in allowed:
         return None
-    what = f"advantage.delta is {delta}, must be {' or '.join(allowed)} with loss.type {loss_type}"
+    one_of = "one of " if len(allowed) > 1 else ""
+    what = f"advantage.delta is {delta}, must be {one_of}{', '.join(allowed)} with loss.type {loss_type}"
     fix = "set loss.type to naive, which is the same loss for any delta, or leave advantage.delta out"
     return broken(what, fix, "advantage.delta", "loss.type")
 
@@ -248,6 +290,89 @@ def sequence_mask_weighs_tokens(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "loss.importance.level", "loss.importance.mode")
 
 
+def k1_has_no_gradient(scenario: Scenario) -> Problem | None:
+    """The expected gradient of k1 on tokens of the policy itself is 0: as a penalty it adds noise and nothing else."""
+    kl = scenario.loss.kl
+    if kl.estimator != "k1" or kl.coefficient == 0 or kl.weighted_by_ratio:
+        return None
+    what = (
+        f"loss.kl.estimator is k1 with loss.kl.coefficient {kl.coefficient:g}: its expected gradient is 0, so that it "
+        "would add noise to the loss and hold nothing back"
+    )
+    fix = "set loss.kl.estimator to k3 or k2, or loss.kl.weighted_by_ratio to true"
+    return broken(what, fix, "loss.kl.estimator", "loss.kl.coefficient", "loss.kl.weighted_by_ratio")
+
+
+def kl_weight_is_used(scenario: Scenario) -> Problem | None:
+    """Without a KL term there is nothing to multiply by the ratio."""
+    kl = scenario.loss.kl
+    if not kl.weighted_by_ratio or kl.coefficient > 0:
+        return None
+    what = "loss.kl.weighted_by_ratio is true, and loss.kl.coefficient is 0: there is no KL in the loss"
+    fix = "set loss.kl.coefficient to 0.01, or leave loss.kl.weighted_by_ratio out"
+    return broken(what, fix, "loss.kl.weighted_by_ratio", "loss.kl.coefficient")
+
+
+def ratio_level_is_used(scenario: Scenario) -> Problem | None:
+    """A loss without a ratio of its own would ignore its level in silence."""
+    loss = scenario.loss
+    if loss.ratio_level == "token" or loss.type in WITH_RATIO:
+        return None
+    what = f"loss.ratio_level is {loss.ratio_level}, must be token with loss.type {loss.type}, which has no such ratio"
+    fix = f"set loss.type to {', '.join(WITH_RATIO[:-1])} or {WITH_RATIO[-1]}, or leave loss.ratio_level out"
+    return broken(what, fix, "loss.ratio_level", "loss.type")
+
+
+def dual_clip_is_used(scenario: Scenario) -> Problem | None:
+    """The second clip is one of the clipped ratio's objective."""
+    loss = scenario.loss
+    if loss.dual_clip is None or loss.type == "grpo_clip":
+        return None
+    what = f"loss.dual_clip is {loss.dual_clip:g}, must be null with loss.type {loss.type}"
+    return broken(what, "set loss.type to grpo_clip, or leave loss.dual_clip out", "loss.dual_clip", "loss.type")
+
+
+def own_loss_is_named(scenario: Scenario) -> Problem | None:
+    """``type: own`` and ``function`` go together."""
+    loss = scenario.loss
+    if (loss.type == "own") == (loss.function is not None):
+        return None
+    what = f"loss.type is {loss.type} and loss.function is {loss.function or 'null'}: your own loss needs both"
+    fix = "set loss.type to own and loss.function to package.module:function, or leave loss.function out"
+    return broken(what, fix, "loss.type", "loss.function")
+
+
+def own_advantage_is_named(scenario: Scenario) -> Problem | None:
+    """``delta: own`` and ``function`` go together."""
+    advantage = scenario.advantage
+    if (advantage.delta == "own") == (advantage.function is not None):
+        return None
+    delta, function = advantage.delta or "null", advantage.function or "null"
+    what = f"advantage.delta is {delta} and advantage.function is {function}: your own advantage needs both"
+    fix = "set advantage.delta to own and advantage.function to package.module:function, or leave both out"
+    return broken(what, fix, "advantage.delta", "advantage.function")
+
+
+def truncation_says_something(scenario: Scenario) -> Problem | None:
+    """With pinned lengths every response is cut, so none would be left to learn from."""
+    pinned = scenario.sampling.pinned_lengths
+    if not scenario.loss.mask_truncated or pinned is None:
+        return None
+    what = f"loss.mask_truncated is true, and sampling.pinned_lengths {list(pinned)} cuts every response"
+    fix = "leave one of the two out"
+    return broken(what, fix, "loss.mask_truncated", "sampling.pinned_lengths")
+
+
+def ban_has_an_engine(scenario: Scenario) -> Problem | None:
+    """The Learner leaves out what the engine left out; where that is nothing, the setting would do nothing."""
+    sampling = scenario.sampling
+    if not scenario.loss.ban_eos or sampling.min_tokens > 0 or sampling.pinned_lengths is not None:
+        return None
+    what = "loss.ban_eos is true, and sampling.min_tokens is 0: the engine can end a response at any token"
+    fix = "set sampling.min_tokens to 1 or more, or leave loss.ban_eos out"
+    return broken(what, fix, "loss.ban_eos", "sampling.min_tokens")
+
+
 LOSS_RULES = (
     groups_compare,
     on_policy_loss,
@@ -258,4 +383,12 @@ LOSS_RULES = (
     constant_is_used,
     importance_has_two_policies,
     sequence_mask_weighs_tokens,
+    k1_has_no_gradient,
+    kl_weight_is_used,
+    ratio_level_is_used,
+    dual_clip_is_used,
+    own_loss_is_named,
+    own_advantage_is_named,
+    truncation_says_something,
+    ban_has_an_engine,
 )

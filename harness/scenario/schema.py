@@ -216,6 +216,14 @@ class Scenario(Section):
         return needs_reference(self.loss.kl.monitor, self.loss.kl.coefficient)
 
     @property
+    def banned_eos_tokens(self) -> int:
+        """First tokens of a response from whose distribution the Learner leaves out the end of sequence."""
+        sampling = self.sampling
+        if not self.loss.ban_eos:
+            return 0
+        return sampling.min_tokens if sampling.pinned_lengths is None else sampling.max_tokens
+
+    @property
     def loss_constant(self) -> int:
         """Divisor of ``aggregation: constant``, in tokens."""
         return self.loss.constant or self.sampling.max_tokens

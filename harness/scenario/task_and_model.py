@@ -252,7 +252,7 @@ class SamplingSettings(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the smallest set of tokens with at least this probability; 1 is all of them."""
     min_tokens: AtLeast0 = 1
-    """A response cannot end before this many tokens. Lagged ratios and monitored KL leave the ban out: slightly off."""
+    """A response cannot end before this many tokens. Ratios to the engine and KL know that with `loss.ban_eos` only."""
     max_tokens: AtLeast1 = 32
     """A response is cut after this many tokens."""
     stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()

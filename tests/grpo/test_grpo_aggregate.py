@@ -112,13 +112,18 @@ def weight_gradient(batch, splits, aggregation, options):
     width=st.integers(1, 6),
     seed=st.integers(0, 10_000),
     aggregation=st.sampled_from(NAMES),
-    loss_type=st.sampled_from(["no_baseline", "reinforce_with_baseline", "grpo_clip"]),
+    loss_type=st.sampled_from(["no_baseline", "reinforce_with_baseline", "grpo_clip", "gspo", "cispo"]),
     kl_coefficient=st.sampled_from([0.0, 0.1]),
 )
 def test_any_split_gives_the_gradient_of_the_big_batch(owners, width, seed, aggregation, loss_type, kl_coefficient):
     """Rows go to up to 4 microbatches of any sizes, in any order."""
     batch = rollouts(len(owners), width, seed)
-    options = LossOptions(loss_type, dual_clip=3.0, kl_coefficient=kl_coefficient)
+    options = LossOptions(
+        "grpo_clip" if loss_type == "gspo" else loss_type,
+        ratio_level="sequence" if loss_type == "gspo" else "token",
+        dual_clip=3.0,
+        kl_coefficient=kl_coefficient,
+    )
     splits = [[row for row, owner in enumerate(owners) if owner == part] for part in set(owners)]
     whole_loss, whole_gradient = weight_gradient(batch, [list(range(len(owners)))], aggregation, options)
     split_loss, split_gradient = weight_gradient(batch, splits, aggregation, options)

@@ -76,7 +76,7 @@ def test_the_geometric_mean_leaves_out_by_the_token_and_the_product_by_the_respo
     assert by_response[0, 0].item() == pytest.approx(1.1)
     assert by_response[1].tolist() == [0.0] * 20
     assert metrics["importance/max"].value == pytest.approx(6.7275, abs=1e-4)
-    by_token, metrics = figures(ImportanceOptions("seq-mask-tis"), proximal, engine, mask)
+    by_token, metrics = figures(ImportanceOptions("seq-mask-tis", cap=2.0, floor=0.5), proximal, engine, mask)
     assert by_token[mask].tolist() == pytest.approx([1.1] * 21)
     assert metrics["importance/masked_fraction"].value == 0.0
 
@@ -95,6 +95,32 @@ def test_the_expectations_of_a_known_pair_of_policies():
     assert metrics["importance/mean"].value == pytest.approx(1.0)
     assert metrics["importance/max"].value == pytest.approx(4 / 3)
     assert metrics["engine_mismatch/kl"].value == pytest.approx(0.0252672, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "bounds"),
+    # NeMo-RL's docs/guides/prorlv2.md for the last two; the cap of Yao et al. 2025 for tis, which has no floor
+    [("tis", (0.0, 2.0)), ("icepop", (0.5, 5.0)), ("seq-mask-tis", (0.999, 1.002))],
+)
+def test_every_mode_has_bounds_of_its_own(mode, bounds):
+    assert ImportanceOptions(mode).bounds == bounds
+    assert ImportanceOptions(mode, cap=3.0).bounds == (bounds[0], 3.0)
+    assert ImportanceOptions(mode, floor=0.25).bounds == (0.25, bounds[1])
+
+
+def test_seq_mask_tis_masks_a_response_in_which_one_token_is_far_off():
+    """Audit A3: with [0.5, 2] a ratio of 2981 among 64 tokens passed, geometric mean 2981 ** (1 / 64) = 1.133, and its
+    weight stayed 2981; with the mode's own bounds the response is left out, and one with a mean of 1.001 is not.
+    """
+    log_ratio = torch.zeros(2, 64)
+    log_ratio[0, 5] = 8.0  # e ** 8 = 2981
+    log_ratio[1, 5] = 64 * math.log(1.001)
+    weights, metrics = figures(ImportanceOptions("seq-mask-tis"), log_ratio, torch.zeros(2, 64), torch.ones(2, 64))
+    assert weights[0].tolist() == [0.0] * 64
+    assert weights[1, 5].item() == pytest.approx(1.001**64)  # not truncated
+    assert metrics["importance/masked_fraction"].value == 0.5
+    wide = ImportanceOptions("seq-mask-tis", cap=2.0, floor=0.5)
+    assert figures(wide, log_ratio, torch.zeros(2, 64), torch.ones(2, 64))[0].max().item() == pytest.approx(2980.958)
 
 
 @pytest.mark.parametrize("options", EVERY_OPTION)
@@ -142,11 +168,12 @@ def test_rows_weigh_alike_alone_and_together_and_masked_tokens_never_matter(seed
         alone = importance_weights(proximal[row, None], engine[row, None], mask[row, None], options)[0]
         torch.testing.assert_close(alone, together[row, None])
     assert together[~mask].tolist() == [0.0] * int((~mask).sum())
+    floor, cap = options.bounds
     if options.mode == "tis":
-        assert together.max() <= options.cap
+        assert together.max() <= cap
     if options.mode == "icepop":
         kept = together[together > 0]
-        assert ((kept >= options.floor) & (kept <= options.cap)).all()
+        assert ((kept >= floor) & (kept <= cap)).all()
 
 
 @pytest.mark.parametrize(
@@ -205,6 +232,6 @@ def test_bad_options_are_refused(options, message):
 
 def test_options_are_frozen_and_off_by_default():
     options = ImportanceOptions()
-    assert options == ImportanceOptions("off", "token", 2.0, 0.5)
+    assert options == ImportanceOptions("off", "token", None, None)
     with pytest.raises(FrozenInstanceError):
         options.mode = "tis"

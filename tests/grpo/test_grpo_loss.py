@@ -152,14 +152,18 @@ def test_only_the_current_log_probs_get_a_gradient():
 @given(
     seed=st.integers(0, 10_000),
     poison=st.sampled_from([math.nan, math.inf, -math.inf, 1e30, 0.0]),
-    loss_type=st.sampled_from(["no_baseline", "reinforce_with_baseline", "grpo_clip"]),
+    loss_type=st.sampled_from(
+        [("no_baseline", "token"), ("reinforce_with_baseline", "token")]
+        + [(name, level) for name in ("grpo_clip", "unclipped", "cispo") for level in ("token", "sequence")]
+    ),
+    weighted=st.booleans(),
     estimator=st.sampled_from(["k1", "k2", "k3"]),
     importance=st.sampled_from(
         [ImportanceOptions(mode, level) for mode in ("tis", "icepop") for level in ("token", "sequence")]
         + [ImportanceOptions("off"), ImportanceOptions("seq-mask-tis")]
     ),
 )
-def test_a_masked_token_never_matters(seed, poison, loss_type, estimator, importance):
+def test_a_masked_token_never_matters(seed, poison, loss_type, weighted, estimator, importance):
     random = torch.Generator().manual_seed(seed)
     mask = torch.rand(3, 5, generator=random) < 0.6
     tensors = [-torch.rand(3, 5, generator=random) for _ in range(5)]
@@ -173,7 +177,15 @@ def test_a_masked_token_never_matters(seed, poison, loss_type, estimator, import
             current,
             mask,
             weights,
-            LossOptions(loss_type, kl_coefficient=0.5, kl_estimator=estimator, importance=importance),
+            LossOptions(
+                loss_type[0],
+                kl_coefficient=0.5,
+                kl_estimator=estimator,
+                importance=importance,
+                ratio_level=loss_type[1],
+                kl_weighted_by_ratio=weighted,
+                entropy_coefficient=0.1,
+            ),
             rewards_B1=values,
             advantages_B1=values,
             old_log_probs_BT=old,
@@ -203,6 +215,12 @@ def test_missing_arguments_are_named():
         surrogate_loss(LOG_PROBS, MASK, WEIGHTS, weighted, rewards_B1=ADVANTAGES, engine_log_probs_BT=ENGINE)
     with pytest.raises(UserError, match=expected.format("engine")):
         surrogate_loss(LOG_PROBS, MASK, WEIGHTS, weighted, rewards_B1=ADVANTAGES, old_log_probs_BT=OLD)
+    entropy = LossOptions("no_baseline", entropy_coefficient=0.1)
+    with pytest.raises(UserError, match=r"entropy_coefficient 0.1 needs entropy_BT, which is None"):
+        surrogate_loss(LOG_PROBS, MASK, WEIGHTS, entropy, rewards_B1=ADVANTAGES)
+    gspo = LossOptions(ratio_level="sequence")
+    with pytest.raises(UserError, match=r"loss_type 'grpo_clip' needs old_log_probs, which is None"):
+        surrogate_loss(LOG_PROBS, MASK, WEIGHTS, gspo, advantages_B1=ADVANTAGES)
     with pytest.raises(UserError, match="response_mask has shape"):
         surrogate_loss(LOG_PROBS, MASK[:1], WEIGHTS, LossOptions("no_baseline"), rewards_B1=ADVANTAGES)
 
@@ -216,6 +234,9 @@ def test_missing_arguments_are_named():
         ({"cliprange": -1.0}, "cliprange is -1.0"),
         ({"cliprange_high": -1.0}, "cliprange_high is -1.0"),
         ({"dual_clip": 0.5}, "dual_clip is 0.5, it must be above 1"),
+        ({"ratio_level": "group"}, "ratio_level is 'group', expected one of token, sequence"),
+        ({"entropy_coefficient": -0.1}, "entropy_coefficient is -0.1, it must be at least 0"),
+        ({"type": "own"}, "type is 'own' and own is None; they go together"),
     ],
 )
 def test_bad_options_are_refused(options, message):
@@ -225,6 +246,6 @@ def test_bad_options_are_refused(options, message):
 
 def test_options_are_frozen_and_have_the_source_defaults():
     options = LossOptions()
-    assert options == LossOptions("grpo_clip", 0.2, None, None, 0.0, "k3", ImportanceOptions("off", "token", 2.0, 0.5))
+    assert options == LossOptions("grpo_clip", None, None, None, 0.0, "k3", ImportanceOptions("off", "token"), "token")
     with pytest.raises(FrozenInstanceError):
         options.cliprange = 0.3

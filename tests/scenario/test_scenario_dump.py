@@ -98,6 +98,8 @@ def test_the_json_schema_describes_every_setting():
         "naive",
         "unclipped",
         "grpo_clip",
+        "cispo",
+        "own",
     ]
     assert json.loads(json.dumps(schema)) == schema
 

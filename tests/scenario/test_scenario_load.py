@@ -199,7 +199,7 @@ def test_all_problems_of_a_file_are_in_one_message(folder):
         "     fix:   group_size: Responses to each prompt. (default: 8)",
         "  4. `loss.type` is text 'x', which is none of its values",
         "     where: scenarios/s.yaml, line 5",
-        "     fix:   valid: no_baseline, reinforce_with_baseline, naive, unclipped, grpo_clip",
+        "     fix:   valid: no_baseline, reinforce_with_baseline, naive, unclipped, grpo_clip, cispo, own",
         "  5. unknown key `stepps`",
         "     where: scenarios/s.yaml, line 1",
         "     fix:   did you mean `steps`?",

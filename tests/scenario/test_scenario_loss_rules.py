@@ -26,8 +26,9 @@ def with_delta(loss_type, delta, **advantage):
         ),
         (
             with_delta("reinforce_with_baseline", "rewards"),
-            "advantage.delta is rewards, must be centered_rewards or normalized_rewards with loss.type "
-            "reinforce_with_baseline [rule: delta_fits_the_loss]",
+            "advantage.delta is rewards, must be one of centered_rewards, normalized_rewards, leave_one_out_rewards, "
+            "batch_normalized_rewards, batch_whitened_rewards with loss.type reinforce_with_baseline [rule: "
+            "delta_fits_the_loss]",
             "set loss.type to naive, which is the same loss for any delta, or leave advantage.delta out",
             ["advantage.delta", "loss.type"],
         ),
@@ -82,9 +83,70 @@ def test_a_broken_rule_says_its_name_values_fix_and_keys(settings, what, fix, ke
     assert [".".join(map(str, path)) for path in problem.paths] == keys
 
 
+def own(path="losses:mine", **loss):
+    return {"loss": {"type": "own", "function": path, **loss}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule", "keys"),
+    [
+        (
+            {"loss": {"kl": {"estimator": "k1", "coefficient": 0.1}}},
+            "k1_has_no_gradient",
+            "loss.kl.estimator loss.kl.coefficient loss.kl.weighted_by_ratio",
+        ),
+        (
+            {"loss": {"kl": {"weighted_by_ratio": True}}},
+            "kl_weight_is_used",
+            "loss.kl.weighted_by_ratio loss.kl.coefficient",
+        ),
+        (
+            {"loss": {"type": "naive", "ratio_level": "sequence"}},
+            "ratio_level_is_used",
+            "loss.ratio_level loss.type",
+        ),
+        (own(ratio_level="sequence"), "ratio_level_is_used", "loss.ratio_level loss.type"),
+        ({"loss": {"type": "cispo", "dual_clip": 3.0}}, "dual_clip_is_used", "loss.dual_clip loss.type"),
+        ({"loss": {"type": "own"}}, "own_loss_is_named", "loss.type loss.function"),
+        ({"loss": {"function": "losses:mine"}}, "own_loss_is_named", "loss.type loss.function"),
+        ({"advantage": {"delta": "own"}}, "own_advantage_is_named", "advantage.delta advantage.function"),
+        ({"advantage": {"function": "losses:mine"}}, "own_advantage_is_named", "advantage.delta advantage.function"),
+        (
+            {"loss": {"mask_truncated": True}, "sampling": {"pinned_lengths": [4, 8]}},
+            "truncation_says_something",
+            "loss.mask_truncated sampling.pinned_lengths",
+        ),
+        (
+            {"loss": {"ban_eos": True}, "sampling": {"min_tokens": 0}},
+            "ban_has_an_engine",
+            "loss.ban_eos sampling.min_tokens",
+        ),
+        (
+            with_delta("naive", "leave_one_out_rewards") | {"group_size": 1},
+            "groups_compare",
+            "group_size advantage.delta",
+        ),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(settings, rule, keys, message_is):
+    (problem,) = broken(**settings)
+    assert problem.what.endswith(f"[rule: {rule}]")
+    assert " ".join(".".join(map(str, path)) for path in problem.paths) == keys
+    message_is(f"{problem.what}\n{problem.fix}")
+
+
 @pytest.mark.parametrize(
     "settings",
     [
+        own(),
+        own() | {"epochs_per_batch": 4, "group_size": 1, "advantage": {"delta": "own", "function": "losses:mine"}},
+        {"loss": {"type": "cispo", "ratio_level": "sequence"}, "max_lag": 1, "placement": {"colocated": False}},
+        {"loss": {"kl": {"estimator": "k1", "coefficient": 0.1, "weighted_by_ratio": True}}},
+        {"loss": {"kl": {"estimator": "k1", "monitor": True}}},
+        {"loss": {"ban_eos": True}, "sampling": {"min_tokens": 0, "pinned_lengths": [4, 8]}},
+        {"loss": {"mask_truncated": True, "entropy_coefficient": 0.1}},
+        with_delta("reinforce_with_baseline", "leave_one_out_rewards"),
+        with_delta("reinforce_with_baseline", "batch_normalized_rewards"),
         with_delta("no_baseline", "rewards"),
         with_delta("reinforce_with_baseline", "centered_rewards"),
         with_delta("reinforce_with_baseline", "centered_rewards", normalize_by_std=False),
@@ -117,6 +179,15 @@ def test_what_lies_just_inside_a_rule_is_accepted(settings):
 )
 def test_the_delta_that_is_not_named_follows(advantage, loss_type, delta):
     assert AdvantageSettings(**advantage).delta_for(loss_type) == delta
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tokens"),
+    [({}, 1), ({"min_tokens": 4}, 4), ({"pinned_lengths": [2, 8], "max_tokens": 20}, 20)],
+)
+def test_the_end_is_banned_where_the_engine_bans_it(sampling, tokens):
+    assert Scenario.model_validate({"sampling": sampling}).banned_eos_tokens == 0
+    assert Scenario.model_validate({"sampling": sampling, "loss": {"ban_eos": True}}).banned_eos_tokens == tokens
 
 
 def test_the_sorting_grid_is_every_combination_ten_times():

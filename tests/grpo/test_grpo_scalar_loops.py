@@ -1,0 +1,305 @@
+"""Every loss, level, aggregation, importance mode and KL against loops over tokens in float64, gradients too."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from harness.grpo import ImportanceOptions, LossOptions, deltas_per_group, loss_denominator, surrogate_loss
+
+NAN = math.nan
+ROWS, WIDTH = 4, 5
+LENGTHS = (5, 3, 1, 0)
+LOSSES = [
+    ("no_baseline", "token"),
+    ("naive", "token"),
+    ("unclipped", "token"),
+    ("unclipped", "sequence"),
+    ("grpo_clip", "token"),
+    ("grpo_clip", "sequence"),
+    ("cispo", "token"),
+    ("cispo", "sequence"),
+]
+IMPORTANCE = [
+    ImportanceOptions("off"),
+    ImportanceOptions("tis"),
+    ImportanceOptions("tis", "sequence"),
+    ImportanceOptions("icepop", cap=1.5),
+    ImportanceOptions("icepop", "sequence"),
+    ImportanceOptions("seq-mask-tis", cap=1.2, floor=0.8),
+]
+KL = [
+    (0.0, "k3", False),
+    *((0.3, estimator, weighted) for estimator in ("k1", "k2", "k3") for weighted in (False, True)),
+]
+
+
+class Case:
+    """Random tensors of one batch, as lists of rows of floats, the masked places left out."""
+
+    def __init__(self, seed):
+        random = torch.Generator().manual_seed(seed)
+
+        def normal(scale, *shape):
+            return scale * torch.randn(*shape, generator=random, dtype=torch.float64)
+
+        log_probs = -3 * torch.rand(ROWS, WIDTH, generator=random, dtype=torch.float64) - 0.1
+        old = log_probs + normal(0.3, ROWS, WIDTH)
+        tensors = {"log_probs": log_probs, "old": old, "engine": old + normal(0.4, ROWS, WIDTH)}
+        tensors["reference"] = log_probs + normal(0.5, ROWS, WIDTH)
+        tensors["entropy"] = normal(1.0, ROWS, WIDTH).abs()
+        self.mask = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
+        self.tensors = {name: torch.where(self.mask, tensor, NAN) for name, tensor in tensors.items()}
+        self.rows = {
+            name: [tensor[row, :length].tolist() for row, length in enumerate(LENGTHS)]
+            for name, tensor in tensors.items()
+        }
+        self.advantages, self.rewards = normal(1.0, ROWS, 1), normal(1.0, ROWS, 1)
+
+
+def importance_weight(option, row, token, case):
+    """The weight of one token, from its row's old and engine log-probs."""
+    gaps = [old - engine for old, engine in zip(case.rows["old"][row], case.rows["engine"][row], strict=True)]
+    ratio = math.exp(sum(gaps) if option.level == "sequence" else gaps[token])
+    floor, cap = option.bounds
+    match option.mode:
+        case "off":
+            return 1.0
+        case "tis":
+            return min(ratio, cap)
+        case "icepop":
+            return ratio if floor <= ratio <= cap else 0.0
+        case _:
+            return ratio if floor <= math.exp(sum(gaps) / len(gaps)) <= cap else 0.0
+
+
+def token_loss(options, row, token, current, case):
+    """The loss of one token; ``current`` are the row's log-probs, which differ from the case's by what is varied."""
+    frozen, old = case.rows["log_probs"][row], case.rows["old"][row]
+    log_ratios = [now - then for now, then in zip(current, old, strict=True)]
+    frozen_ratios = [now - then for now, then in zip(frozen, old, strict=True)]
+    ratio, held = math.exp(log_ratios[token]), math.exp(frozen_ratios[token])
+    token_ratio = ratio
+    if options.ratio_level == "sequence":
+        ratio = math.exp(sum(log_ratios) / len(log_ratios))
+        held = math.exp(sum(frozen_ratios) / len(frozen_ratios))
+    low, high = options.clip_range
+    advantage = case.advantages[row, 0].item()
+    match options.type:
+        case "no_baseline":
+            loss = -case.rewards[row, 0].item() * current[token]
+        case "naive":
+            loss = -advantage * current[token]
+        case "unclipped":
+            loss = -ratio * advantage
+        case "grpo_clip":
+            objective = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+            if options.dual_clip is not None and advantage < 0:
+                objective = max(objective, options.dual_clip * advantage)
+            loss = -objective
+        case _:
+            loss = -min(max(held, 1 - low), 1 + high) * advantage * current[token]
+    loss *= importance_weight(options.importance, row, token, case)
+    gap = current[token] - case.rows["reference"][row][token]
+    kl = {"k1": gap, "k2": gap * gap / 2, "k3": math.exp(-gap) - 1 + gap}[options.kl_estimator]
+    loss += options.kl_coefficient * kl * (token_ratio if options.kl_weighted_by_ratio else 1.0)
+    return loss - options.entropy_coefficient * case.rows["entropy"][row][token]
+
+
+def row_loss(options, aggregation, row, current, case):
+    """The share of one row in the batch's loss."""
+    divisor = {
+        "sequence_mean": ROWS * max(LENGTHS[row], 1),
+        "token_mean": sum(LENGTHS),
+        "constant": ROWS * 8,
+    }[aggregation]
+    return sum(token_loss(options, row, token, current, case) for token in range(LENGTHS[row])) / divisor
+
+
+def derivative(options, aggregation, row, token, case, step=1e-5):
+    """Central difference of the row's share by one log-prob."""
+    values = []
+    for change in (step, -step):
+        current = list(case.rows["log_probs"][row])
+        current[token] += change
+        values.append(row_loss(options, aggregation, row, current, case))
+    return (values[0] - values[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize(("loss_type", "level"), LOSSES)
+def test_value_and_gradient_are_those_of_loops_over_tokens(loss_type, level, aggregation):
+    compared = 0
+    for number, (importance, (coefficient, estimator, weighted)) in enumerate(product(IMPORTANCE, KL)):
+        case = Case(number)
+        options = LossOptions(
+            loss_type,
+            # the types' own ranges in every third case; GSPO's own is so narrow that it clips nearly every response
+            cliprange=None if number % 3 == 0 else 0.15,
+            cliprange_high=None if number % 3 == 0 else 0.25,
+            dual_clip=1.3 if loss_type == "grpo_clip" and number % 2 else None,
+            kl_coefficient=coefficient,
+            kl_estimator=estimator,
+            importance=importance,
+            ratio_level=level,
+            kl_weighted_by_ratio=weighted,
+            entropy_coefficient=0.2 if number % 2 else 0.0,
+        )
+        log_probs = case.tensors["log_probs"].clone().requires_grad_()
+        entropy = case.tensors["entropy"].clone().requires_grad_()
+        loss, tallies = surrogate_loss(
+            log_probs,
+            case.mask,
+            loss_denominator(case.mask, aggregation, 8).token_weights(case.mask),
+            options,
+            rewards_B1=case.rewards,
+            advantages_B1=case.advantages,
+            old_log_probs_BT=case.tensors["old"],
+            reference_log_probs_BT=case.tensors["reference"],
+            entropy_BT=entropy,
+            engine_log_probs_BT=case.tensors["engine"],
+        )
+        loss.backward()
+        rows = [row_loss(options, aggregation, row, case.rows["log_probs"][row], case) for row in range(ROWS)]
+        assert loss.item() == pytest.approx(math.fsum(rows), abs=1e-6)
+        for row, length in enumerate(LENGTHS):
+            slopes = [derivative(options, aggregation, row, token, case) for token in range(length)]
+            assert log_probs.grad[row, :length].tolist() == pytest.approx(slopes, abs=1e-6)
+            assert log_probs.grad[row, length:].tolist() == [0.0] * (WIDTH - length)
+        if options.entropy_coefficient:
+            shares = loss_denominator(case.mask, aggregation, 8).token_weights(case.mask)
+            assert entropy.grad.flatten().tolist() == pytest.approx((-0.2 * shares).flatten().tolist(), abs=1e-9)
+        else:
+            assert entropy.grad is None
+        assert all(math.isfinite(tally.value.item()) for tally in tallies.values())
+        compared += 1
+    assert compared == len(IMPORTANCE) * len(KL) == 42
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_gspo_clips_whole_responses_and_reports_so(level):
+    """Ratios of the tokens 1.5 and 1 / 1.5 (mean 1), and 1.2 three times (mean 1.2), of responses with A = 1."""
+    ratios = torch.tensor([[1.5, 1 / 1.5, 9.0], [1.2, 1.2, 1.2]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    options = LossOptions("grpo_clip", cliprange=0.1, ratio_level=level)
+    loss, tallies = surrogate_loss(
+        ratios.log(),
+        mask,
+        loss_denominator(mask).token_weights(mask),
+        options,
+        advantages_B1=torch.ones(2, 1),
+        old_log_probs_BT=torch.zeros(2, 3),
+    )
+    clipped = tallies["clip_fraction"]
+    if level == "sequence":
+        assert loss.item() == pytest.approx(-(1.0 + 1.1) / 2)
+        assert (clipped.value.item(), clipped.count.item()) == (3, 5)
+    else:
+        assert loss.item() == pytest.approx(-((1.1 + 1 / 1.5) / 2 + 1.1) / 2)
+        assert (clipped.value.item(), clipped.count.item()) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "clip_range"),
+    [
+        (LossOptions(), (0.2, 0.2)),  # PPO, arXiv:1707.06347
+        (LossOptions(ratio_level="sequence"), (3e-4, 4e-4)),  # GSPO, arXiv:2507.18071, section 5.1
+        (LossOptions("cispo"), (1.0, 4.0)),  # weights from 0 to 5
+        (LossOptions("cispo", cliprange=0.3), (0.3, 0.3)),
+        (LossOptions("cispo", cliprange_high=2.0), (1.0, 2.0)),
+        (LossOptions(cliprange=0.1, cliprange_high=0.28), (0.1, 0.28)),
+    ],
+)
+def test_every_type_has_a_clip_range_of_its_own(options, clip_range):
+    assert options.clip_range == clip_range
+
+
+def test_cispo_keeps_the_gradient_of_every_token():
+    """Ratios 8, 1, 0.01 with A = 1: grpo_clip takes the first one's gradient, CISPO weighs -A log p by 5, 1, 0.01."""
+    gradients = {}
+    for loss_type in ("grpo_clip", "cispo"):
+        log_probs = torch.tensor([[8.0, 1.0, 0.01]]).log().requires_grad_()
+        loss, _ = surrogate_loss(
+            log_probs,
+            torch.ones(1, 3),
+            torch.ones(1, 3),
+            LossOptions(loss_type),
+            advantages_B1=torch.ones(1, 1),
+            old_log_probs_BT=torch.zeros(1, 3),
+        )
+        loss.backward()
+        gradients[loss_type] = log_probs.grad[0].tolist()
+    assert gradients == {"grpo_clip": pytest.approx([0.0, -1.0, -0.01]), "cispo": pytest.approx([-5.0, -1.0, -0.01])}
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_times_the_ratio_k1_and_k3_have_the_gradient_of_the_kl_wherever_the_tokens_came_from(estimator):
+    """Expectations over a vocabulary of four, tokens of an older policy; KL(p || q) by definition, with autograd."""
+    logits = torch.tensor([0.4, -0.3, 0.1, 0.9], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    reference = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+
+    def gradient(value):
+        return torch.autograd.grad(value, logits)[0]
+
+    log_p = logits.log_softmax(0)
+    truth = gradient((log_p.exp() * (log_p - reference.log())).sum())
+    found = {}
+    for weighted in (False, True):
+        log_p = logits.log_softmax(0)
+        loss, _ = surrogate_loss(
+            log_p[:, None],
+            torch.ones(4, 1),
+            old[:, None],  # each token as often as the old policy samples it
+            LossOptions("naive", kl_coefficient=1.0, kl_estimator=estimator, kl_weighted_by_ratio=weighted),
+            advantages_B1=torch.zeros(4, 1),
+            old_log_probs_BT=old.log()[:, None],
+            reference_log_probs_BT=reference.log()[:, None],
+        )
+        found[weighted] = (gradient(loss) - truth).abs().max().item()
+    assert found[False] > 0.05
+    assert (found[True] < 1e-9) == (estimator != "k2")  # weighted k2 is that of E[d * d / 2], another divergence
+
+
+def by_loops(groups, delta):
+    """Advantages of one delta by loops over the groups, eps 1e-6."""
+
+    def mean(values):
+        return math.fsum(values) / len(values)
+
+    def deviation(values):
+        return math.sqrt(math.fsum((value - mean(values)) ** 2 for value in values) / (len(values) - 1))
+
+    centred = [[reward - mean(group) for reward in group] for group in groups]
+    everything = [reward for group in groups for reward in group]
+    if delta == "leave_one_out_rewards":
+        return [
+            reward - mean(group[:place] + group[place + 1 :]) for group in groups for place, reward in enumerate(group)
+        ]
+    spread = everything if delta == "batch_normalized_rewards" else [value for group in centred for value in group]
+    return [value / (deviation(spread) + 1e-6) for group in centred for value in group]
+
+
+@pytest.mark.parametrize("delta", ["leave_one_out_rewards", "batch_normalized_rewards", "batch_whitened_rewards"])
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 5, 5, 3)])
+def test_advantages_are_those_of_loops_over_the_groups(delta, sizes):
+    random = torch.Generator().manual_seed(sum(sizes))
+    groups = [torch.randn(size, generator=random).tolist() for size in sizes]
+    groups.append([0.5] * 4)  # no spread: exactly 0
+    found = deltas_per_group(groups, delta).tolist()
+    assert found == pytest.approx(by_loops(groups, delta), abs=1e-6)
+    assert found[-4:] == [0.0] * 4
+
+
+def test_the_baselines_of_three_papers_on_one_example():
+    """Rewards 0 1 1 1 | 0 0 0 1: means 3/4 and 1/4, standard deviation of all eight sqrt(2 / 7), of the centred ones
+    sqrt(8 * 3/16 / 7) = sqrt(3 / 14)."""
+    groups = [[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+    centred = [-0.75, 0.25, 0.25, 0.25, -0.25, -0.25, -0.25, 0.75]
+    loo = deltas_per_group(groups, "leave_one_out_rewards").tolist()
+    assert loo == pytest.approx([value * 4 / 3 for value in centred])  # 0 - 1, 1 - 2/3 ..., and 1 - 0
+    batch = deltas_per_group(groups, "batch_normalized_rewards").tolist()
+    assert batch == pytest.approx([value / math.sqrt(2 / 7) for value in centred], abs=1e-5)
+    whitened = deltas_per_group(groups, "batch_whitened_rewards").tolist()
+    assert whitened == pytest.approx([value / math.sqrt(3 / 14) for value in centred], abs=1e-5)

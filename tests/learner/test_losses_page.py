@@ -1,0 +1,51 @@
+"""docs/losses.md shows the example as it is and leaves no setting of losses and advantages out."""
+
+from pathlib import Path
+
+import yaml
+
+from harness.grpo.advantages import Delta as GrpoDelta
+from harness.grpo.loss import SurrogateType
+from harness.learner.own_functions import ADVANTAGE_ARGUMENTS, LOSS_ARGUMENTS
+from harness.scenario import AdvantageSettings, LossSettings, expand, load_scenario
+from harness.scenario.loss import Delta, ImportanceSettings, KlSettings, LossType
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+FOLDER = ROOT / "docs" / "examples" / "own_loss"
+
+
+def choices(annotation: object) -> set[str]:
+    """The texts of a Literal, or of a union of them."""
+    found: set[str] = set()
+    for argument in getattr(annotation, "__args__", ()):
+        found |= {argument} if isinstance(argument, str) else choices(argument)
+    return found
+
+
+def test_the_page_shows_the_functions_as_they_are() -> None:
+    shown = PAGE.split("```python\n")[1].split("```")[0]
+    _, _, code = (FOLDER / "losses.py").read_text(encoding="utf-8").partition('"""\n\n')
+    assert shown == code
+
+
+def test_the_page_names_every_setting_type_and_argument() -> None:
+    sections = (LossSettings, AdvantageSettings, KlSettings, ImportanceSettings)
+    names = {name for section in sections for name in section.model_fields}
+    names |= choices(LossType) | choices(Delta) | set(LOSS_ARGUMENTS) | set(ADVANTAGE_ARGUMENTS)
+    words = set("".join(letter if letter.isalnum() or letter in "_-" else " " for letter in PAGE).split())
+    assert sorted(names - words - {"reclone_every", "monitor", "reference"}) == []
+
+
+def test_settings_and_maths_know_the_same_losses_and_deltas() -> None:
+    assert choices(LossType) == choices(SurrogateType)
+    assert choices(Delta) == choices(GrpoDelta) | {"own"}
+
+
+def test_the_example_of_the_page_is_the_scenarios_own_arm() -> None:
+    built_in, own = (variant.scenario for variant in expand(load_scenario(FOLDER / "own_loss.yaml")))
+    shown = yaml.safe_load(PAGE.split("```yaml\n")[1].split("```")[0])
+    for section, settings in shown.items():
+        for key, value in settings.items():
+            assert getattr(getattr(own, section), key) == value
+    assert (built_in.loss.type, built_in.advantage.delta) == ("cispo", "leave_one_out_rewards")

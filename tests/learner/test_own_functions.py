@@ -1,0 +1,177 @@
+"""A user's own loss and advantage: how they are called, what they may return, and what is said of those that cannot."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.core.errors import UserError
+from harness.core.user_functions import module_hash
+from harness.grpo import LossOptions, loss_denominator, surrogate_loss
+from harness.learner.own_functions import UserAdvantage, UserLoss
+
+EXAMPLE = "docs.examples.own_loss.losses"
+CISPO, RLOO = f"{EXAMPLE}:cispo", f"{EXAMPLE}:leave_one_out"
+HEAD = "import math\nimport sys\nimport torch\n\n\n"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Write a module into the current folder and return its name; it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = []
+
+    def write(body: str) -> str:
+        names.append(f"own_functions_of_test_{len(names)}")
+        (tmp_path / f"{names[-1]}.py").write_text(HEAD + body)
+        return names[-1]
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def given(rows: int = 3, width: int = 4, seed: int = 0):
+    """Keywords of ``surrogate_loss`` on a random batch, NaN in masked places."""
+    random = torch.Generator().manual_seed(seed)
+    mask = torch.arange(width) < torch.tensor([4, 2, 0][:rows])[:, None]
+    old, current, engine = (-torch.rand(rows, width, generator=random) for _ in range(3))
+    advantages = torch.randn(rows, 1, generator=random)
+    tensors = {
+        "old_log_probs_BT": torch.where(mask, 3 * old, math.nan),
+        "engine_log_probs_BT": torch.where(mask, engine, math.nan),
+        "advantages_B1": advantages,
+        "rewards_B1": advantages + 1,
+    }
+    return torch.where(mask, current, math.nan).requires_grad_(), mask, tensors
+
+
+def loss_of(options: LossOptions):
+    log_probs, mask, tensors = given()
+    loss, tallies = surrogate_loss(log_probs, mask, loss_denominator(mask).token_weights(mask), options, **tensors)
+    loss.backward()
+    return loss, log_probs.grad, tallies
+
+
+def test_the_cispo_of_the_docs_is_the_built_in_one_bit_for_bit():
+    options = {"cliprange": 0.3, "cliprange_high": 0.5}
+    built_in, gradient, figures = loss_of(LossOptions("cispo", **options))
+    loss, own_gradient, own_figures = loss_of(LossOptions("own", **options, own=UserLoss(CISPO)))
+    assert torch.equal(loss, built_in)
+    assert torch.equal(own_gradient, gradient)
+    clipped, own_clipped = figures["clip_fraction"], own_figures["own/clip_fraction"]
+    assert (own_clipped.value.item(), own_clipped.count.item()) == (clipped.value.item(), 6)
+    assert 0 < clipped.value.item() < 6
+
+
+def test_the_advantage_of_the_docs_is_rloo():
+    advantage = UserAdvantage(RLOO, 3)
+    none = {"lengths": torch.ones(2, 3), "truncated": torch.zeros(2, 3)}
+    found = advantage(rewards=torch.tensor([[0.0, 1.0, 1.0], [3.0, 0.0, 0.0]]), **none)
+    assert found.tolist() == [[-1.0, 0.5, 0.5], [3.0, -1.5, -1.5]]
+
+
+def test_the_advantage_of_the_docs_that_takes_lengths():
+    advantage = UserAdvantage(f"{EXAMPLE}:shorter_is_better", 2)
+    found = advantage(
+        rewards=torch.tensor([[1.0, 1.0]]),
+        lengths=torch.tensor([[10, 5]]),
+        truncated=torch.tensor([[True, False]]),
+    )
+    assert found[0].tolist() == pytest.approx([-0.475, 0.475])  # 0 and 1 - 0.1 * 5 / 10, less their mean
+
+
+def test_masked_places_are_zero_and_only_the_log_probs_carry_a_gradient(module):
+    name = module(
+        "seen = []\ndef own(**given):\n    seen.append(given)\n    return -given['log_probs'] * given['advantages']\n"
+    )
+    loss_of(LossOptions("own", own=UserLoss(f"{name}:own")))
+    arguments = sys.modules[name].seen[-1]
+    assert sorted(arguments) == [
+        "advantages",
+        "cliprange",
+        "cliprange_high",
+        "engine_log_probs",
+        "log_probs",
+        "old_log_probs",
+        "reference_log_probs",
+        "response_mask",
+        "rewards",
+    ]
+    _, mask, _ = given()
+    assert torch.equal(arguments["response_mask"], mask)
+    for key in ("log_probs", "old_log_probs", "engine_log_probs"):
+        assert arguments[key][~mask].tolist() == [0.0] * int((~mask).sum())
+    tensors = {key: value for key, value in arguments.items() if isinstance(value, torch.Tensor)}
+    assert [key for key, value in tensors.items() if value.requires_grad] == ["log_probs"]
+    assert (arguments["cliprange"], arguments["cliprange_high"], arguments["reference_log_probs"]) == (0.2, 0.2, None)
+
+
+def test_masks_keep_what_a_user_does_at_masked_places_out_of_the_loss(module):
+    name = module("def own(log_probs, response_mask):\n    return torch.where(response_mask, -log_probs, torch.inf)\n")
+    loss, gradient, _ = loss_of(LossOptions("own", own=UserLoss(f"{name}:own")))
+    _, mask, _ = given()
+    assert math.isfinite(loss.item())
+    assert gradient[~mask].tolist() == [0.0] * int((~mask).sum())
+
+
+BAD_LOSSES = {
+    "no_tensor": "def own(log_probs):\n    return 1.0\n",
+    "one_number": "def own(log_probs):\n    return log_probs.mean()\n",
+    "no_gradient": "def own(log_probs):\n    return log_probs.detach()\n",
+    "raises": "def own(log_probs):\n    raise KeyError('clip')\n",
+    "exits": "def own(log_probs):\n    sys.exit(0)\n",
+    "unknown_argument": "def own(log_probs, advantage):\n    return -log_probs * advantage\n",
+    "by_position": "def own(log_probs, /):\n    return -log_probs\n",
+    "gradient_not_finite": "def own(log_probs):\n    return (-log_probs).sqrt()\n",
+    "figure_of_another_shape": "def own(log_probs):\n    return -log_probs, {'size': log_probs.sum()}\n",
+    "figure_without_a_name": "def own(log_probs):\n    return -log_probs, {'a/b': log_probs}\n",
+    "figures_no_dict": "def own(log_probs):\n    return -log_probs, log_probs\n",
+    "no_function": "own = 3\n",
+    "another_name": "def cispo_loss(log_probs):\n    return -log_probs\n",
+    "syntax": "def own(log_probs:\n",
+}
+
+
+@pytest.mark.parametrize("bad", BAD_LOSSES)
+def test_a_loss_that_cannot_be_used_is_refused_in_one_message(module, message_is, bad):
+    name = module(BAD_LOSSES[bad])
+    with pytest.raises(UserError) as refused:
+        UserLoss(f"{name}:own")
+    message_is(str(refused.value))
+
+
+BAD_ADVANTAGES = {
+    "one_for_a_group": "def own(rewards):\n    return rewards.mean(dim=1)\n",
+    "not_finite": "def own(rewards):\n    return rewards / 0\n",
+    "unknown_argument": "def own(reward):\n    return reward\n",
+    "raises": "def own(rewards):\n    raise ValueError(len(rewards))\n",
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ADVANTAGES)
+def test_an_advantage_that_cannot_be_used_is_refused_in_one_message(module, message_is, bad):
+    name = module(BAD_ADVANTAGES[bad])
+    with pytest.raises(UserError) as refused:
+        UserAdvantage(f"{name}:own", 4)
+    message_is(str(refused.value))
+
+
+@pytest.mark.parametrize("path", ["losses.py", "losses", "no_such_module_of_test:own", f"{EXAMPLE}:cisp0"])
+def test_a_name_that_leads_nowhere_is_refused_with_the_nearest_one(message_is, path):
+    with pytest.raises(UserError) as refused:
+        UserLoss(path)
+    message_is(str(refused.value))
+
+
+def test_a_module_is_recorded_by_the_hash_of_its_file(module, tmp_path):
+    name = module("def own(log_probs):\n    return -log_probs\n")
+    before = module_hash(f"{name}:own")
+    assert before is not None
+    assert len(before) == 64
+    (tmp_path / f"{name}.py").write_text(HEAD + "def own(log_probs):\n    return -2 * log_probs\n")
+    assert module_hash(f"{name}:own") != before
+    assert module_hash("no_such_module_of_test:own") is None

@@ -1,0 +1,198 @@
+"""Loss options in the training step: truncated responses, the entropy bonus, the ban on an early end, own functions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.core.errors import UserError
+from harness.core.types import Completion, GroupData, Metric, Prompt, RolloutGroup
+from harness.grpo import LossOptions
+from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.own_functions import UserAdvantage, UserLoss
+from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
+
+CONFIG = ModelConfig(
+    vocab_size=17,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=32,
+)
+EOS = 16
+OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("grpo_clip"), learning_rate=1e-2)
+REWARDS = (0.0, 1.0, 1.0, 0.5)
+
+
+def groups(truncated: Sequence[int] = (), seed: int = 0) -> tuple[RolloutGroup, ...]:
+    """Three groups of four responses, those of these places cut at ``max_tokens``; no response holds the end."""
+    rng, made = np.random.default_rng(seed), []
+    for prompt_id in range(3):
+        completions = tuple(
+            Completion(
+                rng.integers(0, EOS, length),
+                rng.normal(-2, 0.1, length).astype(np.float32),
+                "",
+                "length" if 4 * prompt_id + place in truncated else "stop",
+            )
+            for place, length in enumerate(rng.integers(1, 9, 4))
+        )
+        data = GroupData(Prompt("p", "g"), rng.integers(0, EOS, 3), completions)
+        lengths = tuple(len(completion.token_ids) for completion in completions)
+        made.append(RolloutGroup(prompt_id, 0, 0, 0, lengths, data, REWARDS))
+    return tuple(made)
+
+
+def gradients(
+    made: Sequence[RolloutGroup], options: TrainerOptions
+) -> tuple[dict[str, torch.Tensor], dict[str, Metric]]:
+    """The gradient of the one optimizer step of the options, and the step's metrics."""
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(options, max_grad_norm=None), eos_token_id=EOS)
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep(*_: object) -> None:
+        seen.update(
+            {name: tensor.grad.clone() for name, tensor in trainer.weights().items() if tensor.grad is not None}
+        )
+
+    trainer._optimizer.register_step_pre_hook(keep)
+    batch = trainer.prepare(made)
+    return seen, trainer.train(0, batch)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_truncated_responses_carry_no_gradient_and_still_count_in_their_group(aggregation: str) -> None:
+    """By hand: the sum of the gradients of the whole responses alone, with the advantages of the full groups."""
+    cut = (1, 6, 7)
+    options = replace(OPTIONS, aggregation=aggregation, constant=8, mask_truncated=True)
+    found, metrics = gradients(groups(cut), options)
+    assert metrics["loss_mask/truncated_fraction"] == Metric(3 / 12, count=12)
+    other = [replace(group) for group in groups(cut)]
+    for number in cut:  # other tokens in the cut responses change nothing
+        data: GroupData = other[number // 4].data
+        completions = list(data.completions)
+        old = completions[number % 4]
+        completions[number % 4] = replace(old, token_ids=(old.token_ids + 1) % EOS)
+        other[number // 4] = replace(other[number // 4], data=replace(data, completions=tuple(completions)))
+    again, _ = gradients(other, options)
+    for name, gradient in found.items():
+        assert torch.equal(gradient, again[name])
+    unmasked, _ = gradients(groups(cut), replace(options, mask_truncated=False))
+    assert max(float((unmasked[name] - gradient).abs().max()) for name, gradient in found.items()) > 1e-4
+    # rewards 0 1 1 0.5: the mean 0.625 is that of all four, so the advantages of the others are what they were
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    rollouts = trainer.prepare(groups(cut)).rollouts
+    centred = torch.tensor(REWARDS) - 0.625
+    expected = (centred / centred.pow(2).sum().div(3).sqrt()).repeat(3)[:, None]
+    torch.testing.assert_close(rollouts.advantages_B1, expected, atol=1e-5, rtol=1e-5)
+    assert rollouts.response_mask_BT.any(dim=1).tolist() == [number not in cut for number in range(12)]
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_batch_of_truncated_responses_only_changes_nothing(pieces: int) -> None:
+    options = replace(OPTIONS, mask_truncated=True, gradient_accumulation_steps=pieces)
+    found, metrics = gradients(groups(range(12)), options)
+    assert metrics["loss"].value == metrics["grad_norm"].value == 0.0
+    assert metrics["loss_mask/truncated_fraction"].value == 1.0
+    assert all(float(gradient.abs().max()) == 0.0 for gradient in found.values())
+
+
+def test_an_entropy_bonus_raises_the_entropy_and_none_leaves_the_gradient_as_it_was() -> None:
+    entropies = {}
+    for coefficient in (0.0, 4.0):
+        loss = LossOptions("grpo_clip", entropy_coefficient=coefficient)
+        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, loss=loss))
+        steps = [trainer.train(step, trainer.prepare(groups()))["token_entropy"].value for step in range(20)]
+        entropies[coefficient] = steps
+    assert entropies[0.0][0] == entropies[4.0][0]
+    free, held = (entropies[coefficient][0] - entropies[coefficient][-1] for coefficient in (0.0, 4.0))
+    assert free > 0.2  # it starts near the largest there is, ln 17 = 2.833
+    assert held < free / 2
+
+
+def test_the_gradient_of_the_bonus_is_minus_the_mean_entropys() -> None:
+    """With rewards that are all equal only the bonus is left: its gradient against autograd on plain forward passes."""
+    made = tuple(replace(group, rewards=(1.0,) * 4) for group in groups())
+    loss = LossOptions("grpo_clip", entropy_coefficient=0.5)
+    found, _ = gradients(made, replace(OPTIONS, loss=loss, aggregation="token_mean"))
+    model = DecoderLM(CONFIG, seed=1)
+    entropies = []
+    for group in made:
+        prompt = torch.as_tensor(group.data.prompt_token_ids)
+        for completion in group.data.completions:
+            ids = torch.cat((prompt, torch.as_tensor(completion.token_ids)))
+            p = model(ids[None]).logits[0, len(prompt) - 1 : -1].softmax(-1)
+            entropies.append(-(p * p.log()).sum(-1))
+    (-0.5 * torch.cat(entropies).mean()).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-3)
+
+
+def test_with_the_ban_the_ratio_to_the_engine_is_exact() -> None:
+    """An engine of the same weights that could not end within 2 tokens: ratio 1 with the ban, below it without."""
+    model, made = DecoderLM(CONFIG, seed=1), []
+    for group in groups():
+        prompt = torch.as_tensor(group.data.prompt_token_ids)
+        completions = []
+        for completion in group.data.completions:
+            ids = torch.cat((prompt, torch.as_tensor(completion.token_ids)))
+            logits = model(ids[None]).logits[0, len(prompt) - 1 : -1].detach().clone()
+            logits[:2, EOS] = -torch.inf
+            sampled = torch.as_tensor(completion.token_ids)[:, None]
+            log_probs = logits.log_softmax(-1).gather(1, sampled)[:, 0].numpy()
+            completions.append(replace(completion, log_probs=log_probs))
+        made.append(replace(group, data=replace(group.data, completions=tuple(completions))))
+    ratios = {}
+    for first in (0, 2):
+        _, metrics = gradients(made, replace(OPTIONS, behaviour_is_engine=True, ban_eos_first=first))
+        ratios[first] = (metrics["ratio/mean"].value, metrics["ratio/max"].value)
+    assert ratios[2] == pytest.approx((1.0, 1.0), abs=1e-5)
+    assert ratios[0][0] < 0.99  # 1 - p(end) of two tokens of about five, with p near 1 / 17
+
+
+def test_the_ban_needs_an_end_of_sequence() -> None:
+    with pytest.raises(UserError, match="ban_eos_first is 2"):
+        PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, ban_eos_first=2))
+
+
+def test_own_loss_and_advantage_train_as_the_built_in_ones_bit_for_bit() -> None:
+    own = replace(
+        OPTIONS,
+        loss=LossOptions("own", cliprange=1.0, cliprange_high=4.0, own=UserLoss("docs.examples.own_loss.losses:cispo")),
+        own_advantage=UserAdvantage("docs.examples.own_loss.losses:leave_one_out", 4),
+        epochs_per_batch=3,
+    )
+    built_in = replace(own, loss=LossOptions("cispo"), own_advantage=None, delta="leave_one_out_rewards")
+    weights = []
+    for options in (own, built_in):
+        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+        for step in range(3):
+            batch = trainer.prepare(groups(seed=step))
+            trainer.compute_old_log_probs(batch)
+            trainer.train(step, batch)
+        weights.append({name: tensor.detach().clone() for name, tensor in trainer.weights().items()})
+    assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
+
+
+def test_an_own_advantage_hears_of_lengths_and_of_what_was_cut() -> None:
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def advantage(**of_groups: torch.Tensor) -> torch.Tensor:
+        seen.append(of_groups)
+        return of_groups["rewards"] * 2
+
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, own_advantage=advantage))
+    made = groups((1, 6))
+    rollouts = trainer.prepare(made).rollouts
+    assert seen[0]["truncated"].nonzero().tolist() == [[0, 1], [1, 2]]
+    assert seen[0]["lengths"].tolist() == [list(group.lengths) for group in made]
+    assert rollouts.advantages_B1[:, 0].tolist() == [2 * reward for reward in REWARDS] * 3
+    short = replace(made[0], rewards=REWARDS[:3])
+    with pytest.raises(UserError, match=r"the groups have \[3, 4\] rewards"):
+        trainer.prepare((short, *made[1:]))

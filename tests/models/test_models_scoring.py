@@ -1,0 +1,109 @@
+"""Entropy with and without gradient, also where logits are minus infinity, and a token that cannot be sampled."""
+
+import math
+
+import pytest
+import torch
+
+from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
+from harness.models.policy import padded_response_log_probs, policy_log_probs
+from harness.models.scoring import TokenBan, score_hidden, score_tokens
+
+CONFIG = ModelConfig(
+    vocab_size=11,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=32,
+)
+LOGITS = torch.tensor([[0.0, math.log(3.0), -math.inf], [1.0, 1.0, 1.0]])  # 1/4 3/4 0, and a third each
+TOKENS = torch.tensor([1, 2])
+
+
+def test_entropy_is_finite_at_logits_of_minus_infinity():
+    """Audit A5: it was NaN. H(1/4, 3/4) = 2 ln 2 - 3/4 ln 3, H(1/3 three times) = ln 3."""
+    log_probs, entropy = score_tokens(LOGITS, TOKENS, 1.0, True)
+    assert log_probs.tolist() == pytest.approx([math.log(3 / 4), -math.log(3)])
+    assert entropy.tolist() == pytest.approx([2 * math.log(2) - 0.75 * math.log(3), math.log(3)])
+
+
+def test_the_gradient_of_the_entropy_by_hand_and_finite_at_minus_infinity():
+    """dH / dz_v = -p_v (log p_v + H): for 1/4 and 3/4 that is 1/4 ln 4 - H / 4 = 0.206 and its negative."""
+    logits = LOGITS.clone().requires_grad_()
+    _, entropy = score_tokens(logits, TOKENS, 1.0, True, entropy_gradient=True)
+    entropy.sum().backward()
+    expected = 0.25 * (math.log(4) - (2 * math.log(2) - 0.75 * math.log(3)))
+    assert logits.grad[0].tolist() == pytest.approx([expected, -expected, 0.0])
+    assert logits.grad[1].tolist() == pytest.approx([0.0] * 3, abs=1e-7)  # the uniform one is the maximum
+
+
+def test_entropy_without_asking_carries_no_gradient():
+    logits = LOGITS.clone().requires_grad_()
+    assert not score_tokens(logits, TOKENS, 1.0, True)[1].requires_grad
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_gradient_of_the_entropy_is_that_of_its_definition(temperature):
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(9, 4, generator=random, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 4, generator=random, dtype=torch.float64, requires_grad=True)
+    tokens = torch.arange(9) % 5
+    scale = torch.randn(9, generator=random, dtype=torch.float64)
+
+    def gradients(entropy):
+        return torch.autograd.grad((entropy * scale).sum(), (hidden, weight))
+
+    p = (hidden @ weight.T / temperature).softmax(-1)
+    expected = gradients(-(p * p.log()).sum(-1))
+    for max_logits in (10**6, 10):  # at once, and in pieces of two tokens
+        _, entropy = score_hidden(
+            hidden, weight, tokens, temperature, True, entropy_gradient=True, max_logits=max_logits
+        )
+        for found, wanted in zip(gradients(entropy), expected, strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-9)
+
+
+def test_a_ban_is_on_the_first_tokens_of_each_response():
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    assert TokenBan(7, 2).of_tokens(mask).tolist() == [7, 7, -1, 7]
+
+
+def banned_by_hand(model, prompts, lengths, responses, mask, index, ban, temperature):
+    """log softmax of the logits with minus infinity at the token, row by row through a plain forward pass."""
+    rows = []
+    for row, prompt in enumerate(index.tolist()):
+        tokens = responses[row][mask[row]]
+        ids = torch.cat((prompts[prompt, : lengths[prompt]], tokens))
+        logits = model(ids[None]).logits[0, lengths[prompt] - 1 : -1] / temperature
+        logits = logits.clone()
+        logits[: ban.first, ban.token_id] = -math.inf
+        rows.append(logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("score", [policy_log_probs, padded_response_log_probs])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_what_the_engine_banned_the_learner_leaves_out_exactly(score, temperature):
+    model = DecoderLM(CONFIG, seed=0).eval()
+    random = torch.Generator().manual_seed(1)
+    prompts, lengths = torch.randint(0, 10, (2, 4), generator=random), torch.tensor([4, 2])
+    responses, index = torch.randint(0, 10, (3, 5), generator=random), torch.tensor([0, 1, 1])
+    mask = torch.arange(5) < torch.tensor([5, 1, 4])[:, None]
+    ban = TokenBan(10, 2)
+    expected = banned_by_hand(model, prompts, lengths, responses, mask, index, ban, temperature)
+    batch = (prompts, lengths, responses, mask, index)
+    found, entropy = score(model, *batch, temperature=temperature, with_entropy=True, entropy_gradient=True, ban=ban)
+    torch.testing.assert_close(found[mask], expected, atol=1e-5, rtol=1e-5)
+    parameters = tuple(model.parameters())
+    found_gradients = torch.autograd.grad(found[mask].sum(), parameters, retain_graph=True)
+    for gradient, by_hand in zip(found_gradients, torch.autograd.grad(expected.sum(), parameters), strict=True):
+        torch.testing.assert_close(gradient, by_hand, atol=1e-4, rtol=1e-4)
+    assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(entropy.sum(), parameters))
+    free, _ = score(model, *batch, temperature=temperature)
+    gap = (found - free).abs()
+    assert gap[mask & (torch.arange(5) < 2)].min() > 1e-3
+    assert gap[:, 2:].max() == 0.0
