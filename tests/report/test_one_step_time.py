@@ -16,7 +16,10 @@ from rich.console import Console
 from harness.compare import Experiment, gather
 from harness.compare.as_json import comparison
 from harness.compare.findings import findings
-from harness.compare.numbers import number, percent
+from harness.compare.numbers import change, number, percent
+from harness.compare.stats import Effect, Verdict
+from harness.compare.step_times import step_ratio
+from harness.compare.verdicts import judgements
 from harness.core.trace import Stage
 from harness.report.bars import draw_lanes, draw_stages
 from harness.report.data import ReportData, read_report_data
@@ -27,6 +30,7 @@ from harness.simulate.metrics import RunMetrics, metrics_of_run
 from tests.step_runs import write_steps
 
 Make = Callable[..., RunFolder]
+ROOT = Path(__file__).parents[2]
 # of steps 2 to 11, which are measured: in flat 10 x (0.2 + 0.3) s and evaluations of 0.7 s in two of them; in hidden
 # 8 x (0.2 + 0.3) s, 2 x (0.2 + 4.3) s and an evaluation of 1 s. Of each 0.2 s of generation 0.05 s are a weight load.
 STEP_S = {"flat": 6.4 / 10, "hidden": 14.0 / 10}
@@ -160,3 +164,34 @@ def test_what_is_drawn_is_what_is_written(outputs: Outputs) -> None:
     assert list(_bars(draw_lanes(outputs.experiment)).values()) == pytest.approx(
         [seconds for seconds in expected for _ in range(2)]
     )
+
+
+def test_the_readme_says_what_its_committed_runs_say() -> None:
+    """The same functions, over the runs that the README names; the verdict's ratio is that of the tables."""
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    (one_block,), _ = gather([ROOT / "results" / "reference" / "sync_k"])
+    base, _, k4, k8 = one_block.variants
+    ratios = {arm.name: step_ratio(base, arm) for arm in (k4, k8)}
+    assert f"k = 8 passes over each batch took {ratios['k8']:.2f} times the seconds per step of k = 1" in readme
+    assert f"k = 4 took {ratios['k4']:.2f} times" in readme
+    (blocks,), _ = gather([ROOT / "results" / "reference" / "sync_k1-vs-sync_k2"])
+    judged, noise = judgements(blocks)
+    step, floor = judged.step, noise.step
+    assert step.ratio == pytest.approx(step_ratio(blocks.variants[0], blocks.variants[1]))
+    assert f"step time `{step.verdict}`, {_interval(step)}" in readme
+    stages = {effect.name: effect for effect in judged.stages if effect.verdict is Verdict.DIFFERENT}
+    assert list(stages) == ["old_logprobs", "update", "evaluate"]
+    assert f"`update` took {_percent(stages['update'].ratio)} longer" in readme
+    assert f"adds {_percent(stages['old_logprobs'].ratio)} of a step" in readme
+    assert f"`evaluate` took {_percent(stages['evaluate'].ratio)} longer" in readme
+    assert floor.ratio is not None
+    assert f"is {100 * abs(floor.ratio - 1):.1f}% apart ({change(floor.low)} to {change(floor.high)})" in readme
+
+
+def _percent(ratio: float | None) -> str:
+    assert ratio is not None
+    return f"{100 * (ratio - 1):.1f}%"
+
+
+def _interval(effect: Effect) -> str:
+    return f"{change(effect.ratio)} (95% interval {change(effect.low)} to {change(effect.high)})"
