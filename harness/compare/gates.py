@@ -12,8 +12,9 @@ from typing import Literal
 
 from harness.compare.baselines import load_baseline, read_baselines, unknown_baseline
 from harness.compare.completeness import Gaps, gap_sentence, newer_sentence
+from harness.compare.endpoints import ENDPOINTS, SECONDS_PER_STEP
 from harness.compare.experiments import Experiment, is_called
-from harness.compare.numbers import change, listed
+from harness.compare.numbers import listed
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Verdict, side_of_limit
 from harness.compare.verdicts import Baseline, Judgement, judge_against, judgements
 from harness.core.errors import UserError
@@ -165,7 +166,7 @@ def refusals_of(newer: Sequence[Path], found: Gaps) -> list[Refusal]:
 
 
 def gate(judgements: Sequence[Judgement], limit: float, refusals: Sequence[Refusal] = ()) -> GateResult:
-    """Judge whether any arm's step time is worse than the baseline's by more than ``limit``.
+    """Judge whether any arm is worse than the baseline by more than ``limit``, in the experiment's primary endpoint.
 
     An arm is worse if its whole 95% interval, corrected for the number of arms, lies above 1 + limit, and passes if it
     lies below. It is not comparable where the verdict says so, or where the baseline differs from itself (A/A).
@@ -203,27 +204,28 @@ def read_limit(text: str, where: str = "--fail-on") -> float:
 
 
 def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
-    step, floor = judgement.step, judgement.noise_floor
-    against = f"gate: {judgement.other} against {judgement.base}"
+    effect, floor = judgement.primary, judgement.noise_floor
+    endpoint = ENDPOINTS.get(effect.name, SECONDS_PER_STEP)
+    against = f"gate: {judgement.other} against {judgement.base}, {endpoint.words}"
+    interval = endpoint.interval(effect)
     if judgement.is_noise_floor:
-        text = f"{against}: the same settings, {change(step.ratio)}, {step.verdict.value}."
-        if step.verdict in (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE):
+        text = f"{against}: the same settings, {interval}, {effect.verdict.value}."
+        if effect.verdict in (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE):
             return NOT_COMPARABLE, text
         return (INCONCLUSIVE if judgement.unfinished else FINE), text
-    reason = step.reason if step.verdict is Verdict.NOT_COMPARABLE else judgement.no_gate
+    reason = effect.reason if effect.verdict is Verdict.NOT_COMPARABLE else judgement.no_gate
     if reason is None and floor is not None and floor.verdict is Verdict.DIFFERENT:
-        reason = f"the baseline is {change(floor.ratio)} from itself"
+        reason = f"the baseline is {endpoint.interval(floor)} from itself"
     if reason is not None:
         return NOT_COMPARABLE, f"{against}: not comparable: {reason}."
-    decided = step.p_adjusted is not None and step.blocks >= FEWEST_BLOCKS
-    if step.low is None or step.high is None or not decided:
-        return INCONCLUSIVE, f"{against}: inconclusive: {step.reason}."
-    interval = f"{change(step.ratio)}, 95% interval {change(step.low)} to {change(step.high)}"
-    at_most, side = change(1 + limit), side_of_limit(step, limit, arms)
+    decided = effect.p_adjusted is not None and effect.blocks >= FEWEST_BLOCKS
+    if effect.low is None or effect.high is None or not decided:
+        return INCONCLUSIVE, f"{against}: inconclusive: {effect.reason}."
+    bound, side = endpoint.change(1 + limit), side_of_limit(effect, limit, arms)
     if side == "above":
-        return WORSE, f"{against}: worse: {interval}; the limit is {at_most}."
+        return WORSE, f"{against}: worse: {interval}; the limit is {bound}."
     if judgement.unfinished:
         return INCONCLUSIVE, f"{against}: inconclusive: {judgement.unfinished} runs did not finish ({interval})."
     if side == "below":
-        return FINE, f"{against}: fine: {interval}; the limit is {at_most}."
-    return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {at_most}."
+        return FINE, f"{against}: fine: {interval}; the limit is {bound}."
+    return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {bound}."
