@@ -126,6 +126,12 @@ def uneven_sentence(variant: Variant) -> str:
     return f"{text}{more}."
 
 
+def hides_time(variant: Variant) -> bool:
+    """Whether in any run steps that no evaluation explains carry ``CARRIED`` of the time and more: a headline."""
+    found = [uneven for run in variant.runs if (uneven := uneven_steps(run)) is not None]
+    return any(not uneven.evaluated and uneven.slow_share >= CARRIED for uneven in found)
+
+
 def _numbered(steps: Sequence[int]) -> str:
     named = [str(step) for step in steps[:MOST_NAMED]]
     more = len(steps) - len(named)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare.findings import exposed_finding, findings, overlap_finding
+from harness.compare.step_times import hides_time, uneven_sentence
 from harness.compare.sync_tables import sweep_points
 from harness.compare.verdicts import Judgement, verdict_sentence
 from harness.core.trace import Stage
@@ -25,7 +26,8 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
     parts = [
         *(verdict_sentence(item) for item in judgements if item.step.blocks > 1 and item.step.ratio is not None),
         *(finding.text for finding in found if finding.name in LEARNED),
-        *(finding.text for finding in found if finding.name in ("steady", "single_steps")),
+        *(finding.text for finding in found if finding.name == "steady"),
+        *(uneven_sentence(variant) for variant in material.experiment.variants if hides_time(variant)),
         exposed_finding(shares, nobodys),
         overlap_finding(material.experiment),
         *(finding.text for finding in found if finding.name in ("lag", "kl", "onset")),
