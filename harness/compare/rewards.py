@@ -96,8 +96,8 @@ class TargetTimes:
     Attributes:
         reached, seeds: how many of how many.
         seconds, steps: Kaplan-Meier medians over the seeds, in seconds of the loop and in training steps. Without an
-            interval below ``FEWEST_SEEDS`` seeds. None where most seeds did not reach it: they all stop being looked at
-            when their runs end, so that the estimate would be that of the few that ran on for longest.
+            interval below ``FEWEST_SEEDS`` seeds. Without a median where most seeds did not reach it: they all stop
+            being looked at when their runs end, so that it would be that of the few that ran on for longest.
     """
 
     target: float
@@ -135,11 +135,7 @@ def target_times(variant: Variant) -> TargetTimes | None:
         return None
     seconds = _times(variant, lambda run: run.seconds_to_target, lambda last: last.elapsed_s)
     steps = _times(variant, lambda run: run.learning.target_step if run.learning else None, lambda last: last.step)
-    reached = sum(time.seen for time in seconds)
-    if 2 * reached < len(seconds):
-        unknown = Median(None, None, None)
-        return TargetTimes(target, reached, len(seconds), unknown, unknown)
-    return TargetTimes(target, reached, len(seconds), _median(seconds), _median(steps))
+    return TargetTimes(target, sum(time.seen for time in seconds), len(seconds), _median(seconds), _median(steps))
 
 
 def target_log_rank(base: Variant, other: Variant) -> LogRank | None:
@@ -166,6 +162,8 @@ def _times(
 
 def _median(times: list[Time]) -> Median:
     found = median_time(times, CONFIDENCE)
+    if 2 * sum(time.seen for time in times) < len(times):
+        found = Median(None, found.low, None)
     return found if len(times) >= FEWEST_SEEDS else Median(found.at, None, None)
 
 

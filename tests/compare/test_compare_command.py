@@ -304,7 +304,7 @@ def test_a_gate_ends_with_the_code_of_its_verdict(
     blocks_of(make_run, factor, blocks)
     assert main([str(tmp_path / "results"), "--baseline", "old", "--fail-on", limit]) == code
     captured = capsys.readouterr()
-    assert f"gate: new against old: {said}" in captured.err
+    assert f"gate: new against old, seconds per step: {said}" in captured.err
     assert "Verdict: new against old" in captured.out
 
 

@@ -45,7 +45,7 @@ UNLIKE = effect(1.5, 1.4, 1.6, Verdict.NOT_COMPARABLE, reason="they differ in ma
 def test_one_arm_decides_by_its_interval(step: Effect, code: int, words: str) -> None:
     result = gate([judged(step)], 0.05)
     assert result.code == code
-    assert result.sentences[0].startswith(f"gate: b against a: {words}")
+    assert result.sentences[0].startswith(f"gate: b against a, seconds per step: {words}")
 
 
 def test_an_interval_that_reaches_the_limit_from_either_side_decides_nothing() -> None:
@@ -77,7 +77,10 @@ def test_a_baseline_that_differs_from_itself_compares_with_nothing() -> None:
     floor = effect(1.07, 1.05, 1.09, Verdict.DIFFERENT)
     result = gate([judged(SLOWER, floor)], 0.05)
     assert result.code == NOT_COMPARABLE
-    assert result.sentences == ("gate: b against a: not comparable: the baseline is +7.0% from itself.",)
+    assert result.sentences == (
+        "gate: b against a, seconds per step: not comparable: the baseline is +7.0%, 95% interval +5.0% to +9.0% from "
+        "itself.",
+    )
     assert gate([judged(SLOWER, effect(1.0, 0.99, 1.01, Verdict.EQUIVALENT))], 0.05).code == WORSE
 
 

@@ -104,6 +104,7 @@ def stopped_in_the_third_batch(folder: Path, out: str, number: signal.Signals) -
     return process.returncode, said
 
 
+@pytest.mark.slow
 def test_killed_and_interrupted_it_ends_as_if_nothing_had_happened(folder: Path, harness: Callable[..., Done]) -> None:
     code, _ = stopped_in_the_third_batch(folder, "killed", signal.SIGKILL)
     assert code == -signal.SIGKILL

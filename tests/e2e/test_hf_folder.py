@@ -85,6 +85,7 @@ def moved(before: Path, after: Path) -> dict[str, float]:
     return {name: float((new[name] - old[name]).detach().abs().max()) for name in old}
 
 
+@pytest.mark.slow
 def test_the_public_width_trains_and_serves_in_one_process(
     wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_no_file_names_a_user_host_or_absolute_path(finished: tuple[Path, str]) 
             assert os.uname().nodename not in text or os.uname().nodename == "localhost"
 
 
+@pytest.mark.slow
 def test_the_saved_policy_can_be_trained_further(
     finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -21,8 +21,8 @@ def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) 
     if len(expand(load_scenario(str(path), fewer))) > 8:  # every combination once, few steps
         fewer = ["blocks=1", "stop_at_half_width=null", "steps=3"] if fewer else ["sweep.seed=[0]", "steps=3"]
         fewer += ["endpoint=seconds_per_step"]  # rewards are not compared over a single seed
-    elif scenario.steps > 12:
-        fewer += ["steps=12"]
+    elif scenario.steps > 4:
+        fewer += ["steps=4"]
     scenario = load_scenario(str(path), fewer)
     assert run_scenario(scenario, tmp_path, quiet=True, build=build_simulated_parts, show=lambda folder: None) == 0
     runs, damaged = find_runs(tmp_path)

@@ -140,6 +140,7 @@ class FixedTrainer:
     """A trainer whose policy gives every token the same log-probability."""
 
     options = TrainerOptions(2, LossOptions())
+    optimizer_step_metrics = ()
 
     def __init__(self, log_prob: float) -> None:
         self.log_prob = log_prob
