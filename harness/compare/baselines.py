@@ -129,7 +129,8 @@ def whole_occasion(folder: Path, arm: str) -> Experiment:
         raise UserError(f"the occasion {str(folder)!r} cannot be read: {error.what}", error.where, fix) from error
     if len(experiments) > 1:
         raise UserError(f"{str(folder)!r} holds {len(experiments)} experiments", str(folder), "name one of them")
-    check_whole(experiments[0], arm, damaged)
+    for name in dict.fromkeys([arm, *(variant.name for variant in experiments[0].variants)]):
+        check_whole(experiments[0], name, damaged)
     return experiments[0]
 
 

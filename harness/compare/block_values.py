@@ -131,6 +131,12 @@ def log_step_seconds(variant: Variant) -> list[float]:
     return [log(before.step) for before, _ in paired_seconds([(run, run) for run in runs], alternated=False)]
 
 
+def log_values(variant: Variant, primary: Primary) -> list[float]:
+    """Return the log of an endpoint's value of each run that has one, in the order in which they ran."""
+    runs = sorted(variant.runs, key=lambda run: run.manifest.started_at)
+    return [log(value) for value in map(primary.value, runs) if value is not None and value > 0]
+
+
 def _block(run: RunFigures) -> tuple[int, int]:
     return (-1 if run.manifest.block is None else run.manifest.block, run.manifest.seed)
 

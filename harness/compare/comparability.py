@@ -16,7 +16,7 @@ from harness.results import Manifest
 SETTINGS = "settings"
 """What ``--allow-difference`` calls all settings at once; one of them goes by its dotted key."""
 MOST_NAMED = 5
-MAY_DIFFER = ("name", "description", "seed", "arms", "sweep", "blocks", "stop_at_half_width")
+MAY_DIFFER = ("name", "description", "seed", "arms", "sweep", "endpoint", "blocks", "stop_at_half_width")
 """Settings that say which runs there are and not what one of them does."""
 UNLIKE_IS_MEANT = ("commit",)
 """Two versions of the code are what a comparison may be about."""
@@ -201,4 +201,5 @@ def as_far_as_they_got(effect: Effect, before: Sequence[RunFigures], after: Sequ
     reason = f"{len(unfinished)} of {of} runs did not finish"
     more = f"; {effect.reason}" if effect.reason and effect.verdict is Verdict.INCONCLUSIVE else ""
     left = replace(effect, verdict=Verdict.INCONCLUSIVE, reason=reason + more)
-    return replace(left, low=None, high=None, p=None, p_adjusted=None, minimum_effect=None) if dead else left
+    left = replace(left, p=None, p_adjusted=None)
+    return replace(left, low=None, high=None, minimum_effect=None) if dead else left

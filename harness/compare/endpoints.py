@@ -15,6 +15,7 @@ from statistics import fmean
 from harness.compare.block_values import Primary
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import NOTHING, change, number, reward
+from harness.compare.rewards import final_reward
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, Verdict
 from harness.compare.stats.intervals import CONFIDENCE, LEVEL, POWER, t_quantile
 
@@ -88,8 +89,12 @@ def _weight_sync_seconds(run: RunFigures) -> float | None:
 
 
 def _reward_at_rollouts(run: RunFigures) -> float | None:
-    """Return exp(-reward) of the last validation; runs that are compared have the same number of rollouts by then."""
-    return exp(-run.last.reward) if run.last is not None and run.is_completed else None
+    """Return exp(-reward) of the final validation; runs that are compared have the same number of rollouts by then.
+
+    A run that diverged counts with its last reward, as in the ranking.
+    """
+    found = final_reward(run)
+    return None if found is None else exp(-found)
 
 
 SECONDS_PER_STEP = Endpoint("seconds_per_step", "seconds per step", "s", STEP_THRESHOLD, _seconds_per_step)
@@ -152,6 +157,8 @@ def headline(endpoint: Endpoint, base: str, other: str, effect: Effect) -> str:
         return f"{said} ({effect.reason})."
     if effect.verdict is not Verdict.INCONCLUSIVE:
         return f"{said}."
+    if effect.blocks >= FEWEST_BLOCKS and (effect.p_adjusted is None or effect.high is None):
+        return f"{said} ({effect.reason})."  # more blocks like these would not help
     needed = blocks_needed(effect)
     if needed is not None:
         return f"{said}. It had {effect.blocks} blocks; about {needed} would tell, if it stays as it is."

@@ -65,7 +65,7 @@ class Judge:
         results: the results folder, where baselines are stored.
         baseline: what experiments are set against; None takes each experiment's first arm. An experiment without the
             arm takes its first one too.
-        threshold: the relative change of the step time that counts.
+        threshold: the relative change of the primary endpoint that counts.
         allowed: differences of environment and settings that do not stand in the way.
     """
 

@@ -29,7 +29,7 @@ FEWEST_LOOKED_AT = 4
 def step_ratio(
     base: Variant, other: Variant, read: Callable[[RunFigures], float | None] = lambda run: run.step_s
 ) -> float | None:
-    """Return how many times the seconds per step the other takes: the estimate that verdicts rest on.
+    """Return how many times the seconds per step the other takes, from each run's own measured window.
 
     It is exp of the difference of the mean logarithms over the runs: over those of the (seed, block) that both have, or
     over all where they share none. Runs that did not get to their end are left out where there are others.

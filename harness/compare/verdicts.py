@@ -14,6 +14,7 @@ from harness.compare.block_values import (
     Primary,
     endpoint_comparison,
     log_step_seconds,
+    log_values,
     paired_runs,
     paired_seconds,
     stage_comparisons,
@@ -245,10 +246,16 @@ def _draft(
     pairs = paired_runs(base, other, with_unfinished=alternated)
     blocks = paired_seconds(pairs, alternated)
     unstable = drift.sentence if drift is not None else None
-    undecided = "; ".join(warm_up_reasons(base, other)) or None
-    deciding = None if endpoint is None else endpoint_comparison(endpoint, pairs, refused)
-    if deciding is not None and endpoint is not None and endpoint.is_timed:
-        deciding = replace(deciding, undecided=undecided)
+    warming = warm_up_reasons(base, other)
+    undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
+    deciding = None
+    if endpoint is not None:
+        # a run that diverged has its last reward, and no time
+        judged = pairs if endpoint.is_timed else paired_runs(base, other, with_unfinished=True)
+        deciding = endpoint_comparison(endpoint, judged, refused)
+        measured = 0 if deciding.estimate is None else deciding.estimate.blocks
+        reasons = [*_unmeasured(measured, len(judged)), *(warming if endpoint.is_timed else [])]
+        deciding = replace(deciding, undecided="; ".join(reasons) or None)
     return replace(
         draft,
         alternated=alternated,
@@ -257,6 +264,11 @@ def _draft(
         endpoint=deciding,
         cautions=(*([unstable] if unstable else ()), *steadiness_notes([base, other]), *_unequal_work(base, other)),
     )
+
+
+def _unmeasured(blocks: int, of: int) -> list[str]:
+    """Say that a figure was not measured in every block that both arms have; the others alone are no verdict."""
+    return [f"it was not measured in {of - blocks} of {of} blocks"] if blocks < of else []
 
 
 def _draft_against(
@@ -281,10 +293,21 @@ def _draft_against(
         not_comparable=tuple(reasons),
         undecided="; ".join(undecided) or None,
     )
+    deciding, endpoint = None, endpoint_of(experiment.runs).primary
+    if endpoint is not None:
+        values = [log_values(variant, endpoint) for variant in (*stored, other)]
+        missing = [] if all(values) else ["it was not measured on every occasion"]
+        deciding = Comparison(
+            endpoint.name,
+            of_occasions(values[:-1], values[-1:]) if all(values) else None,
+            endpoint.threshold,
+            not_comparable=tuple(reasons),
+            undecided="; ".join([*missing, *undecided]) or None,
+        )
     name = f"{stored[-1].name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
     name += f" and {len(baseline.earlier)} earlier" if baseline.earlier else ""
     cautions = (*unlike([*before, *other.runs]), *steadiness_notes([together, other]))
-    return _Draft(name, other.name, before, other.runs, step, cautions=cautions)
+    return _Draft(name, other.name, before, other.runs, step, endpoint=deciding, cautions=cautions)
 
 
 def variant_named(experiment: Experiment, name: str | None) -> Variant:
@@ -387,7 +410,7 @@ def _table(judgement: Judgement) -> Table:
     if any(effect.of_step for effect in effects):
         notes.append("In steps: a stage that one of the two lacks, as what it adds to a step of the baseline.")
     if judgement.noise_floor is not None:
-        notes.append(f"Noise floor (the baseline against itself): {_interval_words(judgement.noise_floor)}.")
+        notes.append(f"Noise floor (the baseline against itself): {interval_words(judgement.noise_floor)}.")
     rows = [_row(effect, primary.blocks) for effect in effects]
     return Table(f"{title} ({_HOW[judgement.alternated]})", _HEADER, tuple(rows), tuple(notes))
 
@@ -421,7 +444,7 @@ def verdict_sentence(judgement: Judgement) -> str:
     primary = judgement.primary
     endpoint = ENDPOINTS.get(primary.name)
     what = endpoint.words if endpoint is not None else "step time" if primary.name == STEP else primary.name
-    interval = _interval_words(primary) if endpoint is None else endpoint.interval(primary)
+    interval = interval_words(primary)
     text = f"{judgement.other} against {judgement.base}, {what}: {primary.verdict.value}, {interval}"
     if primary.reason and not (endpoint is not None and endpoint.is_difference):  # reasons speak of ratios
         text += f" ({primary.reason})"
@@ -438,7 +461,10 @@ def _change_words(effect: Effect) -> str:
     return f"{effect.label} ({change(effect.ratio)})"
 
 
-def _interval_words(effect: Effect) -> str:
+def interval_words(effect: Effect) -> str:
+    """Write an effect with its interval, as a change or, of rewards, as a difference."""
+    if effect.name in ENDPOINTS:
+        return ENDPOINTS[effect.name].interval(effect)
     if effect.ratio is None:
         return "no figures"
     if effect.low is None or effect.high is None:

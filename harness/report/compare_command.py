@@ -63,7 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set everything against this arm, or this stored baseline; arm:NAME or stored:NAME where it could be both",
     )
     parser.add_argument("--save-baseline", metavar="NAME", help="add the newest experiment to a stored baseline")
-    parser.add_argument("--fail-on", metavar="SHARE", help="exit with 1 if a step takes this much longer, such as 5%%")
+    parser.add_argument(
+        "--fail-on",
+        metavar="SHARE",
+        help="exit with 1 if the primary endpoint (a step's time) is this much worse, such as 5%%",
+    )
     parser.add_argument(
         "--allow-difference",
         action="append",
@@ -114,14 +118,16 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     result = None if limit is None else _gate(options.paths, limit, judge, experiments, detailed[-1], damaged)
     try:
         _show(options.format, experiments, detailed, damaged, judge, result)
+        if options.plots is not None:
+            _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
         silence_output()
-    if options.plots is not None:
-        _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
     for sentence in result.sentences if result else ():
         errors.print(Text(plain(sentence)), soft_wrap=True)
-    if options.save_baseline is not None:
+    if options.save_baseline is not None and (result is None or result.code == FINE):
         _save(options, detailed[-1], damaged, errors)
+    elif options.save_baseline is not None:
+        errors.print(Text(plain(f"not added to the baseline {options.save_baseline!r}: the gate did not pass.")))
     return result.code if result else FINE
 
 

@@ -102,6 +102,7 @@ class RunRecorder:
         self._probes: Probes = probes or NoProbes()
         self._utilisation = utilisation or Utilisation()
         self._row_listeners, self._step_listeners = tuple(row_listeners), tuple(step_listeners)
+        self._all_seconds: dict[int, float] = {}
         self._plain_seconds: dict[int, float] = {}  # of steps without evaluation and profiler
         self._loop_start_ns = self._row_start_ns = 0
         self._lanes: tuple[str, ...] = ()
@@ -157,6 +158,7 @@ class RunRecorder:
         metrics |= self.drain_probes() | combine_metrics(self._measured)
         self._measured = []
         profiled = facts.step in self._profiled
+        self._all_seconds[facts.step] = wall_s
         if not profiled and not evaluation_s(spans):
             self._plain_seconds[facts.step] = wall_s
         row = step_row(
@@ -242,7 +244,7 @@ class RunRecorder:
             for version, metrics in evaluations:
                 values = {key: metric.value for key, metric in metrics.items()}
                 figures[f"{name}_evaluation"] = {"version": version} | values
-        figures["warmup"] = asdict(found_in(self._plain_seconds))
+        figures["warmup"] = asdict(found_in(self._plain_seconds or self._all_seconds))
         if self._of_all_syncs:
             figures["syncs"] = {name: metric.value for name, metric in self._of_all_syncs.items()}
         if self._ledger is not None:

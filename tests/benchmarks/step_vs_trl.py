@@ -116,8 +116,8 @@ class OurStep:
 
 
 def trl_trainer(folder: Path, arguments: argparse.Namespace, prompts: list[str], reward: Callable[..., Any]) -> Any:
-    import datasets  # type: ignore[import-untyped]
-    from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
+    import datasets
+    from trl import GRPOConfig, GRPOTrainer
 
     batch = GROUP_SIZE * PROMPTS_PER_BATCH
     config = GRPOConfig(

@@ -15,7 +15,7 @@ from harness.compare import gather
 from harness.compare.block_values import BlockSeconds, Primary, paired_runs, paired_seconds
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.gates import WORSE, gate
+from harness.compare.gates import INCONCLUSIVE, WORSE, gate
 from harness.compare.stats import Verdict
 from harness.compare.verdicts import (
     Baseline,
@@ -273,14 +273,13 @@ def test_another_endpoint_may_decide_and_the_step_is_then_one_of_the_rest(make_r
     values = {"a": 1.0, "b": 2.0}
 
     def value(run: RunFigures) -> float | None:
-        block = run.manifest.block or 0
-        return None if block == 9 else values[run.manifest.arm or ""] * (1 + 0.01 * (block % 2))
+        return values[run.manifest.arm or ""] * (1 + 0.01 * ((run.manifest.block or 0) % 2))
 
     experiment = experiment_of(tmp_path)
     (found,) = judgements(experiment, endpoint=Primary("seconds of a weight sync", 0.1, value))
     assert found.endpoint is found.primary
     assert (found.primary.name, found.primary.threshold) == ("seconds of a weight sync", 0.1)
-    assert (found.primary.ratio, found.primary.blocks) == (pytest.approx(2.0), 9)  # the last block has none
+    assert (found.primary.ratio, found.primary.blocks) == (pytest.approx(2.0), 10)
     assert found.primary.verdict is Verdict.DIFFERENT
     assert [effect.name for effect in found.effects] == ["seconds of a weight sync", "step", "generate", "update"]
     (plain,) = judgements(experiment)
@@ -289,6 +288,19 @@ def test_another_endpoint_may_decide_and_the_step_is_then_one_of_the_rest(make_r
     sentence = verdict_sentences([found])[0]
     assert sentence.startswith("b against a, seconds of a weight sync: different, +100.0%")
     assert "whole step (+10.0%)" in sentence
+
+
+def test_an_endpoint_that_one_block_lacks_has_no_verdict_from_the_others(make_run: Make, tmp_path: Path) -> None:
+    ten_blocks(make_run, SLOWER)
+
+    def value(run: RunFigures) -> float | None:
+        return None if run.manifest.block == 9 else {"a": 1.0, "b": 2.0}[run.manifest.arm or ""]
+
+    (found,) = judgements(experiment_of(tmp_path), endpoint=Primary("seconds of a weight sync", 0.1, value))
+    assert (found.primary.blocks, found.primary.verdict) == (9, Verdict.INCONCLUSIVE)
+    assert "1 of 10 blocks" in (found.primary.reason or "")
+    assert found.step.verdict is Verdict.DIFFERENT
+    assert gate([found], 0.05).code == INCONCLUSIVE
 
 
 def test_another_arm_can_be_the_baseline(make_run: Make, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from harness.compare import numbers
-from harness.compare.stats import STEP, Effect, Verdict
+from harness.compare.endpoints import ENDPOINTS
+from harness.compare.stats import Effect, Verdict
 from harness.compare.verdicts import Judgement, verdict_sentences, verdict_tables
 from harness.report.html.charts import Scale
 from harness.report.html.markup import Markup, bullets, details, element, figure, join, note, section, share, table
@@ -22,7 +23,7 @@ def verdict_section(judgements: Sequence[Judgement], arms: int, anchor: str) -> 
     """Return the section: forest plots, or why there is no verdict; None for a single arm."""
     if arms < 2:
         return None
-    known = [item for item in judgements if item.step.blocks > 1 and item.step.ratio is not None]
+    known = [item for item in judgements if item.primary.blocks > 1 and item.primary.ratio is not None]
     if not known:
         return section(anchor, "Verdicts", *_none(judgements))
     axis = ratio_axis(known)
@@ -32,7 +33,7 @@ def verdict_section(judgements: Sequence[Judgement], arms: int, anchor: str) -> 
 
 def _none(judgements: Sequence[Judgement]) -> list[Markup | None]:
     """Say why there is no verdict, and what would give one."""
-    blocks = max((item.step.blocks for item in judgements), default=0)
+    blocks = max((item.primary.blocks for item in judgements), default=0)
     why = (
         "No verdict. It takes at least two blocks, in each of which every arm runs once under the same conditions; "
         f"this experiment has {'one' if blocks == 1 else 'none that the arms share'}. One block cannot tell what an "
@@ -46,7 +47,7 @@ def _none(judgements: Sequence[Judgement]) -> list[Markup | None]:
 
 
 def _why(item: Judgement) -> str:
-    return f"{item.step.verdict.value}; {item.step.reason or 'fewer than two paired blocks'}."
+    return f"{item.primary.verdict.value}; {item.primary.reason or 'fewer than two paired blocks'}."
 
 
 def ratio_axis(judged: Sequence[Judgement]) -> Scale:
@@ -69,10 +70,10 @@ def _effects(item: Judgement) -> list[Effect]:
 
 
 def _forest(item: Judgement, axis: Scale) -> Markup:
-    rows = [cell for effect in _effects(item) for cell in _row(effect, axis)]
+    rows = [cell for effect in _effects(item) for cell in _row(effect, axis, effect is item.primary)]
     if item.noise_floor is not None and item.noise_floor.ratio is not None:
         floor = f"noise floor: {item.base} against itself"
-        rows += [element("div", floor, class_="head sub"), *_row(item.noise_floor, axis)]
+        rows += [element("div", floor, class_="head sub"), *_row(item.noise_floor, axis, is_primary=True)]
     said, *cautions = verdict_sentences([item])
     drawing = element("div", rows, _axis(axis, item), class_="rows forest", role="group", aria_label=said)
     data = details("Show the figures", *(table(found) for found in verdict_tables([item])))
@@ -81,8 +82,8 @@ def _forest(item: Judgement, axis: Scale) -> Markup:
     )
 
 
-def _row(effect: Effect, axis: Scale) -> list[Markup]:
-    primary = " primary" if effect.name == STEP else ""
+def _row(effect: Effect, axis: Scale, is_primary: bool) -> list[Markup]:
+    primary = " primary" if is_primary else ""
     svg = element("svg", _marks(effect, axis), width="100%", height=ROW, class_="bar", aria_hidden="true")
     chip = element("span", effect.verdict.value, class_=f"chip {_verdict_class(effect)}", title=effect.reason or None)
     return [
@@ -95,13 +96,17 @@ def _row(effect: Effect, axis: Scale) -> list[Markup]:
 
 def _verdict_class(effect: Effect) -> str:
     if effect.verdict is Verdict.DIFFERENT and effect.ratio is not None:
-        return "slower" if effect.ratio > 1.0 else "faster"
+        return "slower" if effect.ratio > 1.0 else "faster"  # the classes of worse and better; the chip says different
     return effect.verdict.value.replace(" ", "-")
 
 
 def _written(effect: Effect) -> str:
     if effect.ratio is None:
         return numbers.NOTHING
+    endpoint = ENDPOINTS.get(effect.name)
+    if endpoint is not None and endpoint.is_difference:
+        point, ends = endpoint.point_and_ends(effect)
+        return point if ends == numbers.NOTHING else f"{point} [{ends}]"
     if effect.low is None or effect.high is None:
         return f"{effect.ratio:.3f}"
     return f"{effect.ratio:.3f} [{effect.low:.3f}, {effect.high:.3f}]"

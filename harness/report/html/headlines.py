@@ -24,7 +24,7 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
     shares = {name: by_stage for name, by_stage in shares.items() if by_stage}
     nobodys = {name: fmean(part.share(part.nobody_ns) for part, _ in material.exposures[name]) for name in shares}
     parts = [
-        *(verdict_sentence(item) for item in judgements if item.step.blocks > 1 and item.step.ratio is not None),
+        *(verdict_sentence(item) for item in judgements if item.primary.blocks > 1 and item.primary.ratio is not None),
         *(finding.text for finding in found if finding.name in LEARNED),
         *(finding.text for finding in found if finding.name == "steady"),
         *(uneven_sentence(variant) for variant in material.experiment.variants if hides_time(variant)),
