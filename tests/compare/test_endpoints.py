@@ -140,5 +140,5 @@ def test_the_last_sentence_says_the_verdict_or_what_it_would_take() -> None:
     # of several arms: without a correction an interval that leaves out 1 would be a verdict
     undecided = replace(effect(1.1, exp(log(1.1) - half), exp(log(1.1) + half)), p=0.015, p_adjusted=0.06)
     assert headline(SECONDS_PER_STEP, "a", "b", undecided).endswith(
-        "It had 10 blocks; about 11 would tell, if it stays as it is."
+        "It had 10 blocks; about 16 would tell, if it stays as it is."  # (t15(.99375) + t15(.8)) * 0.1 / 4 <= log 1.1
     )
