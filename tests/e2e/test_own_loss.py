@@ -86,7 +86,8 @@ def clipped(run: Run, name: str) -> list[float]:
     return [row.metrics[name]["mean"] for row in run.steps]
 
 
-@pytest.mark.parametrize("transport", ["in_process", pytest.param("object_store_numpy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["in_process", "object_store_numpy"])
 def test_cispo_from_outside_of_the_repository_is_the_built_in_one_bit_for_bit(folder: Path, transport: str) -> None:
     done = run(folder, f"--set=transport.type={transport}", "--set=placement.colocated=true")
     assert done.returncode == 0, done.stderr

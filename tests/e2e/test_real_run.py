@@ -180,6 +180,7 @@ def test_an_interrupted_run_stays_readable(
     assert len(run.steps) >= 3
 
 
+@pytest.mark.slow
 def test_sigterm_is_heard_by_a_job_that_ignores_ctrl_c(
     environment: dict[str, str], finished: object, tmp_path: Path
 ) -> None:
