@@ -1,4 +1,4 @@
-"""The harness' own decoder-only language model; its parameters carry the names of Hugging Face's Llama.
+"""The harness' own decoder-only language model; its parameters carry the names of Hugging Face's Llama and Qwen.
 
 Every layer takes the hidden states of any leading shape and an attention function, so that padded batches, a KV cache
 and packed sequences with shared prompts run through the same layers. With gradient checkpointing a layer keeps its
@@ -8,6 +8,7 @@ activations of one layer at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,6 +75,14 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
 
 
+class Projection(Weight):
+    """The weight (out, in) of a linear map, and its bias (out,) where it has one; the caller multiplies."""
+
+    def __init__(self, size: int, width: int, *, has_bias: bool = False) -> None:
+        super().__init__(size, width)
+        self.bias = nn.Parameter(torch.empty(size)) if has_bias else None
+
+
 class RMSNorm(Weight):
     """Root-mean-square norm over the last dimension; see ``norm.rms_norm``."""
 
@@ -91,16 +100,23 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.q_proj = Weight(config.query_size, config.hidden_size)
-        self.k_proj = Weight(config.key_size, config.hidden_size)
-        self.v_proj = Weight(config.key_size, config.hidden_size)
-        self.o_proj = Weight(config.hidden_size, config.query_size)
+        self.q_proj = Projection(config.query_size, config.hidden_size, has_bias=config.attention_bias)
+        self.k_proj = Projection(config.key_size, config.hidden_size, has_bias=config.attention_bias)
+        self.v_proj = Projection(config.key_size, config.hidden_size, has_bias=config.attention_bias)
+        self.o_proj = Projection(config.hidden_size, config.query_size)
+        if config.head_norms:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attention, layer: int) -> Tensor:
-        weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
-        heads = F.linear(x, weight).unflatten(-1, (-1, self.config.head_dim))
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        bias = torch.cat([part.bias for part in parts if part.bias is not None]) if self.config.attention_bias else None
+        heads = F.linear(x, torch.cat([part.weight for part in parts]), bias).unflatten(-1, (-1, self.config.head_dim))
         num_q, num_kv = self.config.num_attention_heads, self.config.num_key_value_heads
         qk, v = heads.split((num_q + num_kv, num_kv), dim=-2)
+        if self.config.head_norms:
+            q, k = qk.split((num_q, num_kv), dim=-2)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
         q, k = rotate(qk, rotation).split((num_q, num_kv), dim=-2)
         return F.linear(attend(q, k, v, layer).flatten(-2), self.o_proj.weight)
 
@@ -110,9 +126,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = Weight(config.intermediate_size, config.hidden_size)
-        self.up_proj = Weight(config.intermediate_size, config.hidden_size)
-        self.down_proj = Weight(config.hidden_size, config.intermediate_size)
+        self.gate_proj = Projection(config.intermediate_size, config.hidden_size)
+        self.up_proj = Projection(config.intermediate_size, config.hidden_size)
+        self.down_proj = Projection(config.hidden_size, config.intermediate_size)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = F.linear(x, torch.cat((self.gate_proj.weight, self.up_proj.weight))).chunk(2, dim=-1)
@@ -154,7 +170,7 @@ class DecoderStack(nn.Module):
 
 
 class DecoderLM(nn.Module):
-    """A Llama-style language model whose ``state_dict`` has the names of ``LlamaForCausalLM``'s.
+    """A language model whose ``state_dict`` has the names of ``LlamaForCausalLM``'s, or ``Qwen3ForCausalLM``'s.
 
     Args:
         config: the shape.
@@ -167,7 +183,7 @@ class DecoderLM(nn.Module):
         self.config = config
         self.model = DecoderStack(config)
         if not config.tie_word_embeddings:
-            self.lm_head = Weight(config.vocab_size, config.hidden_size)
+            self.lm_head = Projection(config.vocab_size, config.hidden_size)
         if seed is not None:
             self.initialize(seed)
 
@@ -178,11 +194,11 @@ class DecoderLM(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draw every matrix from N(0, 0.02^2) and set the norms' gains to 1."""
+        """Draw every matrix from N(0, 0.02^2), set the norms' gains to 1 and the biases to 0."""
         generator = torch.Generator().manual_seed(seed)
-        for parameter in self.parameters():
+        for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
-                parameter.fill_(1.0)
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * INIT_STD)
 
@@ -209,10 +225,24 @@ class DecoderLM(nn.Module):
 
 
 def rotation_at(positions: Tensor, config: ModelConfig) -> Rotation:
-    """Cosines and sines (..., 1, D/2) in float32 of the rotary angles position * theta^(-2i/D)."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device) / config.head_dim
-    angles = positions[..., None, None].float() / config.rope_theta**exponents
+    """Cosines and sines (..., 1, D/2) in float32 of the rotary angles, position * frequency."""
+    angles = positions[..., None, None].float() * rotary_frequencies(config, positions.device)
     return angles.cos(), angles.sin()
+
+
+def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
+    """theta^(-2i/D) in float32, (D/2,), stretched where the config says so; see ``config.RopeScaling``."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    if scaling.rope_type == "linear":
+        return frequencies / scaling.factor
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # within the first context
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * kept + frequencies / scaling.factor * (1.0 - kept)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
