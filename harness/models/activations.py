@@ -99,7 +99,7 @@ def _transformers_token(shape: Shape, weight_bytes: int, autocast: bool) -> int:
 
 
 def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on_gpu: bool) -> int:
-    """The harness' own layer: tokens are packed, attention sees padded rows, and projections are put together.
+    """The harness' own layer: tokens are packed, and attention sees padded rows.
 
     Packed, for each token: the normed values and the output of both norms, the attention's output, 4i of the MLP, and
     the normed heads where the model norms them. Padded, for each row: queries, keys and values, and the probabilities
@@ -116,5 +116,4 @@ def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on
         padded = narrow * batch.rows * (2 * q * queries + 2 * q * keys)
     else:
         padded = 4 * (batch.rows * (q * queries + 2 * k * keys) + scores)
-    together = narrow * ((q + 2 * k) * h + 2 * i * h)
-    return packed + padded + together
+    return packed + padded
