@@ -1,4 +1,4 @@
-"""Decoding with a Llama: a static key/value cache, prefill, then one token a row and step.
+"""Decoding with the harness' own model: a static key/value cache, prefill, then one token a row and step.
 
 Measured on a Zen 4 core (64 rows, 8 query and 4 key/value heads of 32, 30 tokens): for single queries, two ``bmm``
 around a softmax take 60% of the time of ``scaled_dot_product_attention`` in float32, and 30% of its time in bfloat16.
@@ -22,6 +22,9 @@ from harness.core.errors import RunStopped
 from harness.engines.weights import InferenceWeights, LayerWeights
 from harness.models.config import ModelConfig
 from harness.models.decoder import rotation_at
+
+_FIRST_POSITIONS = 4096
+"""Rotations that are computed at once; contexts of today reach 131,072, and few responses are as long."""
 
 
 class LayerColumns(NamedTuple):
@@ -116,9 +119,9 @@ def padding_bias(padded: PaddedPrompts, prompt_of_row: Tensor) -> Tensor | None:
     return bias_RT.masked_fill_(columns < padding_R1, -torch.inf)[:, None]
 
 
-def rotation_table(config: ModelConfig) -> Tensor:
-    """exp(i * position * theta^(-2j/D)), complex64 (max_position_embeddings, D/2); Su et al. 2021."""
-    cos, sin = rotation_at(torch.arange(config.max_position_embeddings), config)
+def rotation_table(config: ModelConfig, length: int) -> Tensor:
+    """exp(i * position * frequency), complex64 (length, D/2); Su et al. 2021."""
+    cos, sin = rotation_at(torch.arange(length), config)
     return torch.complex(cos, sin).squeeze(1)
 
 
@@ -164,7 +167,7 @@ def _make_buffers(config: ModelConfig, num_rows: int, dtype: torch.dtype, device
     )
 
 
-class LlamaDecoder:
+class CachedDecoder:
     """The ``DecodeBackend`` of the native engine.
 
     ``weights``, laid out by ``build_weights``, must be set before the first batch. They may be replaced at any moment,
@@ -182,8 +185,9 @@ class LlamaDecoder:
         self.weights: InferenceWeights | None = None
         self.logits_version = 0
         self._cache = KeyValueCache(config, device)
-        self._rotations = rotation_table(config).to(device)
+        self._rotations = rotation_table(config, min(config.max_position_embeddings, _FIRST_POSITIONS)).to(device)
         self._norm_floor = torch.tensor(math.sqrt(config.hidden_size * config.rms_norm_eps), device=device)
+        self._head_norm_floor = torch.tensor(math.sqrt(config.head_dim * config.rms_norm_eps), device=device)
 
     @property
     def vocab_size(self) -> int:
@@ -206,6 +210,9 @@ class LlamaDecoder:
         self.logits_version = weights.version
         rows = torch.tensor(prompt_of_row, device=self._device)
         self._length = padded.token_ids_PT.shape[1]
+        if self._length + max_tokens > len(self._rotations):
+            needed = min(2 * (self._length + max_tokens), self.context_length)
+            self._rotations = rotation_table(self.config, needed).to(self._device)
         self._positions_R, self._padding_R1T = padded.lengths_P[rows], padding_bias(padded, rows)
         self._cache.allocate(len(rows), self._length + max_tokens - 1)
         self._buffers = _make_buffers(self.config, len(rows), self._dtype, self._device)
@@ -259,10 +266,20 @@ class LlamaDecoder:
         length_R1 = torch.linalg.vector_norm(x_RC, dim=-1, keepdim=True)
         return torch.div(x_RC, torch.hypot(length_R1, self._norm_floor), out=out_RC)
 
+    def _norm_heads(self, heads_RF: Tensor, layer: LayerWeights) -> None:
+        """Norm the queries and the key of each group in place, where the model does; as ``_norm``, with the gain."""
+        if layer.head_gains is None:
+            return
+        groups = heads_RF.view(len(heads_RF), self.config.num_key_value_heads, -1, self.config.head_dim)
+        queries_and_key = groups[:, :, :-1]
+        lengths = torch.linalg.vector_norm(queries_and_key, dim=-1, keepdim=True)
+        queries_and_key.div_(torch.hypot(lengths, self._head_norm_floor)).mul_(layer.head_gains)
+
     def _attend(self, x_RC: Tensor, layer: LayerWeights, columns: LayerColumns) -> None:
         """Attention of each row's newest token over its cache, into ``attended``; the query heads of a key share it."""
         buffers = self._buffers
         heads_RF = layer.qkv(self._norm(x_RC, buffers.normed_RC)).float()
+        self._norm_heads(heads_RF, layer)
         torch.mul(heads_RF.view(torch.complex64), buffers.rotation_RF, out=buffers.rotated_RF)
         columns.newest.copy_(buffers.keys_values)
         scores = torch.bmm(buffers.queries, columns.keys_t)
@@ -280,6 +297,7 @@ class LlamaDecoder:
         """Rotated queries (P, Hq, T, D) and keys, and values, (P, Hkv, T, D)."""
         x, config = x_PTC.flatten(0, 1), self.config
         heads = layer.qkv(self._norm(x, torch.empty_like(x))).float()
+        self._norm_heads(heads, layer)
         heads = heads.view(*x_PTC.shape[:2], config.num_key_value_heads, -1, config.head_dim)
         qk, v = heads[..., :-1, :], heads[..., -1, :]
         rotated = torch.view_as_real(torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotation).flatten(-2)

@@ -1,7 +1,7 @@
 """An engine for policies of any architecture: transformers computes, the harness samples.
 
-Slower than the native engine, which runs Llama-style models, but bound by the same contract. Prompts run once a group
-and finished rows leave, so it does less work than ``generate`` on the same model.
+Slower than the native engine, which runs the harness' own model, but bound by the same contract. Prompts run once a
+group and finished rows leave, so it does less work than ``generate`` on the same model.
 """
 
 from __future__ import annotations

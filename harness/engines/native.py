@@ -1,4 +1,4 @@
-"""The harness' own engine: batched sampling from a Llama-style model, tuned for one CPU core and runnable anywhere."""
+"""The harness' own engine: batched sampling from its own model, tuned for one CPU core and runnable anywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
-from harness.engines.decode import LlamaDecoder
+from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.sorting import SortingEngine
 from harness.engines.weights import build_weights
@@ -61,8 +61,8 @@ class NativeEngine:
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
-        self._decoder = LlamaDecoder(config, _DTYPES[precision], self._device)
-        self._scoring: LlamaDecoder | None = None
+        self._decoder = CachedDecoder(config, _DTYPES[precision], self._device)
+        self._scoring: CachedDecoder | None = None
         self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, should_stop)
 
     @property
@@ -76,12 +76,12 @@ class NativeEngine:
         return self._sampler.stats
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
-        """Put a copy of these weights, by Hugging Face Llama name, in the place of the engine's own.
+        """Put a copy of these weights, by Hugging Face name, in the place of the engine's own.
 
         A ``generate`` that runs on another thread goes on with them at its next token, without stopping meanwhile.
 
         Args:
-            weights: by Hugging Face Llama name.
+            weights: by Hugging Face name.
             version: the tag of the tokens that they sample.
 
         Raises:
@@ -115,7 +115,7 @@ class NativeEngine:
     ) -> list[npt.NDArray[np.float32]]:
         """See ``protocols.ScoringEngine``; decoded beside what ``generate`` decodes, with the same weights."""
         if self._scoring is None:
-            self._scoring = LlamaDecoder(self.config, _DTYPES[self.precision], self._device)
+            self._scoring = CachedDecoder(self.config, _DTYPES[self.precision], self._device)
         self._scoring.weights = self._decoder.weights
         return forced_log_probs(self._scoring, prompts, responses)
 

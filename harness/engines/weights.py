@@ -1,27 +1,27 @@
-"""The engine's own copy of a Llama's weights, laid out for decoding, and the products with them.
+"""The engine's own copy of a model's weights, laid out for decoding, and the products with them.
 
 Loaded by Hugging Face names from any mapping of tensors; nothing is shared with the source. What changes on the way:
 
 * q, k and v are one projection, its heads in the order of ``group_heads``: all that one key/value head needs lies
-  together. The 1/sqrt(D) of the attention scores is folded into q.
+  together. The 1/sqrt(D) of the attention scores is folded into q, or into the gain of Qwen3's norm of the queries.
 * The gain of each RMSNorm, and the sqrt(C) of its mean square over C channels, are folded into the projections behind
   it: what is left of the norm is a division by the vector's length.
 * Llama rotates the pairs (i, i + D/2) of a head. Rows of q and k are reordered so that a pair is adjacent and one
-  complex product rotates it; the scores do not change, since q and k are reordered alike.
+  complex product rotates it; the scores do not change, since q and k are reordered alike, their biases and gains too.
 
-All folding happens in float32, before the weights are rounded to the engine's precision. Projections have no bias. A
-CPU that has them runs oneDNN's prepacked kernels, everything else plain matmuls. Packing lays a weight out once in the
-blocks that the kernel reads. Measured on a Zen 4 core at 64 rows, that is 8 to 16% faster than ``torch.mm`` for all but
-the smallest matrix of a 3M-parameter model in float32, and 6 to 9% in bfloat16, though each call costs 13 microseconds
-before it computes anything. The activation, the product with the gate and the residual sum run inside the kernel. The
-packed operators are those that TorchInductor emits; since they are no public interface of torch, ``packing_works``
-tries them with known numbers before anything relies on them.
+All folding happens in float32, before the weights are rounded to the engine's precision. A CPU that has them runs
+oneDNN's prepacked kernels, everything else plain matmuls. Packing lays a weight out once in the blocks that the kernel
+reads. Measured on a Zen 4 core at 64 rows, that is 8 to 16% faster than ``torch.mm`` for all but the smallest matrix of
+a 3M-parameter model in float32, and 6 to 9% in bfloat16, though each call costs 13 microseconds before it computes
+anything. The activation, the product with the gate and the residual sum run inside the kernel. The packed operators are
+those that TorchInductor emits; since they are no public interface of torch, ``packing_works`` tries them with known
+numbers before anything relies on them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -37,13 +37,13 @@ ROWS_HINT = 64
 
 
 class Linear(Protocol):
-    """x -> x W^T for x (R, in), with what may follow it fused in where the kernel can."""
+    """x -> x W^T + b for x (R, in), with what may follow it fused in where the kernel can; most have no b."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W^T (R, out)."""
+        """Return x W^T + b (R, out)."""
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """Return x W^T + other."""
+        """Return x W^T + other; for a projection without bias, as the two below."""
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
         """Return x W^T * other."""
@@ -55,14 +55,15 @@ class Linear(Protocol):
 class PackedLinear:
     """A projection in oneDNN's blocked layout. CPU only; the weight is copied."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._bias = bias
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
         self._unary = torch.ops.mkldnn._linear_pointwise.default
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
-        result: Tensor = self._unary(x, self._weight, None, "none", [], "")
+        result: Tensor = self._unary(x, self._weight, self._bias, "none", [], "")
         return result
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
@@ -84,11 +85,13 @@ class PackedLinear:
 class PlainLinear:
     """A projection by torch's own matmul, on any device. The weight is copied."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight_t = weight.t().contiguous()
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight_t, self._bias = weight.t().contiguous(), bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
+        if self._bias is not None:
+            return torch.addmm(self._bias, x, self._weight_t)
         return torch.mm(x, self._weight_t)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
@@ -104,11 +107,18 @@ class PlainLinear:
         return F.silu(torch.mm(x, self._weight_t), inplace=True)
 
 
-def make_linear(weight: Tensor) -> Linear:
+class MakeLinear(Protocol):
+    """Makes a projection of a weight (out, in) and perhaps a bias (out,), both in the precision of the products."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Return the projection."""
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Return the fastest projection that works for this weight (out, in), its device and its dtype."""
     if weight.device.type == "cpu" and packing_works(weight.dtype):
-        return PackedLinear(weight)
-    return PlainLinear(weight)
+        return PackedLinear(weight, bias)
+    return PlainLinear(weight, bias)
 
 
 @cache
@@ -123,14 +133,14 @@ def packing_works(dtype: torch.dtype) -> bool:
     x = torch.arange(8, dtype=torch.float32).reshape(2, 4).to(dtype)
     other = torch.arange(6, dtype=torch.float32).reshape(2, 3).to(dtype)
     try:
-        packed = PackedLinear(weight)
-        got = (packed(x), packed.plus(x, other), packed.times(x, other), packed.silu(x))
+        packed, biased = PackedLinear(weight), PackedLinear(weight, other[0])
+        got = (packed(x), biased(x), packed.plus(x, other), packed.times(x, other), packed.silu(x))
     except (AttributeError, RuntimeError, TypeError):
         return False
     product = x.float() @ weight.float().t()
-    exact = (product, product + other.float(), product * other.float())
+    exact = (product, product + other[0].float(), product + other.float(), product * other.float())
     same = all(torch.equal(mine, wanted.to(dtype)) for mine, wanted in zip(got, exact, strict=False))
-    return same and torch.allclose(got[3].float(), F.silu(product), rtol=0.01, atol=0.001)
+    return same and torch.allclose(got[4].float(), F.silu(product), rtol=0.01, atol=0.001)
 
 
 _HEAD = "lm_head.weight"
@@ -140,13 +150,18 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer: qkv (C -> Hkv * (G + 2) * D, see ``group_heads``), o, gate, up, down."""
+    """One decoder layer: qkv (C -> Hkv * (G + 2) * D, see ``group_heads``), o, gate, up, down.
+
+    ``head_gains`` (G + 1, D) in float32 are what the normed queries and the normed key of a group are multiplied with,
+    where the model norms them.
+    """
 
     qkv: Linear
     o: Linear
     gate: Linear
     up: Linear
     down: Linear
+    head_gains: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,22 +175,28 @@ class InferenceWeights:
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The Hugging Face Llama names of the weights that a model of this shape must be given, with their shapes."""
+    """The Hugging Face names of the weights that a model of this shape must be given, with their shapes."""
     hidden, inner = config.hidden_size, config.intermediate_size
-    of_layer = {
-        "self_attn.q_proj": (config.query_size, hidden),
-        "self_attn.k_proj": (config.key_size, hidden),
-        "self_attn.v_proj": (config.key_size, hidden),
-        "self_attn.o_proj": (hidden, config.query_size),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
+    of_layer: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (config.query_size, hidden),
+        "self_attn.k_proj.weight": (config.key_size, hidden),
+        "self_attn.v_proj.weight": (config.key_size, hidden),
+        "self_attn.o_proj.weight": (hidden, config.query_size),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
     }
+    if config.attention_bias:
+        of_layer |= {
+            f"self_attn.{part}_proj.bias": (config.query_size,) if part == "q" else (config.key_size,) for part in "qkv"
+        }
+    if config.head_norms:
+        of_layer |= {f"self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
     shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     for index in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in of_layer.items()}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in of_layer.items()}
     if not config.tie_word_embeddings:
         shapes[_HEAD] = (config.vocab_size, hidden)
     return shapes
@@ -206,18 +227,18 @@ def build_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    linear: Callable[[Tensor], Linear] = make_linear,
+    linear: MakeLinear = make_linear,
     version: int = 0,
 ) -> InferenceWeights:
     """Check the weights, copy them, and lay them out for decoding.
 
     Args:
-        weights: by Hugging Face Llama name, any float dtype, any device. With tied embeddings ``lm_head.weight`` may
+        weights: by Hugging Face name, any float dtype, any device. With tied embeddings ``lm_head.weight`` may
             be among them if it equals the embeddings.
         config: the model's shape.
         dtype: of the copy.
         device: of the copy.
-        linear: makes a projection of a matrix (out, in).
+        linear: makes the projections.
         version: of these weights.
 
     Raises:
@@ -242,23 +263,41 @@ def _layer(
     prefix: str,
     config: ModelConfig,
     dtype: torch.dtype,
-    linear: Callable[[Tensor], Linear],
+    linear: MakeLinear,
 ) -> LayerWeights:
     def weight(name: str) -> Tensor:
         return source[f"{prefix}{name}.weight"]
 
-    q = pair_adjacent(weight("self_attn.q_proj"), config.head_dim) / math.sqrt(config.head_dim)
-    k = pair_adjacent(weight("self_attn.k_proj"), config.head_dim)
-    qkv = group_heads(q, k, weight("self_attn.v_proj"), config.num_key_value_heads)
     attention_gain = _folded_gain(weight("input_layernorm"))
     mlp_gain = _folded_gain(weight("post_attention_layernorm"))
+    qkv, qkv_bias, head_gains = _query_key_value(source, f"{prefix}self_attn.", config)
     return LayerWeights(
-        qkv=linear((qkv * attention_gain).to(dtype)),
+        qkv=linear((qkv * attention_gain).to(dtype), None if qkv_bias is None else qkv_bias.to(dtype)),
         o=linear(weight("self_attn.o_proj").to(dtype)),
         gate=linear((weight("mlp.gate_proj") * mlp_gain).to(dtype)),
         up=linear((weight("mlp.up_proj") * mlp_gain).to(dtype)),
         down=linear(weight("mlp.down_proj").to(dtype)),
+        head_gains=head_gains,
     )
+
+
+def _query_key_value(
+    source: Mapping[str, Tensor], prefix: str, config: ModelConfig
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The grouped projection (Hkv * (G + 2) * D, C), its bias, and the gains of the heads' norms (G + 1, D)."""
+    scale = 1.0 / math.sqrt(config.head_dim)
+
+    def grouped(kind: str, q_scale: float) -> Tensor:
+        q = pair_adjacent(source[f"{prefix}q_proj.{kind}"], config.head_dim) * q_scale
+        k = pair_adjacent(source[f"{prefix}k_proj.{kind}"], config.head_dim)
+        return group_heads(q, k, source[f"{prefix}v_proj.{kind}"], config.num_key_value_heads)
+
+    if config.head_norms:  # which would undo a scale in front of them
+        q_gain = _folded_gain(source[f"{prefix}q_norm.weight"]) * scale
+        k_gain = _folded_gain(source[f"{prefix}k_norm.weight"])
+        gains = torch.stack([*[q_gain] * config.queries_per_key, k_gain])
+        return grouped("weight", 1.0), None, pair_adjacent(gains.t(), config.head_dim).t().contiguous()
+    return grouped("weight", scale), grouped("bias", scale) if config.attention_bias else None, None
 
 
 def _folded_gain(norm_weight: Tensor) -> Tensor:
@@ -266,12 +305,12 @@ def _folded_gain(norm_weight: Tensor) -> Tensor:
 
 
 def pair_adjacent(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder the rows (H * D, C) of each head from (0, 1, ..., D-1) to (0, D/2, 1, D/2 + 1, ...)."""
+    """Reorder the rows (H * D, ...) of each head from (0, 1, ..., D-1) to (0, D/2, 1, D/2 + 1, ...)."""
     halves = weight.unflatten(0, (-1, 2, head_dim // 2))
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
 def group_heads(q: Tensor, k: Tensor, v: Tensor, num_groups: int) -> Tensor:
-    """Put the rows of q (Hq * D, C), k and v (Hkv * D, C) together, group by group: G queries, their key, its value."""
+    """Put the rows of q (Hq * D, ...), k and v (Hkv * D, ...) together by group: G queries, their key, its value."""
     parts = [part.unflatten(0, (num_groups, -1)) for part in (q, k, v)]
     return torch.cat(parts, dim=1).flatten(0, 1)

@@ -99,19 +99,21 @@ def _transformers_token(shape: Shape, weight_bytes: int, autocast: bool) -> int:
 
 
 def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on_gpu: bool) -> int:
-    """The harness' own layer: tokens are packed, attention sees padded rows, and projections are put together.
+    """The harness' own layer: tokens are packed, and attention sees padded rows.
 
-    Packed, for each token: the normed values and the output of both norms, the attention's output, and 4i of the MLP.
-    Padded, for each row: queries, keys and values, and the probabilities unless the kernel is fused.
+    Packed, for each token: the normed values and the output of both norms, the attention's output, 4i of the MLP, and
+    the normed heads where the model norms them. Padded, for each row: queries, keys and values, and the probabilities
+    unless the kernel is fused.
     """
     h, q, k, i = shape.hidden_size, shape.query_size, shape.key_size, shape.intermediate_size
     narrow = 2 if autocast or weight_bytes == 2 else 4
     packed = batch.packed_tokens * (2 * 4 * h + narrow * (2 * h + q + 4 * i))
+    if shape.head_norms:
+        packed += batch.packed_tokens * 4 * (q + k)
     queries, keys = batch.response - 1, batch.prompt + batch.response - 1
     scores = batch.rows * shape.num_heads * queries * keys
     if on_gpu or scores > MAX_SCORES:
         padded = narrow * batch.rows * (2 * q * queries + 2 * q * keys)
     else:
         padded = 4 * (batch.rows * (q * queries + 2 * k * keys) + scores)
-    together = narrow * ((q + 2 * k) * h + 2 * i * h)
-    return packed + padded + together
+    return packed + padded

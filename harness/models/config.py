@@ -1,23 +1,60 @@
-"""The shape of the harness' own model, as a Llama ``config.json`` says it, and shapes of public models. No torch."""
+"""The shape of the harness' own model, as a ``config.json`` of Hugging Face says it, and shapes of public models.
+
+No torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
 
 from harness.core.errors import UserError
 
-_MODEL_TYPE = "llama"
 _OTHER_FOLDER = "point model.path at another folder, or let transformers run this one"
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""Families that the harness' own model runs, with their class in transformers and vLLM."""
+_DEFAULT_HEAD_DIM = {"qwen3": 128}
+"""Where ``head_dim`` may be left out of a ``config.json`` and is not the width over the heads."""
+_DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+"""``max_position_embeddings`` where a ``config.json`` leaves it out."""
+_MISTRAL_WINDOW = 4096
+"""The sliding window of a Mistral whose ``config.json`` says nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Rotary frequencies stretched for contexts longer than those of the first training.
+
+    ``linear`` divides all by ``factor`` (Chen et al. 2023, arXiv:2306.15595). ``llama3`` divides those whose wavelength
+    is above ``original_max_position_embeddings / low_freq_factor``, keeps those below ``.../ high_freq_factor``, and
+    goes over smoothly in between (Llama 3.1's ``apply_scaling``).
+    """
+
+    rope_type: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return what stands of it in ``rope_parameters``."""
+        values = asdict(self)
+        return values if self.rope_type == "llama3" else {name: values[name] for name in ("rope_type", "factor")}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only language model of the Llama family.
+    """The shape of a dense decoder-only language model: Llama, Mistral, Qwen2 (and 2.5) or Qwen3.
 
     RMSNorm before each sub-layer (Zhang and Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU (Shazeer 2020),
-    grouped-query attention (Ainslie et al. 2023), no biases.
+    grouped-query attention (Ainslie et al. 2023). Qwen2 has biases on query, key and value (arXiv:2407.10671, section
+    2.2), Qwen3 a norm on each query and key head (arXiv:2505.09388, section 2); there are no other biases.
 
     Raises:
         UserError: a size is below 1, the heads do not divide into the key/value heads, or ``head_dim`` is odd.
@@ -34,6 +71,8 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -48,6 +87,16 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise UserError(f"head_dim {self.head_dim} is odd", "ModelConfig", "rotary positions turn pairs: use even")
+
+    @property
+    def attention_bias(self) -> bool:
+        """Whether query, key and value have biases."""
+        return self.model_type == "qwen2"
+
+    @property
+    def head_norms(self) -> bool:
+        """Whether each query and key head is normalised before it is rotated."""
+        return self.model_type == "qwen3"
 
     @property
     def queries_per_key(self) -> int:
@@ -68,27 +117,29 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Number of trained values; tied embeddings count once."""
         attention = self.hidden_size * 2 * (self.query_size + self.key_size)
+        attention += (self.query_size + 2 * self.key_size) * self.attention_bias + 2 * self.head_dim * self.head_norms
         layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_hidden_layers * layer + embeddings + self.hidden_size
 
     def to_hf(self, *, eos_token_id: int | None = None, pad_token_id: int | None = None) -> dict[str, Any]:
-        """Return the ``config.json`` with which transformers and vLLM load the weights as ``LlamaForCausalLM``.
+        """Return the ``config.json`` with which transformers and vLLM load the weights.
 
-        The rotary base stands there twice: ``rope_theta`` for readers from before transformers 5, ``rope_parameters``
-        for those since.
+        What says how positions rotate stands there twice: ``rope_theta`` and ``rope_scaling`` for readers from before
+        transformers 5, ``rope_parameters`` for those since.
         """
+        scaling = {"rope_type": "default"} if self.rope_scaling is None else self.rope_scaling.to_hf()
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": _MODEL_TYPE,
+            "architectures": [_ARCHITECTURES[self.model_type]],
+            "model_type": self.model_type,
             **{name: getattr(self, name) for name in _SIZES},
             "rms_norm_eps": self.rms_norm_eps,
             "tie_word_embeddings": self.tie_word_embeddings,
             "rope_theta": self.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            **({} if self.rope_scaling is None else {"rope_scaling": scaling}),
+            "rope_parameters": {**scaling, "rope_theta": self.rope_theta},
             "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
+            **_UNUSED[self.model_type],
             "attention_dropout": 0.0,
             "initializer_range": 0.02,
             "dtype": "float32",
@@ -99,20 +150,21 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-        """Read a Llama ``config.json``.
+        """Read the ``config.json`` of a Llama, Mistral, Qwen2 or Qwen3.
 
         Args:
             config: the parsed file.
             where: its name, for the error.
 
         Raises:
-            UserError: another model type, a missing size, or a feature this model lacks: biases, rope scaling, partial
-                rotary, another activation, quantised weights.
+            UserError: another model type, a missing size, or a feature this model lacks: biases elsewhere, other rope
+                scalings, partial rotary, sliding windows, another activation, quantised weights.
         """
         _refuse_unsupported(config, where)
+        kind = config["model_type"]
         heads = _required(config, "num_attention_heads", where)
         hidden = _required(config, "hidden_size", where)
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        rope = _rope(config)
         return cls(
             vocab_size=_required(config, "vocab_size", where),
             hidden_size=hidden,
@@ -120,11 +172,13 @@ class ModelConfig:
             num_hidden_layers=_required(config, "num_hidden_layers", where),
             num_attention_heads=heads,
             num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            max_position_embeddings=config.get("max_position_embeddings", 2048),
+            head_dim=config.get("head_dim") or _DEFAULT_HEAD_DIM.get(kind) or hidden // heads,
+            max_position_embeddings=config.get("max_position_embeddings", _DEFAULT_CONTEXT[kind]),
             rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            model_type=kind,
+            rope_scaling=_rope_scaling(rope, where),
         )
 
 
@@ -138,6 +192,13 @@ _SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
+_UNUSED: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "mistral": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False, "sliding_window": None},
+    "qwen3": {"attention_bias": False, "use_sliding_window": False, "sliding_window": None},
+}
+"""What else a family's ``config.json`` can ask for, switched off."""
 
 
 def _required(config: Mapping[str, Any], name: str, where: str) -> int:
@@ -147,31 +208,70 @@ def _required(config: Mapping[str, Any], name: str, where: str) -> int:
     return value
 
 
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _rope_type(rope: Mapping[str, Any]) -> str:
+    return rope.get("rope_type") or rope.get("type") or "default"
+
+
+def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
+    kind = _rope_type(rope)
+    if kind == "default":
+        return None
+    names = ("factor",) if kind == "linear" else tuple(field.name for field in fields(RopeScaling))[1:]
+    values: dict[str, Any] = {name: rope.get(name) for name in names}
+    for name, value in values.items():
+        if not isinstance(value, int | float) or value <= 0:
+            raise UserError(f"{name} of the rope scaling {kind} is {value!r}, must be above 0", where, _OTHER_FOLDER)
+    scaling = RopeScaling(rope_type="linear" if kind == "linear" else "llama3", **values)
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise UserError(
+            f"low_freq_factor {scaling.low_freq_factor} of the rope scaling is not below high_freq_factor "
+            f"{scaling.high_freq_factor}",
+            where,
+            _OTHER_FOLDER,
+        )
+    return scaling
+
+
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind, rope = config.get("model_type"), _rope(config)
+    if kind not in _ARCHITECTURES:
+        supported = ", ".join(_ARCHITECTURES)
+        raise UserError(f"model_type is {kind!r}, the harness' own model runs only {supported}", where, _OTHER_FOLDER)
+    has_window = kind == "mistral" or bool(config.get("use_sliding_window", False))
+    window = config.get("sliding_window", _MISTRAL_WINDOW if kind == "mistral" else None) if has_window else None
     found = {
-        "model_type": config.get("model_type"),
-        "attention_bias": bool(config.get("attention_bias", False)),
+        "attention_bias": False if kind == "qwen2" else bool(config.get("attention_bias", False)),
         "mlp_bias": bool(config.get("mlp_bias", False)),
         "hidden_act": config.get("hidden_act", "silu"),
-        "rope_type": rope.get("rope_type") or rope.get("type") or "default",
+        "sliding_window": window,
         "partial_rotary_factor": rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
         "quantization_config": config.get("quantization_config"),
     }
-    supported = {
-        "model_type": _MODEL_TYPE,
+    supported_values = {
         "attention_bias": False,
         "mlp_bias": False,
         "hidden_act": "silu",
-        "rope_type": "default",
+        "sliding_window": None,
         "partial_rotary_factor": 1.0,
         "quantization_config": None,
     }
     for name, value in found.items():
-        if value != supported[name]:
+        if value != supported_values[name]:
             raise UserError(
-                f"{name} is {value!r}, the harness' own model supports only {supported[name]!r}", where, _OTHER_FOLDER
+                f"{name} is {value!r}, the harness' own model supports only {supported_values[name]!r}",
+                where,
+                _OTHER_FOLDER,
             )
+    if _rope_type(rope) not in ("default", "linear", "llama3"):
+        raise UserError(
+            f"rope_type is {_rope_type(rope)!r}, the harness' own model supports default, linear and llama3",
+            where,
+            _OTHER_FOLDER,
+        )
 
 
 PRESETS: dict[str, ModelConfig] = {

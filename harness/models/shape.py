@@ -111,6 +111,8 @@ def shape_of_own(config: ModelConfig) -> Shape:
         head_dim=config.head_dim,
         context=config.max_position_embeddings,
         tied=config.tie_word_embeddings,
+        attention_bias=config.attention_bias,
+        head_norms=config.head_norms,
     )
 
 

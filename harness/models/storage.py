@@ -38,7 +38,7 @@ def save_policy(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: st
     a file. Weight files of an earlier save are removed, other files in the folder stay.
 
     Args:
-        model: a ``DecoderLM``, saved as a Llama, or a model of transformers.
+        model: a ``DecoderLM``, saved as the family it is of, or a model of transformers.
         tokenizer: its tokenizer.
         folder: made with its parents where it is missing.
 
@@ -64,8 +64,9 @@ def load_policy(
         dtype: their type, whatever the files hold.
 
     Returns:
-        A ``DecoderLM`` where the folder holds a Llama it can run, else the model as transformers builds it, in
-        evaluation mode; and the tokenizer, with the end-of-sequence token as padding where it has none of its own.
+        A ``DecoderLM`` where the folder holds a Llama, Mistral or Qwen that it can run, else the model as transformers
+        builds it, in evaluation mode; and the tokenizer, with the end-of-sequence token as padding where it has none of
+        its own.
 
     Raises:
         UserError: no such folder or hub model, no config, no safetensors weights, weights or a tokenizer that do not

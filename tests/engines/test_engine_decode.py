@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.core.errors import RunStopped
 from harness.core.types import SamplingParams
-from harness.engines.decode import LlamaDecoder, rotation_table
+from harness.engines.decode import CachedDecoder, rotation_table
 from harness.engines.native import NativeEngine, native_engine
 from harness.engines.weights import PlainLinear, build_weights, make_linear
-from harness.models.config import PRESETS
+from harness.models.config import PRESETS, RopeScaling
 from harness.models.decoder import DecoderLM, rotation_at
 from harness.models.tokenizer import train_tokenizer
 
@@ -22,7 +22,13 @@ GROUPED = dataclasses.replace(PRESETS["tiny"], vocab_size=258, num_hidden_layers
 PLAIN_HEADS = dataclasses.replace(
     GROUPED, num_key_value_heads=4, head_dim=16, tie_word_embeddings=False, rope_theta=500.0, rms_norm_eps=1e-3
 )
-CONFIGS = {"grouped heads, tied": GROUPED, "a key for each head, untied": PLAIN_HEADS}
+CONFIGS = {
+    "grouped heads, tied": GROUPED,
+    "a key for each head, untied": PLAIN_HEADS,
+    "qwen2": dataclasses.replace(GROUPED, model_type="qwen2"),
+    "qwen3": dataclasses.replace(GROUPED, model_type="qwen3", rms_norm_eps=1e-6),
+    "llama 3.1": dataclasses.replace(GROUPED, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 16)),
+}
 CPU = torch.device("cpu")
 RAGGED = [[5, 6, 7], [9] * 17, [100], [30, 31, 32, 33, 34, 35, 36]]
 
@@ -38,7 +44,7 @@ def spread_model(config, seed):
 
 
 def decoder_for(model, dtype=torch.float32, linear=make_linear):
-    decoder = LlamaDecoder(model.config, dtype, CPU)
+    decoder = CachedDecoder(model.config, dtype, CPU)
     decoder.weights = build_weights(model.state_dict(), model.config, dtype, CPU, linear)
     return decoder
 
@@ -49,7 +55,7 @@ def full_logits(model, token_ids):
 
 
 def test_rotations_are_those_of_the_model():
-    table = rotation_table(GROUPED)
+    table = rotation_table(GROUPED, GROUPED.max_position_embeddings)
     cos, sin = rotation_at(torch.arange(GROUPED.max_position_embeddings), GROUPED)
     assert torch.equal(table.real, cos[:, 0])
     assert torch.equal(table.imag, sin[:, 0])
@@ -85,18 +91,29 @@ def test_logits_of_every_step_with_ragged_prompts_and_rows_that_leave(config, li
 def test_greedy_tokens_are_those_of_transformers_generate(config, seed):
     own = spread_model(config, seed)
     ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
-    llama = LlamaForCausalLM(LlamaConfig.from_dict(config.to_hf(**ends))).eval()
-    assert not llama.load_state_dict(own.state_dict(), strict=False).unexpected_keys
+    values = {name: value for name, value in config.to_hf(**ends).items() if name != "model_type"}
+    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.model_type, **values)).eval()
+    assert not reference.load_state_dict(own.state_dict(), strict=False).unexpected_keys
     width = max(len(prompt) for prompt in RAGGED)
     padded = torch.tensor([[TOKENIZER.pad_token_id] * (width - len(prompt)) + prompt for prompt in RAGGED])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in RAGGED])
-    theirs = llama.generate(padded, attention_mask=mask, do_sample=False, max_new_tokens=24)[:, width:].tolist()
+    theirs = reference.generate(padded, attention_mask=mask, do_sample=False, max_new_tokens=24)[:, width:].tolist()
     engine = native_engine(own, TOKENIZER)
     ours = engine.generate(RAGGED, 1, SamplingParams(temperature=0.0, max_tokens=24), 0)
     for (completion,), tokens in zip(ours, theirs, strict=True):
         length = len(completion.token_ids)
         assert completion.token_ids.tolist() == tokens[:length]
         assert set(tokens[length:]) <= {TOKENIZER.pad_token_id}
+
+
+def test_rotations_beyond_the_first_table_are_computed_when_they_are_needed(monkeypatch):
+    monkeypatch.setattr("harness.engines.decode._FIRST_POSITIONS", 8)
+    model = spread_model(GROUPED, 1)
+    decoder = decoder_for(model)
+    with torch.inference_mode():
+        logits = decoder.prefill([[5, 6, 7], [9] * 17], [0, 1], 3)
+    for row, prompt in enumerate(([5, 6, 7], [9] * 17)):
+        assert (logits[row] - full_logits(model, prompt)).abs().max() < 1e-4
 
 
 def test_bfloat16_stays_close_to_float32():
@@ -151,8 +168,8 @@ def test_a_prefill_or_step_computes_with_one_set_of_weights_even_if_they_are_rep
     def swap():
         decoder.weights = new
 
-    def interrupted(weight):
-        return Interrupting(PlainLinear(weight), swap)
+    def interrupted(weight, bias=None):
+        return Interrupting(PlainLinear(weight, bias), swap)
 
     decoder, undisturbed = decoder_for(first, linear=interrupted), decoder_for(first, linear=PlainLinear)
     old = decoder.weights

@@ -21,9 +21,11 @@ TINY = PRESETS["tiny"]
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_the_expected_names_are_those_of_the_model(preset):
-    config = PRESETS[preset]
+FAMILIES = {kind: dataclasses.replace(TINY, model_type=kind) for kind in ("mistral", "qwen2", "qwen3")}
+
+
+@pytest.mark.parametrize("config", [*PRESETS.values(), *FAMILIES.values()], ids=[*PRESETS, *FAMILIES])
+def test_the_expected_names_are_those_of_the_model(config):
     with torch.device("meta"):
         state = DecoderLM(config, seed=None).state_dict()
     assert expected_shapes(config) == {name: tuple(tensor.shape) for name, tensor in state.items()}

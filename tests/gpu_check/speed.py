@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.core.types import SamplingParams
-from harness.engines.decode import LlamaDecoder
+from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import TransformersBackend
 from harness.engines.sampling import draw
 from harness.engines.weights import build_weights
@@ -34,7 +34,7 @@ NOT_ON_CPU = "not measured: no GPU"
 
 if HAS_GPU:
     LAYERS = QWEN2_5_MATH_1_5B["num_hidden_layers"] if torch.cuda.mem_get_info()[0] > ROOM_FOR_ALL else 6
-    MODEL = ModelConfig(151936, 1536, 8960, LAYERS, 12, 2, 128, 4096, rope_theta=1e6)
+    MODEL = ModelConfig(151936, 1536, 8960, LAYERS, 12, 2, 128, 4096, rope_theta=1e6, model_type="qwen2")
     ROWS: tuple[int, ...] = (8, 64, 256, 1024)
     MICROBATCHES: tuple[tuple[int, int], ...] = ((1, 256), (4, 256), (1, 1024), (2, 1024))
     HEAD_TOKENS, HEAD_LOGITS = 8192, list(range(24, 32, 2))
@@ -75,7 +75,7 @@ def run(report: Report) -> None:
 
 
 def _decoding(report: Report, model: nn.Module) -> None:
-    decoder = LlamaDecoder(MODEL, DTYPE, DEVICE)
+    decoder = CachedDecoder(MODEL, DTYPE, DEVICE)
 
     def load() -> None:
         decoder.weights = build_weights(model.state_dict(), MODEL, DTYPE, DEVICE)
@@ -99,7 +99,7 @@ def _draw(logits: Tensor, sampling: SamplingParams, uniforms: Tensor) -> tuple[T
     return draw(logits.clone(), sampling, uniforms)
 
 
-def _decode(decoder: LlamaDecoder, rows: int) -> dict[str, float]:
+def _decode(decoder: CachedDecoder, rows: int) -> dict[str, float]:
     tokens = _started(decoder, rows)
     step_s = seconds(lambda: decoder.step(tokens), repeats=5, calls=20 if HAS_GPU else 3)
     logits, uniforms = torch.randn(rows, decoder.vocab_size, device=DEVICE), torch.rand(rows, device=DEVICE)
@@ -108,7 +108,7 @@ def _decode(decoder: LlamaDecoder, rows: int) -> dict[str, float]:
     return figures | {TOKENS: rows / (step_s + draw_s[1.0])}
 
 
-def _graph(decoder: LlamaDecoder) -> dict[str, float]:
+def _graph(decoder: CachedDecoder) -> dict[str, float]:
     """One step captured and replayed: what is left when the host launches nothing. Each replay is of one length."""
     tokens = _started(decoder, 64)
     eager_s = seconds(lambda: decoder.step(tokens), calls=10)

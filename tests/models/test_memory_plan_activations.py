@@ -20,7 +20,7 @@ from harness.models.activations import (
     layer_bytes,
     logit_bytes,
 )
-from harness.models.config import PRESETS, PUBLIC_SHAPES
+from harness.models.config import PRESETS, PUBLIC_SHAPES, ModelConfig
 from harness.models.decoder import DecoderLM, checkpoint_layers
 from harness.models.policy import policy_log_probs
 from harness.models.shape import Shape, shape_of, shape_of_own
@@ -37,6 +37,10 @@ def shape(config: dict[str, object]) -> Shape:
     return found
 
 
+def of_transformers(config: dict[str, object]) -> Shape:
+    return dataclasses.replace(shape(config), runs_on="transformers")
+
+
 def qwen(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     values = {key: value for key, value in NARROW.items() if key not in ("model_type", "architectures")}
     return Qwen2ForCausalLM(Qwen2Config(**{**values, "num_hidden_layers": layers})).to(dtype).eval()
@@ -44,6 +48,14 @@ def qwen(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def own(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     return DecoderLM(dataclasses.replace(PRESETS["small"], num_hidden_layers=layers)).to(dtype)
+
+
+def own_qwen2(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    return DecoderLM(dataclasses.replace(ModelConfig.from_hf(NARROW), num_hidden_layers=layers)).to(dtype)
+
+
+def own_qwen3(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    return DecoderLM(dataclasses.replace(PRESETS["small"], num_hidden_layers=layers, model_type="qwen3")).to(dtype)
 
 
 def bytes_kept(model: nn.Module, autocast: bool) -> int:
@@ -75,11 +87,11 @@ def bytes_kept(model: nn.Module, autocast: bool) -> int:
 def test_a_token_of_the_public_model_by_hand() -> None:
     # float32: 4 x (6 x 1536 + 4 x 1536 + 4 x 8960) = 4 x 51,200 bytes a token and layer
     one = Batch(rows=1, prompts=1, prompt=1, response=1)
-    assert layer_bytes(shape(QWEN), one, 4, autocast=False) == 204_800
+    assert layer_bytes(of_transformers(QWEN), one, 4, autocast=False) == 204_800
     # under autocast: 16 x 1536 + 2 x (5 x 1536 + 4 x 1536 + 4 x 8960) = 24,576 + 99,328
-    assert layer_bytes(shape(QWEN), one, 4, autocast=True) == 123_904
+    assert layer_bytes(of_transformers(QWEN), one, 4, autocast=True) == 123_904
     # bfloat16 weights: 16 x 1536 + 2 x (4 x 1536 + 4 x 8960) = 24,576 + 83,968
-    assert layer_bytes(shape(QWEN), one, 2, autocast=False) == 108_544
+    assert layer_bytes(of_transformers(QWEN), one, 2, autocast=False) == 108_544
 
 
 def test_tokens_of_a_batch() -> None:
@@ -91,18 +103,28 @@ def test_tokens_of_a_batch() -> None:
 @pytest.mark.parametrize(
     ("dtype", "autocast"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)]
 )
-@pytest.mark.parametrize(("make", "config"), [(qwen, NARROW), (own, PRESETS["small"].to_hf())], ids=["qwen2", "own"])
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (qwen, of_transformers(NARROW)),
+        (own, shape_of_own(PRESETS["small"])),
+        (own_qwen2, shape(NARROW)),
+        (own_qwen3, shape_of_own(dataclasses.replace(PRESETS["small"], model_type="qwen3"))),
+    ],
+    ids=["transformers' qwen2", "own llama", "own qwen2", "own qwen3"],
+)
 def test_a_layer_keeps_what_is_planned(
-    make: Callable[..., nn.Module], config: dict[str, object], dtype: torch.dtype, autocast: bool
+    make: Callable[..., nn.Module], sizes: Shape, dtype: torch.dtype, autocast: bool
 ) -> None:
     """The second layer's share of what autograd keeps, against the plan, to within a tenth; autocast's casts apart."""
     real = bytes_kept(make(2, dtype), autocast) - bytes_kept(make(1, dtype), autocast)
-    planned = layer_bytes(shape(config), BATCH, dtype.itemsize, autocast)
-    if autocast and make is qwen:
-        norms_and_biases = 2 * 384 + (384 + 2 * 128)
-        planned += 2 * (shape(NARROW).layer_parameters - norms_and_biases)
-    if autocast and make is own:
-        planned += 2 * (256 * 256 + 256 * 768)  # of o and down; the others are put together first
+    planned = layer_bytes(sizes, BATCH, dtype.itemsize, autocast)
+    if autocast:  # a narrow copy of each matrix
+        vectors = 2 * sizes.hidden_size
+        vectors += (
+            sizes.query_size + 2 * sizes.key_size
+        ) * sizes.attention_bias + 2 * sizes.head_dim * sizes.head_norms
+        planned += 2 * (sizes.layer_parameters - vectors)
     assert planned == pytest.approx(real, rel=0.1)
 
 
@@ -115,7 +137,8 @@ def test_checkpointing_keeps_the_inputs_of_layers(make: Callable[..., nn.Module]
     real = bytes_kept(three, autocast=False) - bytes_kept(two, autocast=False)
     assert real == pytest.approx(tokens * width * 4, rel=0.01)
     planned = [
-        kept_bytes(dataclasses.replace(shape(NARROW), num_layers=layers), BATCH, 4, False, True) for layers in (2, 3)
+        kept_bytes(dataclasses.replace(of_transformers(NARROW), num_layers=layers), BATCH, 4, False, True)
+        for layers in (2, 3)
     ]
     assert planned[1] - planned[0] == BATCH.padded_tokens * 384 * 4
 

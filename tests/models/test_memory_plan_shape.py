@@ -24,7 +24,7 @@ def test_the_public_model_has_as_many_weights_as_are_published() -> None:
     assert shape is not None
     assert shape.layer_parameters == 46_797_824
     assert shape.num_parameters == 1_543_714_304
-    assert shape.runs_on == "transformers"
+    assert shape.runs_on == "own"
 
 
 def test_keys_and_values_of_one_token() -> None:

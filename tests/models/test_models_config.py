@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaConfig
 
 from harness.core.errors import UserError
-from harness.models.config import PRESETS, ModelConfig
+from harness.models.config import PRESETS, PUBLISHED, ModelConfig, RopeScaling
 
 
 def llama(**changes):
@@ -38,6 +38,8 @@ def test_transformers_reads_the_same_shape(name):
     read = LlamaConfig.from_dict(preset.to_hf(eos_token_id=1, pad_token_id=0))
     for field in dataclasses.fields(preset):
         expected = getattr(preset, field.name)
+        if field.name == "rope_scaling":
+            continue
         found = read.rope_parameters["rope_theta"] if field.name == "rope_theta" else getattr(read, field.name)
         assert found == expected, field.name
     assert (read.eos_token_id, read.pad_token_id, read.bos_token_id) == (1, 0, None)
@@ -86,15 +88,47 @@ def test_both_spellings_of_the_rotary_base_are_read(spelling):
     assert ModelConfig.from_hf(llama(**spelling)).rope_theta == 500_000.0
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json"""
+
+
+def test_rope_scalings_are_read_in_both_spellings():
+    scaling = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
+    read = ModelConfig.from_hf(llama(rope_parameters=LLAMA3))
+    assert read == ModelConfig.from_hf(llama(rope_theta=5e5, rope_scaling=scaling))
+    assert (read.rope_theta, read.rope_scaling) == (5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192))
+    linear = ModelConfig.from_hf(llama(rope_scaling={"type": "linear", "factor": 2.0}))
+    assert linear.rope_scaling == RopeScaling("linear", 2.0)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_shapes_of_qwen_are_read(name):
+    shape = ModelConfig.from_hf(PUBLISHED[name])
+    assert (shape.model_type, shape.attention_bias, shape.head_norms) == ("qwen2", True, False)
+    assert ModelConfig.from_hf(shape.to_hf()) == shape
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "qwen2"}, "model_type is 'qwen2'"),
+        ({"model_type": "gemma2"}, "model_type is 'gemma2'"),
+        ({"model_type": "mistral"}, "sliding_window is 4096"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 512}, "sliding_window is 512"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias is True"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_type is 'llama3'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type is 'yarn'"),
+        ({"rope_scaling": {"type": "linear"}}, "factor of the rope scaling linear is None"),
+        ({"rope_parameters": LLAMA3 | {"factor": 0}}, "factor of the rope scaling llama3 is 0"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}, "is not below high_freq_factor 4.0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
         ({"vocab_size": None}, "vocab_size is None, must be an integer"),

@@ -1,4 +1,4 @@
-"""The own language model against transformers' Llama on the same weights."""
+"""The own language model against transformers' Llama, Mistral, Qwen2 and Qwen3 on the same weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.models.config import PRESETS, ModelConfig
+from harness.models.config import PRESETS, PUBLISHED, ModelConfig, RopeScaling
 from harness.models.decoder import DecoderLM, KVCache, rotate, rotation_at
 from harness.models.layers import attention, bias_from, rms_norm
 
@@ -30,6 +30,14 @@ SHAPES = {
     "grouped, untied": dataclasses.replace(SHAPE, tie_word_embeddings=False),
     "one key head for each query head": dataclasses.replace(SHAPE, num_key_value_heads=6),
     "one key head for all": dataclasses.replace(SHAPE, num_key_value_heads=1),
+    "mistral": dataclasses.replace(SHAPE, model_type="mistral", tie_word_embeddings=False),
+    "qwen2, tied": dataclasses.replace(SHAPE, model_type="qwen2"),
+    "qwen2, untied": dataclasses.replace(SHAPE, model_type="qwen2", tie_word_embeddings=False),
+    "qwen3, tied": dataclasses.replace(SHAPE, model_type="qwen3"),
+    "qwen3, untied": dataclasses.replace(SHAPE, model_type="qwen3", tie_word_embeddings=False),
+    # wavelengths from 6 to 2,200 tokens of a first context of 16: below, between and above both bounds
+    "llama 3.1": dataclasses.replace(SHAPE, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 16)),
+    "qwen2, positions divided": dataclasses.replace(SHAPE, model_type="qwen2", rope_scaling=RopeScaling("linear", 4.0)),
 }
 
 
@@ -46,26 +54,32 @@ def own_model(shape, std=0.3):
     return model
 
 
-def as_llama(model):
-    llama = LlamaForCausalLM(LlamaConfig.from_dict(model.config.to_hf())).eval()
-    result = llama.load_state_dict(model.state_dict(), strict=False)
+def of_transformers(shape):
+    """transformers' model of this shape, with weights of its own."""
+    values = {name: value for name, value in shape.to_hf().items() if name != "model_type"}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.model_type, **values)).eval()
+
+
+def as_theirs(model):
+    theirs = of_transformers(model.config)
+    result = theirs.load_state_dict(model.state_dict(), strict=False)
     assert result.unexpected_keys == []
     assert result.missing_keys == (["lm_head.weight"] if model.config.tie_word_embeddings else [])
-    return llama
+    return theirs
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_equal_llamas(shape):
+def test_logits_equal_those_of_transformers(shape):
     model = own_model(shape)
     ids = torch.randint(97, (3, 17), generator=seeded())
-    logits, expected = model(ids).logits, as_llama(model)(ids).logits
+    logits, expected = model(ids).logits, as_theirs(model)(ids).logits
     assert expected.std() > 1  # far from 0, so that the tolerance means something
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_of_padded_rows_equal_llamas(shape, side):
+def test_logits_of_padded_rows_equal_those_of_transformers(shape, side):
     model = own_model(shape)
     ids = torch.randint(97, (3, 17), generator=seeded())
     lengths = torch.tensor([[17], [5], [1]])
@@ -73,7 +87,7 @@ def test_logits_of_padded_rows_equal_llamas(shape, side):
     mask = columns < lengths if side == "right" else columns >= 17 - lengths
     logits = model(ids, mask.long()).logits
     assert logits.isfinite().all()
-    expected = as_llama(model)(ids, attention_mask=mask.long()).logits
+    expected = as_theirs(model)(ids, attention_mask=mask.long()).logits
     torch.testing.assert_close(logits[mask], expected[mask], rtol=1e-5, atol=2e-5)
 
 
@@ -108,15 +122,32 @@ def test_a_full_cache_is_refused():
         DecoderLM(SHAPE)(torch.zeros(1, 3, dtype=torch.long), cache=cache)
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_parameters_have_llamas_names_shapes_and_number(name):
-    shape = PRESETS[name]
-    model = DecoderLM(shape, seed=None)
+@pytest.mark.parametrize(
+    "shape",
+    [*PRESETS.values(), *(ModelConfig.from_hf(config) for config in PUBLISHED.values()), *SHAPES.values()],
+    ids=[*PRESETS, *PUBLISHED, *SHAPES],
+)
+def test_parameters_have_the_names_shapes_and_number_of_transformers(shape):
     with torch.device("meta"):
-        llama = LlamaForCausalLM(LlamaConfig.from_dict(shape.to_hf()))
+        model, theirs = DecoderLM(shape, seed=None), of_transformers(shape)
     own = {key: tuple(value.shape) for key, value in model.named_parameters()}
-    assert own == {key: tuple(value.shape) for key, value in llama.named_parameters()}
+    assert own == {key: tuple(value.shape) for key, value in theirs.named_parameters()}
     assert sum(value.numel() for value in model.parameters()) == shape.num_parameters
+
+
+def test_logits_far_beyond_the_first_context_equal_those_of_transformers():
+    model = own_model(dataclasses.replace(SHAPES["llama 3.1"], max_position_embeddings=4096))
+    ids = torch.randint(97, (1, 2000), generator=seeded())
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, as_theirs(model)(ids).logits, rtol=1e-5, atol=5e-5)
+
+
+def test_biases_start_at_0_and_gains_at_1():
+    layer = DecoderLM(SHAPES["qwen2, tied"]).model.layers[0].self_attn
+    assert all(
+        torch.equal(part.bias, torch.zeros_like(part.bias)) for part in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    assert torch.equal(DecoderLM(SHAPES["qwen3, tied"]).model.layers[0].self_attn.q_norm.weight, torch.ones(10))
 
 
 def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone():

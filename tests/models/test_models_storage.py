@@ -144,7 +144,7 @@ def test_sharded_weights_are_read(tmp_path):
 
 def test_a_llama_the_own_model_cannot_run_is_left_to_transformers(tmp_path):
     config = LlamaConfig.from_dict(SHAPE.to_hf())
-    config.rope_parameters = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     model, _ = load_policy(tmp_path)

@@ -27,7 +27,9 @@ from harness.run.memory.plan import CUDA_BYTES, PROCESS_BYTES, make_plan, object
 from harness.scenario import Scenario, load_scenario
 
 GIB = 2**30
-QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
+OWN_QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
+QWEN = OWN_QWEN | {"use_sliding_window": True, "sliding_window": 4096}
+"""The same with a window, which transformers runs over padded rows."""
 WEIGHTS = 1_543_714_304
 LONG = """
 model: {type: folder, path: FOLDER}
@@ -74,6 +76,18 @@ def test_a_run_of_the_public_model_by_hand(tmp_path: Path) -> None:
     held = sum(sizes(run)[name] for name in ("policy", "optimizer", "engine weights", "key/value cache"))
     update = sum(sizes(run)[name] for name in ("gradients", "activations", "one layer's way back"))
     assert run.peak == PROCESS_BYTES + held + update
+
+
+def test_the_public_model_on_the_own_code_by_hand(tmp_path: Path) -> None:
+    shape = shape_of(OWN_QWEN)
+    assert shape is not None
+    (run,) = make_plan(scenario(tmp_path, LONG), shape).processes
+    prompts, rows, queries, keys = 8, 64, 1023, 48 + 1023
+    packed = prompts * 48 + rows * queries  # 65,856 tokens, each prompt once
+    layer = packed * (2 * 4 * 1536 + 4 * (2 * 1536 + 1536 + 4 * 8960)) + 4 * rows * 2 * 1536 * (queries + keys)
+    assert sizes(run)["activations"] == 28 * layer
+    assert sizes(run)["engine weights"] == 2 * (WEIGHTS + 151_936 * 1536)  # the head has the last norm's gain in it
+    assert sizes(run)["key/value cache"] == rows * 1072 * 14_336 * 4
 
 
 def test_kl_monitoring_keeps_two_policies_more(tmp_path: Path) -> None:
