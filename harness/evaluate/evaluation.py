@@ -268,6 +268,7 @@ def _max_tokens(asked: int | None, token_ids: Sequence[Sequence[int]], context: 
 
 
 def _settings(options: argparse.Namespace, questions: Questions, sampler: Sampler, max_tokens: int) -> Settings:
+    template = questions.template
     return Settings(
         model=model_name(options.model),
         **sampler.checksums,
@@ -276,7 +277,7 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         prompts=len(questions.prompts),
         task=questions.task,
         reward=options.reward,
-        prompt=questions.template,
+        prompt=Path(template.name).name if template else None,
         engine=options.engine,
         precision=options.precision,
         device=sampler.device,
@@ -288,6 +289,7 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         samples=options.samples,
         seed=options.seed,
         batch=options.batch,
+        prompt_sha256=template.sha256 if template else None,
     )
 
 

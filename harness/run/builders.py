@@ -84,6 +84,7 @@ def _maths_task(settings: Any) -> Task:
         format=settings.format,
         prompt=settings.prompt,
         symbolic_timeout_s=settings.symbolic_timeout_s,
+        reward=settings.reward,
     )
 
 

@@ -30,6 +30,9 @@ from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_no
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import RunningParts
 from harness.scenario import JsonlTaskSettings, Scenario, Variant, resolved_yaml
+from harness.scenario.task_and_model import ArithmeticTaskSettings, MathsTaskSettings
+from harness.tasks.arithmetic import PROMPT
+from harness.tasks.maths import prompt_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +288,7 @@ class Experiment:
                 dirty=self._code.dirty,
                 parameters=parameters,
                 functions=_functions_of(variant.scenario),
+                prompt_template=_template_of(variant.scenario),
             )
         )
         folder.write_scenario(resolved_yaml(variant.scenario))
@@ -334,6 +338,18 @@ def sync_one(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _template_of(scenario: Scenario) -> dict[str, str] | None:
+    """Return what the prompts of a maths task are made by; None of a run that failed for want of that file."""
+    task = scenario.task
+    if not isinstance(task, MathsTaskSettings | ArithmeticTaskSettings):
+        return None
+    try:
+        template = prompt_template(task.prompt if isinstance(task, MathsTaskSettings) else PROMPT)
+    except UserError:
+        return None
+    return {"name": template.name, "sha256": template.sha256, "text": template.text}
 
 
 def _functions_of(scenario: Scenario) -> dict[str, dict[str, str | None]]:

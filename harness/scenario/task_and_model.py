@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from harness.core.types import SamplingParams
-from harness.scenario.problems import Problem, broken
+from harness.scenario.problems import Problem, broken, nearest
 from harness.scenario.sections import (
     FUNCTION,
     AtLeast0,
@@ -25,6 +25,10 @@ from harness.scenario.sections import (
 
 if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
+
+
+PROMPT_TEMPLATES = ("r1_zero", "question_only", "r1_zero_reworded")
+"""Names of the prompt templates that come with the project."""
 
 
 class KeywordsTaskSettings(Section):
@@ -80,8 +84,10 @@ class MathsTaskSettings(Section):
     """Share of the training file held out where there is no validation file."""
     format: Literal["auto", "gsm8k", "math"] = "auto"
     """Which fields a row has; `auto` looks at the first row."""
-    prompt: Literal["r1_zero", "question_only"] = "r1_zero"
-    """`r1_zero` asks for thoughts and an answer in tags, `question_only` is the problem alone."""
+    prompt: NonEmptyText = "r1_zero"
+    """`r1_zero` (thoughts, then tags), `question_only`, `r1_zero_reworded`, or a text file with `{question}` in it."""
+    reward: Literal["r1_zero", "question_only"] | None = None
+    """How answers are found: in the tags of `r1_zero`, or anywhere; null: as the prompt asks, if it is no file."""
     symbolic_timeout_s: Positive = 2.0
     """Seconds that the symbolic comparison of one answer may take; then the answer counts as wrong."""
 
@@ -340,6 +346,20 @@ def keyword_files_come_together(scenario: Scenario) -> Problem | None:
     return None
 
 
+def own_prompt_names_its_reward(scenario: Scenario) -> Problem | None:
+    """Only the project's own templates say by themselves how the answer is found in a response."""
+    task = scenario.task
+    if not isinstance(task, MathsTaskSettings) or task.prompt in PROMPT_TEMPLATES or task.reward is not None:
+        return None
+    near = nearest(task.prompt, PROMPT_TEMPLATES)
+    guess = f"did you mean `{near[0]}`? " if near else ""
+    what = (
+        f"task.prompt is {task.prompt!r}, a file of your own, and task.reward is null: nothing says what an answer is"
+    )
+    fix = f"{guess}set task.reward to r1_zero (tags behind </think>) or question_only (a box, or the end)"
+    return broken(what, fix, "task.prompt", "task.reward")
+
+
 def enough_validation_prompts(scenario: Scenario) -> Problem | None:
     """Validation uses each held-out prompt once at most."""
     task = scenario.task
@@ -395,6 +415,7 @@ TASK_AND_MODEL_RULES = (
     paced_goes_together,
     warm_start_suits_the_task,
     keyword_files_come_together,
+    own_prompt_names_its_reward,
     enough_validation_prompts,
     examples_are_evaluated,
     token_bounds,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from harness.tasks.maths.extraction import closing_brace
 from harness.tasks.maths.numbers import with_digits_for_a_word, with_fractions_for_repeating_decimals
-from harness.tasks.maths.prompts import closing_brace
 from harness.tasks.maths.units import DEGREE
 
 MAX_TEXT_COMMANDS = 30
