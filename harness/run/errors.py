@@ -22,6 +22,8 @@ ARGUMENTS = {
     "sampling.min_tokens": "--min-tokens",
     "sampling.max_tokens": "--max-tokens",
     "task.keywords_per_prompt": "--keywords",
+    "task.chat_template": "--chat",
+    "task.system_prompt": "--system",
     "task.prompt": "--prompt",
     "task.reward": "--reward",
     "engine.type": "--engine",

@@ -31,7 +31,16 @@ PROMPT_TEMPLATES = ("r1_zero", "question_only", "r1_zero_reworded")
 """Names of the prompt templates that come with the project."""
 
 
-class KeywordsTaskSettings(Section):
+class ChatSettings(Section):
+    """What tasks of language models have: prompts as turns of a chat."""
+
+    chat_template: bool = False
+    """Ask through the chat template of the model's tokenizer, each prompt as a user's turn."""
+    system_prompt: NonEmptyText | None = None
+    """The chat's turn in front of each prompt; null leaves it to the template. Goes with `chat_template`."""
+
+
+class KeywordsTaskSettings(ChatSettings):
     """Write a sentence that includes the given words; reward 1 if every word occurs, else 0."""
 
     type: Literal["keywords"] = "keywords"
@@ -50,7 +59,7 @@ class KeywordsTaskSettings(Section):
     """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
 
 
-class JsonlTaskSettings(Section):
+class JsonlTaskSettings(ChatSettings):
     """Your own task: prompts from JSONL files, reward from a Python function."""
 
     type: Literal["jsonl"] = "jsonl"
@@ -71,7 +80,7 @@ class JsonlTaskSettings(Section):
     """Key of the ground truth in each row."""
 
 
-class MathsTaskSettings(Section):
+class MathsTaskSettings(ChatSettings):
     """Maths problems from MATH or GSM8K files; the reward is for a verified answer in the asked format."""
 
     type: Literal["maths"] = "maths"
@@ -346,6 +355,20 @@ def keyword_files_come_together(scenario: Scenario) -> Problem | None:
     return None
 
 
+def chat_template_of_a_folder(scenario: Scenario) -> Problem | None:
+    """Chats need a tokenizer with a chat template, which only models of others have."""
+    task, model = scenario.task, scenario.model.type
+    if not isinstance(task, ChatSettings):
+        return None
+    if task.chat_template and model != "folder":
+        what = f"task.chat_template is true with model.type {model}, whose tokenizer has no chat template"
+        return broken(what, "set model.type to folder, or leave it out", "task.chat_template", "model.type")
+    if task.system_prompt is not None and not task.chat_template:
+        what = "task.system_prompt is a turn of a chat, and task.chat_template is false"
+        return broken(what, "set task.chat_template to true", "task.system_prompt", "task.chat_template")
+    return None
+
+
 def own_prompt_names_its_reward(scenario: Scenario) -> Problem | None:
     """Only the project's own templates say by themselves how the answer is found in a response."""
     task = scenario.task
@@ -415,6 +438,7 @@ TASK_AND_MODEL_RULES = (
     paced_goes_together,
     warm_start_suits_the_task,
     keyword_files_come_together,
+    chat_template_of_a_folder,
     own_prompt_names_its_reward,
     enough_validation_prompts,
     examples_are_evaluated,
