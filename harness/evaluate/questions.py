@@ -89,7 +89,7 @@ def _from_file(data: Path, task: TaskName, reward: str | None) -> Questions:
 
     assert reward is not None
     prompts, function = read_prompts(data, "prompt", "answer"), UserReward(reward)
-    function("", prompts[0].ground_truth)  # a broken one is told before any model is loaded
+    function.try_out(prompts[0].ground_truth)  # a broken one is told before any model is loaded
     return Questions("", task, prompts, function, is_users=True)
 
 

@@ -64,10 +64,14 @@ def _keyword_task(settings: Any) -> Task:
 
 def _jsonl_task(settings: Any) -> Task:
     from harness.tasks.jsonl import JsonlTask
+    from harness.tasks.rewards import RewardFunction
 
+    reward = settings.reward
+    if not isinstance(reward, str):
+        reward = [RewardFunction(part.function, part.weight, part.per, part.takes, part.name) for part in reward]
     return JsonlTask(
         settings.train,
-        settings.reward,
+        reward,
         validation=settings.validation,
         validation_fraction=settings.validation_fraction,
         prompt_field=settings.prompt_field,

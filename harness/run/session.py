@@ -352,9 +352,19 @@ def _template_of(scenario: Scenario) -> dict[str, str] | None:
     return {"name": template.name, "sha256": template.sha256, "text": template.text}
 
 
+def _rewards_of(scenario: Scenario) -> dict[str, str]:
+    """Return the user's own reward functions: ``task.reward``, or ``task.reward.<name>`` for each of several."""
+    task = scenario.task
+    if not isinstance(task, JsonlTaskSettings):
+        return {}
+    if isinstance(task.reward, str):
+        return {"task.reward": task.reward}
+    return {f"task.reward.{part.label}": part.function for part in task.reward}
+
+
 def _functions_of(scenario: Scenario) -> dict[str, dict[str, str | None]]:
     named = {
-        "task.reward": scenario.task.reward if isinstance(scenario.task, JsonlTaskSettings) else None,
+        **_rewards_of(scenario),
         "loss.function": scenario.loss.function,
         "advantage.function": scenario.advantage.function,
     }

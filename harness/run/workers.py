@@ -36,6 +36,7 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.learner import TrainerOptions
+from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify
 from harness.transports.protocol import WeightReceiver, WeightSender
@@ -317,7 +318,8 @@ class ScorerWorker:
             return ScoredBatch(item, tuple(scored), metrics, examples, len(failures), failure)
 
     def _of_group(self, data: GroupData) -> list[dict[str, float]]:
-        return self._rewards([completion.text for completion in data.completions], data.prompt.ground_truth)
+        responses = [completion.text for completion in data.completions]
+        return self._rewards(responses, data.prompt.ground_truth, data.prompt.row)
 
     def close(self) -> None:
         """End what the rewards run in."""
@@ -345,9 +347,12 @@ def _reward_metrics(rewards: list[dict[str, float]], groups: Sequence[RolloutGro
     lengths = [length for group in groups for length in group.lengths]
     truncated = sum(c.finish_reason == "length" for group in groups for c in group.data.completions)
     prefix = "validation/" if evaluating else ""
-    names = {"reward": "reward" if evaluating else "reward/total"}
-    names |= {f"{part}_reward": f"{part}_reward" if evaluating else f"reward/{part}" for part in ("format", "answer")}
-    metrics = {prefix + names[key]: Metric(value, count=count) for key, value in mean.items() if key in names}
+
+    def name(key: str) -> str:
+        """``reward/total`` and ``reward/answer``; of a validation ``reward`` and ``answer_reward``."""
+        return key if evaluating else f"reward/{key.removesuffix(NAMED) if key != 'reward' else 'total'}"
+
+    metrics = {prefix + name(key): Metric(value, count=count) for key, value in mean.items()}
     metrics[f"{prefix}response_length"] = Metric(sum(lengths) / count, count=count)
     metrics[f"{prefix}truncated_fraction"] = Metric(truncated / count, count=count)
     return metrics

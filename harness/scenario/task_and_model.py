@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from harness.core.types import SamplingParams
 from harness.scenario.problems import Problem, broken, nearest
 from harness.scenario.sections import (
     FUNCTION,
+    NAME,
     AtLeast0,
     AtLeast1,
     Fraction,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
 
 
+TAKEN_NAMES = ("total", "format", "answer")
+"""Names that no part of a reward may have."""
 PROMPT_TEMPLATES = ("r1_zero", "question_only", "r1_zero_reworded")
 """Names of the prompt templates that come with the project."""
 
@@ -59,6 +62,44 @@ class KeywordsTaskSettings(ChatSettings):
     """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
 
 
+class RewardFunctionSettings(Section):
+    """One of several reward functions, or one that is called in another way."""
+
+    function: Annotated[str, Field(pattern=FUNCTION)]
+    """The function as `package.module:function`."""
+    weight: float = 1.0
+    """Its reward is multiplied by this in the sum of all."""
+    per: Literal["response", "group"] = "response"
+    """Called for each `response`, or once for the `group` of responses to one prompt: a list in, a list out."""
+    takes: Literal["ground_truth", "row"] = "ground_truth"
+    """Its second argument: the `ground_truth`, or the whole `row` of the data file."""
+    name: Annotated[str, Field(pattern=NAME)] | None = None
+    """What its part is called in the metrics: `reward/<name>`; null: the function's name."""
+
+    @property
+    def label(self) -> str:
+        """What its part is called in the metrics."""
+        return self.name or self.function.rpartition(":")[2]
+
+
+def _as_functions(value: object) -> object:
+    """Return a list of rewards as a tuple of mappings; what has one mapping alone is a list too."""
+    if not isinstance(value, dict | list):
+        return value
+    parts = value if isinstance(value, list) else [value]
+    return tuple({"function": part} if isinstance(part, str) else part for part in parts)
+
+
+FORMS_OF_REWARD = ("[function]", "[list]")
+"""What pydantic calls the two forms of a reward, in the places of its errors."""
+Reward = Annotated[
+    Annotated[str, Field(pattern=FUNCTION), Tag("[function]")]
+    | Annotated[tuple[RewardFunctionSettings, ...], Tag("[list]")],
+    Discriminator(lambda value: "[list]" if isinstance(value, tuple) else "[function]"),
+    BeforeValidator(_as_functions),
+]
+
+
 class JsonlTaskSettings(ChatSettings):
     """Your own task: prompts from JSONL files, reward from a Python function."""
 
@@ -70,8 +111,8 @@ class JsonlTaskSettings(ChatSettings):
     """File with the validation prompts; null holds out a part of the training file."""
     validation_fraction: Fraction = 0.1
     """Share of the training file held out where there is no validation file."""
-    reward: Annotated[str, Field(pattern=FUNCTION)]
-    """Reward function as `package.module:function`, called with (response, ground_truth)."""
+    reward: Reward
+    """Reward function as `package.module:function`, called with (response, ground_truth); or a weighted list."""
     reward_timeout_s: Positive | None = 30.0
     """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
     prompt_field: NonEmptyText = "prompt"
@@ -355,6 +396,24 @@ def keyword_files_come_together(scenario: Scenario) -> Problem | None:
     return None
 
 
+def rewards_have_names(scenario: Scenario) -> Problem | None:
+    """A list of rewards has parts, and each has a metric of its own."""
+    task = scenario.task
+    if not isinstance(task, JsonlTaskSettings) or isinstance(task.reward, str):
+        return None
+    labels = [part.label for part in task.reward]
+    if not labels:
+        return broken("task.reward is an empty list", "name at least one function", "task.reward")
+    for label in labels:
+        if label in TAKEN_NAMES:
+            what = f"task.reward has a part called {label!r}, and reward/{label} is a metric of every run"
+            return broken(what, "give it another `name`", "task.reward")
+        if labels.count(label) > 1:
+            what = f"task.reward has {labels.count(label)} parts called {label!r}, and one metric reward/{label}"
+            return broken(what, "give each a `name` of its own", "task.reward")
+    return None
+
+
 def chat_template_of_a_folder(scenario: Scenario) -> Problem | None:
     """Chats need a tokenizer with a chat template, which only models of others have."""
     task, model = scenario.task, scenario.model.type
@@ -438,6 +497,7 @@ TASK_AND_MODEL_RULES = (
     paced_goes_together,
     warm_start_suits_the_task,
     keyword_files_come_together,
+    rewards_have_names,
     chat_template_of_a_folder,
     own_prompt_names_its_reward,
     enough_validation_prompts,
