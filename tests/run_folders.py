@@ -85,6 +85,7 @@ class RunPlan:
     versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
     settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
     threads: int | None = 2
+    prompt_template: dict[str, str] | None = None
 
     @property
     def variant_name(self) -> str | None:
@@ -162,6 +163,7 @@ def _manifest(plan: RunPlan) -> Manifest:
         commit="abcdef1234567890",
         dirty=False,
         parameters=3_300_000,
+        prompt_template=plan.prompt_template,
     )
 
 

@@ -137,7 +137,8 @@ def is_allowed(key: str, allowed: Sequence[str]) -> bool:
 
 
 def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
-    """Return for each run by dotted key the settings that have to be alike, and how the arms took turns in fact.
+    """Return for each run by dotted key the settings that have to be alike, how the arms took turns in fact, and
+    what the text of the prompt template was.
 
     ``model.threads: null`` means as many as the machine gives: where all parts share one process and every run has
     recorded how many threads that were, ``environment_values`` compares those in place of the setting.
@@ -150,6 +151,8 @@ def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
     for run, settings in zip(runs, flat, strict=True):
         kept = {key: value for key, value in settings.items() if key.split(".")[0] not in MAY_DIFFER}
         kept["interleaving"] = run.manifest.interleaving or "run"
+        if run.manifest.prompt_template is not None:
+            kept["task.prompt.sha256"] = run.manifest.prompt_template.get("sha256", "")[:12]
         tables.append({key: value for key, value in kept.items() if key not in left_out})
     return tables
 

@@ -6,7 +6,7 @@ object reference in a distributed one, nothing in a simulated one. The loop neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,10 +59,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A task's prompt: the text given to the policy and what the reward function compares with."""
+    """A task's prompt: the text given to the policy and what the reward function compares with.
+
+    ``row`` is the whole line of the data file it comes from, where a reward function takes it; no part of its value.
+    """
 
     text: str
     ground_truth: str
+    row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,10 +39,19 @@ def _what(group: argparse._ArgumentGroup) -> None:
         "--data", type=Path, metavar="FILE", help="JSONL: rows as in GSM8K or MATH, or prompt and answer"
     )
     group.add_argument("--task", choices=TASKS, help="how answers are graded (default: what the rows look like)")
-    group.add_argument("--prompt", choices=("r1_zero", "question_only"), help="for maths files (default: r1_zero)")
     group.add_argument(
-        "--reward", metavar="PACKAGE.MODULE:FUNCTION", help="your own grading, for prompt and answer rows"
+        "--prompt",
+        metavar="NAME|FILE",
+        help="for maths files: r1_zero, question_only, r1_zero_reworded, or a text file with {question} "
+        "(default: r1_zero)",
     )
+    group.add_argument(
+        "--reward",
+        metavar="NAME|PACKAGE.MODULE:FUNCTION",
+        help="r1_zero or question_only: how maths answers are found; or your own grading, for prompt and answer rows",
+    )
+    group.add_argument("--chat", action="store_true", help="ask through the model's chat template")
+    group.add_argument("--system", metavar="TEXT", help="system prompt in front of each question; goes with --chat")
     group.add_argument("--limit", type=from_1, metavar="N", help="the first N prompts only")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import time
@@ -26,6 +27,7 @@ from harness.engines.requests import check_sampling
 from harness.evaluate.questions import Questions, read_questions
 from harness.evaluate.record import EVALUATION, BatchRow, PromptRow, Record, Response, Settings, read_evaluation
 from harness.evaluate.results import results
+from harness.models.chat import chat_encoder
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
 from harness.run.errors import settings_as_arguments, signals_as_interrupts
@@ -194,7 +196,9 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
     questions = read_questions(options.data, options.task, options.prompt, options.reward).first(options.limit)
     sampler = sampler_of(options)
     with closing(sampler):
-        token_ids = [sampler.policy.tokenizer.encode(prompt.text) for prompt in questions.prompts]
+        tokenizer = sampler.policy.tokenizer
+        encode = chat_encoder(tokenizer, options.system) if options.chat else tokenizer.encode
+        token_ids = [encode(prompt.text) for prompt in questions.prompts]
         max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)
         settings = _settings(options, questions, sampler, max_tokens)
         folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
@@ -241,6 +245,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UserError("temperature and top-p must be numbers", "--temperature, --top-p", "--temperature 1 --top-p 1")
     sampling = SamplingParams(options.temperature, options.top_p, options.min_tokens, max_tokens)
     check_sampling(sampling, options.samples)
+    if options.system is not None and not options.chat:
+        raise UserError("--system is a turn of a chat, and --chat is not given", "--system", "add --chat")
     if options.examples < 0:
         raise UserError(f"--examples is {options.examples}, must be at least 0", "--examples", "--examples 3")
 
@@ -268,6 +274,7 @@ def _max_tokens(asked: int | None, token_ids: Sequence[Sequence[int]], context: 
 
 
 def _settings(options: argparse.Namespace, questions: Questions, sampler: Sampler, max_tokens: int) -> Settings:
+    template, chat = questions.template, sampler.policy.tokenizer.chat_template
     return Settings(
         model=model_name(options.model),
         **sampler.checksums,
@@ -276,7 +283,7 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         prompts=len(questions.prompts),
         task=questions.task,
         reward=options.reward,
-        prompt=questions.template,
+        prompt=Path(template.name).name if template else None,
         engine=options.engine,
         precision=options.precision,
         device=sampler.device,
@@ -288,6 +295,9 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         samples=options.samples,
         seed=options.seed,
         batch=options.batch,
+        prompt_sha256=template.sha256 if template else None,
+        chat_template_sha256=hashlib.sha256(str(chat).encode()).hexdigest() if options.chat else None,
+        system_prompt=options.system,
     )
 
 

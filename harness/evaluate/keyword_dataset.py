@@ -36,6 +36,7 @@ from harness.core.terminal_text import plain
 from harness.core.types import Prompt, SamplingParams
 from harness.engines.requests import check_sampling
 from harness.evaluate.evaluation import sampler_of
+from harness.models.chat import chat_encoder
 from harness.probes.provenance import package_versions
 from harness.report.console import Output
 from harness.report.text import print_table
@@ -380,23 +381,6 @@ def _asking(sampler: Sampler, sampling: SamplingParams, options: argparse.Namesp
         return [[completion.text for completion in group] for group in groups]
 
     return ask
-
-
-def chat_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """Return what encodes a prompt as a user's turn of a chat, up to where the model answers.
-
-    Raises:
-        UserError: the tokenizer has no chat template.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError("the model's tokenizer has no chat template", "--chat", "leave --chat out")
-
-    def encode(text: str) -> list[int]:
-        turns = [{"role": "user", "content": text}]
-        encoded = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
-        return list(encoded["input_ids"])
-
-    return encode
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Literal
 
 from harness.core.errors import UserError
 from harness.core.types import Prompt
+from harness.tasks.maths.prompts import PromptTemplate, prompt_template
+from harness.tasks.maths.reward import REWARD_FUNCTIONS, STOP_STRINGS, MathsReward, reward_of
 from harness.tasks.scoring import DirectRewards, GroupRewards, Reward, TimedRewards
 
 TaskName = Literal["maths", "keywords", "arithmetic", "own"]
@@ -29,7 +31,7 @@ class Questions:
         task: how answers are graded.
         prompts: by prompt id.
         reward: grades one response.
-        template: name of the prompt template; None where rows hold whole prompts.
+        template: the prompt template; None where rows hold whole prompts.
         stop: strings that end a response.
         sha256: of the file; None for a built-in set.
         is_users: whether the reward function is a user's own, and so needs a time limit.
@@ -39,7 +41,7 @@ class Questions:
     task: TaskName
     prompts: tuple[Prompt, ...]
     reward: Reward
-    template: str | None = None
+    template: PromptTemplate | None = None
     stop: tuple[str, ...] = ()
     sha256: str | None = None
     is_users: bool = False
@@ -61,8 +63,9 @@ def read_questions(data: Path | None, task: TaskName | None, template: str | Non
     Args:
         data: JSONL file; None for the built-in prompts of ``task``.
         task: how answers are graded; None takes what the file's first row looks like.
-        template: prompt template of a maths task.
-        reward: a user's reward function as ``package.module:function``, for rows with prompt and answer.
+        template: prompt template of a maths task, by its name or as a file.
+        reward: a user's reward function as ``package.module:function``, for rows with prompt and answer; or for maths
+            how answers are found, one of ``REWARD_FUNCTIONS``.
 
     Raises:
         UserError: the arguments do not fit together, or the file cannot be used.
@@ -71,24 +74,22 @@ def read_questions(data: Path | None, task: TaskName | None, template: str | Non
     _check_arguments(data, task, template, reward)
     if data is None:
         return _built_in(task)
-    questions = _from_file(data, task, template or "r1_zero", reward)
+    questions = _maths(data, template or "r1_zero", reward) if task == "maths" else _from_file(data, task, reward)
     return replace(questions, name=data.name, sha256=hashlib.sha256(data.read_bytes()).hexdigest())
 
 
-def _from_file(data: Path, task: TaskName, template: str, reward: str | None) -> Questions:
+def _from_file(data: Path, task: TaskName, reward: str | None) -> Questions:
     if task == "keywords":
         from harness.tasks.keyword_files import read_keyword_prompts
         from harness.tasks.keywords import keyword_reward
 
         return Questions("", task, read_keyword_prompts(data), keyword_reward)
-    if task == "maths":
-        return _maths(data, template)
     from harness.tasks.jsonl import read_prompts
     from harness.tasks.rewards import UserReward
 
     assert reward is not None
     prompts, function = read_prompts(data, "prompt", "answer"), UserReward(reward)
-    function("", prompts[0].ground_truth)  # a broken one is told before any model is loaded
+    function.try_out(prompts[0].ground_truth)  # a broken one is told before any model is loaded
     return Questions("", task, prompts, function, is_users=True)
 
 
@@ -98,13 +99,10 @@ def _built_in(task: TaskName) -> Questions:
 
         made = KeywordTask(train_prompts=1, validation_prompts=BUILT_IN_PROMPTS)
         return Questions("keywords", task, made.validation_prompts, made.reward)
-    from harness.tasks.arithmetic import ArithmeticTask
-    from harness.tasks.maths import PROMPT_TEMPLATES
+    from harness.tasks.arithmetic import PROMPT, ArithmeticTask
 
     sums = ArithmeticTask(train_prompts=1, validation_prompts=BUILT_IN_PROMPTS)
-    return Questions(
-        "arithmetic", task, sums.validation_prompts, sums.reward, "r1_zero", PROMPT_TEMPLATES["r1_zero"].stop
-    )
+    return Questions("arithmetic", task, sums.validation_prompts, sums.reward, prompt_template(PROMPT), sums.stop)
 
 
 def _check_arguments(data: Path | None, task: TaskName, template: str | None, reward: str | None) -> None:
@@ -117,7 +115,8 @@ def _check_arguments(data: Path | None, task: TaskName, template: str | None, re
         raise UserError(f"--task {task} has no built-in prompts", "--data", "name a file: --data test.jsonl")
     if data is not None and task == "arithmetic":
         raise UserError("--task arithmetic makes its own prompts", "--data", "leave --data out")
-    if (task == "own") != (reward is not None):
+    finds_answers = task == "maths" and reward in REWARD_FUNCTIONS
+    if (task == "own") != (reward is not None) and not finds_answers:
         fix = "leave --reward out" if reward else "--reward package.module:function"
         raise UserError("--task own and --reward go together", "--task and --reward", fix)
     if template is not None and task != "maths":
@@ -130,7 +129,7 @@ def _task_of(data: Path | None, reward: str | None) -> TaskName:
     Raises:
         UserError: it looks like none.
     """
-    if reward is not None:
+    if reward is not None and reward not in REWARD_FUNCTIONS:
         return "own"
     if data is None:
         raise UserError("there is nothing to ask", "--data", "--data FILE.jsonl, or --task keywords or arithmetic")
@@ -153,12 +152,11 @@ def _first_keys(data: Path) -> set[str]:
     return set()
 
 
-def _maths(data: Path, template: str) -> Questions:
-    from harness.tasks.maths import PROMPT_TEMPLATES, MathsReward
+def _maths(data: Path, named: str, reward: str | None) -> Questions:
     from harness.tasks.maths.symbolic import SYMBOLIC_TIMEOUT_S
-    from harness.tasks.maths.task import check_installed, read_maths_prompts
+    from harness.tasks.maths.task import asked, bare_prompts, check_installed
 
+    template, graded = prompt_template(named), reward_of(named, reward)
     check_installed()
-    prompts = read_maths_prompts(data, "auto", template)
-    reward = MathsReward(template, SYMBOLIC_TIMEOUT_S)
-    return Questions("", "maths", prompts, reward, template, PROMPT_TEMPLATES[template].stop)
+    prompts = asked(bare_prompts(data, "auto"), template)
+    return Questions("", "maths", prompts, MathsReward(graded, SYMBOLIC_TIMEOUT_S), template, STOP_STRINGS[graded])

@@ -40,7 +40,11 @@ class Settings:
         data_sha256: of the file; None for a built-in set.
         prompts: how many prompts are asked.
         task: how answers are graded.
-        prompt: the template; None where rows hold whole prompts.
+        reward: the user's own reward function, or how a maths answer is found; None: as the task says.
+        prompt: the template's name, or that of the user's file; None where rows hold whole prompts.
+        prompt_sha256: of its text.
+        chat_template_sha256: of the text of the tokenizer's template, through which was asked; None where it was not.
+        system_prompt: the chat's turn in front of each prompt.
         batch: prompts of one batch. It is among the settings, since rounding depends on what is computed together.
     """
 
@@ -65,6 +69,9 @@ class Settings:
     samples: int
     seed: int
     batch: int
+    prompt_sha256: str | None = None
+    chat_template_sha256: str | None = None
+    system_prompt: str | None = None
 
     @property
     def sampling(self) -> SamplingParams:

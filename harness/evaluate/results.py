@@ -244,8 +244,9 @@ def figures_table(settings: Mapping[str, Any], results: Mapping[str, Any]) -> Ta
 
 def _how(settings: Mapping[str, Any]) -> str:
     prompt = f", prompt {settings['prompt']}" if settings["prompt"] else ""
+    chat = ", as a chat" if settings.get("chat_template_sha256") else ""
     return (
-        f"Engine {settings['engine']}, {settings['precision']}, {settings['device']}{prompt}, "
+        f"Engine {settings['engine']}, {settings['precision']}, {settings['device']}{prompt}{chat}, "
         f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}, seed {settings['seed']}."
     )
 

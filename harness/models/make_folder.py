@@ -26,6 +26,11 @@ _TEXTS = (
     "User: Write a sentence with the words river and stone. Assistant: The river runs over the stone.",
 )
 """What the tokenizer's merges are learnt from; any other text is still encoded, byte by byte where need be."""
+CHAT_TEMPLATE = (
+    "{% for turn in messages %}[{{ turn.role }}] {{ turn.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+"""Of the project's own making, and plain text: no token of the tokenizer stands for the marks of a turn."""
 _LARGEST_TOKENIZER = 1024
 _LARGEST_SEED = 2**63 - 1
 _EXAMPLE = "python -m harness.models.make_folder --shape qwen2.5-math-1.5b --layers 2 --vocab 512 -o models/qwen"
@@ -39,6 +44,7 @@ def make_folder(
     vocab_size: int | None = None,
     dtype: str = "bfloat16",
     seed: int = 0,
+    chat: bool = False,
 ) -> int:
     """Write ``config.json``, safetensors weights and a tokenizer of the project's own making.
 
@@ -51,6 +57,7 @@ def make_folder(
         layers, vocab_size: fewer than the shape has; None keeps its own.
         dtype: of the stored weights, ``bfloat16`` or ``float32``.
         seed: of the weights, from 0 to 2^63 - 1.
+        chat: give the tokenizer a chat template, ``CHAT_TEMPLATE``.
 
     Returns:
         The number of weights.
@@ -64,6 +71,8 @@ def make_folder(
     target = Path(folder).expanduser()
     _require_empty(target)
     tokenizer = _tokenizer(config["vocab_size"])
+    if chat:
+        tokenizer.chat_template = CHAT_TEMPLATE
     config |= {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")} | {"bos_token_id": None}
     count = _count_weights(config)
     require_space(target, count * (2 if dtype == "bfloat16" else 4))
@@ -139,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocab", type=int, metavar="N", help="a smaller vocabulary than the model has, from 258")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the stored weights")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
+    parser.add_argument("--chat", action="store_true", help="with a chat template (default: without)")
     parser.add_argument("-o", "--out", required=True, type=Path, metavar="DIR", help="a new or empty folder")
     return parser
 
@@ -154,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             vocab_size=options.vocab,
             dtype=options.dtype,
             seed=options.seed,
+            chat=options.chat,
         )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -61,6 +61,7 @@ class Manifest:
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
         functions: the user's own functions by the setting that names each: ``name``, and ``sha256`` of its file.
+        prompt_template: what a maths prompt was made by: ``name``, ``sha256`` of its text, and the ``text``.
         simulated: name of the machine profile by which the run was simulated; None in a run that took place.
         outcome: figures of the finished run, free in form.
     """
@@ -87,6 +88,7 @@ class Manifest:
     dirty: bool | None = None
     parameters: int | None = None
     functions: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    prompt_template: dict[str, str] | None = None
     simulated: str | None = None
     outcome: dict[str, Any] = field(default_factory=dict)
 
@@ -95,7 +97,7 @@ class Manifest:
         head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSIONS[SCHEMA]}
         saved = asdict(self)
         saved["point"] = change_strings(self.point, scrubber.paths)
-        saved |= {key: change_strings(saved[key], scrubber.text) for key in ("error", "outcome")}
+        saved |= {key: change_strings(saved[key], scrubber.text) for key in ("error", "outcome", "prompt_template")}
         return with_nulls(head | saved)
 
     @classmethod

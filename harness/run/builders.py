@@ -23,6 +23,7 @@ from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.run.devices import resolve_device
 from harness.run.parts import StopSignal
 from harness.run.workers import (
+    Encode,
     GeneratorWorker,
     LearnerWorker,
     ScorerWorker,
@@ -63,10 +64,14 @@ def _keyword_task(settings: Any) -> Task:
 
 def _jsonl_task(settings: Any) -> Task:
     from harness.tasks.jsonl import JsonlTask
+    from harness.tasks.rewards import RewardFunction
 
+    reward = settings.reward
+    if not isinstance(reward, str):
+        reward = [RewardFunction(part.function, part.weight, part.per, part.takes, part.name) for part in reward]
     return JsonlTask(
         settings.train,
-        settings.reward,
+        reward,
         validation=settings.validation,
         validation_fraction=settings.validation_fraction,
         prompt_field=settings.prompt_field,
@@ -84,6 +89,7 @@ def _maths_task(settings: Any) -> Task:
         format=settings.format,
         prompt=settings.prompt,
         symbolic_timeout_s=settings.symbolic_timeout_s,
+        reward=settings.reward,
     )
 
 
@@ -360,15 +366,30 @@ def make_rewards(scenario: Scenario, task: Task, should_stop: StopSignal) -> Gro
     return TimedRewards(task.reward, timeout_s, should_stop)
 
 
+def prompt_encoder(scenario: Scenario, policy: Policy) -> Encode:
+    """Return what makes token ids of a prompt: the tokenizer, through its chat template where the task asks for it.
+
+    Raises:
+        UserError: the tokenizer has no chat template, or it cannot be used.
+    """
+    encode: Encode = policy.tokenizer.encode
+    if not getattr(scenario.task, "chat_template", False):
+        return encode
+    from harness.models.chat import chat_encoder
+
+    settings: Any = scenario.task
+    return chat_encoder(policy.tokenizer, settings.system_prompt)
+
+
 def check_fits(scenario: Scenario, task: Task, policy: Policy) -> None:
     """Refuse a task whose longest prompt and response do not fit the model's context, or the engine's smaller one.
 
     Raises:
-        UserError: with the prompt's number and all the lengths.
+        UserError: with the prompt's number and all the lengths, or the prompts cannot be encoded.
     """
     bounds = [(policy.context, "the model's context"), (getattr(scenario.engine, "context", None), "engine.context")]
     context, whose = min(((most, whose) for most, whose in bounds if most is not None), default=(None, ""))
-    check_prompts_fit(task, policy.tokenizer, scenario.sampling.max_tokens, context, whose)
+    check_prompts_fit(task, prompt_encoder(scenario, policy), scenario.sampling.max_tokens, context, whose)
 
 
 def make_generator(
@@ -390,7 +411,7 @@ def make_generator(
         engine,
         receiver,
         task=task,
-        tokenizer=policy.tokenizer,
+        encode=prompt_encoder(scenario, policy),
         sampling=sampling_for(scenario, task),
         tracer=tracer,
         lane=lane,
@@ -422,7 +443,7 @@ def make_learner(
     trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, should_stop)
     save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
     proven = mismatch_bound(scenario) is not None
-    probe = first_probe_rows(task or make_task(scenario), policy.tokenizer) if proven else None
+    probe = first_probe_rows(task or make_task(scenario), prompt_encoder(scenario, policy)) if proven else None
     return LearnerWorker(trainer, sender, tracer=tracer, verify=scenario.verifies_weights, save=save, first_probe=probe)
 
 

@@ -30,6 +30,9 @@ from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_no
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import RunningParts
 from harness.scenario import JsonlTaskSettings, Scenario, Variant, resolved_yaml
+from harness.scenario.task_and_model import ArithmeticTaskSettings, MathsTaskSettings
+from harness.tasks.arithmetic import PROMPT
+from harness.tasks.maths import prompt_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +288,7 @@ class Experiment:
                 dirty=self._code.dirty,
                 parameters=parameters,
                 functions=_functions_of(variant.scenario),
+                prompt_template=_template_of(variant.scenario),
             )
         )
         folder.write_scenario(resolved_yaml(variant.scenario))
@@ -336,9 +340,31 @@ def sync_one(path: Path) -> None:
             os.close(handle)
 
 
+def _template_of(scenario: Scenario) -> dict[str, str] | None:
+    """Return what the prompts of a maths task are made by; None of a run that failed for want of that file."""
+    task = scenario.task
+    if not isinstance(task, MathsTaskSettings | ArithmeticTaskSettings):
+        return None
+    try:
+        template = prompt_template(task.prompt if isinstance(task, MathsTaskSettings) else PROMPT)
+    except UserError:
+        return None
+    return {"name": template.name, "sha256": template.sha256, "text": template.text}
+
+
+def _rewards_of(scenario: Scenario) -> dict[str, str]:
+    """Return the user's own reward functions: ``task.reward``, or ``task.reward.<name>`` for each of several."""
+    task = scenario.task
+    if not isinstance(task, JsonlTaskSettings):
+        return {}
+    if isinstance(task.reward, str):
+        return {"task.reward": task.reward}
+    return {f"task.reward.{part.label}": part.function for part in task.reward}
+
+
 def _functions_of(scenario: Scenario) -> dict[str, dict[str, str | None]]:
     named = {
-        "task.reward": scenario.task.reward if isinstance(scenario.task, JsonlTaskSettings) else None,
+        **_rewards_of(scenario),
         "loss.function": scenario.loss.function,
         "advantage.function": scenario.advantage.function,
     }

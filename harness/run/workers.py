@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from harness.core.errors import Diverged, RunStopped, UserError
-from harness.core.protocols import Engine, ScoringEngine, Task, Tokenizer
+from harness.core.protocols import Engine, ScoringEngine, Task
 from harness.core.trace import Stage, Tracer
 from harness.core.types import (
     ExampleRollout,
@@ -36,10 +36,13 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.learner import TrainerOptions
+from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify
 from harness.transports.protocol import WeightReceiver, WeightSender
 
+Encode = Callable[[str], Sequence[int]]
+"""Returns the token ids of a prompt's text."""
 TokenIds = npt.NDArray[np.int64]
 LogProbs = npt.NDArray[np.float32]
 ProbeRow = tuple[TokenIds, TokenIds]
@@ -88,9 +91,9 @@ def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
     return [row for row in rows if len(row[0])]
 
 
-def first_probe_rows(task: Task, tokenizer: Tokenizer) -> list[ProbeRow]:
+def first_probe_rows(task: Task, encode: Encode) -> list[ProbeRow]:
     """Return probe rows before there are rollouts: the first token of a prompt, and the tokens that follow it."""
-    encoded = [np.asarray(tokenizer.encode(prompt.text), dtype=np.int64) for prompt in task.train_prompts[:PROBE_ROWS]]
+    encoded = [np.asarray(encode(prompt.text), dtype=np.int64) for prompt in task.train_prompts[:PROBE_ROWS]]
     return [(ids[:1], ids[1 : 1 + PROBE_TOKENS]) for ids in encoded if len(ids) > 1]
 
 
@@ -194,7 +197,7 @@ class GeneratorWorker:
         engine: samples.
         receiver: fetches published weights for it.
         task: has the prompts.
-        tokenizer: encodes them.
+        encode: returns the token ids of a prompt's text.
         sampling: how responses are sampled.
         tracer: records the stages.
         lane: name of the lane.
@@ -210,13 +213,13 @@ class GeneratorWorker:
         receiver: WeightReceiver,
         *,
         task: Task,
-        tokenizer: Tokenizer,
+        encode: Encode,
         sampling: SamplingParams,
         tracer: Tracer,
         lane: str = "generator",
         mismatch_bound: float | None = None,
     ) -> None:
-        self.engine, self.receiver, self.task, self.tokenizer = engine, receiver, task, tokenizer
+        self.engine, self.receiver, self.task, self.encode = engine, receiver, task, encode
         self.sampling, self.tracer, self.lane, self.mismatch_bound = sampling, tracer, lane, mismatch_bound
         self.version = -1
 
@@ -239,7 +242,7 @@ class GeneratorWorker:
         stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
         with self.tracer.span(self.lane, stage, item.step, self.version):
             prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
-            token_ids = [self.tokenizer.encode(prompt.text) for prompt in prompts]
+            token_ids = [list(self.encode(prompt.text)) for prompt in prompts]
             version = self.version  # at the start: new weights may come in the middle
             sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places)
             data = [
@@ -315,7 +318,8 @@ class ScorerWorker:
             return ScoredBatch(item, tuple(scored), metrics, examples, len(failures), failure)
 
     def _of_group(self, data: GroupData) -> list[dict[str, float]]:
-        return self._rewards([completion.text for completion in data.completions], data.prompt.ground_truth)
+        responses = [completion.text for completion in data.completions]
+        return self._rewards(responses, data.prompt.ground_truth, data.prompt.row)
 
     def close(self) -> None:
         """End what the rewards run in."""
@@ -343,9 +347,12 @@ def _reward_metrics(rewards: list[dict[str, float]], groups: Sequence[RolloutGro
     lengths = [length for group in groups for length in group.lengths]
     truncated = sum(c.finish_reason == "length" for group in groups for c in group.data.completions)
     prefix = "validation/" if evaluating else ""
-    names = {"reward": "reward" if evaluating else "reward/total"}
-    names |= {f"{part}_reward": f"{part}_reward" if evaluating else f"reward/{part}" for part in ("format", "answer")}
-    metrics = {prefix + names[key]: Metric(value, count=count) for key, value in mean.items() if key in names}
+
+    def name(key: str) -> str:
+        """``reward/total`` and ``reward/answer``; of a validation ``reward`` and ``answer_reward``."""
+        return key if evaluating else f"reward/{key.removesuffix(NAMED) if key != 'reward' else 'total'}"
+
+    metrics = {prefix + name(key): Metric(value, count=count) for key, value in mean.items()}
     metrics[f"{prefix}response_length"] = Metric(sum(lengths) / count, count=count)
     metrics[f"{prefix}truncated_fraction"] = Metric(truncated / count, count=count)
     return metrics
@@ -443,12 +450,12 @@ class LearnerWorker:
 
 
 def check_prompts_fit(
-    task: Task, tokenizer: Tokenizer, max_tokens: int, context: int | None, whose: str = "the model's context"
+    task: Task, encode: Encode, max_tokens: int, context: int | None, whose: str = "the model's context"
 ) -> None:
     """Refuse a task whose longest prompt and response do not fit the context.
 
     Args:
-        task, tokenizer: its prompts are encoded.
+        task, encode: its prompts, and what makes token ids of them.
         max_tokens: of a response.
         context: most tokens of both; None: not known.
         whose: what sets that bound.
@@ -461,7 +468,7 @@ def check_prompts_fit(
     raised = "" if whose.startswith("the model") else f", or raise {whose}"
     for purpose in Purpose:
         for number, prompt in enumerate(prompts_of(task, purpose)):
-            length = len(tokenizer.encode(prompt.text))
+            length = len(encode(prompt.text))
             if length + max_tokens > context:
                 room = max(1, context - length)
                 raise UserError(

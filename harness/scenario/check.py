@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from harness.scenario.problems import Path, Problem, dotted, nearest, shown
 from harness.scenario.schema import Scenario, broken_rules
 from harness.scenario.sections import FORMS
+from harness.scenario.task_and_model import FORMS_OF_REWARD
 
 if TYPE_CHECKING:
     from harness.scenario.yaml_files import Tree
@@ -214,7 +215,7 @@ def _data_path(location: tuple[str | int, ...], root: SectionClass) -> tuple[Pat
     path: Path = ()
     owners: tuple[SectionClass, ...] = ()
     classes: tuple[SectionClass, ...] = (root,)
-    parts = [part for part in location if part != "[key]"]
+    parts = [part for part in location if part not in ("[key]", *FORMS_OF_REWARD)]
     while parts:
         part = parts.pop(0)
         path, owners = (*path, part), owners if isinstance(part, int) else classes

@@ -17,8 +17,10 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+=,-]*$"
 FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+NAME = r"^[A-Za-z_]\w{0,39}$"
 FORMS = {
     _NAME: "letters, digits and _ . + = , - (a letter, digit or _ first)",
+    NAME: "a name of letters, digits and _, up to 40",
     FUNCTION: "of the form `package.module:function`",
 }
 FolderName = Annotated[str, Field(pattern=_NAME, max_length=100)]

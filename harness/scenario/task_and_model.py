@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from harness.core.types import SamplingParams
-from harness.scenario.problems import Problem, broken
+from harness.scenario.problems import Problem, broken, nearest
 from harness.scenario.sections import (
     FUNCTION,
+    NAME,
     AtLeast0,
     AtLeast1,
     Fraction,
@@ -27,7 +28,22 @@ if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
 
 
-class KeywordsTaskSettings(Section):
+TAKEN_NAMES = ("total", "format", "answer")
+"""Names that no part of a reward may have."""
+PROMPT_TEMPLATES = ("r1_zero", "question_only", "r1_zero_reworded")
+"""Names of the prompt templates that come with the project."""
+
+
+class ChatSettings(Section):
+    """What tasks of language models have: prompts as turns of a chat."""
+
+    chat_template: bool = False
+    """Ask through the chat template of the model's tokenizer, each prompt as a user's turn."""
+    system_prompt: NonEmptyText | None = None
+    """The chat's turn in front of each prompt; null leaves it to the template. Goes with `chat_template`."""
+
+
+class KeywordsTaskSettings(ChatSettings):
     """Write a sentence that includes the given words; reward 1 if every word occurs, else 0."""
 
     type: Literal["keywords"] = "keywords"
@@ -46,7 +62,45 @@ class KeywordsTaskSettings(Section):
     """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
 
 
-class JsonlTaskSettings(Section):
+class RewardFunctionSettings(Section):
+    """One of several reward functions, or one that is called in another way."""
+
+    function: Annotated[str, Field(pattern=FUNCTION)]
+    """The function as `package.module:function`."""
+    weight: float = 1.0
+    """Its reward is multiplied by this in the sum of all."""
+    per: Literal["response", "group"] = "response"
+    """Called for each `response`, or once for the `group` of responses to one prompt: a list in, a list out."""
+    takes: Literal["ground_truth", "row"] = "ground_truth"
+    """Its second argument: the `ground_truth`, or the whole `row` of the data file."""
+    name: Annotated[str, Field(pattern=NAME)] | None = None
+    """What its part is called in the metrics: `reward/<name>`; null: the function's name."""
+
+    @property
+    def label(self) -> str:
+        """What its part is called in the metrics."""
+        return self.name or self.function.rpartition(":")[2]
+
+
+def _as_functions(value: object) -> object:
+    """Return a list of rewards as a tuple of mappings; what has one mapping alone is a list too."""
+    if not isinstance(value, dict | list):
+        return value
+    parts = value if isinstance(value, list) else [value]
+    return tuple({"function": part} if isinstance(part, str) else part for part in parts)
+
+
+FORMS_OF_REWARD = ("[function]", "[list]")
+"""What pydantic calls the two forms of a reward, in the places of its errors."""
+Reward = Annotated[
+    Annotated[str, Field(pattern=FUNCTION), Tag("[function]")]
+    | Annotated[tuple[RewardFunctionSettings, ...], Tag("[list]")],
+    Discriminator(lambda value: "[list]" if isinstance(value, tuple) else "[function]"),
+    BeforeValidator(_as_functions),
+]
+
+
+class JsonlTaskSettings(ChatSettings):
     """Your own task: prompts from JSONL files, reward from a Python function."""
 
     type: Literal["jsonl"] = "jsonl"
@@ -57,8 +111,8 @@ class JsonlTaskSettings(Section):
     """File with the validation prompts; null holds out a part of the training file."""
     validation_fraction: Fraction = 0.1
     """Share of the training file held out where there is no validation file."""
-    reward: Annotated[str, Field(pattern=FUNCTION)]
-    """Reward function as `package.module:function`, called with (response, ground_truth)."""
+    reward: Reward
+    """Reward function as `package.module:function`, called with (response, ground_truth); or a weighted list."""
     reward_timeout_s: Positive | None = 30.0
     """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
     prompt_field: NonEmptyText = "prompt"
@@ -67,7 +121,7 @@ class JsonlTaskSettings(Section):
     """Key of the ground truth in each row."""
 
 
-class MathsTaskSettings(Section):
+class MathsTaskSettings(ChatSettings):
     """Maths problems from MATH or GSM8K files; the reward is for a verified answer in the asked format."""
 
     type: Literal["maths"] = "maths"
@@ -80,8 +134,10 @@ class MathsTaskSettings(Section):
     """Share of the training file held out where there is no validation file."""
     format: Literal["auto", "gsm8k", "math"] = "auto"
     """Which fields a row has; `auto` looks at the first row."""
-    prompt: Literal["r1_zero", "question_only"] = "r1_zero"
-    """`r1_zero` asks for thoughts and an answer in tags, `question_only` is the problem alone."""
+    prompt: NonEmptyText = "r1_zero"
+    """`r1_zero` (thoughts, then tags), `question_only`, `r1_zero_reworded`, or a text file with `{question}` in it."""
+    reward: Literal["r1_zero", "question_only"] | None = None
+    """How answers are found: in the tags of `r1_zero`, or anywhere; null: as the prompt asks, if it is no file."""
     symbolic_timeout_s: Positive = 2.0
     """Seconds that the symbolic comparison of one answer may take; then the answer counts as wrong."""
 
@@ -340,6 +396,52 @@ def keyword_files_come_together(scenario: Scenario) -> Problem | None:
     return None
 
 
+def rewards_have_names(scenario: Scenario) -> Problem | None:
+    """A list of rewards has parts, and each has a metric of its own."""
+    task = scenario.task
+    if not isinstance(task, JsonlTaskSettings) or isinstance(task.reward, str):
+        return None
+    labels = [part.label for part in task.reward]
+    if not labels:
+        return broken("task.reward is an empty list", "name at least one function", "task.reward")
+    for label in labels:
+        if label in TAKEN_NAMES:
+            what = f"task.reward has a part called {label!r}, and reward/{label} is a metric of every run"
+            return broken(what, "give it another `name`", "task.reward")
+        if labels.count(label) > 1:
+            what = f"task.reward has {labels.count(label)} parts called {label!r}, and one metric reward/{label}"
+            return broken(what, "give each a `name` of its own", "task.reward")
+    return None
+
+
+def chat_template_of_a_folder(scenario: Scenario) -> Problem | None:
+    """Chats need a tokenizer with a chat template, which only models of others have."""
+    task, model = scenario.task, scenario.model.type
+    if not isinstance(task, ChatSettings):
+        return None
+    if task.chat_template and model != "folder":
+        what = f"task.chat_template is true with model.type {model}, whose tokenizer has no chat template"
+        return broken(what, "set model.type to folder, or leave it out", "task.chat_template", "model.type")
+    if task.system_prompt is not None and not task.chat_template:
+        what = "task.system_prompt is a turn of a chat, and task.chat_template is false"
+        return broken(what, "set task.chat_template to true", "task.system_prompt", "task.chat_template")
+    return None
+
+
+def own_prompt_names_its_reward(scenario: Scenario) -> Problem | None:
+    """Only the project's own templates say by themselves how the answer is found in a response."""
+    task = scenario.task
+    if not isinstance(task, MathsTaskSettings) or task.prompt in PROMPT_TEMPLATES or task.reward is not None:
+        return None
+    near = nearest(task.prompt, PROMPT_TEMPLATES)
+    guess = f"did you mean `{near[0]}`? " if near else ""
+    what = (
+        f"task.prompt is {task.prompt!r}, a file of your own, and task.reward is null: nothing says what an answer is"
+    )
+    fix = f"{guess}set task.reward to r1_zero (tags behind </think>) or question_only (a box, or the end)"
+    return broken(what, fix, "task.prompt", "task.reward")
+
+
 def enough_validation_prompts(scenario: Scenario) -> Problem | None:
     """Validation uses each held-out prompt once at most."""
     task = scenario.task
@@ -395,6 +497,9 @@ TASK_AND_MODEL_RULES = (
     paced_goes_together,
     warm_start_suits_the_task,
     keyword_files_come_together,
+    rewards_have_names,
+    chat_template_of_a_folder,
+    own_prompt_names_its_reward,
     enough_validation_prompts,
     examples_are_evaluated,
     token_bounds,

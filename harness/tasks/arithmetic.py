@@ -16,9 +16,11 @@ from typing import Literal, NamedTuple
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.types import Prompt
-from harness.tasks.maths import PROMPT_TEMPLATES, r1_zero_reward_fn
+from harness.tasks.maths import STOP_STRINGS, prompt_template, r1_zero_reward_fn
 from harness.tasks.maths.answers import agree_exactly
 
+PROMPT = "r1_zero_reworded"
+"""The prompt template: the one that the warm start of the ``maths`` preset is taught with."""
 HELD_OUT_ONE_IN = 10
 MOST_PROMPTS = {"train_prompts": 20_000, "validation_prompts": 2_000}
 """Far below the 69,000 and 7,700 different problems of the two splits, so that drawing them is quick."""
@@ -69,7 +71,7 @@ class Example(NamedTuple):
 
 
 class ArithmeticTask:
-    """Arithmetic problems under the ``r1_zero`` prompt; see the module's text for what is held out.
+    """Arithmetic problems under the ``r1_zero_reworded`` prompt; see the module's text for what is held out.
 
     No two prompts of a split are equal.
 
@@ -85,7 +87,7 @@ class ArithmeticTask:
         UserError: a number is out of its bounds.
     """
 
-    stop = PROMPT_TEMPLATES["r1_zero"].stop
+    stop = STOP_STRINGS["r1_zero"]
 
     def __init__(self, train_prompts: int = 4096, validation_prompts: int = 256, seed: int = 0) -> None:
         _check_prompt_count("train_prompts", train_prompts)
@@ -111,8 +113,8 @@ class ArithmeticTask:
 
 
 def arithmetic_prompt(problem: Problem) -> Prompt:
-    """Return the problem under the ``r1_zero`` template, with its answer."""
-    return Prompt(text=PROMPT_TEMPLATES["r1_zero"].render(problem.question), ground_truth=str(problem.answer))
+    """Return the problem under the template ``PROMPT``, with its answer."""
+    return Prompt(text=prompt_template(PROMPT).render(problem.question), ground_truth=str(problem.answer))
 
 
 @cache

@@ -6,12 +6,13 @@ import difflib
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import UserError
 from harness.core.types import Prompt
-from harness.tasks.rewards import UserReward
+from harness.tasks.rewards import RewardFunction, UserReward
 
 
 class JsonlTask:
@@ -22,14 +23,14 @@ class JsonlTask:
 
     Args:
         train: file with one JSON object a line. Blank lines are skipped.
-        reward: ``package.module:function``, see ``UserReward``.
+        reward: ``package.module:function``, or functions with their weights, see ``UserReward``.
         validation: file with the held-out prompts; None splits them off ``train``.
         validation_fraction: share of ``train`` that is split off, above 0 and below 1; unused with a validation file.
         prompt_field: the field with the prompt.
         answer_field: the field with the ground truth, which the reward function gets beside the response.
 
     Attributes:
-        reward: the function; it pickles by its name, without the prompts.
+        reward: the function or functions; they pickle by their names, without the prompts.
 
     Raises:
         UserError: a file is missing or empty, a line is bad (named by its number), a prompt comes twice or is in both
@@ -39,29 +40,32 @@ class JsonlTask:
     def __init__(
         self,
         train: str | Path,
-        reward: str,
+        reward: str | Sequence[RewardFunction],
         validation: str | Path | None = None,
         validation_fraction: float = 0.1,
         prompt_field: str = "prompt",
         answer_field: str = "answer",
     ) -> None:
-        prompts = read_prompts(train, prompt_field, answer_field)
+        self.reward = UserReward(reward)
+        prompts = read_prompts(train, prompt_field, answer_field, self.reward.needs_rows)
         if validation is None:
             self.train_prompts, self.validation_prompts = split_prompts(prompts, validation_fraction, str(train))
         else:
             self.train_prompts = prompts
-            self.validation_prompts = read_prompts(validation, prompt_field, answer_field)
+            self.validation_prompts = read_prompts(validation, prompt_field, answer_field, self.reward.needs_rows)
             refuse_shared(prompts, self.validation_prompts, str(train), str(validation))
-        self.reward = UserReward(reward)
-        self.check_reward()
-
-    def check_reward(self) -> None:
-        """Call the reward function once, with an empty response to the first prompt; raises as ``reward`` does."""
-        self.reward("", self.train_prompts[0].ground_truth)
+        first = self.train_prompts[0]
+        self.reward.try_out(first.ground_truth, first.row)
 
 
-def read_prompts(file: str | Path, prompt_field: str, answer_field: str) -> tuple[Prompt, ...]:
+def read_prompts(file: str | Path, prompt_field: str, answer_field: str, with_rows: bool = False) -> tuple[Prompt, ...]:
     """Read one prompt a line, in the file's order.
+
+    Args:
+        file: JSONL; blank lines are skipped.
+        prompt_field: the field with the prompt.
+        answer_field: the field with the ground truth.
+        with_rows: keep the whole row with each prompt, for reward functions that take it.
 
     Raises:
         UserError: see ``JsonlTask``.
@@ -69,7 +73,7 @@ def read_prompts(file: str | Path, prompt_field: str, answer_field: str) -> tupl
     prompts: list[Prompt] = []
     first_line: dict[str, int] = {}
     for number, line in read_lines(file):
-        prompt = _parse_line(line, f"{file}, line {number}", prompt_field, answer_field)
+        prompt = _parse_line(line, f"{file}, line {number}", prompt_field, answer_field, with_rows)
         earlier = first_line.setdefault(prompt.text, number)
         if earlier != number:
             raise UserError(
@@ -185,12 +189,13 @@ def parse_object(line: bytes, where: str, example: str) -> dict[str, Any]:
     return row
 
 
-def _parse_line(line: bytes, where: str, prompt_field: str, answer_field: str) -> Prompt:
+def _parse_line(line: bytes, where: str, prompt_field: str, answer_field: str, with_row: bool) -> Prompt:
     row = parse_object(line, where, f'{{"{prompt_field}": "...", "{answer_field}": "..."}}')
     prompt = _text_field(row, prompt_field, "prompt_field", where)
     if not prompt.strip():
         raise UserError(f"the field {prompt_field!r} is empty", where=where, fix="give the prompt a text")
-    return Prompt(text=prompt, ground_truth=_text_field(row, answer_field, "answer_field", where))
+    answer = _text_field(row, answer_field, "answer_field", where)
+    return Prompt(text=prompt, ground_truth=answer, row=row if with_row else None)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from harness.core.child_process import START_S, ChildProcess, line_of
 from harness.core.errors import HarnessError, Interrupted, UserError
-from harness.tasks.rewards import PARTS
+from harness.tasks.rewards import NAMED, PARTS, Row, UserReward
 
 Reward = Callable[[str, str], dict[str, float]]
 """Rewards one response: ``reward(response, ground_truth)``, see ``protocols.Task.reward``."""
@@ -34,8 +34,13 @@ class RewardFailed(HarnessError):
 class GroupRewards(Protocol):
     """Rewards the responses of one group."""
 
-    def __call__(self, responses: Sequence[str], ground_truth: str) -> list[dict[str, float]]:
-        """Return ``reward``, ``format_reward`` and ``answer_reward`` of each response, in their order.
+    def __call__(self, responses: Sequence[str], ground_truth: str, row: Row | None = None) -> list[dict[str, float]]:
+        """Return ``reward``, ``format_reward``, ``answer_reward`` and named parts of each response, in their order.
+
+        Args:
+            responses: to one prompt.
+            ground_truth: the prompt's.
+            row: of the data file that the prompt comes from, where the reward takes it.
 
         Raises:
             RewardFailed: the message names the response, by its number from 1, and what happened.
@@ -57,14 +62,14 @@ class DirectRewards:
     def __init__(self, reward: Reward, should_stop: Callable[[], bool]) -> None:
         self._reward, self._should_stop = reward, should_stop
 
-    def __call__(self, responses: Sequence[str], ground_truth: str) -> list[dict[str, float]]:
+    def __call__(self, responses: Sequence[str], ground_truth: str, row: Row | None = None) -> list[dict[str, float]]:
         """See ``GroupRewards``."""
+        each = rewards_of_group(self._reward, responses, ground_truth, row)
         rewards = []
-        for index, response in enumerate(responses):
+        for _ in responses:
             if self._should_stop():
                 raise Interrupted("stopped while scoring")
-            with numbered(index, responses):
-                rewards.append(reward_one(self._reward, response, ground_truth))
+            rewards.append(next(each))
         return rewards
 
     def close(self) -> None:
@@ -74,30 +79,51 @@ class DirectRewards:
             close()
 
 
-def reward_one(reward: Reward, response: str, ground_truth: str) -> dict[str, float]:
-    """Return the rewards of one response.
+def rewards_of_group(
+    reward: Reward, responses: Sequence[str], ground_truth: str, row: Row | None
+) -> Iterator[dict[str, float]]:
+    """Yield the rewards of one response after the other; a user's functions for whole groups are called first.
 
     Raises:
-        RewardFailed: the function raised or called ``sys.exit``, or gave anything but three finite numbers.
+        RewardFailed: a function raised or called ``sys.exit``, or gave anything but finite numbers. The message names
+            the response, unless it is one of a function for whole groups.
     """
+    if not responses:
+        return
+    if isinstance(reward, UserReward):
+        with _as_failure("the group"):  # its own errors say more
+            each = reward.of_group(responses, ground_truth, row)
+    else:
+        each = (reward(response, ground_truth) for response in responses)
+    for index, response in enumerate(responses):
+        with numbered(index, responses):
+            with _as_failure(arguments(response, ground_truth)):
+                value = next(each)
+            rewards = checked(value)
+        yield rewards
+
+
+@contextmanager
+def _as_failure(asked: str) -> Iterator[None]:
+    """Raise what a reward function raises as a ``RewardFailed``."""
     try:
-        value = reward(response, ground_truth)
+        yield
     except UserError as error:  # the task has named the function and its arguments
         raise RewardFailed(f"{error.what} ({error.where})" if error.where else error.what) from error
     except (Exception, SystemExit) as error:
-        asked = arguments(response, ground_truth)
         raise RewardFailed(f"the reward function raised {type(error).__name__}: {error}, for {asked}") from error
-    return checked(value)
 
 
 def checked(value: Any) -> dict[str, float]:
-    """Return the parts of a reward as floats.
+    """Return the parts of a reward as floats, the three that every reward has first.
 
     Raises:
-        RewardFailed: they are not three finite numbers.
+        RewardFailed: one of the three is missing, one has another name, or one is not a finite number.
     """
-    if isinstance(value, Mapping) and set(value) == set(PARTS) and all(map(_is_finite, value.values())):
-        return {part: float(value[part]) for part in PARTS}
+    if isinstance(value, Mapping) and set(PARTS) <= set(value) and all(map(_is_finite, value.values())):
+        named = [key for key in value if key not in PARTS]
+        if all(isinstance(key, str) and key.endswith(NAMED) for key in named):
+            return {part: float(value[part]) for part in (*PARTS, *named)}
     raise RewardFailed(f"the reward function gave {short(value)}; expected finite numbers for {', '.join(PARTS)}")
 
 
@@ -158,14 +184,13 @@ def serve_rewards(connection_fd: int) -> None:
 
 def _answers(reward: Reward, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield an answer for each response, up to the first one that fails."""
-    for index, response in enumerate(request["responses"]):
-        at = [request["group"], index]
-        try:
-            answer = {"at": at, "rewards": reward_one(reward, response, request["ground_truth"])}
-        except RewardFailed as error:
-            yield {"at": at, "failed": str(error)}
-            return
-        yield answer
+    index = 0
+    try:
+        for rewards in rewards_of_group(reward, request["responses"], request["ground_truth"], request["row"]):
+            yield {"at": [request["group"], index], "rewards": rewards}
+            index += 1
+    except RewardFailed as error:
+        yield {"at": [request["group"], index], "failed": str(error)}
 
 
 _LONGEST_REASON = 2000  # characters
@@ -185,16 +210,17 @@ class TimedRewards:
     def __init__(self, reward: Reward, timeout_s: float, should_stop: Callable[[], bool]) -> None:
         self._timeout_s, self._should_stop = timeout_s, should_stop
         self._pickled = pickle.dumps(reward)
+        self._calls_groups = isinstance(reward, UserReward) and reward.calls_groups
         self._groups = 0
         self._process: ChildProcess | None = start_reward_process(self._pickled)
 
-    def __call__(self, responses: Sequence[str], ground_truth: str) -> list[dict[str, float]]:
+    def __call__(self, responses: Sequence[str], ground_truth: str, row: Row | None = None) -> list[dict[str, float]]:
         """See ``GroupRewards``."""
         process = self._process = self._process or start_reward_process(self._pickled)
         try:
             if not process.idle:
                 self._wait_for_start(process)
-            return self._ask(process, responses, ground_truth)
+            return self._ask(process, responses, ground_truth, row)
         finally:
             if not process.idle:  # an answer is still to come, or never will
                 self._process = None
@@ -211,19 +237,27 @@ class TimedRewards:
             raise RewardFailed(f"the reward function cannot be had in a process of its own: {_cut(answer['failed'])}")
         process.idle = True
 
-    def _ask(self, process: ChildProcess, responses: Sequence[str], ground_truth: str) -> list[dict[str, float]]:
+    def _ask(
+        self, process: ChildProcess, responses: Sequence[str], ground_truth: str, row: Row | None
+    ) -> list[dict[str, float]]:
         self._groups += 1
+        question = {"group": self._groups, "responses": list(responses), "ground_truth": ground_truth, "row": row}
         deadline = time.monotonic() + self._timeout_s
         process.idle = False
         with suppress(ConnectionError, TimeoutError):  # then no answer comes either, and it is told which one
-            process.send(
-                {"group": self._groups, "responses": list(responses), "ground_truth": ground_truth}, self._timeout_s
-            )
+            process.send(question, self._timeout_s)
         rewards = []
         for index, response in enumerate(responses):
+            if index == 0 and self._calls_groups:  # which of its functions is at work cannot be seen from here
+                answer = self._receive(process, deadline, f"the whole group, {arguments(response, ground_truth)} first")
+            else:
+                with numbered(index, responses):
+                    answer = self._receive(process, deadline, arguments(response, ground_truth))
+            if "failed" in answer and answer.get("at") == [self._groups, index]:
+                process.idle = True
+                raise RewardFailed(_cut(answer["failed"]))
             with numbered(index, responses):
-                answer = self._receive(process, deadline, arguments(response, ground_truth))
-                rewards.append(_read(process, answer, [self._groups, index]))
+                rewards.append(_read(answer, [self._groups, index]))
         process.idle = True
         return rewards
 
@@ -243,17 +277,14 @@ class TimedRewards:
             self._process = None
 
 
-def _read(process: ChildProcess, answer: dict[str, Any], at: list[int]) -> dict[str, float]:
+def _read(answer: dict[str, Any], at: list[int]) -> dict[str, float]:
     """Return the rewards in an answer; ``at`` is the group and the index of the response it must be for.
 
     Raises:
-        RewardFailed: the function failed, or this is the answer to something else and would reward the wrong text.
+        RewardFailed: these are no rewards, or the answer is to something else and would reward the wrong text.
     """
     if answer.get("at") != at:
         raise RewardFailed(f"the process of the reward function answered {short(answer)}, and was not asked for it")
-    if "failed" in answer:
-        process.idle = True
-        raise RewardFailed(_cut(answer["failed"]))
     return checked(answer.get("rewards"))
 
 

@@ -282,6 +282,20 @@ def test_unlike_settings_are_not_comparable_with_a_stored_baseline(
     assert bench.gate("--baseline", "main", "--allow-difference", "group")[0] == 2  # there is no such setting
 
 
+def test_another_text_in_the_same_template_file_is_not_comparable(bench: Bench) -> None:
+    """Fails where the file's name alone is compared: the prompts were made of another text."""
+    asked = {"name": "own.txt", "text": "{question}"}
+    settings = "name: bench\nsteps: 6\ntask: {type: maths, prompt: own.txt}\n"
+    bench.record({"work": 1.0}, occasions=3, settings=settings, prompt_template=asked | {"sha256": "a" * 64})
+    bench.run({"work": 1.0}, day=19, settings=settings, prompt_template=asked | {"sha256": "a" * 64})
+    assert bench.gate("--baseline", "main")[0] == 0
+    bench.run({"work": 1.0}, settings=settings, prompt_template=asked | {"sha256": "b" * 64})
+    code, said = bench.gate("--baseline", "main")
+    assert code == 3
+    assert "task.prompt.sha256 (aaaaaaaaaaaa, bbbbbbbbbbbb)" in said
+    assert bench.gate("--baseline", "main", "--allow-difference", "task.prompt")[0] == 0
+
+
 def test_a_name_a_seed_and_the_number_of_blocks_may_differ(bench: Bench) -> None:
     bench.record({"work": 1.0}, occasions=3, settings="name: bench\ndescription: then\nseed: 3\nblocks: 1\nsteps: 6\n")
     bench.run({"work": 1.0}, settings="name: bench\ndescription: now\nseed: 7\nsteps: 6\n")

@@ -245,7 +245,7 @@ def test_the_workers_run_with_them():
     learner = LearnerWorker(trainer, transport, tracer=tracer, verify=True)
     engine = PacedEngine(0.5, 0.0, 1, sleep=clock.sleep, clock=clock)
     generator = GeneratorWorker(
-        engine, transport, task=OnePrompt(), tokenizer=PacedTokenizer(), sampling=SAMPLING, tracer=tracer
+        engine, transport, task=OnePrompt(), encode=PacedTokenizer().encode, sampling=SAMPLING, tracer=tracer
     )
     for version in range(3):
         generator.load_weights(learner.publish_weights(version, frozenset()))

@@ -13,7 +13,6 @@ from harness.core.types import Prompt
 from harness.evaluate.dataset_command import add_arguments
 from harness.evaluate.keyword_dataset import (
     Row,
-    chat_encoder,
     check_split_sizes,
     check_target,
     draw_prompts,
@@ -24,7 +23,6 @@ from harness.evaluate.keyword_dataset import (
     tidy,
     write_dataset,
 )
-from harness.models.tokenizer import train_tokenizer
 from harness.tasks.keyword_files import KeywordFileTask
 
 
@@ -175,19 +173,6 @@ def test_the_current_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path / "below")
     write_dataset(Path("..", "new", "..", "other"), rows, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["below", "other"]
-
-
-def test_a_chat_asks_as_its_user_up_to_the_models_turn() -> None:
-    tokenizer = train_tokenizer(["user says red apple, model says"], 300)
-    with pytest.raises(UserError, match="has no chat template"):
-        chat_encoder(tokenizer)
-    tokenizer.chat_template = (
-        "{% for turn in messages %}[{{ turn.role }} says {{ turn.content }}]{% endfor %}"
-        "{% if add_generation_prompt %}[model says{% endif %}"
-    )
-    token_ids = chat_encoder(tokenizer)("red apple")
-    assert tokenizer.decode(token_ids) == "[user says red apple][model says"
-    assert all(type(token_id) is int for token_id in token_ids)
 
 
 def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.evaluate.questions import read_questions
+from harness.tasks.maths import prompt_template
 from harness.tasks.scoring import DirectRewards, TimedRewards
 
 GSM8K = '{"question": "Two and two?", "answer": "2+2=<<2+2=4>>4\\n#### 4"}\n'
@@ -26,7 +27,9 @@ def written(folder: Path, content: str) -> Path:
 )
 def test_maths_rows_are_told_by_their_fields(tmp_path: Path, content: str, question: str, truth: str) -> None:
     found = read_questions(written(tmp_path, content), None, None, None)
-    assert (found.name, found.task, found.template, found.stop) == ("data.jsonl", "maths", "r1_zero", ("</answer>",))
+    assert (found.name, found.task, found.template, found.stop) == (
+        *("data.jsonl", "maths", prompt_template("r1_zero"), ("</answer>",)),
+    )
     assert found.sha256 == hashlib.sha256(content.encode()).hexdigest()
     assert [prompt.ground_truth for prompt in found.prompts] == [truth]
     assert question in found.prompts[0].text
@@ -37,7 +40,22 @@ def test_maths_rows_are_told_by_their_fields(tmp_path: Path, content: str, quest
 
 def test_the_bare_question_has_no_stop_string(tmp_path: Path) -> None:
     found = read_questions(written(tmp_path, GSM8K), None, "question_only", None)
-    assert (found.template, found.stop, found.prompts[0].text) == ("question_only", (), "Two and two?")
+    assert (found.template, found.stop) == (prompt_template("question_only"), ())
+    assert found.prompts[0].text == "Two and two?"
+
+
+def test_a_users_own_template_asks_and_says_how_answers_are_found(tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("Think. {question} It is:\n")
+    found = read_questions(written(tmp_path, GSM8K), None, str(own), "question_only")
+    assert (found.task, found.prompts[0].text, found.stop) == ("maths", "Think. Two and two? It is:", ())
+    assert found.reward("#### 4", "4")["reward"] == 1.0
+    tagged = read_questions(written(tmp_path, GSM8K), None, str(own), "r1_zero")
+    assert (tagged.reward("#### 4", "4")["reward"], tagged.stop) == (0.0, ("</answer>",))
+    with pytest.raises(UserError, match="no reward is named"):
+        read_questions(written(tmp_path, GSM8K), None, str(own), None)
+    with pytest.raises(UserError, match="neither a template nor a file"):
+        read_questions(written(tmp_path, GSM8K), None, "r2", "r1_zero")
 
 
 def test_keyword_rows_are_rewarded_for_the_prompts_keywords(tmp_path: Path) -> None:
@@ -73,7 +91,7 @@ def test_built_in_arithmetic_stops_at_the_answer() -> None:
     found = read_questions(None, "arithmetic", None, None)
     assert (found.name, found.template, found.stop, len(found.prompts)) == (
         "arithmetic",
-        "r1_zero",
+        prompt_template("r1_zero_reworded"),
         ("</answer>",),
         1024,
     )

@@ -34,7 +34,7 @@ from harness.models.decoder import DecoderLM
 from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.grammar import Demonstration, demonstrations
 from harness.tasks.keywords import KeywordTask
-from harness.tasks.maths import PROMPT_TEMPLATES
+from harness.tasks.maths import prompt_template
 from harness.tasks.words import WORDS
 
 SMALLEST = ModelConfig(
@@ -457,5 +457,5 @@ def test_r1_zero_prompt_and_a_long_question_leave_room_for_a_response(maths_toke
     assert max(len(maths_tokenizer.encode(prompt.text)) for prompt in arithmetic) <= 100
     # the longest question of GSM8K's test set has 848 characters; made of words the tokenizer knows little of
     question = "Veronica's unpredictable juggling academy buys 37 zithers for $1,250 every fortnight. " * 10
-    prompt = PROMPT_TEMPLATES["r1_zero"].render(question)
+    prompt = prompt_template("r1_zero").render(question)
     assert len(maths_tokenizer.encode(prompt)) + 256 <= 1024

@@ -1,17 +1,25 @@
 """What is refused before any part is made."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from harness.core.errors import UserError
+from harness.core.trace import RecordingTracer
+from harness.core.types import Purpose, WorkItem
+from harness.models.make_folder import make_folder
 from harness.run.actors.parts import ActorParts
-from harness.run.builders import Policy, check_fits, make_task, never
+from harness.run.builders import Policy, check_fits, make_generator, make_policy, make_task, never, prompt_encoder
 from harness.run.factory import PartsFactory
-from harness.scenario import expand, load_scenario
+from harness.scenario import Scenario, expand, load_scenario
+from harness.transports.in_process import InProcessTransport
 
+ROOT = Path(__file__).parents[2]
+MATHS = ROOT / "tests" / "data" / "maths" / "gsm8k_sample.jsonl"
+PROMPTS = ROOT / "docs" / "examples" / "own_task" / "prompts.jsonl"
 NO_TRACER: Any = None  # nothing is measured
 
 
@@ -20,6 +28,14 @@ class Letters:
 
     def encode(self, text: str, **options: object) -> list[int]:
         return [ord(letter) for letter in text]
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model whose tokenizer has a chat template."""
+    folder = tmp_path_factory.mktemp("models") / "chat"
+    make_folder("tiny-qwen2", folder, layers=1, vocab_size=512, chat=True)
+    return folder
 
 
 def check(model_context: int | None, *settings: str) -> None:
@@ -52,3 +68,49 @@ def test_a_gpu_that_is_not_there_is_told_before_ray_starts() -> None:
     arms = {variant.name: variant.scenario for variant in expand(load_scenario("rdt_nccl"))}
     with pytest.raises(UserError, match="the scenario asks for a GPU"):
         ActorParts(arms["object_store"], NO_TRACER, never, lambda scenario: pytest.fail("Ray was asked for"))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"type": "keywords", "train_prompts": 4, "validation_prompts": 2},
+        {"type": "maths", "train": str(MATHS), "prompt": "question_only"},
+        {"type": "jsonl", "train": str(PROMPTS), "reward": "docs.examples.own_task.reward:score"},
+    ],
+    ids=lambda task: str(task["type"]),
+)
+def test_a_training_task_asks_through_the_chat_template_token_by_token(chat_folder: Path, task: dict[str, Any]) -> None:
+    """Fails on what had no ``task.chat_template``: the ids are those of ``apply_chat_template`` and no others."""
+    chat = {"chat_template": True, "system_prompt": "Be brief."}
+    model = {"type": "folder", "path": str(chat_folder)}
+    trial = Scenario.model_validate({"task": task | chat, "model": model, "engine": {"type": "fake"}})
+    built, policy, transport = make_task(trial), make_policy(trial, "cpu", never), InProcessTransport(snapshot=True)
+    generator = make_generator(
+        trial,
+        lane="generator",
+        receiver=transport,
+        task=built,
+        policy=policy,
+        tracer=RecordingTracer(lambda: 0),
+        should_stop=never,
+    )
+    generator.load_weights(transport.publish_weights({"w": torch.zeros(1)}, version=0))
+    (group,) = generator.generate(WorkItem(Purpose.TRAIN, 0, 0, (1,), 2, seed=0))
+    asked = built.train_prompts[1].text
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]
+    expected = policy.tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    assert group.data.prompt_token_ids.tolist() == expected
+    assert group.data.prompt.text == asked
+    assert policy.tokenizer.decode(expected) == f"[system] Be brief.\n[user] {asked}\n[assistant] "
+    plain = Scenario.model_validate({"task": task, "model": model, "engine": {"type": "fake"}})
+    assert list(prompt_encoder(plain, policy)(asked)) == policy.tokenizer.encode(asked)
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    make_folder("tiny-qwen2", tmp_path / "plain", layers=1, vocab_size=512)
+    settings = {"task": {"type": "keywords", "chat_template": True}, "model": {"type": "folder"}}
+    settings["model"]["path"] = str(tmp_path / "plain")
+    trial = Scenario.model_validate(settings)
+    with pytest.raises(UserError, match="the model's tokenizer has no chat template") as caught:
+        check_fits(trial, make_task(trial), make_policy(trial, "cpu", never))
+    assert caught.value.where == "task.chat_template"

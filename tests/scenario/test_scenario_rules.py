@@ -145,6 +145,42 @@ CASES = [
         ["loss.kl.reference", "loss.kl.reclone_every"],
     ),
     ({"loss": {"constant": 16}}, "constant_is_used", "16", "", ["loss.constant", "loss.aggregation"]),
+    (
+        {"task": {"type": "keywords", "chat_template": True}},
+        "chat_template_of_a_folder",
+        "",
+        "",
+        ["task.chat_template", "model.type"],
+    ),
+    (
+        {"task": {"type": "jsonl", "train": "t", "reward": "a:b", "system_prompt": "Be brief."}},
+        "chat_template_of_a_folder",
+        "",
+        "",
+        ["task.system_prompt", "task.chat_template"],
+    ),
+    (
+        {"task": {"type": "maths", "train": "t", "prompt": "r1_zer0"}, "model": {"preset": "maths"}},
+        "own_prompt_names_its_reward",
+        "1 0",
+        "r1_zero 1",
+        ["task.prompt", "task.reward"],
+    ),
+    ({"task": {"type": "jsonl", "train": "t", "reward": []}}, "rewards_have_names", "", "", ["task.reward"]),
+    (
+        {"task": {"type": "jsonl", "train": "t", "reward": ["a:score", {"function": "b:score", "weight": 2}]}},
+        "rewards_have_names",
+        "2",
+        "name",
+        ["task.reward"],
+    ),
+    (
+        {"task": {"type": "jsonl", "train": "t", "reward": [{"function": "a:b", "name": "format"}]}},
+        "rewards_have_names",
+        "",
+        "name",
+        ["task.reward"],
+    ),
 ]
 
 
@@ -186,6 +222,11 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, 
         {"task": {"type": "arithmetic"}, "model": {"preset": "maths"}},
         {"task": {"type": "arithmetic"}, "model": {"preset": "tiny", "warm_start": False}},
         {"task": {"type": "maths", "train": "t"}, "model": {"preset": "maths"}},
+        {
+            "task": {"type": "maths", "train": "t", "prompt": "own.txt", "reward": "r1_zero", "chat_template": True},
+            "model": {"type": "folder", "path": "m"},
+        },
+        {"task": {"type": "jsonl", "train": "t", "reward": ["a:b", {"function": "c:b", "name": "d"}]}},
         {"task": {"type": "jsonl", "train": "t", "reward": "a:b"}, "model": {"preset": "maths"}},
     ],
 )

@@ -134,14 +134,25 @@ def test_the_task_asks_through_its_template_and_says_what_ends_a_response() -> N
     assert task.reward("#### 63", "63")["reward"] == 0.0
 
 
+def test_every_template_has_the_same_problems_held_out() -> None:
+    """Fails where the split goes by the whole prompt, and arms are validated on different problems."""
+    names = ("r1_zero", "question_only", "r1_zero_reworded")
+    tasks = [MathsTask(DATA / "gsm8k_sample.jsonl", validation_fraction=0.25, prompt=name) for name in names]
+    truths = [[prompt.ground_truth for prompt in task.validation_prompts] for task in tasks]
+    assert truths[0] == truths[1] == truths[2]
+    assert len({task.validation_prompts[0].text for task in tasks}) == 3
+
+
 def test_a_held_out_problem_must_not_be_trained_on() -> None:
     with pytest.raises(UserError, match="16 of 16 validation prompts are training prompts too"):
         MathsTask(DATA / "gsm8k_sample.jsonl", DATA / "gsm8k_sample.jsonl")
 
 
 def test_an_unknown_template_is_refused() -> None:
-    with pytest.raises(UserError, match="'r2' is not known; there are r1_zero, question_only"):
+    with pytest.raises(UserError, match="'r2' cannot be read: neither a template nor a file"):
         MathsTask(DATA / "gsm8k_sample.jsonl", prompt="r2")
+    with pytest.raises(UserError, match="the reward is 'r2'"):
+        MathsTask(DATA / "gsm8k_sample.jsonl", reward="r2")
 
 
 # ---- every problem of the sample

@@ -1,12 +1,12 @@
-"""Prompt templates, where the answer is looked for, and the three rewards."""
+"""Where the answer is looked for, and the three rewards."""
 
 import pickle
 import time
 
 import pytest
 
-from harness.tasks.maths import PROMPT_TEMPLATES, MathsReward, question_only_reward_fn, r1_zero_reward_fn
-from harness.tasks.maths.prompts import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
+from harness.tasks.maths import MathsReward, question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
 from harness.tasks.scoring import DirectRewards
 
 RIGHT = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
@@ -16,20 +16,6 @@ NEITHER = {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
 
 def never() -> bool:
     return False
-
-
-def test_r1_zero_ends_inside_of_the_thoughts_and_stops_behind_the_answer() -> None:
-    template = PROMPT_TEMPLATES["r1_zero"]
-    prompt = template.render(" What is {1} + {question}? ")
-    assert prompt.endswith("\nUser: What is {1} + {question}?\nAssistant: <think>")
-    assert all(tag in prompt for tag in ("<think>", "</think>", "<answer>", "</answer>"))
-    assert template.stop == ("</answer>",)
-
-
-def test_question_only_is_the_question() -> None:
-    template = PROMPT_TEMPLATES["question_only"]
-    assert template.render("What is 1 + 1?\n") == "What is 1 + 1?"
-    assert template.stop == ()
 
 
 @pytest.mark.parametrize(

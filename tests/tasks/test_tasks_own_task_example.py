@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.run.builders import make_task
 from harness.scenario import load_scenario
 from harness.tasks import JsonlTask
+from harness.tasks.scoring import DirectRewards
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own_task.md").read_text(encoding="utf-8")
@@ -28,10 +30,11 @@ def task(monkeypatch: pytest.MonkeyPatch) -> JsonlTask:
     return JsonlTask(settings["train"], settings["reward"], validation_fraction=settings["validation_fraction"])
 
 
-def test_page_shows_the_reward_function_as_it_is() -> None:
-    (shown,) = code_blocks("python")
-    _, _, code = (FOLDER / "reward.py").read_text(encoding="utf-8").partition('"""\n\n')
-    assert shown == code
+@pytest.mark.parametrize(("place", "file"), [(0, "reward.py"), (1, "parts.py")])
+def test_page_shows_the_reward_functions_as_they_are(place: int, file: str) -> None:
+    _, _, code = (FOLDER / file).read_text(encoding="utf-8").partition('"""\n\n')
+    assert code_blocks("python")[place] == code
+    assert len(code_blocks("python")) == 2
 
 
 def test_page_shows_the_first_prompt_as_it_is() -> None:
@@ -40,8 +43,9 @@ def test_page_shows_the_first_prompt_as_it_is() -> None:
 
 
 def test_page_shows_the_task_of_the_scenario_as_it_is() -> None:
-    shown = yaml.safe_load(code_blocks("yaml")[0])["task"]
-    assert shown == yaml.safe_load((FOLDER / "own_task.yaml").read_text(encoding="utf-8"))["task"]
+    for block, file in ((0, "parts.yaml"), (1, "own_task.yaml")):
+        shown = yaml.safe_load(code_blocks("yaml")[block])["task"]
+        assert shown == yaml.safe_load((FOLDER / file).read_text(encoding="utf-8"))["task"]
 
 
 def test_page_names_the_scenario_that_is_there() -> None:
@@ -53,6 +57,34 @@ def test_scenario_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     scenario = load_scenario(FOLDER / "own_task.yaml")
     assert (scenario.name, scenario.task.type, scenario.model.preset) == ("own_task", "jsonl", "tiny")
+
+
+def test_rewards_of_several_parts_are_the_weighted_sum_that_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    task = make_task(load_scenario(FOLDER / "parts.yaml"))
+    assert isinstance(task, JsonlTask)
+    prompt = next(prompt for prompt in task.train_prompts if prompt.ground_truth == "apple red")
+    said = ["The red apple fell.", "The red apple fell.", f"{prompt.text} No"]
+    found = DirectRewards(task.reward, lambda: False)(said, prompt.ground_truth, prompt.row)
+    # 1 for both words and a full stop; the third names both and has none: its answer is 1 and its reward 0. The first
+    # two differ from one of two others, the third from both. Words: 4, 4, and those of the prompt and one more.
+    words = len(prompt.text.split()) + 1
+    assert found == [
+        {
+            "reward": pytest.approx(score - 0.5 * copied + 0.2 * variety + 0.1 * short),
+            "format_reward": ended,
+            "answer_reward": pytest.approx(1.0 - 0.5 * copied + 0.2 * variety + 0.1 * short),
+            "score_reward": score,
+            "copied_reward": copied,
+            "variety_reward": variety,
+            "shortness_reward": short,
+        }
+        for score, ended, copied, variety, short in [
+            (1.0, 1.0, 0.0, 0.5, 1 / 5),
+            (1.0, 1.0, 0.0, 0.5, 1 / 5),
+            (0.0, 0.0, 1.0, 1.0, 1 / (1 + words)),
+        ]
+    ]
 
 
 def test_a_quarter_of_the_120_prompts_is_held_out(task: JsonlTask) -> None:

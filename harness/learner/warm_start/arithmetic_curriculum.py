@@ -13,8 +13,8 @@ from harness.learner.warm_start import maths_text
 from harness.learner.warm_start.curriculum import Lesson, Recipe, stream_seed
 from harness.models.tokenizer import train_tokenizer
 from harness.tasks import arithmetic, words
-from harness.tasks.arithmetic import ArithmeticTask, worked_examples
-from harness.tasks.maths import PROMPT_TEMPLATES
+from harness.tasks.arithmetic import PROMPT, ArithmeticTask, worked_examples
+from harness.tasks.maths import STOP_STRINGS, prompt_template
 
 VOCABULARY_SIZE = 1024
 TOKENIZER_TEXTS = 3000
@@ -33,7 +33,7 @@ class ArithmeticCurriculum:
     """
 
     vocabulary_size = VOCABULARY_SIZE
-    stop = PROMPT_TEMPLATES["r1_zero"].stop
+    stop = STOP_STRINGS["r1_zero"]
     or_else = ""
 
     def train_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -59,7 +59,7 @@ class ArithmeticCurriculum:
         return {
             "vocabulary": [VOCABULARY_SIZE, TOKENIZER_TEXTS],
             "slip_rate": SLIP_RATE,
-            "prompt": PROMPT_TEMPLATES["r1_zero"].render(""),
+            "prompt": prompt_template(PROMPT).render(""),
         }
 
     def sources(self) -> tuple[ModuleType, ...]:

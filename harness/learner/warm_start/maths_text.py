@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from harness.tasks.arithmetic import problem_stream, worked_response
-from harness.tasks.maths import PROMPT_TEMPLATES
+from harness.tasks.arithmetic import PROMPT, problem_stream, worked_response
+from harness.tasks.maths import prompt_template
 from harness.tasks.words import ANIMALS, FOOD, PEOPLE, PLACES, THINGS
 
 WORD_PROBLEMS = (
@@ -39,7 +39,7 @@ def maths_texts(seed: int) -> Iterator[str]:
     """Make up texts without end: in turn a prompt, a worked response, a word problem and a formula."""
     rng = random.Random(seed)
     for problem in problem_stream(rng.getrandbits(32), held_out=False):
-        yield PROMPT_TEMPLATES["r1_zero"].render(problem.question)
+        yield prompt_template(PROMPT).render(problem.question)
         yield worked_response(problem)
         for text in (rng.choice(WORD_PROBLEMS), rng.choice(FORMULAS)):
             yield text.format(

@@ -5,9 +5,10 @@ Whether two answers mean the same is told by rules of our own first (``answers``
 (``symbolic``).
 """
 
-from harness.tasks.maths.prompts import PROMPT_TEMPLATES, PromptTemplate
+from harness.tasks.maths.prompts import TEMPLATES, PromptTemplate, prompt_template
 from harness.tasks.maths.reward import (
     REWARD_FUNCTIONS,
+    STOP_STRINGS,
     MathsReward,
     question_only_reward_fn,
     r1_zero_reward_fn,
@@ -16,13 +17,15 @@ from harness.tasks.maths.symbolic import AnswerGrader
 from harness.tasks.maths.task import MathsProblem, MathsTask, read_problems
 
 __all__ = [
-    "PROMPT_TEMPLATES",
     "REWARD_FUNCTIONS",
+    "STOP_STRINGS",
+    "TEMPLATES",
     "AnswerGrader",
     "MathsProblem",
     "MathsReward",
     "MathsTask",
     "PromptTemplate",
+    "prompt_template",
     "question_only_reward_fn",
     "r1_zero_reward_fn",
     "read_problems",

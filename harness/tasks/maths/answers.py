@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from harness.tasks.maths.extraction import MAX_ANSWER_CHARS
 from harness.tasks.maths.intervals import as_intervals
 from harness.tasks.maths.numbers import read_based, read_number, read_plain_number, same_number
-from harness.tasks.maths.prompts import MAX_ANSWER_CHARS
 from harness.tasks.maths.spelling import normalise
 from harness.tasks.maths.units import DEGREE, Measured, same_unit, take_off_unit
 

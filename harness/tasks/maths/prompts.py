@@ -1,147 +1,113 @@
-"""What a policy is asked, and where the answer stands in what it wrote: in tags, in ``\\boxed{...}``, or at the end.
+"""What a policy is asked: the prompt templates of the package, and those of a user's own.
 
-A prompt template brings the strings that end a response to it. Finding the answer is one pass over the text, however
-long it is and whatever it holds: a model wrote it.
+A template is a text with ``{question}`` where the question goes. Those of the package lie in ``templates/``, with their
+sources beside them.
 """
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import re
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from pathlib import Path
 
-TemplateName = Literal["r1_zero", "question_only"]
+from harness.core.errors import UserError
 
-THINK_END, ANSWER_BEGIN, ANSWER_END = "</think>", "<answer>", "</answer>"
+TEMPLATES = ("r1_zero", "question_only", "r1_zero_reworded")
+"""Names of the package's templates."""
+QUESTION = "{question}"
+MAX_TEMPLATE_BYTES = 65_536
+"""A longer file is no template."""
+
+_FOLDER = Path(__file__).with_name("templates")
+_BRACES = re.compile(r"\{[A-Za-z_]{1,30}\}")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A text with one place for the question.
+    """A text with one place or more for the question.
 
     Attributes:
-        name: how scenarios call it.
-        before: the text in front of the question.
-        after: the text behind it.
-        stop: strings that end a response; engines keep them as a part of it (``SamplingParams.stop``).
+        name: one of ``TEMPLATES``, or the path of a user's file.
+        text: what the policy reads, ``{question}`` included. Other braces are plain text.
     """
 
-    name: TemplateName
-    before: str
-    after: str
-    stop: tuple[str, ...] = ()
+    name: str
+    text: str
 
     def render(self, question: str) -> str:
         """Return the prompt for a question. Nothing in the question is special, braces included."""
-        return f"{self.before}{question.strip()}{self.after}"
+        return self.text.replace(QUESTION, question.strip())
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the text, in hexadecimal."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-R1_ZERO = PromptTemplate(
-    name="r1_zero",
-    before=(
-        "The following is a conversation between a User and an Assistant. The User asks a question and the Assistant "
-        "solves it. First the Assistant thinks the question through, then it gives the User the answer. Thoughts "
-        "stand between <think> and </think>, the answer alone between <answer> and </answer>, as in "
-        "<think> the thoughts </think> <answer> the answer </answer>.\n"
-        "User: "
-    ),
-    after="\nAssistant: <think>",
-    stop=(ANSWER_END,),
-)
-"""Thoughts, then an answer in tags: the idea of DeepSeek-R1-Zero (arXiv 2501.12948, table 1), in words of our own.
+def prompt_template(name_or_file: str) -> PromptTemplate:
+    """Return one of the package's templates, or read a user's own.
 
-The prompt ends with the opening tag, so that a response begins inside of the thoughts.
-"""
+    Args:
+        name_or_file: one of ``TEMPLATES``; anything else is the path of a UTF-8 file, from the current folder. A line
+            break at the file's end is not part of the prompt.
 
-QUESTION_ONLY = PromptTemplate(name="question_only", before="", after="")
-"""The question and nothing else, as in "Understanding R1-Zero-Like Training" (arXiv 2503.20783)."""
-
-PROMPT_TEMPLATES: dict[str, PromptTemplate] = {template.name: template for template in (R1_ZERO, QUESTION_ONLY)}
-"""The templates by name."""
-
-
-MAX_ANSWER_CHARS = 1000
-"""A longer answer is no answer."""
-
-_BOX = re.compile(r"\\f?box(?:ed)?(?=[\s{\d])")
-_TAGGED = re.compile(rf"{THINK_END}\s*{ANSWER_BEGIN}")
-_HASHES = "####"
-_SAID = re.compile(r"\b(?:answer|result)\s*(?:is|are|:|=)[ \t:=]*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?<!\bsq)[.!?](?:\s|$)|\n")
-_BOLD = re.compile(r"(?<![\w)}])(?:\*\*|__)(?=\S)|(?<=\S)(?:\*\*|__)(?![a-zA-Z0-9({\\])")
-_ITALIC = re.compile(r"(?<![\w)}*])\*([^\s*](?:[^*\n]*[^\s*])?)\*(?![\w({\\*])")
-_NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?%?")
-_TAIL_CHARS = 2 * MAX_ANSWER_CHARS
-
-
-def tagged_answer(response: str) -> str | None:
-    """Return what stands in the answer tags of a response that begins inside of the thoughts, or None.
-
-    The thoughts must be closed, and the answer must follow at once, with nothing but white space between, and be
-    closed. What comes after the first answer is not looked at, as an engine that stops there would not have written it.
+    Raises:
+        UserError: there is no such template and no such file, or the file is too large, no UTF-8, or has no place for
+            the question.
     """
-    begin = _TAGGED.search(response)
-    if begin is None:
-        return None
-    end = response.find(ANSWER_END, begin.end())
-    return None if end < 0 else response[begin.end() : end]
+    if name_or_file in TEMPLATES:
+        return _of_the_package(name_or_file)
+    return PromptTemplate(name_or_file, _checked_text(_read(name_or_file), name_or_file))
 
 
-def boxed_answer(text: str) -> str | None:
-    r"""Return what the last ``\boxed`` of a text holds, with its inner braces, or None.
-
-    ``\boxed 5`` and ``\fbox{5}`` count. A last box that is never closed, or not within ``MAX_ANSWER_CHARS``, is none.
-    """
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    found = _BOX.match(text, start) if start >= 0 else None
-    if found is None:
-        return None
-    begin = found.end()
-    while begin < len(text) and text[begin].isspace():
-        begin += 1
-    if not text.startswith("{", begin):
-        bare = re.compile(r"[^\s$]{1,100}").match(text, begin)
-        return bare.group() if bare else None
-    end = closing_brace(text, begin)
-    return None if end is None else text[begin + 1 : end]
+@cache
+def _of_the_package(name: str) -> PromptTemplate:
+    return PromptTemplate(name, _checked_text((_FOLDER / f"{name}.txt").read_bytes(), name))
 
 
-def closing_brace(text: str, begin: int) -> int | None:
-    r"""Return where the brace opened at ``begin`` is closed, within ``MAX_ANSWER_CHARS``; None where it is not.
+def _read(file: str) -> bytes:
+    try:
+        with Path(file).open("rb") as opened:
+            return opened.read(MAX_TEMPLATE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        missing = isinstance(error, FileNotFoundError)
+        reason = "neither a template nor a file" if missing else getattr(error, "strerror", None) or str(error)
+        near = difflib.get_close_matches(file, TEMPLATES, n=1) if missing else []
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise UserError(
+            f"the prompt template {file!r} cannot be read: {reason}",
+            where="task.prompt",
+            fix=f"{guess}write {', '.join(TEMPLATES)}, or the path of a text file with {QUESTION} in it; "
+            "a relative one counts from the folder the command is run in",
+        ) from error
 
-    Escaped braces (``\{``) do not count.
-    """
-    depth, at = 0, begin
-    end = min(len(text), begin + MAX_ANSWER_CHARS + 2)
-    while at < end:
-        if text[at] == "\\":
-            at += 2
-            continue
-        depth += (text[at] == "{") - (text[at] == "}")
-        if depth == 0:
-            return at
-        at += 1
-    return None
 
-
-def stated_answer(response: str) -> str | None:
-    r"""Return the answer of a response that was asked for no format, or None.
-
-    Taken in this order: the last ``\boxed`` (none, if it is never closed); what follows the last ``####``; what follows
-    the last "answer is"; the last number of the last line. Apart from boxes, only the last ``2 * MAX_ANSWER_CHARS``
-    characters are looked at, and what makes them bold or italic in Markdown is left out.
-    """
-    if "\\boxed" in response or "\\fbox" in response:
-        return boxed_answer(response)
-    tail = _ITALIC.sub(r"\1", _BOLD.sub("", response[-_TAIL_CHARS:])).rstrip()
-    if _HASHES in tail:
-        return tail.rpartition(_HASHES)[2].strip().partition("\n")[0].strip() or None
-    said = None
-    for said in _SAID.finditer(tail):  # noqa: B007 (the last one is wanted)
-        pass
-    if said is not None:
-        rest = tail[said.end() :]
-        end = _SENTENCE_END.search(rest)
-        return (rest[: end.start()] if end else rest).strip() or None
-    numbers = _NUMBER.findall(tail.rpartition("\n")[2])
-    return numbers[-1] if numbers else None
+def _checked_text(content: bytes, file: str) -> str:
+    """Return the text of a template; raises as ``prompt_template`` does."""
+    if len(content) > MAX_TEMPLATE_BYTES:
+        raise UserError(
+            f"the prompt template has more than {MAX_TEMPLATE_BYTES:,} bytes",
+            where=file,
+            fix="shorten it: the policy reads all of it before each question",
+        )
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"byte {error.start + 1} of the prompt template (0x{content[error.start]:02x}) is not UTF-8",
+            where=file,
+            fix="save the file as UTF-8",
+        ) from error
+    text = text.removesuffix("\n").removesuffix("\r")
+    if QUESTION not in text:
+        found = _BRACES.search(text)
+        raise UserError(
+            f"the prompt template has no {QUESTION}" + (f", though it has {found.group()}" if found else ""),
+            where=file,
+            fix=f"write {QUESTION} where the question goes",
+        )
+    return text

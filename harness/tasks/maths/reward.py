@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from harness.tasks.maths.prompts import boxed_answer, stated_answer, tagged_answer
+from harness.core.errors import UserError
+from harness.tasks.maths.extraction import ANSWER_END, boxed_answer, stated_answer, tagged_answer
 from harness.tasks.maths.symbolic import AnswerGrader, shared_grader
 
 
@@ -58,20 +59,50 @@ REWARD_FUNCTIONS: dict[str, Callable[..., dict[str, float]]] = {
     "r1_zero": r1_zero_reward_fn,
     "question_only": question_only_reward_fn,
 }
-"""The reward function of each prompt template."""
+"""The reward functions by the format of answers that they ask for."""
+
+STOP_STRINGS: dict[str, tuple[str, ...]] = {"r1_zero": (ANSWER_END,), "question_only": ()}
+"""What ends a response in each format; engines keep it as a part of the response (``SamplingParams.stop``)."""
+
+
+_MADE_FOR = {"r1_zero": "r1_zero", "r1_zero_reworded": "r1_zero", "question_only": "question_only"}
+"""The reward function of each template of the package."""
+
+
+def reward_of(prompt: str, reward: str | None = None) -> str:
+    """Return the name of the reward function that goes with a prompt template.
+
+    Args:
+        prompt: name of a template, or the path of a user's own.
+        reward: one of ``REWARD_FUNCTIONS``; None takes the one that a template of the package is made for.
+
+    Raises:
+        UserError: ``reward`` is unknown, or it is None and the template is a user's own.
+    """
+    if reward is None and prompt in _MADE_FOR:
+        return _MADE_FOR[prompt]
+    if reward in REWARD_FUNCTIONS:
+        return reward
+    known = " or ".join(REWARD_FUNCTIONS)
+    said = f"the reward is {reward!r}" if reward else f"the prompt {prompt!r} is your own, and no reward is named"
+    raise UserError(
+        f"{said}; {known} says how the answer is found in a response",
+        where="task.reward",
+        fix="set task.reward to r1_zero where the prompt asks for <answer> tags behind </think>, else to question_only",
+    )
 
 
 class MathsReward:
-    """The reward of a maths task: the template's reward function with a grader of its own.
+    """The reward of a maths task: one of ``REWARD_FUNCTIONS`` with a grader of its own.
 
     Args:
-        prompt: name of the template.
+        reward: its name.
         symbolic_timeout_s: seconds that the symbolic comparison of one answer may take.
     """
 
-    def __init__(self, prompt: str, symbolic_timeout_s: float) -> None:
-        self._prompt, self._symbolic_timeout_s = prompt, symbolic_timeout_s
-        self._function = REWARD_FUNCTIONS[prompt]
+    def __init__(self, reward: str, symbolic_timeout_s: float) -> None:
+        self._name, self._symbolic_timeout_s = reward, symbolic_timeout_s
+        self._function = REWARD_FUNCTIONS[reward]
         self.grader = AnswerGrader(symbolic_timeout_s)
 
     def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
@@ -84,4 +115,4 @@ class MathsReward:
 
     def __reduce__(self) -> tuple[type[MathsReward], tuple[str, float]]:
         """Pickle without the grader: another process makes its own."""
-        return MathsReward, (self._prompt, self._symbolic_timeout_s)
+        return MathsReward, (self._name, self._symbolic_timeout_s)

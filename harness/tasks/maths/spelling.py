@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from harness.tasks.maths.extraction import closing_brace
 from harness.tasks.maths.numbers import with_digits_for_a_word, with_fractions_for_repeating_decimals
-from harness.tasks.maths.prompts import closing_brace
 from harness.tasks.maths.units import DEGREE
 
 MAX_TEXT_COMMANDS = 30
@@ -29,52 +29,59 @@ _TEXT = re.compile(rf"\\({'|'.join(_TEXT_COMMANDS)})\s*(?=\{{)")
 _UNITS_OF_A_LETTER = {"m": "meters", "g": "grams", "s": "seconds", "h": "hours", "l": "liters", "L": "liters"}
 """What a lone letter in upright type behind a value means: no variable."""
 
-_Rewrites = tuple[tuple[re.Pattern[str], str], ...]
+Rewrites = tuple[tuple[re.Pattern[str], str], ...]
+"""Patterns with what takes the place of each match, applied in this order."""
+
+
+def compiled(*pairs: tuple[str, str], ignore_case: bool = False) -> Rewrites:
+    """Return pairs of a pattern and its replacement as rewrites."""
+    return tuple((re.compile(pattern, re.IGNORECASE if ignore_case else 0), new) for pattern, new in pairs)
+
+
+def rewritten(text: str, rewrites: Rewrites) -> str:
+    """Return a text after one rewrite after the other."""
+    for pattern, new in rewrites:
+        text = pattern.sub(new, text)
+    return text
+
+
 _GROUP = r"(\{(?:[^{}]|\{[^{}]*\})*\})"
 _TOKEN = r"([a-zA-Z0-9]|\\(?!sqrt)[a-zA-Z]+(?![a-zA-Z]))"  # what TeX takes for an argument that has no braces
-_OF_COMMANDS: _Rewrites = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"\\(?:left|right|bigg?|Bigg?)(?![a-zA-Z])\.?", ""),
-        (r"\\(?:displaystyle|textstyle|limits)(?![a-zA-Z])", ""),
-        (r"(?<!\\)\\!", ""),
-        (r"(?<!\\)\\[,;:> ]|\\q?quad(?![a-zA-Z])", " "),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (rf"\\frac\s*{_TOKEN}\s*{_TOKEN}", r"\\frac{\1}{\2}"),
-        (rf"\\frac\s*{_TOKEN}\s*\{{", r"\\frac{\1}{"),
-        (rf"\\frac\s*{_GROUP}\s*{_TOKEN}", r"\\frac\1{\2}"),
-        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
-        (r"\\sqrt\s*([a-zA-Z0-9])", r"\\sqrt{\1}"),
-        (r"\\(%|\$|#|&|_)", r"\1"),
-        (r"\^\s*(?:\{\s*)?\\(?:circ|degree)(?![a-zA-Z])\s*\}?", DEGREE),
-        (r"\\degree(?![a-zA-Z])", DEGREE),
-        (r"\\l?dots(?![a-zA-Z])", "..."),
-        (r"\\colon(?![a-zA-Z])\s*", ":"),
-        (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
-        (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
-        (r"\\neq(?![a-zA-Z])", r"\\ne"),
-        (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
-        (r"\\mathbb\s*\{?\s*R\s*\}?", r"(-\\infty,\\infty)"),
-        (r"(?<![\w})\]])\+\s*\\infty(?![a-zA-Z])", r"\\infty"),
-    )
+_OF_COMMANDS = compiled(
+    (r"\\(?:left|right|bigg?|Bigg?)(?![a-zA-Z])\.?", ""),
+    (r"\\(?:displaystyle|textstyle|limits)(?![a-zA-Z])", ""),
+    (r"(?<!\\)\\!", ""),
+    (r"(?<!\\)\\[,;:> ]|\\q?quad(?![a-zA-Z])", " "),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (rf"\\frac\s*{_TOKEN}\s*{_TOKEN}", r"\\frac{\1}{\2}"),
+    (rf"\\frac\s*{_TOKEN}\s*\{{", r"\\frac{\1}{"),
+    (rf"\\frac\s*{_GROUP}\s*{_TOKEN}", r"\\frac\1{\2}"),
+    (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"\\sqrt\s*([a-zA-Z0-9])", r"\\sqrt{\1}"),
+    (r"\\(%|\$|#|&|_)", r"\1"),
+    (r"\^\s*(?:\{\s*)?\\(?:circ|degree)(?![a-zA-Z])\s*\}?", DEGREE),
+    (r"\\degree(?![a-zA-Z])", DEGREE),
+    (r"\\l?dots(?![a-zA-Z])", "..."),
+    (r"\\colon(?![a-zA-Z])\s*", ":"),
+    (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
+    (r"\\geq(?:slant)?(?![a-zA-Z])", r"\\ge"),
+    (r"\\neq(?![a-zA-Z])", r"\\ne"),
+    (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
+    (r"\\mathbb\s*\{?\s*R\s*\}?", r"(-\\infty,\\infty)"),
+    (r"(?<![\w})\]])\+\s*\\infty(?![a-zA-Z])", r"\\infty"),
 )
-_OF_ALL: _Rewrites = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"~", " "),
-        (r"\{,\}", ","),
-        (r"([_^])\{\s*([a-zA-Z0-9])\s*\}(?!\d)", r"\1\2"),
-        (r"\s+", " "),
-    )
+_OF_ALL = compiled(
+    (r"~", " "),
+    (r"\{,\}", ","),
+    (r"([_^])\{\s*([a-zA-Z0-9])\s*\}(?!\d)", r"\1\2"),
+    (r"\s+", " "),
 )
-_OF_WORDS: _Rewrites = tuple(
-    (re.compile(pattern, re.IGNORECASE), new)
-    for pattern, new in (
-        (r"(?<=\d)\s*degrees?(?![a-zA-Z])", DEGREE),
-        (r"(?<=[\d}])\s*(?:per\s?cent|percentage points?)(?![a-zA-Z])", "%"),
-        (r"^(\d+) to (\d+)$", r"\1:\2"),
-        (r"^(?:\\text\{)?all real numbers\}?$", r"(-\\infty,\\infty)"),
-    )
+_OF_WORDS = compiled(
+    (r"(?<=\d)\s*degrees?(?![a-zA-Z])", DEGREE),
+    (r"(?<=[\d}])\s*(?:per\s?cent|percentage points?)(?![a-zA-Z])", "%"),
+    (r"^(\d+) to (\d+)$", r"\1:\2"),
+    (r"^(?:\\text\{)?all real numbers\}?$", r"(-\\infty,\\infty)"),
+    ignore_case=True,
 )
 _RATIO_SPACES = re.compile(r"(?<=\d)\s*:\s*(?=\d)")
 _LETTER = re.compile(r"[a-zA-Z]")
@@ -86,23 +93,17 @@ def normalise(text: str) -> str:
     """Return an answer in one spelling. A sign of degrees becomes ``DEGREE``."""
     text = _unwrap(text.translate(_CHARACTERS).strip())
     if "\\" in text:
-        text = _rewritten(text, _OF_COMMANDS)
-        text = _without_text_commands(_rewritten(text, _OF_ALL))
+        text = rewritten(text, _OF_COMMANDS)
+        text = _without_text_commands(rewritten(text, _OF_ALL))
     else:
-        text = _rewritten(text, _OF_ALL)
+        text = rewritten(text, _OF_ALL)
     text = _unwrap(text.strip())
     if _LETTER.search(text):
         text = _MEMBER_OF.sub("", _unwrap(_LEAD_IN.sub("", text)))
-        text = with_digits_for_a_word(_rewritten(text, _OF_WORDS))
+        text = with_digits_for_a_word(rewritten(text, _OF_WORDS))
     if "." in text:
         text = with_fractions_for_repeating_decimals(text)
     return _RATIO_SPACES.sub(":", text.rstrip(" .,;:").strip())
-
-
-def _rewritten(text: str, rewrites: _Rewrites) -> str:
-    for pattern, new in rewrites:
-        text = pattern.sub(new, text)
-    return text
 
 
 def _unwrap(text: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from harness.core.child_process import START_S, ChildProcess
 from harness.core.errors import UserError
 from harness.tasks.maths.answers import agree_exactly, comparable, separate_parts, split_parts
+from harness.tasks.maths.spelling import compiled, rewritten
 from harness.tasks.maths.units import DEGREE, take_off_unit
 
 MAX_SYMBOLIC_CHARS = 300
@@ -30,22 +31,19 @@ REMEMBERED = 4096
 
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
 _FUNCTIONS = "sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|sinh|cosh|tanh|min|max|gcd|lcm"
-_REWRITES = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"(?<![\d.}])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),  # algebra reads a product
-        (r"\*\*", "^"),
-        (r"\*", r"\\cdot "),
-        (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\a-zA-Z])(?:pi|Pi|PI)(?![a-zA-Z])", r"\\pi "),
-        (r"(?<![\\a-zA-Z])(?:infinity|inf|oo)(?![a-zA-Z])", r"\\infty "),
-        (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1"),
-        (r"<=", r"\\le "),
-        (r">=", r"\\ge "),
-        (r"(?<!\\)%", r"\\%"),
-        (DEGREE, r" \\cdot \\pi / 180 "),
-        (r"[$\n\r]", " "),
-    )
+_AS_LATEX = compiled(
+    (r"(?<![\d.}])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),  # algebra reads a product
+    (r"\*\*", "^"),
+    (r"\*", r"\\cdot "),
+    (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![\\a-zA-Z])(?:pi|Pi|PI)(?![a-zA-Z])", r"\\pi "),
+    (r"(?<![\\a-zA-Z])(?:infinity|inf|oo)(?![a-zA-Z])", r"\\infty "),
+    (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])", r"\\\1"),
+    (r"<=", r"\\le "),
+    (r">=", r"\\ge "),
+    (r"(?<!\\)%", r"\\%"),
+    (DEGREE, r" \\cdot \\pi / 180 "),
+    (r"[$\n\r]", " "),
 )
 _PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _NAME_OF_A_VALUE = re.compile(r"(?![-+])(?:\\(?!sqrt|log|ln|frac)|[^\d^=|\\]|_\{?\d+\}?)+")
@@ -175,7 +173,8 @@ def as_latex(answer: str, ground_truth: str) -> tuple[str, str] | None:
     Plain spellings (``sqrt(2)``, ``2*x``, ``x**2``, ``pi``) become LaTeX. Prose is refused: algebra reads a word as a
     product of letters, in which their order is no matter. So are numerals with a base, which algebra ignores.
     """
-    given, truth = (_rewritten(_without_units(measured.value)) for measured in comparable(answer, ground_truth))
+    plain = (separate_parts(_without_units(measured.value)) for measured in comparable(answer, ground_truth))
+    given, truth = (rewritten(text, _AS_LATEX).strip() for text in plain)
     return (given, truth) if _worth_asking(given) and _worth_asking(truth) and _names_fit(given, truth) else None
 
 
@@ -194,13 +193,6 @@ def _without_units(text: str) -> str:
     inside = ", ".join(take_off_unit(part).value for part in split.parts)
     begin, end = (r"\{", r"\}") if split.brackets == "{}" else (split.brackets[:1], split.brackets[1:])
     return begin + inside + end
-
-
-def _rewritten(text: str) -> str:
-    text = separate_parts(text)
-    for pattern, new in _REWRITES:
-        text = pattern.sub(new, text)
-    return text.strip()
 
 
 def _worth_asking(text: str) -> bool:

@@ -10,7 +10,8 @@ Hendrycks et al. (arXiv 2103.03874) and Cobbe et al. (arXiv 2110.14168). Respons
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,8 +19,9 @@ from typing import Any, Literal, NamedTuple
 from harness.core.errors import UserError
 from harness.core.types import Prompt
 from harness.tasks.jsonl import checked_text, parse_object, read_lines, refuse_shared, split_prompts
-from harness.tasks.maths.prompts import MAX_ANSWER_CHARS, PROMPT_TEMPLATES, boxed_answer
-from harness.tasks.maths.reward import MathsReward
+from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer
+from harness.tasks.maths.prompts import PromptTemplate, prompt_template
+from harness.tasks.maths.reward import STOP_STRINGS, MathsReward, reward_of
 from harness.tasks.maths.symbolic import SYMBOLIC_TIMEOUT_S
 
 FileFormat = Literal["auto", "gsm8k", "math"]
@@ -188,7 +190,9 @@ class MathsTask:
         validation: file with the held-out problems; None splits them off ``train``.
         validation_fraction: share of ``train`` that is split off, above 0 and below 1; unused with a validation file.
         format: which fields the lines have; ``auto`` goes by a file's first line.
-        prompt: name of the prompt template, which also says how a response is rewarded.
+        prompt: name of a prompt template of the package, or the path of a user's own.
+        reward: how the answer is found in a response, ``r1_zero`` or ``question_only``; None: as the template of the
+            package asks for it.
         symbolic_timeout_s: seconds that the symbolic comparison of one answer may take; then the answer is wrong.
 
     Attributes:
@@ -196,8 +200,8 @@ class MathsTask:
         stop: strings that end a response to these prompts; ``sampling.stop`` may add others.
 
     Raises:
-        UserError: a file is missing, empty or has bad lines, a problem is in both splits, the template is not known, or
-            math-verify is not installed.
+        UserError: a file is missing, empty or has bad lines, a problem is in both splits, the template cannot be
+            used, a user's own comes without ``reward``, or math-verify is not installed.
     """
 
     def __init__(
@@ -208,36 +212,35 @@ class MathsTask:
         format: FileFormat = "auto",
         prompt: str = "r1_zero",
         symbolic_timeout_s: float = SYMBOLIC_TIMEOUT_S,
+        reward: str | None = None,
     ) -> None:
-        _check_prompt(prompt)
+        template, graded = prompt_template(prompt), reward_of(prompt, reward)
         check_installed()
-        prompts = read_maths_prompts(train, format, prompt)
+        trained = bare_prompts(train, format)
         if validation is None:
-            self.train_prompts, self.validation_prompts = split_prompts(prompts, validation_fraction, str(train))
+            trained, held_out = split_prompts(trained, validation_fraction, str(train))
         else:
-            self.train_prompts, self.validation_prompts = prompts, read_maths_prompts(validation, format, prompt)
-            refuse_shared(prompts, self.validation_prompts, str(train), str(validation))
-        self.stop = PROMPT_TEMPLATES[prompt].stop
-        self.reward = MathsReward(prompt, symbolic_timeout_s)
+            held_out = bare_prompts(validation, format)
+            refuse_shared(trained, held_out, str(train), str(validation))
+        self.train_prompts, self.validation_prompts = asked(trained, template), asked(held_out, template)
+        self.stop = STOP_STRINGS[graded]
+        self.reward = MathsReward(graded, symbolic_timeout_s)
 
 
-def read_maths_prompts(file: str | Path, file_format: FileFormat, prompt: str) -> tuple[Prompt, ...]:
-    """Return the problems of a file as prompts, in its order.
+def bare_prompts(file: str | Path, file_format: FileFormat) -> tuple[Prompt, ...]:
+    """Return the problems of a file as prompts that are the question alone, in its order.
+
+    They are split before a template is around them, so that every template has the same problems held out.
 
     Raises:
         UserError: see ``read_problems``.
     """
-    template = PROMPT_TEMPLATES[prompt]
-    return tuple(Prompt(template.render(one.question), one.answer) for one in read_problems(file, file_format))
+    return tuple(Prompt(problem.question, problem.answer) for problem in read_problems(file, file_format))
 
 
-def _check_prompt(prompt: str) -> None:
-    if prompt not in PROMPT_TEMPLATES:
-        raise UserError(
-            f"the prompt template {prompt!r} is not known; there are {', '.join(PROMPT_TEMPLATES)}",
-            where="task.prompt",
-            fix="set task.prompt to r1_zero",
-        )
+def asked(prompts: Sequence[Prompt], template: PromptTemplate) -> tuple[Prompt, ...]:
+    """Return bare prompts as a template asks them."""
+    return tuple(replace(prompt, text=template.render(prompt.text)) for prompt in prompts)
 
 
 def check_installed() -> None:

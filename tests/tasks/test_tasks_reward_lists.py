@@ -1,0 +1,216 @@
+"""Reward functions that take rows or groups, and weighted lists of them: what they are given, and what they may return.
+
+Fails before there were ``takes``, ``per`` and ``weight``: a reward saw a response and its ground truth, and was alone.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.core.trace import RecordingTracer
+from harness.core.types import Completion, GroupData, Metric, Prompt, Purpose, RolloutGroup, WorkItem
+from harness.run.workers import ScorerWorker
+from harness.tasks.jsonl import JsonlTask
+from harness.tasks.rewards import RewardFunction, UserReward
+from harness.tasks.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
+
+NAME = "reward_list_under_test"
+ROW = {"prompt": "Two?", "answer": "2", "most": 3, "tags": ["ä", None, {"deep": 0.5}]}
+
+MODULE = """
+import os, time
+
+def most(response, row):
+    row["seen"] = row.pop("most")  # the next call gets a row of its own
+    return {"reward": min(len(response), row["seen"]), "format_reward": 0.5}
+
+def tags(response, row):
+    return row["tags"] == ["ä", None, {"deep": 0.5}] and sorted(row) == ["answer", "most", "prompt", "tags"]
+
+def length(response, truth):
+    return len(response) + len(truth)
+
+def places(responses, truth):
+    with open("calls", "a") as file:
+        file.write(f"{len(responses)} {truth}\\n")
+    return tuple(range(len(responses)))
+
+def answers(responses, row):
+    return [{"reward": 0.25, "answer_reward": len(row["answer"])} for _ in responses]
+
+def array(responses, truth):
+    import numpy
+    return numpy.arange(len(responses), dtype=numpy.float32) / 2
+
+def bad(responses, truth):
+    return {"short": responses[1:], "nan": [0.0, float("nan")], "text": ["a", 1], "none": [0, None]}.get(truth, 0.5)
+
+def sleeps(responses, truth):
+    time.sleep(600 if truth == "sleep" else 0)
+    return [1.0] * len(responses)
+
+def leaves(responses, truth):
+    os._exit(3) if truth == "leave" else None
+    return [1.0] * len(responses)
+"""
+
+Make = Callable[..., GroupRewards]
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The module in the current folder, a fresh one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    (tmp_path / f"{NAME}.py").write_text(MODULE, encoding="utf-8")
+    yield
+    sys.modules.pop(NAME, None)
+
+
+@pytest.fixture(params=["direct", "timed"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Return what makes group rewards of each kind, closed at the end."""
+    made: list[GroupRewards] = []
+
+    def of(*functions: RewardFunction, timeout_s: float = 600.0) -> GroupRewards:
+        reward = UserReward(functions)
+        direct = request.param == "direct"
+        made.append(DirectRewards(reward, lambda: False) if direct else TimedRewards(reward, timeout_s, lambda: False))
+        return made[-1]
+
+    yield of
+    for rewards in made:
+        rewards.close()
+
+
+def function(called: str, **settings: object) -> RewardFunction:
+    return RewardFunction(f"{NAME}:{called}", **settings)  # type: ignore[arg-type]
+
+
+def row(called: str, **settings: object) -> RewardFunction:
+    return function(called, takes="row", **settings)
+
+
+def group(called: str, **settings: object) -> RewardFunction:
+    return function(called, per="group", **settings)
+
+
+def failure(rewards: GroupRewards, truth: str) -> str:
+    with pytest.raises(RewardFailed) as caught:
+        rewards(["one", "two"], truth, ROW)
+    return str(caught.value)
+
+
+def test_a_function_gets_the_whole_row_and_each_call_a_row_of_its_own(make: Make) -> None:
+    rewards = make(row("most"), row("tags"))
+    found = rewards(["a", "abcd"], "2", ROW)
+    # 1 + 1 and 3 + 1; the format is the least of 0.5 and 1
+    assert [part["reward"] for part in found] == [2.0, 4.0]
+    assert [part["format_reward"] for part in found] == [0.5, 0.5]
+    assert [(part["most_reward"], part["tags_reward"]) for part in found] == [(1.0, 1.0), (3.0, 1.0)]
+    assert "most" in ROW
+
+
+def test_a_function_for_groups_is_called_once_with_all_of_them(make: Make) -> None:
+    rewards = make(group("places"))
+    assert [part["reward"] for part in rewards(["a", "b", "c"], "x", ROW)] == [0.0, 1.0, 2.0]
+    assert Path("calls").read_text() == "3 x\n"
+    assert rewards([], "y", ROW) == []
+
+
+def test_weights_names_and_the_parts_of_the_sum(make: Make) -> None:
+    rewards = make(
+        function("length", weight=0.5),
+        group("places", weight=-2.0, name="order"),
+        group("answers", takes="row", weight=4.0),
+        group("array"),
+    )
+    # lengths 1 + 1 and 2 + 1, halved; places 0 and 1, times -2; 0.25 times 4, its answer the one letter of "2"; 0, 1/2
+    assert rewards(["a", "bc"], "2", ROW) == [
+        {
+            "reward": 1.0 - 0.0 + 1.0 + 0.0,
+            "format_reward": 1.0,
+            "answer_reward": 1.0 - 0.0 + 4.0 + 0.0,
+            **{"length_reward": 2.0, "order_reward": 0.0, "answers_reward": 0.25, "array_reward": 0.0},
+        },
+        {
+            "reward": 1.5 - 2.0 + 1.0 + 0.5,
+            "format_reward": 1.0,
+            "answer_reward": 1.5 - 2.0 + 4.0 + 0.5,
+            **{"length_reward": 3.0, "order_reward": 1.0, "answers_reward": 0.25, "array_reward": 0.5},
+        },
+    ]
+
+
+@pytest.mark.parametrize("truth", ["short", "nan", "text", "none", "number"])
+def test_what_is_no_list_of_as_many_numbers_is_one_clear_error_and_costs_its_group(
+    make: Make, truth: str, message_is: Callable[..., None]
+) -> None:
+    rewards = make(group("bad"), group("places"))
+    said = failure(rewards, truth)
+    assert said.startswith(f"the reward function {NAME}:bad returned ")  # no number of a response in front
+    message_is(said)
+
+
+def test_a_function_that_hangs_or_leaves_is_said_to_have_had_the_group() -> None:
+    hangs = TimedRewards(UserReward([group("sleeps")]), 0.2, lambda: False)
+    assert failure(hangs, "sleep") == (
+        "the reward function took longer than the 0.2 s that it has for a group (task.reward_timeout_s), and was busy "
+        "with the whole group, the response 'one' and the ground truth 'sleep' first"
+    )
+    hangs.close()
+    leaves = TimedRewards(UserReward([group("leaves")]), 600.0, lambda: False)
+    assert "ended with exit code 3, for the whole group" in failure(leaves, "leave")
+    assert [part["reward"] for part in leaves(["a"], "stay", ROW)] == [1.0]
+    leaves.close()
+
+
+def test_the_task_keeps_rows_where_they_are_taken_and_tries_groups_with_two(tmp_path: Path) -> None:
+    lines = ['{"prompt": "a", "answer": "1", "most": 2}', '{"prompt": "b", "answer": "2", "most": 3}']
+    Path("p.jsonl").write_text("\n".join(lines))
+    kept = JsonlTask("p.jsonl", [row("most")], validation_fraction=0.5)
+    assert sorted(prompt.row["most"] for prompt in (*kept.train_prompts, *kept.validation_prompts)) == [2, 3]
+    assert kept.train_prompts[0] == Prompt(kept.train_prompts[0].text, kept.train_prompts[0].ground_truth)
+    plain = JsonlTask("p.jsonl", f"{NAME}:length", validation_fraction=0.5)
+    assert {prompt.row for prompt in plain.train_prompts} == {None}
+    Path("short.jsonl").write_text('{"prompt": "a", "answer": "short"}\n{"prompt": "b", "answer": "short"}\n')
+    with pytest.raises(UserError, match="returned 1 rewards for 2 responses"):
+        JsonlTask("short.jsonl", [group("bad")], validation_fraction=0.5)
+
+
+def test_each_part_is_a_metric_by_its_name() -> None:
+    worker = ScorerWorker(
+        DirectRewards(UserReward([function("length", weight=0.5), row("most", name="brevity")]), lambda: False),
+        num_examples=0,
+        tracer=RecordingTracer(lambda: 0),
+    )
+    completions = tuple(Completion(*tokens(2), text, "stop") for text in ("a", "bcde"))
+    data = GroupData(Prompt("Two?", "2", ROW), tokens(3)[0], completions)
+    rollouts = RolloutGroup(0, 0, 0, 0, (2, 2), data)
+    train = worker.score(WorkItem(Purpose.TRAIN, 0, 0, (0,), 2, seed=0), (rollouts,))
+    # lengths with the truth 2 and 5, brevity 1 and 3: 0.5 * 3.5 + 2
+    assert {name: metric for name, metric in train.metrics.items() if name.startswith("reward/")} == {
+        "reward/total": Metric(3.75, count=2),
+        "reward/format": Metric(0.5, count=2),
+        "reward/answer": Metric(3.75, count=2),
+        "reward/length": Metric(3.5, count=2),
+        "reward/brevity": Metric(2.0, count=2),
+    }
+    held_out = worker.score(WorkItem(Purpose.EVALUATE, 0, 0, (0,), 2, seed=0), (rollouts,))
+    assert {name: metric.value for name, metric in held_out.metrics.items() if "reward" in name} == {
+        "validation/reward": 3.75,
+        "validation/format_reward": 0.5,
+        "validation/answer_reward": 3.75,
+        "validation/length_reward": 3.5,
+        "validation/brevity_reward": 2.0,
+    }
+
+
+def tokens(count: int):
+    """Token ids and log-probs of so many tokens."""
+    import numpy as np
+
+    return np.zeros(count, np.int64), np.zeros(count, np.float32)
