@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Trainer, get_scheduler
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Trainer,
+    get_scheduler,
+)
 
 from harness.core.errors import UserError
 from harness.learner import PolicyTrainer, TrainerOptions
@@ -109,21 +118,22 @@ def test_weights_move_by_the_learning_rate_of_the_step() -> None:
     assert moves == pytest.approx([0.0, 5e-3, 1e-2, 8.5355e-3, 5e-3, 1.4645e-3], rel=0.01)
 
 
-def gpt2() -> torch.nn.Module:
-    return AutoModelForCausalLM.from_config(GPT2Config(vocab_size=17, n_embd=16, n_layer=1, n_head=2, n_positions=32))
-
-
-def llama(kind: Any, **settings: Any) -> torch.nn.Module:
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return AutoModelForCausalLM.from_config(kind(vocab_size=17, num_key_value_heads=1, **sizes, **settings))
+SIZES: dict[str, Any] = {
+    "vocab_size": 17,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(lambda: llama(LlamaConfig, attention_bias=True), id="llama"),
-        pytest.param(lambda: llama(Qwen2Config, tie_word_embeddings=True), id="qwen2"),
-        pytest.param(gpt2, id="gpt2"),
+        pytest.param(lambda: LlamaForCausalLM(LlamaConfig(attention_bias=True, **SIZES)), id="llama"),
+        pytest.param(lambda: Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **SIZES)), id="qwen2"),
+        pytest.param(lambda: GPT2LMHeadModel(GPT2Config(vocab_size=17, n_embd=16, n_layer=1, n_head=2)), id="gpt2"),
         pytest.param(lambda: DecoderLM(CONFIG), id="own"),
     ],
 )
