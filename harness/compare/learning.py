@@ -294,7 +294,7 @@ class KlFigures:
 
     Attributes:
         name: of the metric.
-        reference: the scenario's ``loss.kl.reference``: ``frozen`` (the initial policy) or ``reclone``, or None.
+        reference: ``loss.kl.reference``: ``frozen`` (the initial policy), ``reclone``, ``polyak``; or None.
         with_reward: its correlation with the validation reward and the number of pairs, or None.
         judged: whether an onset was looked for: there are points enough, and the reference stays the same.
         onset: where it begins to grow faster; None where no such step is found.
@@ -317,7 +317,8 @@ def kl_figures(run: Run) -> KlFigures | None:
         steps, values = metric_series(run, name)
         if values:
             reference = run.setting("loss.kl.reference")
-            judged = len(values) >= FEWEST_FOR_ONSET and reference != "reclone"  # there KL falls to 0 again and again
+            follows = reference in ("reclone", "polyak")  # then KL falls, or settles, whatever the policy does
+            judged = len(values) >= FEWEST_FOR_ONSET and not follows
             onset = growth_onset(steps, values) if judged else None
             return KlFigures(
                 name=name,

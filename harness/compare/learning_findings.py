@@ -216,7 +216,11 @@ def kl_sentence(variant: Variant) -> str:
     else:
         return ""
     kl, end = run.kl, run.at_end(run.kl.name)
-    names = {"frozen": "the initial policy", "reclone": "the re-cloned reference"}
+    names = {
+        "frozen": "the initial policy",
+        "reclone": "the re-cloned reference",
+        "polyak": "the Polyak-averaged reference",
+    }
     reference, estimator = names.get(str(kl.reference), "the reference"), kl.name.rpartition("_")[2]
     text = f"{variant.name}: KL of the sampling policy to {reference} ({estimator}, per token)"
     if end is not None:

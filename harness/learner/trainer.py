@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,9 @@ from harness.grpo import (
     to_metrics,
 )
 from harness.grpo.masking import unknown_choice
+from harness.learner.minibatches import row_numbers, shuffled_rows, split
+from harness.learner.optimizer import Schedule, make_optimizer
+from harness.learner.reference import ReferencePolicy, ReferenceUpdates, frozen_copy
 from harness.models.policy import policy_log_probs
 from harness.models.scoring import TokenBan
 from harness.scenario import loss as passes
@@ -60,6 +62,8 @@ class TrainerOptions:
         temperature: of the sampling, so that log-probs are those of the distribution sampled from.
         epochs_per_batch: passes over the batch (k).
         minibatches_per_epoch: optimizer steps of each pass.
+        shuffle_minibatches: deal the groups to the minibatches anew in each pass; else they are consecutive rows.
+        seed: of that.
         gradient_accumulation_steps: microbatches of each optimizer step; they change memory, not the gradient.
         behaviour_is_engine: true with lag or replay, where the weights that sampled are gone, so that only the engine's
             log-probs speak for the policy that sampled; false where rollouts are of the Learner's current version.
@@ -68,10 +72,10 @@ class TrainerOptions:
             step, weighted as ``loss.importance`` says; with its mode ``off`` the data stays uncorrected. Otherwise the
             ratio divides by the Learner's own in either case.
         monitor_kl: log the drift from the reference and from the previous policy.
-        reclone_every: training steps after which the reference becomes the current policy; None keeps it frozen.
-        learning_rate, betas, weight_decay: AdamW.
+        reference: when and how far the reference policy follows the policy.
+        learning_rate, betas, weight_decay: AdamW; see ``make_optimizer`` for what decays.
+        schedule: the learning rate of each optimizer step, as a share of ``learning_rate``.
         max_grad_norm: gradients are scaled down to this norm; None leaves them as they are.
-        warmup_steps: optimizer steps over which the learning rate rises from 0.
         precision: ``bfloat16`` trains under autocast, with float32 weights.
 
     Raises:
@@ -90,16 +94,18 @@ class TrainerOptions:
     temperature: float = 1.0
     epochs_per_batch: int = 1
     minibatches_per_epoch: int = 1
+    shuffle_minibatches: bool = True
+    seed: int = 0
     gradient_accumulation_steps: int = 1
     behaviour_is_engine: bool = False
     proximal: Proximal = "engine"
     monitor_kl: bool = False
-    reclone_every: int | None = None
+    reference: ReferenceUpdates = field(default_factory=ReferenceUpdates)
     learning_rate: float = 1e-5
+    schedule: Schedule = field(default_factory=Schedule)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
-    warmup_steps: int = 0
     precision: str = "float32"
 
     def __post_init__(self) -> None:
@@ -181,13 +187,9 @@ class PolicyTrainer:
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
         self._device = next(model.parameters()).device
-        self._optimizer = torch.optim.AdamW(
-            model.parameters(), options.learning_rate, options.betas, weight_decay=options.weight_decay, fused=True
-        )
-        warmup = max(1, options.warmup_steps)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda done: min(1.0, (done + 1) / warmup))
-        self._reference = _frozen_copy(model) if options.needs_reference else None
-        self._previous = _frozen_copy(model) if options.monitor_kl else None
+        self._optimizer = make_optimizer(model, options.learning_rate, options.betas, options.weight_decay)
+        self._reference = ReferencePolicy(model, options.reference) if options.needs_reference else None
+        self._previous = frozen_copy(model) if options.monitor_kl else None
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
 
@@ -225,7 +227,7 @@ class PolicyTrainer:
         and ``kl/biased`` is 1.
         """
         assert self._reference is not None
-        reference_BT = self._no_grad_log_probs(self._reference, batch.rollouts)
+        reference_BT = self._no_grad_log_probs(self._reference.model, batch.rollouts)
         batch.rollouts = replace(batch.rollouts, reference_log_probs_BT=reference_BT)
         if self._previous is None:
             return
@@ -247,15 +249,15 @@ class PolicyTrainer:
         if self._previous is not None:
             self._previous.load_state_dict(self.model.state_dict())
         parts: list[Metrics] = []
-        minibatches = _split(batch.rollouts, self.options.minibatches_per_epoch)
         for epoch in range(self.options.epochs_per_batch):
-            for index, minibatch in enumerate(minibatches):
+            for index, minibatch in enumerate(self._minibatches(batch.rollouts, step, epoch)):
+                number = (step * self.options.epochs_per_batch + epoch) * self.options.minibatches_per_epoch + index
                 where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
-                parts.append(self._optimizer_step(minibatch, step, where))
+                parts.append(self._optimizer_step(minibatch, number, step, where))
         self.optimizer_step_metrics = parts
         metrics = combine_metrics(parts) | batch.drift | self._left_out(batch.rollouts)
-        if self._reference is not None and self.options.reclone_every and (step + 1) % self.options.reclone_every == 0:
-            self._reference.load_state_dict(self.model.state_dict())
+        if self._reference is not None:
+            self._reference.follow(self.model, step)
         self._last_good = f"step {step}: loss {metrics['loss'].value:.6g}, grad_norm {metrics['grad_norm'].value:.6g}"
         return metrics
 
@@ -302,11 +304,22 @@ class PolicyTrainer:
         empty_B = ~rollouts.response_mask_BT.any(dim=1)
         return {"loss_mask/truncated_fraction": Metric(float(empty_B.float().mean()), count=rollouts.num_rollouts)}
 
-    def _optimizer_step(self, minibatch: RolloutBatch, step: int, where: str) -> Metrics:
+    def _minibatches(self, rollouts: RolloutBatch, step: int, epoch: int) -> list[RolloutBatch]:
+        pieces = self.options.minibatches_per_epoch
+        if pieces == 1 or not self.options.shuffle_minibatches:
+            return split(rollouts, pieces)
+        dealt = shuffled_rows(rollouts.prompt_index_B, pieces, seed=self.options.seed, step=step, epoch=epoch)
+        return [rollouts.rows(rows_B) for rows_B in dealt]
+
+    def _optimizer_step(self, minibatch: RolloutBatch, number: int, step: int, where: str) -> Metrics:
+        """Make the optimizer step of this number, counted from 0 over the whole run."""
+        learning_rate = self.options.learning_rate * self.options.schedule.share(number)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
         denominator = loss_denominator(minibatch.response_mask_BT, self.options.aggregation, self.options.constant)
         parts: list[Metrics] = []
         loss = torch.zeros((), device=self._device)
-        for micro in _split(minibatch, self.options.gradient_accumulation_steps):
+        for micro in split(minibatch, self.options.gradient_accumulation_steps):
             if self._should_stop():
                 raise Interrupted(f"stopped in {where}")
             share, metrics = self._backward(micro, denominator.token_weights(micro.response_mask_BT))
@@ -323,8 +336,8 @@ class PolicyTrainer:
                 step,
             )
         self._optimizer.step()
-        self._schedule.step()
         self._optimizer.zero_grad()
+        figures["learning_rate"] = learning_rate
         return combine_metrics(parts) | {name: Metric(figure) for name, figure in figures.items()}
 
     def _backward(self, micro: RolloutBatch, weights_BT: Tensor) -> tuple[Tensor, Metrics]:
@@ -358,7 +371,7 @@ class PolicyTrainer:
         """Log-probs of all rollouts under ``model``, one microbatch after the other; 0 where masked."""
         pieces = self.options.minibatches_per_epoch * self.options.gradient_accumulation_steps
         log_probs_BT = torch.zeros_like(rollouts.engine_log_probs_BT)
-        for rows_B in _row_numbers(rollouts, pieces):
+        for rows_B in row_numbers(rollouts, pieces):
             part_BT, _ = self._log_probs(model, rollouts.rows(rows_B), with_entropy=False)
             log_probs_BT[rows_B, : part_BT.shape[1]] = part_BT
         return log_probs_BT
@@ -400,17 +413,3 @@ def _padded(rows: Sequence[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, T
     """Rows of token ids, padded at their ends, and their lengths."""
     padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row) for row in rows], True, fill)
     return padded, torch.tensor([len(row) for row in rows])
-
-
-def _row_numbers(rollouts: RolloutBatch, pieces: int) -> list[Tensor]:
-    """Cut the rows into consecutive pieces whose sizes differ by at most one."""
-    rows_B = torch.arange(rollouts.num_rollouts, device=rollouts.prompt_index_B.device)
-    return [piece for piece in rows_B.tensor_split(pieces) if piece.numel()]
-
-
-def _split(rollouts: RolloutBatch, pieces: int) -> list[RolloutBatch]:
-    return [rollouts] if pieces == 1 else [rollouts.rows(rows_B) for rows_B in _row_numbers(rollouts, pieces)]
-
-
-def _frozen_copy(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).requires_grad_(False)

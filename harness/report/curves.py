@@ -294,7 +294,8 @@ def _other_policy(curves: Curves, pair: str) -> str:
     kinds = {run.kl.reference for run in curves.experiment.runs if run.kl}
     if len(kinds) != 1:
         return "reference"
-    return {"frozen": "initial policy", "reclone": "re-cloned reference"}.get(str(kinds.pop()), "reference")
+    names = {"frozen": "initial policy", "reclone": "re-cloned reference", "polyak": "Polyak-averaged reference"}
+    return names.get(str(kinds.pop()), "reference")
 
 
 def _set_norm_scale(axes: Axes, curves: Curves) -> None:

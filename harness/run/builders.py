@@ -19,7 +19,9 @@ from harness.core.trace import Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
 from harness.learner import TrainerOptions
+from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
+from harness.learner.reference import ReferenceUpdates
 from harness.run.devices import resolve_device
 from harness.run.parts import StopSignal
 from harness.run.workers import (
@@ -32,6 +34,7 @@ from harness.run.workers import (
     first_probe_rows,
 )
 from harness.scenario import Scenario
+from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.protocol import WeightReceiver, WeightSender
 
@@ -301,18 +304,32 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
         temperature=scenario.sampling.temperature,
         epochs_per_batch=scenario.epochs_per_batch,
         minibatches_per_epoch=scenario.minibatches_per_epoch,
+        shuffle_minibatches=scenario.shuffle_minibatches,
+        seed=scenario.seed,
         gradient_accumulation_steps=scenario.gradient_accumulation_steps,
         behaviour_is_engine=scenario.behaviour_is_older,
         proximal=loss.proximal,
         monitor_kl=kl.monitor,
-        reclone_every=kl.reclone_every if kl.reference == "reclone" else None,
+        reference=_reference_updates(kl),
         learning_rate=optimizer.learning_rate,
+        schedule=Schedule(
+            optimizer.schedule,
+            scenario.warmup_optimizer_steps,
+            scenario.num_optimizer_steps,
+            optimizer.min_learning_rate_ratio,
+        ),
         betas=optimizer.betas,
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
-        warmup_steps=optimizer.warmup_steps,
         precision=scenario.model.precision,
     )
+
+
+def _reference_updates(kl: KlSettings) -> ReferenceUpdates:
+    if kl.reference == "polyak":
+        assert kl.alpha is not None  # a rule of the scenario
+        return ReferenceUpdates(kl.polyak_every or 1, kl.alpha)
+    return ReferenceUpdates(kl.reclone_every)
 
 
 def mismatch_bound(scenario: Scenario) -> float | None:

@@ -12,6 +12,7 @@ from harness.scenario.sections import (
     AtLeast0,
     AtLeast1,
     EmptyIfNull,
+    Fraction,
     FromList,
     NotNegative,
     Positive,
@@ -59,10 +60,14 @@ class KlSettings(Section):
     """With d = log p - log q, k1 = d, k2 = d*d/2, k3 = exp(-d) - 1 + d; as a loss k1 has an expected gradient of 0."""
     weighted_by_ratio: bool = False
     """Multiply the KL in the loss by the ratio, with gradient: then k1's and k3's is the KL's own, off-policy too."""
-    reference: Literal["frozen", "reclone"] = "frozen"
-    """`frozen`: the initial policy for ever; `reclone`: replaced by the current policy every `reclone_every` steps."""
+    reference: Literal["frozen", "reclone", "polyak"] = "frozen"
+    """The initial policy; replaced by the current one now and then; or averaged towards it now and then."""
     reclone_every: AtLeast1 | None = None
     """Training steps between two re-clonings; only with `reference: reclone`."""
+    alpha: Fraction | None = None
+    """For `polyak`: reference <- (1 - alpha) * reference + alpha * policy, in float32."""
+    polyak_every: AtLeast1 | None = None
+    """Training steps between two such averagings; null: 1. Only with `reference: polyak`."""
     monitor: bool = False
     """Measure the KL to the reference and to the previous policy at each training step."""
 
@@ -138,15 +143,21 @@ class OptimizerSettings(Section):
     """AdamW."""
 
     learning_rate: NotNegative = 1e-5
-    """Step size, after the warm-up."""
+    """Step size, after the warm-up and before any decay."""
     betas: Annotated[tuple[Beta, Beta], FromList] = (0.9, 0.95)
     """Decay of the two running averages."""
     weight_decay: NotNegative = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay, of all parameters but norms and biases."""
     max_grad_norm: Positive | None = 1.0
     """Gradients are scaled down to this norm; null leaves them as they are."""
     warmup_steps: AtLeast0 = 0
-    """Optimizer steps over which the learning rate rises from 0."""
+    """Optimizer steps over which the learning rate rises from 0, which is that of the first one."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The same as a share of the run's optimizer steps, rounded up; 0 takes `warmup_steps`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up, until the run's last optimizer step."""
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Where `linear` and `cosine` end, as a share of `learning_rate`."""
 
 
 def old_is_engine(behaviour_is_engine: bool, proximal: str) -> bool:
@@ -251,10 +262,49 @@ def reclone_interval(scenario: Scenario) -> Problem | None:
     if kl.reference == "reclone" and kl.reclone_every is None:
         what = "loss.kl.reference is reclone, and loss.kl.reclone_every is null"
         return broken(what, "set loss.kl.reclone_every to 10", *keys)
-    if kl.reference == "frozen" and kl.reclone_every is not None:
-        what = f"loss.kl.reclone_every is {kl.reclone_every}, must be null with loss.kl.reference frozen"
+    if kl.reference != "reclone" and kl.reclone_every is not None:
+        what = f"loss.kl.reclone_every is {kl.reclone_every}, must be null with loss.kl.reference {kl.reference}"
         return broken(what, "set loss.kl.reference to reclone, or leave loss.kl.reclone_every out", *keys)
     return None
+
+
+def polyak_weight(scenario: Scenario) -> Problem | None:
+    """An average has a weight, and nothing else has one."""
+    kl = scenario.loss.kl
+    if kl.reference == "polyak" and kl.alpha is None:
+        what = "loss.kl.reference is polyak, and loss.kl.alpha is null"
+        return broken(what, "set loss.kl.alpha to 0.1", "loss.kl.reference", "loss.kl.alpha")
+    given = [
+        (key, value) for key, value in (("alpha", kl.alpha), ("polyak_every", kl.polyak_every)) if value is not None
+    ]
+    if kl.reference == "polyak" or not given:
+        return None
+    key, value = given[0]
+    what = f"loss.kl.{key} is {value:g}, must be null with loss.kl.reference {kl.reference}"
+    fix = f"set loss.kl.reference to polyak, or leave loss.kl.{key} out"
+    return broken(what, fix, f"loss.kl.{key}", "loss.kl.reference")
+
+
+def warmup_is_given_once(scenario: Scenario) -> Problem | None:
+    """A warm-up is a number of optimizer steps or a share of them."""
+    steps, ratio = scenario.optimizer.warmup_steps, scenario.optimizer.warmup_ratio
+    if steps == 0 or ratio == 0:
+        return None
+    what = (
+        f"optimizer.warmup_steps is {steps} and optimizer.warmup_ratio is {ratio:g}, which is "
+        f"{scenario.warmup_optimizer_steps} of {scenario.num_optimizer_steps} optimizer steps"
+    )
+    return broken(what, "leave one of the two out", "optimizer.warmup_steps", "optimizer.warmup_ratio")
+
+
+def minimum_is_reached(scenario: Scenario) -> Problem | None:
+    """A learning rate that does not fall has no minimum."""
+    minimum = scenario.optimizer.min_learning_rate_ratio
+    if minimum == 0 or scenario.optimizer.schedule != "constant":
+        return None
+    what = f"optimizer.min_learning_rate_ratio is {minimum:g}, must be 0 with optimizer.schedule constant"
+    fix = "set optimizer.schedule to cosine or linear, or leave optimizer.min_learning_rate_ratio out"
+    return broken(what, fix, "optimizer.min_learning_rate_ratio", "optimizer.schedule")
 
 
 def constant_is_used(scenario: Scenario) -> Problem | None:
@@ -380,6 +430,7 @@ LOSS_RULES = (
     delta_fits_the_normalization,
     whole_distribution,
     reclone_interval,
+    polyak_weight,
     constant_is_used,
     importance_has_two_policies,
     sequence_mask_weighs_tokens,
@@ -391,4 +442,6 @@ LOSS_RULES = (
     own_advantage_is_named,
     truncation_says_something,
     ban_has_an_engine,
+    warmup_is_given_once,
+    minimum_is_reached,
 )

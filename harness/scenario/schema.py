@@ -5,6 +5,7 @@ A value that follows from others is a property, never a setting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -77,6 +78,8 @@ class Scenario(Section):
     """k: passes over each rollout batch."""
     minibatches_per_epoch: AtLeast1 = 1
     """Parts into which a pass is split, one optimizer step each."""
+    shuffle_minibatches: bool = True
+    """Deal the groups to these parts anew in each pass; false: the same consecutive responses every time."""
     gradient_accumulation_steps: AtLeast1 = 1
     """Parts into which an optimizer step is split to save memory; the result is the same."""
     allow_uncorrected: bool = False
@@ -146,6 +149,17 @@ class Scenario(Section):
     def optimizer_steps_per_batch(self) -> int:
         """Optimizer steps in one training step."""
         return self.epochs_per_batch * self.minibatches_per_epoch
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Optimizer steps in the whole run."""
+        return self.steps * self.optimizer_steps_per_batch
+
+    @property
+    def warmup_optimizer_steps(self) -> int:
+        """Optimizer steps of the learning rate's warm-up."""
+        share = round(self.optimizer.warmup_ratio * self.num_optimizer_steps, 9)  # 0.07 * 100 is 7.000000000000001
+        return self.optimizer.warmup_steps or math.ceil(share)
 
     @property
     def is_synchronous(self) -> bool:

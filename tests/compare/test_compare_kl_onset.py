@@ -72,8 +72,9 @@ def test_no_onset_is_an_outcome(make_run: Make, tmp_path: Path) -> None:
     assert text.startswith("sync_k: no onset of faster growth of KL was found")
 
 
-def test_a_reference_that_is_taken_anew_is_not_judged(make_run: Make, tmp_path: Path) -> None:
-    make_run(**broken(20, reference="reclone"))
+@pytest.mark.parametrize("reference", ["reclone", "polyak"])
+def test_a_reference_that_follows_the_policy_is_not_judged(make_run: Make, tmp_path: Path, reference: str) -> None:
+    make_run(**broken(20, reference=reference))
     assert said(tmp_path, "onset") == []
 
 

@@ -1,5 +1,6 @@
 """The training step on a tiny model: gradients do not depend on the split, stages run when needed, NaN stops."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,52 +8,13 @@ import pytest
 import torch
 
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.types import Completion, GroupData, Metric, Prompt, RolloutGroup
+from harness.core.types import Metric, RolloutGroup
 from harness.grpo import Delta, ImportanceOptions, LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.models.config import ModelConfig
+from harness.learner.minibatches import shuffled_rows
+from harness.learner.reference import ReferenceUpdates
 from harness.models.decoder import DecoderLM
-
-CONFIG = ModelConfig(
-    vocab_size=17,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=32,
-)
-OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("grpo_clip"), learning_rate=1e-2)
-
-
-def groups(seed: int = 0, num_groups: int = 3, group_size: int = 4) -> tuple[RolloutGroup, ...]:
-    rng = np.random.default_rng(seed)
-    made = []
-    for prompt_id in range(num_groups):
-        lengths = rng.integers(1, 9, group_size)
-        completions = tuple(
-            Completion(rng.integers(0, 17, length), rng.normal(-2, 0.1, length).astype(np.float32), "", "stop")
-            for length in lengths
-        )
-        data = GroupData(Prompt("p", "g"), rng.integers(0, 17, int(rng.integers(2, 6))), completions)
-        rewards = tuple(float(reward) for reward in rng.permutation([0.0, 1.0, 1.0, 0.5])[:group_size])
-        made.append(RolloutGroup(prompt_id, 0, 0, 0, tuple(map(int, lengths)), data, rewards))
-    return tuple(made)
-
-
-def trained(options: TrainerOptions, steps: int = 1) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Train from the same initial weights; return the weights and the last step's metrics."""
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
-    for step in range(steps):
-        batch = trainer.prepare(groups(seed=step))
-        if options.needs_old_log_probs:
-            trainer.compute_old_log_probs(batch)
-        if options.needs_reference:
-            trainer.compute_reference_log_probs(batch)
-        metrics = trainer.train(step, batch)
-    weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
-    return weights, {name: metric.value for name, metric in metrics.items()}
+from tests.learner.tiny_training import CONFIG, OPTIONS, groups, trained
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
@@ -98,8 +60,8 @@ def test_monitored_kl_is_zero_at_first_and_then_grows() -> None:
 
 def test_a_recloned_reference_is_the_current_policy() -> None:
     options = replace(OPTIONS, monitor_kl=True)
-    kept = trained(replace(options, reclone_every=10), steps=3)[1]
-    renewed = trained(replace(options, reclone_every=2), steps=3)[1]
+    kept = trained(replace(options, reference=ReferenceUpdates(every=10)), steps=3)[1]
+    renewed = trained(replace(options, reference=ReferenceUpdates(every=2)), steps=3)[1]
     assert renewed["kl/reference_k3"] == pytest.approx(0.0, abs=1e-6)  # re-cloned after step 1, so policy 2 = reference
     assert kept["kl/reference_k3"] > 1e-4
 
@@ -153,7 +115,7 @@ def advantages_by_hand() -> list[float]:
 
 def train_by_hand(
     temperature: float,
-    minibatches: list[range],
+    minibatches: Sequence[Sequence[int]],
     old: list[torch.Tensor] | None = None,
     weights: list[torch.Tensor] | None = None,
 ) -> DecoderLM:
@@ -185,13 +147,27 @@ def train_by_hand(
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_two_minibatches_are_two_steps_on_the_two_halves(temperature: float) -> None:
-    options = replace(OPTIONS, minibatches_per_epoch=2, temperature=temperature)
+    options = replace(OPTIONS, minibatches_per_epoch=2, shuffle_minibatches=False, temperature=temperature)
     weights = trained(options)[0]
     expected = train_by_hand(temperature, [range(6), range(6, 12)]).state_dict()  # 12 rollouts
     first_half_twice = train_by_hand(temperature, [range(6), range(6)]).state_dict()
     for name, weight in weights.items():
         torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
     assert max(float((first_half_twice[name] - expected[name]).abs().max()) for name in expected) > 5e-3
+
+
+def test_shuffled_minibatches_are_steps_on_the_rows_that_were_dealt() -> None:
+    """Two passes of two minibatches, other ones in each pass; on the old code they were the two halves in both."""
+    weights = trained(replace(OPTIONS, minibatches_per_epoch=2, epochs_per_batch=2, seed=7))[0]
+    group_of = torch.arange(3).repeat_interleave(4)
+    passes = [shuffled_rows(group_of, 2, seed=7, step=0, epoch=epoch) for epoch in range(2)]
+    rows = [minibatch.tolist() for dealt in passes for minibatch in dealt]
+    assert len({tuple(sorted(minibatch)) for minibatch in rows}) == 4
+    expected = train_by_hand(1.0, rows).state_dict()
+    halves = train_by_hand(1.0, [range(6), range(6, 12)] * 2).state_dict()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=1e-4)
+    assert max(float((halves[name] - expected[name]).abs().max()) for name in expected) > 5e-3
 
 
 def test_two_passes_are_two_steps_on_everything() -> None:
@@ -544,20 +520,6 @@ def test_dropout_is_off_so_that_the_ratio_compares_one_policy_with_itself() -> N
     assert not any(module.training for module in model.modules())
 
 
-def test_learning_rate_rises_with_every_optimizer_step_of_the_warm_up() -> None:
-    """With both of Adam's decays at 0 a step moves a weight by the learning rate, whatever its gradient."""
-    options = replace(OPTIONS, warmup_steps=4, betas=(0.0, 0.0))
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
-    moves = []
-    for step in range(6):
-        before = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
-        trainer.train(step, trainer.prepare(groups(seed=step)))
-        after = {name: tensor.detach() for name, tensor in trainer.weights().items()}
-        moves.append(max(float((after[name] - before[name]).abs().max()) for name in before))
-    # 1e-2 times 1/4, 2/4, 3/4, then all of it
-    assert moves == pytest.approx([2.5e-3, 5e-3, 7.5e-3, 1e-2, 1e-2, 1e-2], rel=0.01)
-
-
 def test_adams_decays_are_those_of_the_options() -> None:
     """With both at 0 every weight moves by the learning rate in each step; with memory of the step before, few do."""
 
@@ -575,17 +537,6 @@ def test_adams_decays_are_those_of_the_options() -> None:
     forgetful, remembering = shares((0.0, 0.0)), shares((0.9, 0.95))
     assert min(forgetful) > 0.9
     assert remembering[0] > 0.9 > 0.5 > remembering[1]
-
-
-def test_learning_rate_warm_up_starts_small() -> None:
-    start = {name: tensor.detach().clone() for name, tensor in DecoderLM(CONFIG, seed=1).named_parameters()}
-
-    def moved(options: TrainerOptions) -> float:
-        return max(float((weight - start[name]).abs().max()) for name, weight in trained(options)[0].items())
-
-    # Adam's first step moves each weight by at most the learning rate: 1e-2, or 1e-2 / 10 in the first of ten.
-    assert moved(OPTIONS) == pytest.approx(1e-2, rel=0.01)
-    assert moved(replace(OPTIONS, warmup_steps=10)) == pytest.approx(1e-3, rel=0.01)
 
 
 def test_a_loss_that_is_not_finite_stops_with_every_figure_and_keeps_the_weights() -> None:
@@ -615,7 +566,7 @@ def test_a_stop_signal_is_heard_between_microbatches() -> None:
 def test_a_stop_signal_is_heard_between_minibatches() -> None:
     """The first of three minibatches has made its step, the second is not begun."""
     asked = iter([False, True])
-    options = replace(OPTIONS, minibatches_per_epoch=3)
+    options = replace(OPTIONS, minibatches_per_epoch=3, shuffle_minibatches=False)
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, lambda: next(asked))
     with pytest.raises(Interrupted, match="training step 0, epoch 0, minibatch 1,"):
         trainer.train(0, trainer.prepare(groups()))

@@ -12,21 +12,10 @@ from harness.core.types import Completion, GroupData, Metric, Prompt, RolloutGro
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.own_functions import UserAdvantage, UserLoss
-from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from tests.learner.tiny_training import CONFIG, OPTIONS
 
-CONFIG = ModelConfig(
-    vocab_size=17,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=32,
-)
 EOS = 16
-OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("grpo_clip"), learning_rate=1e-2)
 REWARDS = (0.0, 1.0, 1.0, 0.5)
 
 

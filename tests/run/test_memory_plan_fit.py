@@ -95,6 +95,15 @@ def test_kl_monitoring_keeps_two_policies_more(tmp_path: Path) -> None:
     assert sizes(run)["reference and previous policy"] == 2 * 4 * WEIGHTS
 
 
+def test_a_polyak_average_of_bfloat16_weights_is_one_float32_copy_more(tmp_path: Path) -> None:
+    polyak = "loss: {kl: {coefficient: 0.1, reference: polyak, alpha: 0.1}}\n"
+    for dtype, width, average in (("bfloat16", 2, 4 * WEIGHTS), ("float32", 4, None)):
+        text = LONG.replace("folder,", f"folder, dtype: {dtype},") + polyak
+        (run,) = make_plan(scenario(tmp_path, text), qwen()).processes
+        assert sizes(run)["reference and previous policy"] == width * WEIGHTS
+        assert sizes(run).get("float32 average of the reference policy") == average
+
+
 def test_bfloat16_weights_halve_what_training_holds(tmp_path: Path) -> None:
     (run,) = make_plan(scenario(tmp_path, LONG.replace("folder,", "folder, dtype: bfloat16,")), qwen()).processes
     assert (sizes(run)["policy"], sizes(run)["optimizer"]) == (2 * WEIGHTS, 4 * WEIGHTS)

@@ -68,6 +68,9 @@ def test_every_setting_is_written_out():
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,
         "warmup_steps": 0,
+        "warmup_ratio": 0.0,
+        "schedule": "constant",
+        "min_learning_rate_ratio": 0.0,
     }
     assert next(iter(data["model"])) == "type"
     assert set(Scenario.model_fields) - set(data) == {"arms", "sweep"}

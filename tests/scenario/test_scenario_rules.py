@@ -181,6 +181,48 @@ CASES = [
         "name",
         ["task.reward"],
     ),
+    (
+        {"loss": {"kl": {"reference": "polyak"}}},
+        "polyak_weight",
+        "",
+        "0.1",
+        ["loss.kl.reference", "loss.kl.alpha"],
+    ),
+    (
+        {"loss": {"kl": {"reference": "reclone", "reclone_every": 5, "alpha": 0.25}}},
+        "polyak_weight",
+        "0.25",
+        "",
+        ["loss.kl.alpha", "loss.kl.reference"],
+    ),
+    (
+        {"loss": {"kl": {"polyak_every": 5}}},
+        "polyak_weight",
+        "5",
+        "",
+        ["loss.kl.polyak_every", "loss.kl.reference"],
+    ),
+    (
+        {"loss": {"kl": {"reference": "polyak", "alpha": 0.5, "reclone_every": 5}}},
+        "reclone_interval",
+        "5",
+        "",
+        ["loss.kl.reference", "loss.kl.reclone_every"],
+    ),
+    (
+        {"steps": 30, "optimizer": {"warmup_steps": 4, "warmup_ratio": 0.1}},
+        "warmup_is_given_once",
+        "4 0.1 4 30",
+        "",
+        ["optimizer.warmup_steps", "optimizer.warmup_ratio"],
+    ),
+    (
+        {"optimizer": {"min_learning_rate_ratio": 0.1}},
+        "minimum_is_reached",
+        "0.1 0",
+        "",
+        ["optimizer.min_learning_rate_ratio", "optimizer.schedule"],
+    ),
 ]
 
 
@@ -218,6 +260,10 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, 
         {"evaluation": {"prompts": 300}, "task": {"type": "jsonl", "train": "t", "reward": "a:b"}},
         {"evaluation": {"prompts": 4}},
         {"loss": {"kl": {"reference": "reclone", "reclone_every": 5}}},
+        {"loss": {"kl": {"reference": "polyak", "alpha": 0.5}}},
+        {"loss": {"kl": {"reference": "polyak", "alpha": 0.5, "polyak_every": 5}}},
+        {"optimizer": {"schedule": "linear", "min_learning_rate_ratio": 0.1, "warmup_ratio": 0.1}},
+        {"optimizer": {"warmup_steps": 1000}},
         {"loss": {"constant": 16, "aggregation": "constant"}},
         {"task": {"type": "arithmetic"}, "model": {"preset": "maths"}},
         {"task": {"type": "arithmetic"}, "model": {"preset": "tiny", "warm_start": False}},
@@ -287,10 +333,31 @@ def test_derived_values_follow_from_the_settings():
     assert scenario.train_batch_size == 16  # 48 / 3
     assert scenario.microbatch_size == 8  # 16 / 2
     assert scenario.optimizer_steps_per_batch == 6  # 2 * 3
+    assert scenario.num_optimizer_steps == 150  # 25 * 6
     assert scenario.on_policy is False
     assert scenario.loss_constant == 32  # sampling.max_tokens
     assert scenario.num_evaluations == 4  # before, after 10, after 20, after 25
     assert scenario.num_rollouts == 25 * 48 + 4 * 100
+
+
+@pytest.mark.parametrize(
+    ("steps", "optimizer", "expected"),
+    [
+        (100, {}, 0),
+        (100, {"warmup_steps": 30}, 30),
+        (100, {"warmup_ratio": 0.07}, 7),  # 0.07 * 100 is 7.000000000000001 in floats
+        (30, {"warmup_ratio": 0.05}, 2),  # 1.5, rounded up as transformers does
+        (1, {"warmup_ratio": 0.05}, 1),
+    ],
+)
+def test_a_warm_up_is_counted_in_optimizer_steps(steps, optimizer, expected):
+    scenario = Scenario.model_validate({"steps": steps, "optimizer": optimizer})
+    assert scenario.warmup_optimizer_steps == expected
+
+
+def test_a_ratio_is_of_all_passes_and_minibatches():
+    settings = {"steps": 10, "epochs_per_batch": 2, "minibatches_per_epoch": 4, "optimizer": {"warmup_ratio": 0.1}}
+    assert Scenario.model_validate(settings).warmup_optimizer_steps == 8  # 0.1 * 10 * 2 * 4
 
 
 def test_the_last_validation_is_not_counted_twice():

@@ -69,6 +69,15 @@ def test_the_arms_of_kl_monitoring_differ_in_the_coefficient_only():
     ]
 
 
+def test_the_arms_of_schedules_differ_in_the_schedule_only():
+    scenarios = [variant.scenario for variant in expand(load_scenario(FOLDER / "schedules.yaml", ["sweep.seed=[0]"]))]
+    assert [scenario.optimizer.schedule for scenario in scenarios] == ["constant", "linear", "cosine"]
+    assert {(scenario.num_optimizer_steps, scenario.warmup_optimizer_steps) for scenario in scenarios} == {(24, 3)}
+    usual = {"schedule": "constant", "min_learning_rate_ratio": 0.0}
+    first, *others = [scenario.optimizer.model_copy(update=usual) for scenario in scenarios]
+    assert others == [first, first]
+
+
 def test_the_arms_of_loss_types_are_the_three_losses_on_policy():
     variants = expand(shipped("loss_types"))
     losses = [variant.scenario.loss.type for variant in variants]

@@ -315,6 +315,17 @@ def test_warm_up_alone_is_said_to_be_that(record: Record) -> None:
     assert said not in what_if(record(), ["steps=6"]).notes
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "otherwise"),
+    [({}, False), ({"warmup_steps": 2}, False), ({"warmup_ratio": 0.1}, True), ({"schedule": "linear"}, True)],
+)
+def test_more_steps_train_otherwise_where_the_learning_rate_ends_with_the_run(
+    record: Record, optimizer: dict[str, Any], otherwise: bool
+) -> None:
+    notes = what_if(record(optimizer=optimizer), ["steps=6"]).notes
+    assert any("a policy that is trained otherwise" in note for note in notes) == otherwise
+
+
 def test_replay_draws_again_from_recorded_groups(record: Record) -> None:
     answer = what_if(record(), ["replay={capacity: 8, max_uses: 2}"])
 

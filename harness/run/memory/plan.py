@@ -207,6 +207,7 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool)
     autocast = model.precision == "bfloat16" and width == 4
     weights = shape.num_parameters * width
     copies = int(scenario.needs_reference) + int(scenario.loss.kl.monitor)
+    averaged = scenario.needs_reference and scenario.loss.kl.reference == "polyak" and width < 4
     rows = scenario.microbatch_size
     batch = Batch(rows, min(rows, math.ceil(rows / scenario.group_size)), prompt, scenario.sampling.max_tokens)
     checkpointing = getattr(model, "gradient_checkpointing", False)
@@ -217,6 +218,7 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool)
             Amount("policy", weights),
             Amount("optimizer", 2 * weights),
             Amount("reference and previous policy", copies * weights),
+            Amount("float32 average of the reference policy", 4 * shape.num_parameters if averaged else 0),
             Amount("published weights", _published(scenario) * weights),
             Amount("gradients", weights, "update"),
             Amount("activations", kept + cast_bytes(shape, autocast), "update"),

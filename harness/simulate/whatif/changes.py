@@ -162,7 +162,9 @@ class Change:
     @property
     def trains_otherwise(self) -> bool:
         """Whether the policy would have learnt something else, and so written something else."""
-        return any(not _falls_under(key, _SAME_POLICY) for key in self.keys)
+        optimizer = self.after.optimizer
+        ends_with_the_run = optimizer.schedule != "constant" or optimizer.warmup_ratio > 0  # the learning rate's course
+        return any(not _falls_under(key, _SAME_POLICY) or (key == "steps" and ends_with_the_run) for key in self.keys)
 
     @property
     def needs_costs(self) -> str | None:

@@ -1,0 +1,68 @@
+"""The reference policy that KL is measured against: frozen, re-cloned, or averaged towards the policy."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+def frozen_copy(model: nn.Module) -> nn.Module:
+    """Return a copy without gradients; tied weights stay tied."""
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceUpdates:
+    """When and how far the reference policy follows.
+
+    Attributes:
+        every: training steps between two updates; None keeps the initial policy for ever.
+        alpha: weight of the current policy in an update, above 0; 1 makes the reference the current policy.
+    """
+
+    every: int | None = None
+    alpha: float = 1.0
+
+
+class ReferencePolicy:
+    """A copy of the policy that follows it by Polyak averaging (Polyak and Juditsky 1992; TR-DPO, arXiv:2404.09656).
+
+    After every so many training steps, parameter by parameter, paired by name, tied ones once:
+
+        reference <- (1 - alpha) * reference + alpha * policy
+
+    in float32 at least. Where the parameters are bfloat16, in which a step of less than 1/512 of a weight is lost, the
+    averages are kept beside them, and the model that scores is their rounding, of the policy's own type.
+
+    Args:
+        policy: copied as it is now.
+        updates: when and how far the copy follows.
+
+    Attributes:
+        model: the reference policy.
+    """
+
+    def __init__(self, policy: nn.Module, updates: ReferenceUpdates) -> None:
+        self.model, self._updates = frozen_copy(policy), updates
+        self._averages: dict[str, Tensor] = {}
+        if updates.every is not None and updates.alpha < 1:
+            self._averages = {
+                name: parameter.float()
+                for name, parameter in self.model.named_parameters()
+                if parameter.dtype in (torch.bfloat16, torch.float16)
+            }
+
+    @torch.no_grad()
+    def follow(self, policy: nn.Module, step: int) -> None:
+        """Update the reference if it is due after this training step, counted from 0."""
+        if self._updates.every is None or (step + 1) % self._updates.every != 0:
+            return
+        current = dict(policy.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            average = self._averages.get(name, parameter)
+            average.lerp_(current[name].to(average.dtype), self._updates.alpha)
+            if average is not parameter:
+                parameter.copy_(average)

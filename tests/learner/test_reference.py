@@ -1,0 +1,116 @@
+"""The reference policy against series by hand: what it averages, when, and what KL is measured against."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from harness.learner import PolicyTrainer
+from harness.learner.reference import ReferencePolicy, ReferenceUpdates
+from harness.models.decoder import DecoderLM
+from tests.learner.tiny_training import CONFIG, OPTIONS, groups
+
+
+def single(value: float, dtype: torch.dtype = torch.float32) -> nn.ParameterDict:
+    """A policy of one weight."""
+    return nn.ParameterDict({"weight": nn.Parameter(torch.tensor([value], dtype=dtype))})
+
+
+def followed(updates: ReferenceUpdates, values: list[float], dtype: torch.dtype = torch.float32) -> list[float]:
+    """The reference of a policy that starts at 0, after each training step, which takes the policy to these values."""
+    policy = single(0.0, dtype)
+    reference = ReferencePolicy(policy, updates)
+    found = []
+    for step, value in enumerate(values):
+        nn.init.constant_(policy["weight"], value)
+        reference.follow(policy, step)
+        found.append(float(reference.model.get_parameter("weight")))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        (ReferenceUpdates(), [0, 0, 0, 0, 0]),
+        (ReferenceUpdates(every=1), [1, 2, 4, 8, 16]),
+        (ReferenceUpdates(every=2), [0, 2, 2, 8, 8]),
+        # 0.5 * 0 + 0.5 * 1, 0.25 + 1, 0.625 + 2, 1.3125 + 4, 2.65625 + 8
+        (ReferenceUpdates(every=1, alpha=0.5), [0.5, 1.25, 2.625, 5.3125, 10.65625]),
+        # only after the second and the fourth step: 0.75 * 0 + 0.25 * 2, 0.375 + 2
+        (ReferenceUpdates(every=2, alpha=0.25), [0, 0.5, 0.5, 2.375, 2.375]),
+    ],
+)
+def test_the_reference_after_each_training_step(updates: ReferenceUpdates, expected: list[float]) -> None:
+    assert followed(updates, [1, 2, 4, 8, 16]) == expected
+
+
+def test_a_bfloat16_policy_is_averaged_in_float32() -> None:
+    """0.99^n of the way is left after n steps of 0.01. In bfloat16 the average stays where a hundredth of what is left
+    is less than half of its spacing, 2^-7 between 1 and 2: no later than at 2 - 0.39 = 1.61."""
+    policy = single(1.0, torch.bfloat16)
+    reference = ReferencePolicy(policy, ReferenceUpdates(every=1, alpha=0.01))
+    nn.init.constant_(policy["weight"], 2.0)
+    rounded = torch.tensor(1.0, dtype=torch.bfloat16)
+    for step in range(500):
+        reference.follow(policy, step)
+        rounded = rounded + 0.01 * (2 - rounded)
+    found = reference.model.get_parameter("weight")
+    assert found.dtype == torch.bfloat16
+    assert float(found) == pytest.approx(2 - 0.99**500, abs=2**-8)  # 1.9934, where the spacing is 2^-7
+    assert float(rounded) < 1.7
+
+
+def test_tied_weights_move_once() -> None:
+    """Output and embedding are one matrix; averaged under both names it would move by three quarters, not a half."""
+    for model in (DecoderLM(CONFIG, seed=1), tied_pair()):
+        start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        reference = ReferencePolicy(model, ReferenceUpdates(every=1, alpha=0.5))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        reference.follow(model, 0)
+        assert len(list(reference.model.parameters())) == len(start)
+        for name, parameter in reference.model.named_parameters():
+            torch.testing.assert_close(parameter, start[name] + 0.5)
+
+
+def tied_pair() -> nn.Module:
+    pair = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "output": nn.Linear(3, 5, bias=False)})
+    pair["output"].weight = pair["embedding"].weight
+    return pair
+
+
+def test_parameters_are_paired_by_name() -> None:
+    policy = nn.ParameterDict({"a": nn.Parameter(torch.tensor([1.0])), "b": nn.Parameter(torch.tensor([10.0]))})
+    reference = ReferencePolicy(policy, ReferenceUpdates(every=1, alpha=0.5))
+    turned = nn.ParameterDict({"b": nn.Parameter(torch.tensor([20.0])), "a": nn.Parameter(torch.tensor([3.0]))})
+    reference.follow(turned, 0)
+    assert {name: float(parameter) for name, parameter in reference.model.named_parameters()} == {"a": 2.0, "b": 15.0}
+
+
+def test_kl_is_measured_against_the_average() -> None:
+    """With alpha 0.25 the reference of step 2 is 0.5625 of policy 0, 0.1875 of policy 1 and 0.25 of policy 2."""
+    options = replace(OPTIONS, monitor_kl=True, reference=ReferenceUpdates(every=1, alpha=0.25))
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    policies = []
+    for step in range(3):
+        policies.append({name: tensor.detach().clone() for name, tensor in trainer.weights().items()})
+        batch = trainer.prepare(groups(seed=step))
+        trainer.compute_old_log_probs(batch)
+        trainer.compute_reference_log_probs(batch)
+        metrics = trainer.train(step, batch)
+    first, second, third = policies
+    averaged = DecoderLM(CONFIG, seed=1)
+    by_hand = {name: 0.5625 * first[name] + 0.1875 * second[name] + 0.25 * third[name] for name in first}
+    averaged.load_state_dict(by_hand, strict=False)
+    expected = trainer.prepare(groups(seed=2))
+    PolicyTrainer(averaged, 0, options).compute_old_log_probs(expected)
+    found, reference = batch.rollouts, expected.rollouts.old_log_probs_BT
+    assert reference is not None
+    assert found.old_log_probs_BT is not None
+    assert found.reference_log_probs_BT is not None
+    torch.testing.assert_close(found.reference_log_probs_BT, reference, atol=1e-5, rtol=0)
+    gap = (found.old_log_probs_BT - reference)[found.response_mask_BT].mean()
+    assert abs(float(gap)) > 1e-3
+    assert metrics["kl/reference_k1"].value == pytest.approx(float(gap), abs=1e-5)

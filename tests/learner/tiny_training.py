@@ -1,0 +1,54 @@
+"""A policy of 17 tokens and scored groups for it, for tests of the Learner."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from harness.core.types import Completion, GroupData, Prompt, RolloutGroup
+from harness.grpo import LossOptions
+from harness.learner import PolicyTrainer, TrainerOptions
+from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
+
+CONFIG = ModelConfig(
+    vocab_size=17,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=32,
+)
+OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("grpo_clip"), learning_rate=1e-2)
+
+
+def groups(seed: int = 0, num_groups: int = 3, group_size: int = 4) -> tuple[RolloutGroup, ...]:
+    """Groups of random responses of 1 to 8 tokens; the rewards of each are 0, 1, 1 and 0.5 in some order."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for prompt_id in range(num_groups):
+        lengths = rng.integers(1, 9, group_size)
+        completions = tuple(
+            Completion(rng.integers(0, 17, length), rng.normal(-2, 0.1, length).astype(np.float32), "", "stop")
+            for length in lengths
+        )
+        data = GroupData(Prompt("p", "g"), rng.integers(0, 17, int(rng.integers(2, 6))), completions)
+        rewards = tuple(float(reward) for reward in rng.permutation([0.0, 1.0, 1.0, 0.5])[:group_size])
+        made.append(RolloutGroup(prompt_id, 0, 0, 0, tuple(map(int, lengths)), data, rewards))
+    return tuple(made)
+
+
+def trained(options: TrainerOptions, steps: int = 1) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Train from the same initial weights; return the weights and the last step's metrics."""
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    for step in range(steps):
+        batch = trainer.prepare(groups(seed=step))
+        if options.needs_old_log_probs:
+            trainer.compute_old_log_probs(batch)
+        if options.needs_reference:
+            trainer.compute_reference_log_probs(batch)
+        metrics = trainer.train(step, batch)
+    weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+    return weights, {name: metric.value for name, metric in metrics.items()}
