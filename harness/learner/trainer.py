@@ -30,7 +30,7 @@ from harness.grpo.masking import unknown_choice
 from harness.learner.minibatches import row_numbers, shuffled_rows, split
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.reference import ReferencePolicy, ReferenceUpdates, frozen_copy
-from harness.models.policy import policy_log_probs
+from harness.models.policy import ScoringModel
 from harness.models.scoring import TokenBan
 from harness.scenario import loss as passes
 
@@ -183,13 +183,14 @@ class PolicyTrainer:
         eos_token_id: int | None = None,
     ) -> None:
         self.model, self.options = model, options
+        self._scoring = ScoringModel(model)
         self._ban = _ban_of(options.ban_eos_first, eos_token_id)
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
         self._device = next(model.parameters()).device
         self._optimizer = make_optimizer(model, options.learning_rate, options.betas, options.weight_decay)
         self._reference = ReferencePolicy(model, options.reference) if options.needs_reference else None
-        self._previous = frozen_copy(model) if options.monitor_kl else None
+        self._previous = ScoringModel(frozen_copy(model)) if options.monitor_kl else None
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
 
@@ -216,7 +217,9 @@ class PolicyTrainer:
 
     def compute_old_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the policy before the first optimizer step."""
-        batch.rollouts = replace(batch.rollouts, old_log_probs_BT=self._no_grad_log_probs(self.model, batch.rollouts))
+        batch.rollouts = replace(
+            batch.rollouts, old_log_probs_BT=self._no_grad_log_probs(self._scoring, batch.rollouts)
+        )
 
     def compute_reference_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the reference policy and, when monitored, the drift from it and the previous one.
@@ -227,7 +230,7 @@ class PolicyTrainer:
         and ``kl/biased`` is 1.
         """
         assert self._reference is not None
-        reference_BT = self._no_grad_log_probs(self._reference.model, batch.rollouts)
+        reference_BT = self._no_grad_log_probs(ScoringModel(self._reference.model), batch.rollouts)
         batch.rollouts = replace(batch.rollouts, reference_log_probs_BT=reference_BT)
         if self._previous is None:
             return
@@ -247,7 +250,7 @@ class PolicyTrainer:
             Interrupted: ``should_stop`` said so.
         """
         if self._previous is not None:
-            self._previous.load_state_dict(self.model.state_dict())
+            self._previous.policy.load_state_dict(self.model.state_dict())
         parts: list[Metrics] = []
         for epoch in range(self.options.epochs_per_batch):
             for index, minibatch in enumerate(self._minibatches(batch.rollouts, step, epoch)):
@@ -275,7 +278,7 @@ class PolicyTrainer:
         mask_BT = torch.arange(response_ids_BT.shape[1]) < lengths_B[:, None]
         rows = (prompt_ids_PL, lengths_P, response_ids_BT, mask_BT, torch.arange(len(prompts)))
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
-            log_probs_BT, _ = policy_log_probs(self.model, *(tensor.to(self._device) for tensor in rows))
+            log_probs_BT, _ = self._scoring(*(tensor.to(self._device) for tensor in rows))
         found = log_probs_BT.float().cpu().numpy()
         return [row_T[:length] for row_T, length in zip(found, lengths_B.tolist(), strict=True)]
 
@@ -346,7 +349,7 @@ class PolicyTrainer:
         The gap between the old policy and the one that sampled is logged as ``engine_mismatch/kl`` where both have the
         same weights, and as ``off_policy/kl`` with lag or replay.
         """
-        log_probs_BT, entropy_BT = self._log_probs(self.model, micro, with_entropy=True)
+        log_probs_BT, entropy_BT = self._log_probs(self._scoring, micro, with_entropy=True)
         loss, tallies = surrogate_loss(
             log_probs_BT,
             micro.response_mask_BT,
@@ -367,20 +370,21 @@ class PolicyTrainer:
         return loss.detach(), to_metrics(tallies)
 
     @torch.no_grad()
-    def _no_grad_log_probs(self, model: nn.Module, rollouts: RolloutBatch) -> Tensor:
-        """Log-probs of all rollouts under ``model``, one microbatch after the other; 0 where masked."""
+    def _no_grad_log_probs(self, scoring: ScoringModel, rollouts: RolloutBatch) -> Tensor:
+        """Log-probs of all rollouts under a policy, one microbatch after the other; 0 where masked."""
         pieces = self.options.minibatches_per_epoch * self.options.gradient_accumulation_steps
         log_probs_BT = torch.zeros_like(rollouts.engine_log_probs_BT)
         for rows_B in row_numbers(rollouts, pieces):
-            part_BT, _ = self._log_probs(model, rollouts.rows(rows_B), with_entropy=False)
+            part_BT, _ = self._log_probs(scoring, rollouts.rows(rows_B), with_entropy=False)
             log_probs_BT[rows_B, : part_BT.shape[1]] = part_BT
         return log_probs_BT
 
-    def _log_probs(self, model: nn.Module, rollouts: RolloutBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def _log_probs(
+        self, scoring: ScoringModel, rollouts: RolloutBatch, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         bfloat16 = self.options.precision == "bfloat16"
         with torch.autocast(self._device.type, torch.bfloat16, enabled=bfloat16):
-            return policy_log_probs(
-                model,
+            scored: tuple[Tensor, Tensor | None] = scoring(
                 rollouts.prompt_ids_PL,
                 rollouts.prompt_lengths_P,
                 rollouts.response_ids_BT,
@@ -391,6 +395,7 @@ class PolicyTrainer:
                 entropy_gradient=with_entropy and self.options.loss.entropy_coefficient > 0,
                 ban=self._ban,
             )
+        return scored
 
 
 def _ban_of(first: int, eos_token_id: int | None) -> TokenBan | None:

@@ -21,6 +21,26 @@ from harness.models.shared_prompt import response_log_probs
 from harness.models.sorting import SortingModel, sorting_log_probs
 
 
+class ScoringModel(nn.Module):
+    """A policy whose forward pass scores responses, its output matrix included.
+
+    What is wrapped around or hooked into a module (DDP, FSDP2, DeepSpeed, tensor-parallel plans) acts when the module
+    is called. Scoring calls inner modules and multiplies with the output matrix, so the policy's own ``forward`` never
+    runs; this one does, once for each microbatch, around everything that reads a weight.
+
+    Args:
+        policy: any policy that ``policy_log_probs`` knows.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, *batch: Tensor, **how: Any) -> tuple[Tensor, Tensor | None]:
+        """Score responses; arguments and results as in ``policy_log_probs`` without its model."""
+        return policy_log_probs(self.policy, *batch, **how)
+
+
 def policy_log_probs(
     model: nn.Module,
     prompt_ids_PL: Tensor,
