@@ -40,7 +40,7 @@ from harness.compare.stats import (
 from harness.compare.step_times import steadiness_notes, warm_up_reasons
 from harness.compare.tables import Table
 from harness.core.errors import UserError
-from harness.results.step_metrics import SPEED_PROBE
+from harness.results.rows import SPEED_PROBE
 
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
