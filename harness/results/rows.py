@@ -65,6 +65,14 @@ SPEED_PROBE = "probe/speed_s"
 """Metric: seconds of a fixed piece of work between steps; of the one before the step, in its row."""
 
 
+class StepSeconds(NamedTuple):
+    """The seconds of a training step, and whether it had neither an evaluation nor a profiler."""
+
+    step: int
+    seconds: float
+    plain: bool
+
+
 @dataclass(frozen=True, slots=True)
 class WarmUp:
     """The start of a run that statistics leave out; ``harness.results.warmup`` finds it.
