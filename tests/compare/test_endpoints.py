@@ -17,10 +17,9 @@ from harness.compare.endpoints import (
     WEIGHT_SYNC_SECONDS,
     blocks_needed,
     endpoint_of,
-    half_width,
     headline,
 )
-from harness.compare.stats import Effect, Verdict
+from harness.compare.stats import Effect, Verdict, half_width
 from harness.compare.verdicts import judgements
 from harness.results import RunFolder
 from harness.scenario import Scenario
