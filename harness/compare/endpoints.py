@@ -84,7 +84,7 @@ def _seconds_per_step(run: RunFigures) -> float | None:
 
 
 def _weight_sync_seconds(run: RunFigures) -> float | None:
-    return fmean(run.sync.measured_s) if run.sync is not None and run.sync.measured_s else None
+    return fmean(run.sync.whole_s) if run.sync is not None and run.sync.whole_s else None
 
 
 def _reward_at_rollouts(run: RunFigures) -> float | None:
