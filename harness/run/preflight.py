@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from harness.core.errors import UserError
+from harness.engines.vllm_machine import check_no_share
 from harness.probes.load import load_profile
 from harness.probes.nsight import check_nsight
 from harness.probes.nvml import list_gpus
@@ -39,7 +40,7 @@ def check_before_start(
         nvml: the module ``pynvml``; None imports it.
 
     Raises:
-        UserError: too little memory, a GPU that PyTorch does not find, a user's own loss or advantage that cannot be
+        UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's own loss or advantage that cannot be
             used, an unknown profile, a window outside of the run, a profiler or tracker that cannot work here.
     """
     runs = sum(map(len, points))
@@ -48,6 +49,8 @@ def check_before_start(
     check_gpu_is_found(scenarios, nvml=nvml)
     free = free or free_memory(nvml)
     for scenario in scenarios:
+        if scenario.device_of(scenario.placement.generator, free.has_gpu) == "cpu":
+            check_no_share(getattr(scenario.engine, "gpu_memory_utilization", None))
         own_functions(scenario)
         check_trackers(scenario.trackers)
         profile = load_profile(scenario.profile)
@@ -76,9 +79,10 @@ def free_memory(nvml: Any = None) -> FreeMemory:
     """
     listed, _ = list_gpus(nvml)
     gpus = tuple(gpu["free_bytes"] for gpu in listed or ())
+    sizes = tuple(gpu["memory_gib"] and gpu["memory_gib"] << 30 for gpu in listed or ())
     if not gpus and torch.cuda.is_available():
         gpus = (None,) * torch.cuda.device_count()
-    return FreeMemory(free_main_memory(), gpus)
+    return FreeMemory(free_main_memory(), gpus, sizes)
 
 
 def _refuse_a_view_of_other_arms(variants: Sequence[Variant]) -> None:

@@ -227,6 +227,8 @@ class VllmEngineSettings(ServingEngineSettings):
     """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""
     kv_cache_gib: Positive | None = None
     """GiB for keys and values; null: what max_batch full responses need, at most 4, or half a GPU's room."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of a GPU's whole memory that vLLM takes; the rest of it goes to keys and values. Not with kv_cache_gib."""
 
 
 class SglangEngineSettings(ServingEngineSettings):
@@ -363,6 +365,22 @@ def examples_are_evaluated(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "evaluation.examples", "evaluation.prompts")
 
 
+def one_size_of_vllms_cache(scenario: Scenario) -> Problem | None:
+    """vLLM's memory is said in one way, and a share of a GPU needs a GPU."""
+    engine = scenario.engine
+    if not isinstance(engine, VllmEngineSettings) or engine.gpu_memory_utilization is None:
+        return None
+    share = f"engine.gpu_memory_utilization is {engine.gpu_memory_utilization:g}"
+    if engine.kv_cache_gib is not None:
+        what = f"{share} and engine.kv_cache_gib is {engine.kv_cache_gib:g}: both say how much vLLM takes"
+        return broken(what, "leave one of them out", "engine.gpu_memory_utilization", "engine.kv_cache_gib")
+    if scenario.device_of(scenario.placement.generator, has_gpu=True) == "cpu":
+        what = f"{share}, and the Generator is on the CPU"
+        fix = "set engine.kv_cache_gib instead, or give the Generator a GPU (placement.generator.gpus: 1)"
+        return broken(what, fix, "engine.gpu_memory_utilization")
+    return None
+
+
 def token_bounds(scenario: Scenario) -> Problem | None:
     """A response can be long enough."""
     low, high = scenario.sampling.min_tokens, scenario.sampling.max_tokens
@@ -397,6 +415,7 @@ TASK_AND_MODEL_RULES = (
     keyword_files_come_together,
     enough_validation_prompts,
     examples_are_evaluated,
+    one_size_of_vllms_cache,
     token_bounds,
     pinned_lengths_fit,
 )
