@@ -17,7 +17,7 @@ from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
 from harness.results.trackers.streams import check_trackers
 from harness.run.builders import own_functions
-from harness.run.devices import check_gpu_is_found, slow_bfloat16
+from harness.run.devices import check_gpu_is_found, slow_precision
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
@@ -40,8 +40,9 @@ def check_before_start(
         nvml: the module ``pynvml``; None imports it.
 
     Raises:
-        UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's own loss or advantage that cannot be
-            used, an unknown profile, a window outside of the run, a profiler or tracker that cannot work here.
+        UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's
+            own loss or advantage that cannot be used, an unknown profile, a window outside of the run, a profiler or
+            tracker that cannot work here.
     """
     runs = sum(map(len, points))
     points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
@@ -68,7 +69,7 @@ def check_before_start(
     groups = [group for variants in points for group in side_by_side(variants)]
     for line in dict.fromkeys(check_memory(group, free) for group in groups):
         say(line)
-    if slow := slow_bfloat16(scenarios, free.has_gpu):
+    if slow := slow_precision(scenarios, free.has_gpu):
         say(slow)
 
 

@@ -118,7 +118,7 @@ class PolicySettings(Section):
     """What every kind of policy has."""
 
     precision: Precision = "float32"
-    """Training arithmetic; bfloat16 means autocast over float32 weights."""
+    """Training arithmetic; bfloat16 and float16 mean autocast over float32 weights, float16 with loss scaling."""
     threads: AtLeast1 | None = None
     """CPU threads of the training process; null takes all cores."""
 
@@ -215,7 +215,7 @@ class ServingEngineSettings(Section):
     max_batch: AtLeast1 = 256
     """How many responses are decoded together at most."""
     mismatch_bound: Positive | None = None
-    """Largest gap between engine and Learner log-probs after a weight sync; null: 1e-4 in float32, 0.5 in bfloat16."""
+    """Largest gap between engine and Learner log-probs after a weight sync; null: 1e-4 in float32, else 0.5."""
 
 
 class VllmEngineSettings(ServingEngineSettings):
@@ -289,6 +289,22 @@ def sorting_goes_together(scenario: Scenario) -> Problem | None:
         return None
     what = f"task.type is {task} and model.type is {model}: the sorting task and its model go together"
     return broken(what, "set both to sorting, or neither", "task.type", "model.type")
+
+
+def trained_weights_are_no_float16(scenario: Scenario) -> Problem | None:
+    """What an optimizer step adds to weights of float16 is mostly below the half of their last bit.
+
+    Adam's epsilon of 1e-8 is 0 there too, and torch's loss scaling takes no gradients of float16.
+    """
+    if getattr(scenario.model, "dtype", None) != "float16":
+        return None
+    what = (
+        "model.dtype is float16: weights of float16 lose small updates, and Adam divides by an epsilon that is 0 there"
+    )
+    fix = (
+        "set model.precision to float16 (float32 weights, float16 arithmetic, loss scaling), or model.dtype to bfloat16"
+    )
+    return broken(what, fix, "model.dtype")
 
 
 def sorting_engine(scenario: Scenario) -> Problem | None:
@@ -409,6 +425,7 @@ def pinned_lengths_fit(scenario: Scenario) -> Problem | None:
 
 TASK_AND_MODEL_RULES = (
     sorting_goes_together,
+    trained_weights_are_no_float16,
     sorting_engine,
     paced_goes_together,
     warm_start_suits_the_task,

@@ -42,7 +42,7 @@ _LEAST_STORE = 75 * 2**20
 _MOST_SLOW_STORE = 10**10
 """Bytes of a store outside of shared memory; Ray refuses more."""
 _VLLM_AMOUNTS = ("engine weights", "key/value cache", "vLLM's workspace")
-_WIDTH = {"float32": 4, "bfloat16": 2}
+_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PUBLISHED_COPIES = 2
 """Versions that a transport keeps at the sender: the one in use, and the one being published."""
 
@@ -226,7 +226,7 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool)
     """What training holds: the policy, AdamW's two averages, copies for KL, what is published, and one microbatch."""
     model: Any = scenario.model
     width = _WIDTH[getattr(model, "dtype", "float32")]
-    autocast = model.precision == "bfloat16" and width == 4
+    autocast = model.precision != "float32" and width == 4
     weights = shape.num_parameters * width
     copies = int(scenario.needs_reference) + int(scenario.loss.kl.monitor)
     rows = scenario.microbatch_size
