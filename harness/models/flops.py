@@ -35,8 +35,8 @@ def peak_flops(gpu: str, precision: str) -> float | None:
 
     Args:
         gpu: its name, as NVML gives it.
-        precision: ``bfloat16``, or ``float16`` with the same peaks, or ``float32`` without TensorFloat-32, as torch does
-            it unless told otherwise.
+        precision: ``bfloat16``; ``float16``, with the same peaks; or ``float32`` without TensorFloat-32, as torch
+            does it unless told otherwise.
     """
     words = gpu.replace("-", " ").replace("_", " ").split()
     if "MIG" in words:

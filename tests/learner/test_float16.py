@@ -89,7 +89,7 @@ def test_a_gradient_that_overflows_is_computed_again_with_half_the_scale_and_no_
 def test_a_gradient_that_no_scale_saves_stops_the_run_and_leaves_the_weights() -> None:
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, precision="float16"))
     before = {name: weight.detach().clone() for name, weight in trainer.weights().items()}
-    with pytest.raises(Diverged, match="gradient norm (inf|nan) at training step 0"):
+    with pytest.raises(Diverged, match=r"gradient norm (inf|nan) at training step 0"):
         trainer.train(0, trainer.prepare(groups(1e12)))
     assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
 
