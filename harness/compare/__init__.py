@@ -8,7 +8,7 @@ import probes, results and what stands below them. ``python -m harness.compare r
 
 from harness.compare.attribution import LaneAccount, account_spans, lane_account
 from harness.compare.experiments import Experiment, Variant, gather
-from harness.compare.figures import RunFigures, run_figures, stage_totals
+from harness.compare.figures import RunFigures, run_figures
 from harness.compare.learning import seconds_to_reward
 from harness.compare.numbers import Spread
 
@@ -23,5 +23,4 @@ __all__ = [
     "lane_account",
     "run_figures",
     "seconds_to_reward",
-    "stage_totals",
 ]

@@ -74,13 +74,24 @@ def paired_seconds(pairs: Sequence[Runs], alternated: bool) -> list[tuple[BlockS
     for before, after in pairs:
         if before.series is None or after.series is None:
             continue
-        mine, theirs = before.series.measured(), after.series.measured()
-        kept = [_timed_steps(mine), _timed_steps(theirs)]
-        if alternated:
-            kept = [kept[0] & kept[1]] * 2
-        if all(kept):
-            found.append((_seconds(mine, kept[0]), _seconds(theirs, kept[1])))
+        block = block_seconds(before.series.measured(), after.series.measured(), alternated)
+        if block is not None:
+            found.append(block)
     return found
+
+
+def block_seconds(before: StepSeries, after: StepSeries, alternated: bool) -> tuple[BlockSeconds, BlockSeconds] | None:
+    """Return the seconds per step of two arms in one block; None where no step is left.
+
+    Args:
+        before, after: measured steps of the baseline and of the arm.
+        alternated: whether the arms took turns by step: then only the steps that both have count, so that the two
+            means share the machine's slow moments.
+    """
+    kept = [_timed_steps(before), _timed_steps(after)]
+    if alternated:
+        kept = [kept[0] & kept[1]] * 2
+    return (_seconds(before, kept[0]), _seconds(after, kept[1])) if all(kept) else None
 
 
 def step_comparison(

@@ -11,13 +11,12 @@ from harness.compare.caveats import DIFFERENCES, NOT_INSTALLED, UNKNOWN, environ
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import listed, plural
 from harness.compare.stats import Effect, Verdict
+from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.results import Manifest
 
 SETTINGS = "settings"
 """What ``--allow-difference`` calls all settings at once; one of them goes by its dotted key."""
 MOST_NAMED = 5
-MAY_DIFFER = ("name", "description", "seed", "arms", "sweep", "endpoint", "blocks", "stop_at_half_width")
-"""Settings that say which runs there are and not what one of them does."""
 UNLIKE_IS_MEANT = ("commit",)
 """Two versions of the code are what a comparison may be about."""
 _THREADS = ("model.threads", "placement.generator.threads", "placement.scorer.threads", "placement.learner.threads")
@@ -111,7 +110,7 @@ def unlike_threads(before: Sequence[RunFigures], after: Sequence[RunFigures], al
 def unlike_settings(before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]) -> list[str]:
     """Name settings that are not the same in every run of both, with the values; at most ``MOST_NAMED`` of them.
 
-    What not every run has recorded is unlike. ``MAY_DIFFER`` is not looked at.
+    What not every run has recorded is unlike. ``EXPERIMENT_SETTINGS`` is not looked at.
     """
     runs = [*before, *after]
     if SETTINGS in allowed:
@@ -149,7 +148,7 @@ def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
     left_out = _THREADS if recorded else ()
     tables = []
     for run, settings in zip(runs, flat, strict=True):
-        kept = {key: value for key, value in settings.items() if key.split(".")[0] not in MAY_DIFFER}
+        kept = {key: value for key, value in settings.items() if key.split(".")[0] not in EXPERIMENT_SETTINGS}
         kept["interleaving"] = run.manifest.interleaving or "run"
         if run.manifest.prompt_template is not None:
             kept["task.prompt.sha256"] = run.manifest.prompt_template.get("sha256", "")[:12]

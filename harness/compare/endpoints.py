@@ -18,12 +18,11 @@ from harness.compare.numbers import NOTHING, change, number, reward
 from harness.compare.rewards import final_reward
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, Verdict
 from harness.compare.stats.intervals import CONFIDENCE, LEVEL, POWER, t_quantile
+from harness.core.experiment import MOST_BLOCKS
 
 REWARD_THRESHOLD = 0.03
 """Difference of validation reward that counts in practice."""
 SYNC_THRESHOLD = 0.05
-MOST_BLOCKS = 1000
-"""As many as a scenario may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def _seconds_per_step(run: RunFigures) -> float | None:
 
 
 def _weight_sync_seconds(run: RunFigures) -> float | None:
-    return fmean(run.sync.measured_s) if run.sync is not None and run.sync.measured_s else None
+    return fmean(run.sync.whole_s) if run.sync is not None and run.sync.whole_s else None
 
 
 def _reward_at_rollouts(run: RunFigures) -> float | None:
@@ -118,9 +117,9 @@ def endpoint_of(runs: Sequence[RunFigures]) -> Endpoint:
     return next((ENDPOINTS[name] for name in named if name in ENDPOINTS), SECONDS_PER_STEP)
 
 
-def half_width(effect: Effect) -> float | None:
-    """Return the upper half of the 95% interval as a relative change: 0.02 is 2%. None below two blocks."""
-    return None if effect.ratio is None or effect.high is None else effect.high / effect.ratio - 1
+def endpoint_of_effect(effect: Effect) -> Endpoint:
+    """Return how an effect is written: that of an endpoint by its rules, any other as a ratio of seconds."""
+    return ENDPOINTS.get(effect.name, SECONDS_PER_STEP)
 
 
 def blocks_needed(effect: Effect) -> int | None:

@@ -343,14 +343,6 @@ def _single_steps(measured: StepSeries | None) -> SingleSteps | None:
     return SingleSteps(low, middle, high)
 
 
-def stage_totals(run: Run) -> dict[Stage, float]:
-    """Return the seconds of each stage and wait over the whole loop, added over lanes.
-
-    They come from the step rows and the tail, and equal what the spans that ended after start-up have of the clock.
-    """
-    return _totals(run, run.steps, stage_columns(run.steps))
-
-
 def _totals(run: Run, rows: Sequence[StepRow], stages: Mapping[Stage, Sequence[float]]) -> dict[Stage, float]:
     """Return each stage's seconds in the steps, and in the tail where the rows do not have it yet."""
     has_tail = run.tail is None or (bool(rows) and rows[-1].elapsed_s == run.tail.elapsed_s)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from harness.compare.baselines import load_baseline, read_baselines, unknown_baseline
 from harness.compare.completeness import Gaps, gap_sentence, newer_sentence
-from harness.compare.endpoints import ENDPOINTS, SECONDS_PER_STEP
+from harness.compare.endpoints import endpoint_of_effect
 from harness.compare.experiments import Experiment, is_called
 from harness.compare.numbers import listed
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Verdict, side_of_limit
@@ -205,7 +205,7 @@ def read_limit(text: str, where: str = "--fail-on") -> float:
 
 def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
     effect, floor = judgement.primary, judgement.noise_floor
-    endpoint = ENDPOINTS.get(effect.name, SECONDS_PER_STEP)
+    endpoint = endpoint_of_effect(effect)
     against = f"gate: {judgement.other} against {judgement.base}, {endpoint.words}"
     interval = endpoint.interval(effect)
     if judgement.is_noise_floor:

@@ -178,13 +178,6 @@ class GpuFigures:
     throttled_share: float | None
     missing: Mapping[str, str]
 
-    @property
-    def discrepancy(self) -> float | None:
-        """Integrated power against the energy counter: 0.02 means 2% more; None where one of them is missing."""
-        if not self.energy_j or self.integrated_j is None:
-            return None
-        return self.integrated_j / self.energy_j - 1
-
 
 _GPU_FIGURES = {
     "mean_utilisation": "utilisation",

@@ -105,10 +105,16 @@ def uneven_steps(run: RunFigures) -> UnevenSteps | None:
     )
 
 
-def uneven_sentence(variant: Variant) -> str:
-    """Say of a variant which steps carry much of its time, by its most uneven run; empty where none is uneven."""
+def uneven_sentence(variant: Variant, only_hidden: bool = False) -> str:
+    """Say of a variant which steps carry much of its time, by its most uneven run; empty where none is uneven.
+
+    Args:
+        only_hidden: empty too unless in some run steps that no evaluation explains carry ``CARRIED`` of the time and
+            more: that is a headline.
+    """
     found = [(run, uneven) for run in variant.runs if (uneven := uneven_steps(run)) is not None]
-    if not found:
+    hides = any(not uneven.evaluated and uneven.slow_share >= CARRIED for _, uneven in found)
+    if not found or (only_hidden and not hides):
         return ""
     run, worst = max(
         found, key=lambda pair: max(pair[1].mean_s, pair[1].median_s) / min(pair[1].mean_s, pair[1].median_s)
@@ -124,12 +130,6 @@ def uneven_sentence(variant: Variant) -> str:
         text = f"{name}: a step takes {number(worst.mean_s)} s on average, {against}"
     more = f"; {len(found)} of {len(variant.runs)} runs are as uneven" if len(variant.runs) > 1 else ""
     return f"{text}{more}."
-
-
-def hides_time(variant: Variant) -> bool:
-    """Whether in any run steps that no evaluation explains carry ``CARRIED`` of the time and more: a headline."""
-    found = [uneven for run in variant.runs if (uneven := uneven_steps(run)) is not None]
-    return any(not uneven.evaluated and uneven.slow_share >= CARRIED for uneven in found)
 
 
 def _numbered(steps: Sequence[int]) -> str:

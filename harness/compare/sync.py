@@ -19,7 +19,9 @@ NO_TRANSPORT = "in_process"
 
 @dataclass(frozen=True, slots=True)
 class SyncFigures:
-    """Weight syncs, one value for each training step. The first step is left out: its syncs set up connections.
+    """Weight syncs, one value for each measured training step.
+
+    Warm-up and profiled steps are left out; where no other synced, all but the first, whose syncs set up connections.
 
     Attributes:
         transport: the scenario's ``transport.type``.
@@ -27,7 +29,6 @@ class SyncFigures:
         seconds: by part, ``publish`` and ``verify`` on the Learner, ``transfer``, ``load`` and ``verify`` on a
             Generator; a part that the transport does not have is missing.
         whole_s: from publishing to loaded: publish, transfer and load together, without verification.
-        measured_s: the same of the measured steps alone, without warm-up and profiled ones, where there are any.
         polling_pause_us: of NIXL's progress thread; None with another transport.
     """
 
@@ -36,7 +37,6 @@ class SyncFigures:
     num_tensors: float
     seconds: dict[str, tuple[float, ...]]
     whole_s: tuple[float, ...]
-    measured_s: tuple[float, ...]
     polling_pause_us: int | None = None
 
     @property
@@ -54,13 +54,13 @@ def sync_figures(run: Run) -> SyncFigures | None:
     rows = [row for row in run.steps[1:] if value(row, "bytes") is not None]
     if not rows:
         return None
+    rows = [row for row in rows if not (row.warmup or row.profiled)] or rows
     columns = {part: [value(row, f"{part}_s") for row in rows] for part in PARTS}
-    wholes = [
-        (publish + (transfer or 0.0) + load, not (row.warmup or row.profiled))
-        for row, publish, transfer, load in zip(rows, *(columns[part] for part in MOVING), strict=True)
+    whole_s = tuple(
+        publish + (transfer or 0.0) + load
+        for publish, transfer, load in zip(*(columns[part] for part in MOVING), strict=True)
         if publish is not None and load is not None  # a step in which none was both published and loaded has none
-    ]
-    whole_s = tuple(seconds for seconds, _ in wholes)
+    )
     pause_us = run.setting("transport.progress_thread_delay_us")
     return SyncFigures(
         transport=str(run.setting("transport.type") or NO_TRANSPORT),
@@ -72,7 +72,6 @@ def sync_figures(run: Run) -> SyncFigures | None:
             if any(seconds is not None for seconds in column)
         },
         whole_s=whole_s,
-        measured_s=tuple(seconds for seconds, is_in in wholes if is_in) or whole_s,
         polling_pause_us=pause_us if isinstance(pause_us, int) else None,
     )
 

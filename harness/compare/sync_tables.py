@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.numbers import NOTHING, count, number, plural
@@ -53,10 +53,9 @@ def sync_table(experiment: Experiment) -> Table | None:
     syncs = sorted({len(pooled(column, "whole")) for column in columns if column})
     many = f"{syncs[0]}" if len(syncs) == 1 else f"{syncs[0]} to {syncs[-1]}"
     notes = (
-        f"Medians [10th percentile, 90th percentile] over {many} training steps; the first step of a run is left out, "
-        "since its syncs set up connections.",
-        "The bytes are those of one copy of the weights, the times those of one Generator; GB/s are bytes over publish "
-        "to loaded, without verification.",
+        f"Means [10th percentile, median, 90th percentile] over {many} measured training steps: without warm-up.",
+        "The bytes are those of one copy of the weights, the times those of one Generator; GB/s are the bytes over the "
+        "mean from publish to loaded, without verification.",
     )
     header = ("weight sync", *(variant.name for variant in experiment.variants))
     shown = tuple(row for row in rows if any(cell != NOTHING for cell in row[1:]))
@@ -83,12 +82,12 @@ def _worth_comparing(theirs: SyncFigures, mine: SyncFigures) -> bool:
 
 
 def _against(base: Variant, theirs: Sequence[SyncFigures], other: Variant, mine: Sequence[SyncFigures]) -> str:
-    before, after = (median(pooled(syncs, "whole")) for syncs in (theirs, mine))
+    before, after = (fmean(pooled(syncs, "whole")) for syncs in (theirs, mine))
     times = f"{number(after * _MS)} ms against {number(before * _MS)} ms"
     return (
         f"{_named(other, mine[0])}: {number(mine[0].num_bytes * _MB)} MB from publish to loaded in "
         f"{after / before:.2f} times the time of {_named(base, theirs[0])}, {OBJECT_STORES[theirs[0].transport]} "
-        f"({times}, medians)."
+        f"({times}, means)."
     )
 
 
@@ -105,14 +104,15 @@ def _milliseconds(part: str) -> Callable[[list[SyncFigures]], str]:
 
 
 def _bandwidth(syncs: list[SyncFigures]) -> str:
-    return _spread([sync.num_bytes / seconds / 1e9 for sync in syncs for seconds in sync.whole_s if seconds > 0])
+    whole_s = pooled(syncs, "whole")
+    return number(syncs[0].num_bytes / fmean(whole_s) / 1e9) if sum(whole_s) > 0 else NOTHING
 
 
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return NOTHING
-    middle, low, high = map(number, percentiles(values, 50, 10, 90))
-    return f"{middle} [{low}, {high}]"
+    mean, low, middle, high = map(number, (fmean(values), *percentiles(values, 10, 50, 90)))
+    return f"{mean} [{low}, {middle}, {high}]"
 
 
 Cell = Callable[[SyncPoint], str]

@@ -22,7 +22,7 @@ from harness.compare.block_values import (
 )
 from harness.compare.caveats import unlike
 from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
-from harness.compare.endpoints import ENDPOINTS, endpoint_of
+from harness.compare.endpoints import endpoint_of, endpoint_of_effect
 from harness.compare.experiments import Experiment, Variant, is_called
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import NOTHING, change, listed
@@ -40,13 +40,11 @@ from harness.compare.stats import (
 from harness.compare.step_times import steadiness_notes, warm_up_reasons
 from harness.compare.tables import Table
 from harness.core.errors import UserError
-from harness.results.step_metrics import SPEED_PROBE
+from harness.core.experiment import EXPERIMENT_SETTINGS
+from harness.results.rows import SPEED_PROBE
 
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
-_SETTINGS_OF_A_RUN = (
-    "name", "description", "arms", "sweep", "endpoint", "blocks", "interleaving", "stop_at_half_width", "seed",
-)  # fmt: skip
 ONE_OCCASION = (
     "the baseline has one occasion, so how far occasions lie apart is unknown: record it on 3 at least, better 5"
 )
@@ -349,7 +347,7 @@ def is_same(one: Variant, other: Variant) -> bool:
 
 def settings_of(run: RunFigures) -> dict[str, object]:
     """Return what a run's arm decides of its settings; empty where they were not saved."""
-    return {key: value for key, value in run.settings.items() if key not in _SETTINGS_OF_A_RUN}
+    return {key: value for key, value in run.settings.items() if key not in EXPERIMENT_SETTINGS}
 
 
 def _same_points(one: Variant, other: Variant) -> bool:
@@ -410,7 +408,8 @@ def _table(judgement: Judgement) -> Table:
     if any(effect.of_step for effect in effects):
         notes.append("In steps: a stage that one of the two lacks, as what it adds to a step of the baseline.")
     if judgement.noise_floor is not None:
-        notes.append(f"Noise floor (the baseline against itself): {interval_words(judgement.noise_floor)}.")
+        floor = endpoint_of_effect(judgement.noise_floor).interval(judgement.noise_floor)
+        notes.append(f"Noise floor (the baseline against itself): {floor}.")
     rows = [_row(effect, primary.blocks) for effect in effects]
     return Table(f"{title} ({_HOW[judgement.alternated]})", _HEADER, tuple(rows), tuple(notes))
 
@@ -424,10 +423,10 @@ def _thresholds(effects: Sequence[Effect]) -> str:
 
 
 def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
-    p, endpoint = effect.p_adjusted, ENDPOINTS.get(effect.name)
+    p, endpoint = effect.p_adjusted, endpoint_of_effect(effect)
     ratio = NOTHING if effect.ratio is None else f"{effect.ratio:.3f}"
     ends = NOTHING if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}"
-    if endpoint is not None and endpoint.is_difference:
+    if endpoint.is_difference:
         ratio, ends = endpoint.point_and_ends(effect)
     return (
         effect.label if effect.blocks == blocks else f"{effect.label} ({effect.blocks} blocks)",
@@ -442,11 +441,11 @@ def _row(effect: Effect, blocks: int) -> tuple[str, ...]:
 def verdict_sentence(judgement: Judgement) -> str:
     """Return the verdict on what decides with its interval and reason, and everything else that is different."""
     primary = judgement.primary
-    endpoint = ENDPOINTS.get(primary.name)
-    what = endpoint.words if endpoint is not None else "step time" if primary.name == STEP else primary.name
-    interval = interval_words(primary)
+    endpoint = endpoint_of_effect(primary)
+    what = "step time" if primary.name == STEP else endpoint.words
+    interval = endpoint.interval(primary)
     text = f"{judgement.other} against {judgement.base}, {what}: {primary.verdict.value}, {interval}"
-    if primary.reason and not (endpoint is not None and endpoint.is_difference):  # reasons speak of ratios
+    if primary.reason and not endpoint.is_difference:  # reasons speak of ratios
         text += f" ({primary.reason})"
     different = [effect for effect in judgement.effects[1:] if effect.verdict is Verdict.DIFFERENT]
     if different:
@@ -459,17 +458,6 @@ def _change_words(effect: Effect) -> str:
         share = max(effect.ratio, 1 / effect.ratio) - 1
         return f"{effect.name} ({'adds' if effect.ratio > 1 else 'saves'} {share:.1%} of a step)"
     return f"{effect.label} ({change(effect.ratio)})"
-
-
-def interval_words(effect: Effect) -> str:
-    """Write an effect with its interval, as a change or, of rewards, as a difference."""
-    if effect.name in ENDPOINTS:
-        return ENDPOINTS[effect.name].interval(effect)
-    if effect.ratio is None:
-        return "no figures"
-    if effect.low is None or effect.high is None:
-        return f"{change(effect.ratio)}, no interval"
-    return f"{change(effect.ratio)}, 95% interval {change(effect.low)} to {change(effect.high)}"
 
 
 def _percent(share: float) -> str:

@@ -22,9 +22,13 @@ from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.sorting import SortingModel
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
-_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 class NativeEngine:
@@ -39,7 +43,7 @@ class NativeEngine:
     log-probabilities are not quite those of a pass of the new weights over the whole sequence. On a GPU both threads
     must launch on one stream, which keeps the order of writing, reading and reusing memory.
 
-    Run so far on CPUs only, in both precisions. Nothing in it is bound to a CPU, but no GPU has run it yet.
+    Run so far on CPUs only, in all precisions. Nothing in it is bound to a CPU, but no GPU has run it yet.
 
     Args:
         config: the model's shape.

@@ -75,6 +75,20 @@ def check_vllm_installed(find: Callable[[str], object | None] = find_spec) -> No
         )
 
 
+def check_no_share(share: float | None) -> None:
+    """Refuse a share of a GPU's memory for an engine that computes on a CPU.
+
+    Raises:
+        UserError: a share is asked for.
+    """
+    if share is not None:
+        raise UserError(
+            f"engine.gpu_memory_utilization is {share:g}, and vLLM would compute on a CPU here",
+            "engine.gpu_memory_utilization",
+            "leave it out; engine.kv_cache_gib says how much memory keys and values get on a CPU",
+        )
+
+
 def context_of(settings: Any, config: Any) -> int | None:
     """Return the most tokens of a prompt and its response: as the scenario says, else what the model was made for.
 
@@ -133,7 +147,7 @@ def vllm_options(
         gpu_memory: returns the bytes of the GPU that are free, and all that it has.
 
     Raises:
-        UserError: it does not fit onto the GPU.
+        UserError: it does not fit onto the GPU; or a share of a GPU is asked for on a CPU.
     """
     options: dict[str, Any] = {
         "dtype": settings.precision,
@@ -154,8 +168,9 @@ def vllm_options(
     config: Any = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     of_token = 2 * config.num_hidden_layers * heads * head_size(config) * itemsize
-    cache = Cache(of_token, context, settings.max_batch, settings.kv_cache_gib)
+    cache = Cache(of_token, context, settings.max_batch, settings.kv_cache_gib, settings.gpu_memory_utilization)
     if device == "cpu":
+        check_no_share(settings.gpu_memory_utilization)
         return options | {"kv_cache_memory_bytes": cache.num_bytes(MOST_CACHE_BYTES)}
     weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize
     options |= gpu_share(cache, weights, neighbours, *gpu_memory())

@@ -29,12 +29,14 @@ class Cache:
         context: most tokens of a row; None where nobody says.
         max_batch: rows sampled at a time.
         asked_gib: GiB that the scenario names (``engine.kv_cache_gib``), or None.
+        asked_share: of the GPU's memory for all of vLLM (``engine.gpu_memory_utilization``), or None.
     """
 
     of_token: int
     context: int | None
     max_batch: int
     asked_gib: float | None = None
+    asked_share: float | None = None
 
     @property
     def of_row(self) -> int:
@@ -70,6 +72,9 @@ ALONE = Neighbours()
 def gpu_share(cache: Cache, weights: int, neighbours: Neighbours, free: int, total: int) -> dict[str, Any]:
     """Return vLLM's settings of memory on a GPU: the size of its cache, and ``gpu_memory_utilization``.
 
+    Where the scenario names the share, vLLM itself measures what it needs to work in, and gives the rest of the share
+    to keys and values.
+
     At its start vLLM 0.32 refuses a GPU of which less than that share is free (``v1/worker/utils.py``,
     ``request_memory``), also where the cache's size is given; then the share has no other effect
     (``v1/worker/gpu_worker.py``, ``determine_available_memory``). So it is what this vLLM needs, not the 0.92 that vLLM
@@ -87,6 +92,9 @@ def gpu_share(cache: Cache, weights: int, neighbours: Neighbours, free: int, tot
     """
     room = min(free, (total - neighbours.num_bytes) // neighbours.engines)
     fixed = weights + WORKSPACE_BYTES
+    if cache.asked_share is not None:
+        _check_share(cache.asked_share, fixed + cache.of_row, room, total)
+        return {"gpu_memory_utilization": cache.asked_share}
     keys_and_values = cache.num_bytes(max(0, int(CACHE_SHARE * (room - fixed))))
     needed = fixed + keys_and_values
     if needed > room:
@@ -101,6 +109,20 @@ def gpu_share(cache: Cache, weights: int, neighbours: Neighbours, free: int, tot
             "engine.context or engine.kv_cache_gib, or set engine.precision or model.dtype to bfloat16",
         )
     return {"kv_cache_memory_bytes": keys_and_values, "gpu_memory_utilization": (needed - 1) / total}
+
+
+def _check_share(share: float, least: int, room: int, total: int) -> None:
+    """Check that there is room for this share of the GPU, and that it is enough for weights and one response."""
+    if least <= share * total <= room:
+        return
+    taken = f"engine.gpu_memory_utilization {share:g} is {_gib(int(share * total))} of the GPU's {_gib(total)}"
+    if share * total > room:
+        what = f"{taken}, and {_gib(max(0, room))} are left for it beside the other parts"
+        fix = f"set it to at most {max(0.0, int(100 * room / total) / 100):g}, or give the Generator a GPU of its own"
+    else:
+        what = f"{taken}, and weights, workspace and one full response need {_gib(least)}"
+        fix = f"set it to at least {min(1.0, -(-100 * least // total) / 100):g}, or lower engine.context"
+    raise UserError(what, "engine.gpu_memory_utilization", fix)
 
 
 def _gib(num_bytes: int) -> str:

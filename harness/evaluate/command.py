@@ -92,7 +92,9 @@ def engine_arguments(group: argparse._ActionsContainer) -> None:
         default="native",
         help="default: native; sglang only trains",
     )
-    group.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    group.add_argument(
+        "--precision", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
+    )
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )

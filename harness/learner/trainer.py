@@ -76,7 +76,8 @@ class TrainerOptions:
         learning_rate, betas, weight_decay: AdamW; see ``make_optimizer`` for what decays.
         schedule: the learning rate of each optimizer step, as a share of ``learning_rate``.
         max_grad_norm: gradients are scaled down to this norm; None leaves them as they are.
-        precision: ``bfloat16`` trains under autocast, with float32 weights.
+        precision: ``bfloat16`` and ``float16`` train under autocast, with float32 weights; ``float16`` with the loss
+            scaled up, so that small gradients do not vanish (Micikevicius et al., arXiv:1710.03740, section 3.2).
 
     Raises:
         UserError: ``proximal`` is unknown, or the importance weights it leads to would all be 1.
@@ -189,6 +190,7 @@ class PolicyTrainer:
         model.eval()  # dropout off: the ratio compares one policy with itself
         self._device = next(model.parameters()).device
         self._optimizer = make_optimizer(model, options.learning_rate, options.betas, options.weight_decay)
+        self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._reference = ReferencePolicy(model, options.reference) if options.needs_reference else None
         self._previous = ScoringModel(frozen_copy(model)) if options.monitor_kl else None
         self._last_good = "none, this is the first one"
@@ -217,9 +219,8 @@ class PolicyTrainer:
 
     def compute_old_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the policy before the first optimizer step."""
-        batch.rollouts = replace(
-            batch.rollouts, old_log_probs_BT=self._no_grad_log_probs(self._scoring, batch.rollouts)
-        )
+        old_BT = self._no_grad_log_probs(self._scoring, batch.rollouts)
+        batch.rollouts = replace(batch.rollouts, old_log_probs_BT=old_BT)
 
     def compute_reference_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the reference policy and, when monitored, the drift from it and the previous one.
@@ -277,7 +278,7 @@ class PolicyTrainer:
         response_ids_BT, lengths_B = _padded(responses, self._pad_token_id)
         mask_BT = torch.arange(response_ids_BT.shape[1]) < lengths_B[:, None]
         rows = (prompt_ids_PL, lengths_P, response_ids_BT, mask_BT, torch.arange(len(prompts)))
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
+        with self._autocast():
             log_probs_BT, _ = self._scoring(*(tensor.to(self._device) for tensor in rows))
         found = log_probs_BT.float().cpu().numpy()
         return [row_T[:length] for row_T, length in zip(found, lengths_B.tolist(), strict=True)]
@@ -315,10 +316,44 @@ class PolicyTrainer:
         return [rollouts.rows(rows_B) for rows_B in dealt]
 
     def _optimizer_step(self, minibatch: RolloutBatch, number: int, step: int, where: str) -> Metrics:
-        """Make the optimizer step of this number, counted from 0 over the whole run."""
+        """Make the optimizer step of this number, counted from 0 over the whole run.
+
+        A gradient that float16 cannot hold is computed again with half the loss scale.
+        """
         learning_rate = self.options.learning_rate * self.options.schedule.share(number)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+        loss, metrics = self._gradients(minibatch, where)
+        scale, grad_norm, overflows = self._loss_scale.get_scale(), self._gradient_norm(), 0
+        while scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm):
+            self._optimizer.zero_grad()
+            self._loss_scale.update(scale / 2)
+            overflows += 1
+            loss, metrics = self._gradients(minibatch, where)
+            scale, grad_norm = self._loss_scale.get_scale(), self._gradient_norm()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self._optimizer.zero_grad()
+            raise Diverged(
+                f"the loss is {loss} and the gradient norm {grad_norm} at {where}; "
+                f"the last good training step was {self._last_good}",
+                step,
+            )
+        self._loss_scale.step(self._optimizer)
+        self._loss_scale.update()
+        self._optimizer.zero_grad()
+        metrics |= {"loss": Metric(loss), "grad_norm": Metric(grad_norm), "learning_rate": Metric(learning_rate)}
+        if self._loss_scale.is_enabled():
+            metrics |= {"float16/loss_scale": Metric(scale), "float16/overflows": Metric(overflows, "sum")}
+        return metrics
+
+    def _gradient_norm(self) -> float:
+        """Return the norm of the gradient, which is clipped to ``max_grad_norm``."""
+        self._loss_scale.unscale_(self._optimizer)
+        largest_norm = math.inf if self.options.max_grad_norm is None else self.options.max_grad_norm
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm))
+
+    def _gradients(self, minibatch: RolloutBatch, where: str) -> tuple[float, Metrics]:
+        """Accumulate the gradient of a minibatch, times the loss scale; return its loss and its metrics."""
         denominator = loss_denominator(minibatch.response_mask_BT, self.options.aggregation, self.options.constant)
         parts: list[Metrics] = []
         loss = torch.zeros((), device=self._device)
@@ -328,20 +363,7 @@ class PolicyTrainer:
             share, metrics = self._backward(micro, denominator.token_weights(micro.response_mask_BT))
             loss += share
             parts.append(metrics)
-        largest_norm = math.inf if self.options.max_grad_norm is None else self.options.max_grad_norm
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
-        figures = {"loss": float(loss), "grad_norm": float(grad_norm)}
-        if not all(math.isfinite(figure) for figure in figures.values()):
-            self._optimizer.zero_grad()
-            raise Diverged(
-                f"the loss is {figures['loss']} and the gradient norm {figures['grad_norm']} at {where}; "
-                f"the last good training step was {self._last_good}",
-                step,
-            )
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        figures["learning_rate"] = learning_rate
-        return combine_metrics(parts) | {name: Metric(figure) for name, figure in figures.items()}
+        return float(loss), combine_metrics(parts)
 
     def _backward(self, micro: RolloutBatch, weights_BT: Tensor) -> tuple[Tensor, Metrics]:
         """Accumulate the gradient of one microbatch; return its share of the loss and its metrics.
@@ -366,7 +388,7 @@ class PolicyTrainer:
             gap = tallies.pop("engine_mismatch/kl")
             if not self.options.old_is_engine:
                 tallies["off_policy/kl"] = gap  # the gap is the lag's too
-        loss.backward()
+        self._loss_scale.scale(loss).backward()
         return loss.detach(), to_metrics(tallies)
 
     @torch.no_grad()
@@ -379,11 +401,14 @@ class PolicyTrainer:
             log_probs_BT[rows_B, : part_BT.shape[1]] = part_BT
         return log_probs_BT
 
+    def _autocast(self) -> torch.autocast:
+        narrow = torch.float16 if self.options.precision == "float16" else torch.bfloat16
+        return torch.autocast(self._device.type, narrow, enabled=self.options.precision != "float32")
+
     def _log_probs(
         self, scoring: ScoringModel, rollouts: RolloutBatch, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        bfloat16 = self.options.precision == "bfloat16"
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=bfloat16):
+        with self._autocast():
             scored: tuple[Tensor, Tensor | None] = scoring(
                 rollouts.prompt_ids_PL,
                 rollouts.prompt_lengths_P,

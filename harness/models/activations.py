@@ -52,7 +52,7 @@ def layer_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *
         shape: the model.
         batch: what goes through it.
         weight_bytes: of one trained weight, 4 or 2.
-        autocast: whether products are computed in bfloat16 over float32 weights.
+        autocast: whether products are computed in 16 bits over float32 weights.
         on_gpu: where the harness' own attention always takes the fused kernel.
     """
     if shape.runs_on == "own":
@@ -79,7 +79,7 @@ def logit_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool) -
 
 
 def cast_bytes(shape: Shape, autocast: bool) -> int:
-    """Bytes of the bfloat16 copies of all matrices that autocast keeps until the gradients are there."""
+    """Bytes of the 16-bit copies of all matrices that autocast keeps until the gradients are there."""
     return 2 * shape.num_parameters if autocast else 0
 
 

@@ -35,14 +35,15 @@ def peak_flops(gpu: str, precision: str) -> float | None:
 
     Args:
         gpu: its name, as NVML gives it.
-        precision: ``bfloat16`` or ``float32``; float32 without TensorFloat-32, as torch does it unless told otherwise.
+        precision: ``bfloat16``; ``float16``, with the same peaks; or ``float32`` without TensorFloat-32, as torch
+            does it unless told otherwise.
     """
     words = gpu.replace("-", " ").replace("_", " ").split()
     if "MIG" in words:
         return None
-    for name, bfloat16, float32 in PEAK_FLOPS:
+    for name, half, float32 in PEAK_FLOPS:
         if all(word in words for word in name.split()):
-            return bfloat16 if precision == "bfloat16" else float32
+            return float32 if precision == "float32" else half
     return None
 
 
@@ -142,8 +143,8 @@ def utilisation_of(scenario: Scenario, gpus: Sequence[Mapping[str, Any]]) -> Uti
             several peaks give no metric: which of them is the Learner's is not known.
     """
     model: Any = scenario.model
-    narrow = "bfloat16" in (model.precision, getattr(model, "dtype", "float32"))
-    peaks = {peak_flops(gpu["name"], "bfloat16" if narrow else "float32") for gpu in gpus}
+    narrow = {model.precision, getattr(model, "dtype", "float32")} - {"float32"}
+    peaks = {peak_flops(gpu["name"], min(narrow, default="float32")) for gpu in gpus}
     peak = peaks.pop() if len(peaks) == 1 else None
     shape = None if peak is None else shape_for(scenario)[0]
     return Utilisation(shape, peak or 0.0, scenario.epochs_per_batch)

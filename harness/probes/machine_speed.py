@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from harness.core.types import Metric, Metrics
-from harness.results.step_metrics import SPEED_PROBE
+from harness.results.rows import SPEED_PROBE
 
 SIDE, PRODUCTS = 192, 8
 COPY_BYTES = 8 * 2**20

@@ -143,7 +143,7 @@ def _grouped(names: Sequence[str]) -> list[float]:
     return places
 
 
-SYNC_LABEL = "milliseconds per sync (median of each part over training steps, the first left out)"
+SYNC_LABEL = "milliseconds per sync (mean of each part over the measured training steps)"
 
 
 def draw_sync(experiment: Experiment) -> Figure | None:
@@ -176,9 +176,9 @@ def _draw_sync(axes: Axes, row: int, sync: SyncParts) -> None:
         end += milliseconds
     if sync.whole_ms is None:
         return
-    low, middle, high = sync.whole_ms
+    low, mean, high = sync.whole_ms
     axes.plot([low, high], [row, row], color="black", linewidth=1.5, marker="|", markersize=8)
-    text = f"{number(middle)} ms, {number(sync.num_bytes / middle / 1e6)} GB/s"
+    text = f"{number(mean)} ms, {number(sync.num_bytes / mean / 1e6)} GB/s"
     axes.annotate(text, (max(end, high), row), (6, 0), textcoords="offset points", va="center")
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 from harness.compare.attribution import Exposure, exposed_in, loop_window
 from harness.compare.experiments import Experiment, Variant, experiment_of
@@ -296,8 +296,8 @@ class SyncParts:
     """What a weight sync of a variant is made of, in milliseconds.
 
     Attributes:
-        parts_ms: the median of each part over training steps, the first left out.
-        whole_ms: publish to loaded: 10th percentile, median, 90th percentile; None where it is not known.
+        parts_ms: the mean of each part over the measured training steps.
+        whole_ms: publish to loaded: 10th percentile, mean, 90th percentile; None where it is not known.
         transport: None where the variant's name says it.
     """
 
@@ -314,10 +314,9 @@ def sync_parts(variant: Variant) -> SyncParts | None:
         return None
     times = {stage: pooled(syncs, part) for part, stage in SYNC_STAGES.items()}
     whole = [1e3 * seconds for seconds in pooled(syncs, "whole")]
-    low, middle, high = (percentile(whole, percent) if whole else 0.0 for percent in (10, 50, 90))
     return SyncParts(
-        parts_ms={stage: 1e3 * median(found) for stage, found in times.items() if found},
-        whole_ms=(low, middle, high) if whole else None,
+        parts_ms={stage: 1e3 * fmean(found) for stage, found in times.items() if found},
+        whole_ms=(percentile(whole, 10), fmean(whole), percentile(whole, 90)) if whole else None,
         num_bytes=syncs[0].num_bytes,
         transport=None if syncs[0].transport in variant.name else syncs[0].transport,
     )

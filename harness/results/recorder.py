@@ -25,7 +25,7 @@ from harness.results import (
     tail_row,
 )
 from harness.results.counters import CounterRow
-from harness.results.rows import WARMUP_FLOOR, LaneSeconds
+from harness.results.rows import WARMUP_FLOOR, LaneSeconds, StepSeconds
 from harness.results.step_metrics import (
     evaluation_s,
     idle_ratios,
@@ -102,8 +102,7 @@ class RunRecorder:
         self._probes: Probes = probes or NoProbes()
         self._utilisation = utilisation or Utilisation()
         self._row_listeners, self._step_listeners = tuple(row_listeners), tuple(step_listeners)
-        self._all_seconds: dict[int, float] = {}
-        self._plain_seconds: dict[int, float] = {}  # of steps without evaluation and profiler
+        self._seconds: list[StepSeconds] = []
         self._loop_start_ns = self._row_start_ns = 0
         self._lanes: tuple[str, ...] = ()
         self._earlier: list[Span] = []  # of previous rows, within which spans of a later row may lie
@@ -158,9 +157,7 @@ class RunRecorder:
         metrics |= self.drain_probes() | combine_metrics(self._measured)
         self._measured = []
         profiled = facts.step in self._profiled
-        self._all_seconds[facts.step] = wall_s
-        if not profiled and not evaluation_s(spans):
-            self._plain_seconds[facts.step] = wall_s
+        self._seconds.append(StepSeconds(facts.step, wall_s, not profiled and not evaluation_s(spans)))
         row = step_row(
             step=facts.step,
             version=facts.result.version,
@@ -237,14 +234,14 @@ class RunRecorder:
 
     def outcome(self) -> dict[str, Any]:
         """Return the figures that sum up the run."""
-        from harness.results.warmup import found_in  # which loads numpy
+        from harness.results.warmup import warm_up_of  # which loads numpy
 
         figures: dict[str, Any] = {"steps_done": self.steps_done, "elapsed_s": self._elapsed_s(self._row_start_ns)}
         for name, evaluations in (("first", self.evaluations[:1]), ("last", self.evaluations[-1:])):
             for version, metrics in evaluations:
                 values = {key: metric.value for key, metric in metrics.items()}
                 figures[f"{name}_evaluation"] = {"version": version} | values
-        figures["warmup"] = asdict(found_in(self._plain_seconds or self._all_seconds))
+        figures["warmup"] = asdict(warm_up_of(self._seconds))
         if self._of_all_syncs:
             figures["syncs"] = {name: metric.value for name, metric in self._of_all_syncs.items()}
         if self._ledger is not None:

@@ -61,6 +61,16 @@ class SpanRow(Struct, frozen=True, gc=False):
 
 WARMUP_FLOOR = 2
 """Steps that are always warm-up: the first makes things, the second still meets caches that are half full."""
+SPEED_PROBE = "probe/speed_s"
+"""Metric: seconds of a fixed piece of work between steps; of the one before the step, in its row."""
+
+
+class StepSeconds(NamedTuple):
+    """The seconds of a training step, and whether it had neither an evaluation nor a profiler."""
+
+    step: int
+    seconds: float
+    plain: bool
 
 
 @dataclass(frozen=True, slots=True)

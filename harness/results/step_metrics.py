@@ -12,7 +12,6 @@ from harness.loop import StepReport
 from harness.loop.observer import count
 from harness.results import lane_kind
 
-SPEED_PROBE = "probe/speed_s"  # seconds of a fixed piece of work between steps; of the one before, in this row
 SYNC_STAGES = {
     "publish": Stage.WEIGHT_PUBLISH,
     "transfer": Stage.WEIGHT_TRANSFER,

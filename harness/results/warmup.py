@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from harness.core.errors import UserError
 from harness.core.trace import Stage
-from harness.results.rows import WARMUP_FLOOR, StepRow, WarmUp
+from harness.results.rows import WARMUP_FLOOR, StepRow, StepSeconds, WarmUp
 
 Numbers = NDArray[np.float64]
 
@@ -39,26 +39,18 @@ NARROWEST = 0.001
 """Narrowest noise assumed, in log units: levels closer than that are one."""
 
 
-def warm_up_of(rows: Sequence[StepRow]) -> WarmUp:
-    """Return the warm-up of a run's training steps, found from those without evaluation and profiler.
-
-    Where each has an evaluation or a profiler, all are looked at.
-    """
-    plain = [row for row in rows if not row.profiled and not row.stages_s.get(Stage.EVALUATE.value)]
-    return found_in({row.step: row.wall_s for row in plain or rows})
-
-
-def found_in(seconds: Mapping[int, float]) -> WarmUp:
-    """Return a run's warm-up, in steps of the run.
+def warm_up_of(steps: Sequence[StepSeconds]) -> WarmUp:
+    """Return a run's warm-up, in steps of the run, found from the plain ones; from all where none is plain.
 
     Args:
-        seconds: of the steps to look at, by their number in rising order.
+        steps: in rising order.
     """
-    times = list(seconds.values())
+    looked_at = [step for step in steps if step.plain] or steps
+    times = [step.seconds for step in looked_at]
     if not times or min(times) <= 0:  # simulated steps may take no time at all
         return WarmUp(WARMUP_FLOOR, None)
     found = steady_from(times)
-    last = list(seconds)[found.steps - 1] if found.steps > WARMUP_FLOOR else 0
+    last = looked_at[found.steps - 1].step if found.steps > WARMUP_FLOOR else 0
     return WarmUp(max(WARMUP_FLOOR, last + 1), found.steady, found.slow_start)
 
 
@@ -67,7 +59,10 @@ def read_warm_up(outcome: Mapping[str, Any], rows: Sequence[StepRow]) -> WarmUp:
     stored = outcome.get("warmup")
     if isinstance(stored, dict) and isinstance(stored.get("steps"), int) and "slow_start" in stored:
         return WarmUp(stored["steps"], stored.get("steady"), bool(stored["slow_start"]))
-    return warm_up_of(rows)
+    evaluated = Stage.EVALUATE.value
+    return warm_up_of(
+        [StepSeconds(row.step, row.wall_s, not row.profiled and not row.stages_s.get(evaluated)) for row in rows]
+    )
 
 
 def steady_from(times: Sequence[float]) -> WarmUp:

@@ -11,11 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
-from harness.compare.endpoints import Endpoint, endpoint_of, half_width, headline
+from harness.compare.endpoints import Endpoint, endpoint_of, headline
 from harness.compare.experiments import Detail, experiment_of, read_figures
 from harness.compare.figures import RunFigures
 from harness.compare.stats import FEWEST_BLOCKS as FEWEST_FOR_A_VERDICT
-from harness.compare.stats import Effect
+from harness.compare.stats import Effect, enough
 from harness.compare.verdicts import judgements
 from harness.core.errors import UserError
 from harness.results import DamagedRun, find_run_folders, read_manifest
@@ -26,7 +26,6 @@ from harness.run.interleaving import interleaving_of
 from harness.run.progress import duration
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, resolved_yaml
-from harness.scenario.axes import FEWEST_BLOCKS
 
 Clock = Callable[[], float]
 
@@ -79,15 +78,18 @@ class BlockWatch:
     def __init__(self, blocks: int, stop_at: float | None) -> None:
         self._blocks, self._stop_at, self._done = blocks, stop_at, 0
         self._runs: list[RunFigures] = []
-        self._folder, self._seen = Path(), set[Path]()
+        self._seen = set[Path]()
+        self._standings: list[tuple[str, str, Effect]] = []
 
     def add(self, folder: Path) -> None:
-        """Read the runs of one more block from the experiment's folder; what cannot be read is left out."""
+        """Read the runs of one more block from the experiment's folder, and judge; what cannot be read is left out."""
         new = [path for path in find_run_folders(folder) if path not in self._seen]
         read = read_figures(new, [Detail.WITHOUT_SPANS] * len(new))
         self._runs += [run for run in read if not isinstance(run, DamagedRun)]
         self._seen |= set(new)
-        self._folder, self._done = folder, self._done + 1
+        self._done += 1
+        judged = judgements(experiment_of(folder, self._runs)) if self._runs else []
+        self._standings = [(found.base, found.other, found.primary) for found in judged]
 
     @property
     def endpoint(self) -> Endpoint:
@@ -95,21 +97,15 @@ class BlockWatch:
         return endpoint_of(self._runs)
 
     def standings(self) -> list[tuple[str, str, Effect]]:
-        """Return (baseline, arm, the endpoint's effect) for every arm but the first."""
-        if not self._runs:
-            return []
-        judged = judgements(experiment_of(self._folder, self._runs))
-        return [(found.base, found.other, found.primary) for found in judged]
+        """Return (baseline, arm, the endpoint's effect) for every arm but the first, after the last block."""
+        return self._standings
 
     @property
     def is_enough(self) -> bool:
         """Whether all blocks are done, or every arm's interval is as narrow as asked for."""
-        if self._done >= self._blocks:
-            return True
-        if self._stop_at is None or self._done < FEWEST_BLOCKS:
-            return False
-        widths = [half_width(effect) for _, _, effect in self.standings()]
-        return bool(widths) and all(width is not None and width <= self._stop_at for width in widths)
+        if self._stop_at is None:
+            return self._done >= self._blocks
+        return enough([effect for _, _, effect in self._standings], self._done, self._stop_at, self._blocks)
 
     def line(self) -> str:
         """Say how the arms stand after the last block; empty where there is one arm."""

@@ -40,29 +40,33 @@ def resolve_device(
     return device
 
 
-def slow_bfloat16(
+def slow_precision(
     scenarios: Sequence[Scenario],
     has_gpu: bool,
     has_bfloat16: Callable[[], bool] = torch.cpu._is_avx512_bf16_supported,
 ) -> str:
-    """Return a line where a part would compute in bfloat16 on an x86-64 CPU without instructions for it, else nothing.
+    """Return a line where a part would compute in 16 bits on an x86-64 CPU without instructions for it, else nothing.
+
+    torch has fast products of float16 on no x86-64 CPU without AMX, and asks for those of bfloat16 in public alone.
 
     Args:
         scenarios: what is to run.
         has_gpu: whether there is a GPU for the run.
         has_bfloat16: whether this CPU has AVX-512 BF16.
     """
+    slow = {"float16"} if has_bfloat16() else {"float16", "bfloat16"}
     asked = {
-        f"{name}.precision"
+        f"{name}.precision": precision
         for scenario in scenarios
         for name, part in (("model", scenario.placement.learner), ("engine", scenario.placement.generator))
-        if getattr(getattr(scenario, name), "precision", None) == "bfloat16"
+        if (precision := getattr(getattr(scenario, name), "precision", None)) in slow
         if scenario.device_of(part, has_gpu) == "cpu"
     }
-    if not asked or platform.machine() != "x86_64" or has_bfloat16():
+    if not asked or platform.machine() != "x86_64":
         return ""
     fix = " ".join(f"--set {key}=float32" for key in sorted(asked))
-    return f"bfloat16: this CPU has no instructions for it (AVX-512 BF16), so it takes many times as long; {fix}"
+    names = " and ".join(sorted(set(asked.values())))
+    return f"{names}: slow on this CPU, which has no instructions for it, so it takes many times as long; {fix}"
 
 
 def check_gpu_is_found(

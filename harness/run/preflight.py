@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from harness.core.errors import UserError
+from harness.engines.vllm_machine import check_no_share
 from harness.probes.load import load_profile
 from harness.probes.nsight import check_nsight
 from harness.probes.nvml import list_gpus
@@ -16,7 +17,7 @@ from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
 from harness.results.trackers.streams import check_trackers
 from harness.run.builders import own_functions
-from harness.run.devices import check_gpu_is_found, slow_bfloat16
+from harness.run.devices import check_gpu_is_found, slow_precision
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
@@ -39,8 +40,9 @@ def check_before_start(
         nvml: the module ``pynvml``; None imports it.
 
     Raises:
-        UserError: too little memory, a GPU that PyTorch does not find, a user's own loss or advantage that cannot be
-            used, an unknown profile, a window outside of the run, a profiler or tracker that cannot work here.
+        UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's
+            own loss or advantage that cannot be used, an unknown profile, a window outside of the run, a profiler or
+            tracker that cannot work here.
     """
     runs = sum(map(len, points))
     points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
@@ -48,6 +50,8 @@ def check_before_start(
     check_gpu_is_found(scenarios, nvml=nvml)
     free = free or free_memory(nvml)
     for scenario in scenarios:
+        if scenario.device_of(scenario.placement.generator, free.has_gpu) == "cpu":
+            check_no_share(getattr(scenario.engine, "gpu_memory_utilization", None))
         own_functions(scenario)
         check_trackers(scenario.trackers)
         profile = load_profile(scenario.profile)
@@ -65,7 +69,7 @@ def check_before_start(
     groups = [group for variants in points for group in side_by_side(variants)]
     for line in dict.fromkeys(check_memory(group, free) for group in groups):
         say(line)
-    if slow := slow_bfloat16(scenarios, free.has_gpu):
+    if slow := slow_precision(scenarios, free.has_gpu):
         say(slow)
 
 
@@ -76,9 +80,10 @@ def free_memory(nvml: Any = None) -> FreeMemory:
     """
     listed, _ = list_gpus(nvml)
     gpus = tuple(gpu["free_bytes"] for gpu in listed or ())
+    sizes = tuple(gpu["memory_gib"] and gpu["memory_gib"] << 30 for gpu in listed or ())
     if not gpus and torch.cuda.is_available():
         gpus = (None,) * torch.cuda.device_count()
-    return FreeMemory(free_main_memory(), gpus)
+    return FreeMemory(free_main_memory(), gpus, sizes)
 
 
 def _refuse_a_view_of_other_arms(variants: Sequence[Variant]) -> None:

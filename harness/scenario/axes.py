@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.core.experiment import FEWEST_TO_STOP
 from harness.scenario.check import check_variant
 from harness.scenario.problems import Path, Problem, as_user_error, broken, dotted
 from harness.scenario.schema import Scenario
 from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
 
 MAX_VARIANTS = 10_000
-FEWEST_BLOCKS = 10
-"""Blocks before which no experiment stops early: those of ``harness.compare.stats.enough``."""
 _FIXED_KEYS = ("name", "arms", "sweep", "extends", "endpoint", "blocks", "interleaving", "stop_at_half_width")
 _RESERVED_ARMS = ("pictures",)
 _MAX_NAME = 100
@@ -135,9 +134,9 @@ def _block_problems(scenario: Scenario) -> Iterator[Problem]:
     if blocks * runs > MAX_VARIANTS >= runs:
         what = f"blocks, arms and sweep make {blocks * runs} runs, must be at most {MAX_VARIANTS}"
         yield broken(what, f"set blocks to at most {MAX_VARIANTS // runs}", "blocks")
-    if width is not None and (blocks < FEWEST_BLOCKS or runs < 2):
+    if width is not None and (blocks < FEWEST_TO_STOP or runs < 2):
         what = f"stop_at_half_width is {width:g} with blocks {blocks} and {runs} runs"
-        fix = f"set blocks to {FEWEST_BLOCKS} or more (the most that may be made), and name two arms to compare"
+        fix = f"set blocks to {FEWEST_TO_STOP} or more (the most that may be made), and name two arms to compare"
         yield broken(what, fix, "stop_at_half_width")
 
 

@@ -124,7 +124,16 @@ class _Translation:
             return f"dotted keys are for --set, arms and sweep; here write `{top}:` and the rest below it"
         by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
         found = nearest(word.rsplit(".", 1)[-1], by_leaf)
-        return f"did you mean `{by_leaf[found[0]]}`?" if found else f"valid here: {', '.join(known)}"
+        if not found:
+            return f"valid here: {', '.join(known)}"
+        key = by_leaf[found[0]]
+        kinds = [other.model_fields["type"].default for other in self._other_kinds() if found[0] in other.model_fields]
+        return f"did you mean `{key}`" + (f", of `{section}.type: {kinds[0]}`?" if kinds else "?")
+
+    def _other_kinds(self) -> list[SectionClass]:
+        """Return the classes that the section of the last key has with another ``type``."""
+        found = [other for other in classes_at(self.path[:-1], self.root) if other not in self.owners]
+        return [other for other in found if "type" in other.model_fields]
 
     def _missing(self) -> Problem:
         above = self.path[:-1]

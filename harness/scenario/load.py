@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from harness.core.errors import UserError
+from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.scenario.axes import expand
 from harness.scenario.check import parse_scenario
 from harness.scenario.problems import as_user_error
@@ -32,9 +33,6 @@ _OWN_KEYS = ("name", "description")
 AGAIN = "again"
 USUAL_BLOCKS = 10
 """Enough for a verdict on a stage, too."""
-_OF_THE_EXPERIMENT = (
-    "name", "description", "seed", "arms", "sweep", "endpoint", "blocks", "interleaving", "stop_at_half_width",
-)  # fmt: skip
 
 
 def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -180,7 +178,7 @@ def _arm_names(names: Sequence[str]) -> list[str]:
 def _changes(base: Scenario, other: Scenario) -> dict[str, Any]:
     """Return what an arm must set so that it is ``other``, laid over ``base``."""
     before, after = base.model_dump(mode="json"), other.model_dump(mode="json")
-    changed = {key: value for key, value in after.items() if key not in _OF_THE_EXPERIMENT and value != before[key]}
+    changed = {key: value for key, value in after.items() if key not in EXPERIMENT_SETTINGS and value != before[key]}
     if "faults" in changed:  # its delays are laid over the base's one by one
         changed["faults"]["delays"] = dict.fromkeys(base.faults.delays, 0.0) | other.faults.delays
     return changed

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from harness.core.experiment import MOST_BLOCKS
 from harness.scenario.distributed import (
     DISTRIBUTED_RULES,
     ActorTransportSettings,
@@ -112,7 +113,7 @@ class Scenario(Section):
     """Save the trained policy as a Hugging Face folder."""
     endpoint: EndpointName = "seconds_per_step"
     """What decides between arms: seconds of a step or of a weight sync, or validation reward at equal rollouts."""
-    blocks: Annotated[int, Field(ge=1, le=1000)] = 1
+    blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)] = 1
     """Blocks: in each one every arm is built anew and runs once, with seed, seed + 1 and so on; 6 allow a verdict."""
     stop_at_half_width: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Make no more blocks once the endpoint's interval for every arm is within this (0.01: 1%) of its middle."""

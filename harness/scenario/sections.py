@@ -24,7 +24,7 @@ FORMS = {
     FUNCTION: "of the form `package.module:function`",
 }
 FolderName = Annotated[str, Field(pattern=_NAME, max_length=100)]
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 NonEmptyText = Annotated[str, Field(min_length=1)]
 
 

@@ -174,7 +174,7 @@ class PolicySettings(Section):
     """What every kind of policy has."""
 
     precision: Precision = "float32"
-    """Training arithmetic; bfloat16 means autocast over float32 weights."""
+    """Training arithmetic; bfloat16 and float16 mean autocast over float32 weights, float16 with loss scaling."""
     threads: AtLeast1 | None = None
     """CPU threads of the training process; null takes all cores."""
 
@@ -271,7 +271,7 @@ class ServingEngineSettings(Section):
     max_batch: AtLeast1 = 256
     """How many responses are decoded together at most."""
     mismatch_bound: Positive | None = None
-    """Largest gap between engine and Learner log-probs after a weight sync; null: 1e-4 in float32, 0.5 in bfloat16."""
+    """Largest gap between engine and Learner log-probs after a weight sync; null: 1e-4 in float32, else 0.5."""
 
 
 class VllmEngineSettings(ServingEngineSettings):
@@ -283,6 +283,8 @@ class VllmEngineSettings(ServingEngineSettings):
     """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""
     kv_cache_gib: Positive | None = None
     """GiB for keys and values; null: what max_batch full responses need, at most 4, or half a GPU's room."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of a GPU's whole memory that vLLM takes; the rest of it goes to keys and values. Not with kv_cache_gib."""
 
 
 class SglangEngineSettings(ServingEngineSettings):
@@ -343,6 +345,22 @@ def sorting_goes_together(scenario: Scenario) -> Problem | None:
         return None
     what = f"task.type is {task} and model.type is {model}: the sorting task and its model go together"
     return broken(what, "set both to sorting, or neither", "task.type", "model.type")
+
+
+def trained_weights_are_no_float16(scenario: Scenario) -> Problem | None:
+    """What an optimizer step adds to weights of float16 is mostly below the half of their last bit.
+
+    Adam's epsilon of 1e-8 is 0 there too, and torch's loss scaling takes no gradients of float16.
+    """
+    if getattr(scenario.model, "dtype", None) != "float16":
+        return None
+    what = (
+        "model.dtype is float16: weights of float16 lose small updates, and Adam divides by an epsilon that is 0 there"
+    )
+    fix = (
+        "set model.precision to float16 (float32 weights, float16 arithmetic, loss scaling), or model.dtype to bfloat16"
+    )
+    return broken(what, fix, "model.dtype")
 
 
 def sorting_engine(scenario: Scenario) -> Problem | None:
@@ -465,6 +483,22 @@ def examples_are_evaluated(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "evaluation.examples", "evaluation.prompts")
 
 
+def one_size_of_vllms_cache(scenario: Scenario) -> Problem | None:
+    """vLLM's memory is said in one way, and a share of a GPU needs a GPU."""
+    engine = scenario.engine
+    if not isinstance(engine, VllmEngineSettings) or engine.gpu_memory_utilization is None:
+        return None
+    share = f"engine.gpu_memory_utilization is {engine.gpu_memory_utilization:g}"
+    if engine.kv_cache_gib is not None:
+        what = f"{share} and engine.kv_cache_gib is {engine.kv_cache_gib:g}: both say how much vLLM takes"
+        return broken(what, "leave one of them out", "engine.gpu_memory_utilization", "engine.kv_cache_gib")
+    if scenario.device_of(scenario.placement.generator, has_gpu=True) == "cpu":
+        what = f"{share}, and the Generator is on the CPU"
+        fix = "set engine.kv_cache_gib instead, or give the Generator a GPU (placement.generator.gpus: 1)"
+        return broken(what, fix, "engine.gpu_memory_utilization")
+    return None
+
+
 def token_bounds(scenario: Scenario) -> Problem | None:
     """A response can be long enough."""
     low, high = scenario.sampling.min_tokens, scenario.sampling.max_tokens
@@ -493,6 +527,7 @@ def pinned_lengths_fit(scenario: Scenario) -> Problem | None:
 
 TASK_AND_MODEL_RULES = (
     sorting_goes_together,
+    trained_weights_are_no_float16,
     sorting_engine,
     paced_goes_together,
     warm_start_suits_the_task,
@@ -502,6 +537,7 @@ TASK_AND_MODEL_RULES = (
     own_prompt_names_its_reward,
     enough_validation_prompts,
     examples_are_evaluated,
+    one_size_of_vllms_cache,
     token_bounds,
     pinned_lengths_fit,
 )

@@ -26,12 +26,13 @@ from rich.text import Text
 
 from harness.compare import Experiment, gather
 from harness.compare.block_values import paired_runs
-from harness.compare.stats import Estimate, log_ratio, of_blocks
+from harness.compare.stats import Estimate, of_blocks
 from harness.compare.verdicts import is_same
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
 from tests.stand_ins.false_alarms import Rate, judged, naive_hits, rate, rate_in_time, windows
+from tests.stand_ins.simulated_verdicts import log_ratio
 
 NAIVE_STEPS = 50
 NOTHING = "-"

@@ -53,7 +53,7 @@ def of_transformers(model: DecoderLM) -> nn.Module:
     ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
     values = {name: value for name, value in model.config.to_hf(**ends).items() if name != "model_type"}
     config = AutoConfig.for_model(model.config.model_type, **values)
-    theirs: nn.Module = AutoModelForCausalLM.from_config(config).eval()
+    theirs: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
     theirs.load_state_dict(model.state_dict(), strict=False)
     return theirs
 

@@ -21,16 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as RichTable
 
-from harness.compare.stats import (
-    STAGE_THRESHOLD,
-    STEP_THRESHOLD,
-    Verdict,
-    enough,
-    judge_step,
-    of_blocks,
-    side_of_limit,
-    t_interval,
-)
+from harness.compare.stats import STAGE_THRESHOLD, STEP_THRESHOLD, Verdict, enough, of_blocks, side_of_limit, t_interval
 from harness.compare.stats.intervals import LEVEL
 from harness.compare.stats.verdicts import PRIMARY_WEIGHT, SECONDARY_WEIGHT
 from harness.core.atomic_files import whole_file
@@ -43,6 +34,7 @@ from tests.stand_ins.simulated_verdicts import (
     effect_seen,
     judge_experiment,
     judge_occasions,
+    judge_step,
     shifted,
     staged_log_ratios,
     step_log_ratios,
@@ -229,8 +221,8 @@ class Simulation:
         means = np.log(np.exp(times).mean(axis=-1))
         wrong = []
         for values in means[:, :, 1] - means[:, :, 0]:
-            stop = next(blocks for blocks in range(10, most + 1) if enough(values[:blocks], 0.0225))
-            wrong.append(judge_step(values[:stop]).shows)
+            judged = ((blocks, judge_step(values[:blocks])) for blocks in range(10, most + 1))
+            wrong.append(next(effect for blocks, effect in judged if enough([effect], blocks, 0.0225, most)).shows)
         yield "blocks until the 95% interval is within 2.25%, from 10 to 40", _rate(wrong)
         runs = noise.with_own_noise(generator, noise.sequential(generator, self.experiments, 50))
         naive = [naive_p(before, after) < LEVEL for before, after in runs]

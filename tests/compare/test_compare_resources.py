@@ -104,7 +104,6 @@ def test_a_gpu_and_the_check_of_its_energy_counter() -> None:
     assert gpu.mean_utilisation == 0.875  # (0.75 + 1.0) / 2
     assert (gpu.peak_memory_bytes, gpu.mean_power_w) == (3.0, 250.0)
     assert (gpu.energy_j, gpu.integrated_j) == (500.0, 500.0)  # 200 J + 300 J of power
-    assert gpu.discrepancy == pytest.approx(0.0)
     assert gpu.throttled_share == pytest.approx(2 / 3)
     assert gpu.missing == {}
 
@@ -112,7 +111,7 @@ def test_a_gpu_and_the_check_of_its_energy_counter() -> None:
 def test_a_gpu_that_does_not_tell_is_none_and_says_why() -> None:
     rows = series("gpu0", "utilisation", [None, None]) + series("gpu0", "power_w", [100.0, 100.0])
     (gpu,), _ = gpu_figures(rows, (0, S))
-    assert (gpu.mean_utilisation, gpu.energy_j, gpu.discrepancy) == (None, None, None)
+    assert (gpu.mean_utilisation, gpu.energy_j) == (None, None)
     assert gpu.missing["mean_utilisation"] == "lost"
     assert gpu.missing["energy_j"] == "not_sampled"
 

@@ -276,12 +276,12 @@ def test_another_endpoint_may_decide_and_the_step_is_then_one_of_the_rest(make_r
         return values[run.manifest.arm or ""] * (1 + 0.01 * ((run.manifest.block or 0) % 2))
 
     experiment = experiment_of(tmp_path)
-    (found,) = judgements(experiment, endpoint=Primary("seconds of a weight sync", 0.1, value))
+    (found,) = judgements(experiment, endpoint=Primary("weight_sync_seconds", 0.1, value))
     assert found.endpoint is found.primary
-    assert (found.primary.name, found.primary.threshold) == ("seconds of a weight sync", 0.1)
+    assert (found.primary.name, found.primary.threshold) == ("weight_sync_seconds", 0.1)
     assert (found.primary.ratio, found.primary.blocks) == (pytest.approx(2.0), 10)
     assert found.primary.verdict is Verdict.DIFFERENT
-    assert [effect.name for effect in found.effects] == ["seconds of a weight sync", "step", "generate", "update"]
+    assert [effect.name for effect in found.effects] == ["weight_sync_seconds", "step", "generate", "update"]
     (plain,) = judgements(experiment)
     assert (plain.endpoint, plain.primary) == (None, plain.step)
     assert found.step.ratio == plain.step.ratio
@@ -296,7 +296,7 @@ def test_an_endpoint_that_one_block_lacks_has_no_verdict_from_the_others(make_ru
     def value(run: RunFigures) -> float | None:
         return None if run.manifest.block == 9 else {"a": 1.0, "b": 2.0}[run.manifest.arm or ""]
 
-    (found,) = judgements(experiment_of(tmp_path), endpoint=Primary("seconds of a weight sync", 0.1, value))
+    (found,) = judgements(experiment_of(tmp_path), endpoint=Primary("weight_sync_seconds", 0.1, value))
     assert (found.primary.blocks, found.primary.verdict) == (9, Verdict.INCONCLUSIVE)
     assert "1 of 10 blocks" in (found.primary.reason or "")
     assert found.step.verdict is Verdict.DIFFERENT

@@ -9,17 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.compare.stats import (
-    Verdict,
-    binomial_p,
-    enough,
-    judge_step,
-    log_ratio,
-    of_blocks,
-    side_of_limit,
-    t_interval,
-)
+from harness.compare.stats import Verdict, enough, of_blocks, side_of_limit, t_interval
 from harness.results.warmup import steady_from
+from tests.stand_ins.binomial import binomial_p
 from tests.stand_ins.false_alarms import naive_p
 from tests.stand_ins.noise import NoiseModel
 from tests.stand_ins.simulated_verdicts import (
@@ -28,6 +20,8 @@ from tests.stand_ins.simulated_verdicts import (
     effect_seen,
     judge_experiment,
     judge_occasions,
+    judge_step,
+    log_ratio,
     shifted,
     staged_log_ratios,
     step_log_ratios,
@@ -168,7 +162,7 @@ def test_stopping_on_the_width_keeps_the_coverage_and_stopping_on_p_does_not() -
     wrong = peeked_wrong = 0
     sizes = []
     for values in means[:, :, 1] - means[:, :, 0]:
-        stop = next(n for n in range(fewest, most + 1) if enough(values[:n], 0.0225, fewest, most))
+        stop = next(n for n in range(fewest, most + 1) if enough([judge_step(values[:n])], n, 0.0225, most, fewest))
         wrong += judge_step(values[:stop]).shows
         peeked_wrong += any(judge_step(values[:n]).shows for n in range(fewest, most + 1))
         sizes.append(stop)

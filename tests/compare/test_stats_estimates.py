@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from harness.compare.stats import Estimate, log_ratio, of_blocks, of_occasions
+from harness.compare.stats import Estimate, of_blocks, of_occasions
 from harness.compare.stats.estimates import inflation
+from tests.stand_ins.simulated_verdicts import log_ratio
 
 SIGNS = (1.0, -1.0) * 5
 BLOCKY = (0.1, 0.1, 0.1, 0.1, 0.1, -0.1, -0.1, -0.1, -0.1, -0.1)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.stats import exact_interval
 from harness.core.trace import Stage
 from harness.results import RunFolder
+from tests.stand_ins.binomial import exact_interval
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., RunFolder]

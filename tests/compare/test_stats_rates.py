@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.compare.stats import exact_interval
+from tests.stand_ins.binomial import exact_interval
 from tests.stand_ins.false_alarms import (
     Rate,
     judged,

@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.compare.stats import (
-    Comparison,
-    Effect,
-    Estimate,
-    Verdict,
-    judge,
-    judge_step,
-    of_blocks,
-    side_of_limit,
-)
+from harness.compare.stats import Comparison, Effect, Estimate, Verdict, judge, of_blocks, side_of_limit
 from harness.compare.stats.intervals import t_quantile
 from harness.core.errors import UserError
+from tests.stand_ins.simulated_verdicts import judge_step
 
 # Ten log-ratios around 0 with a standard deviation of 1 (each of -1 and 1 scaled by sqrt(0.9)). They alternate, so that
 # nothing widens their interval: the half-width is 2.262157 / sqrt(10) = 0.715357

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 from msgspec import structs
 
 from harness.compare import Experiment, gather
+from harness.compare.endpoints import WEIGHT_SYNC_SECONDS
 from harness.compare.sync import SyncCost, fastest_by_size, percentile, sync_costs, sync_points
 from harness.compare.sync_tables import sync_findings, sync_sentences, sync_table
 from harness.results import RunFolder
 from harness.results.rows import SyncRow
+from harness.results.writer import STEPS
 
 Make = Callable[..., RunFolder]
 
@@ -45,27 +48,50 @@ def test_the_table_shows_each_part_without_the_first_step(transports: Experiment
         ("transport", "object_store", "object_store_numpy", "nixl"),
         ("MB", "20.0", "20.0", "20.0"),
         ("tensors", "3", "3", "3"),
-        ("publish, ms", "10.0 [10.0, 10.0]", "8.00 [8.00, 8.00]", "5.00 [5.00, 5.00]"),
-        ("transfer, ms", "50.0 [50.0, 50.0]", "16.0 [16.0, 16.0]", "10.0 [10.0, 10.0]"),
-        ("load, ms", "20.0 [20.0, 20.0]", "16.0 [16.0, 16.0]", "5.00 [5.00, 5.00]"),
-        ("publish to loaded, ms", "80.0 [80.0, 80.0]", "40.0 [40.0, 40.0]", "20.0 [20.0, 20.0]"),
-        ("GB/s", "0.250 [0.250, 0.250]", "0.500 [0.500, 0.500]", "1.00 [1.00, 1.00]"),
-        ("verify, ms", "4.00 [4.00, 4.00]", "4.00 [4.00, 4.00]", "4.00 [4.00, 4.00]"),
+        ("publish, ms", "10.0 [10.0, 10.0, 10.0]", "8.00 [8.00, 8.00, 8.00]", "5.00 [5.00, 5.00, 5.00]"),
+        ("transfer, ms", "50.0 [50.0, 50.0, 50.0]", "16.0 [16.0, 16.0, 16.0]", "10.0 [10.0, 10.0, 10.0]"),
+        ("load, ms", "20.0 [20.0, 20.0, 20.0]", "16.0 [16.0, 16.0, 16.0]", "5.00 [5.00, 5.00, 5.00]"),
+        ("publish to loaded, ms", "80.0 [80.0, 80.0, 80.0]", "40.0 [40.0, 40.0, 40.0]", "20.0 [20.0, 20.0, 20.0]"),
+        ("GB/s", "0.250", "0.500", "1.00"),
+        ("verify, ms", "4.00 [4.00, 4.00, 4.00]", "4.00 [4.00, 4.00, 4.00]", "4.00 [4.00, 4.00, 4.00]"),
     )
-    assert table.notes[0] == (
-        "Medians [10th percentile, 90th percentile] over 7 training steps; the first step of a run is left out, since "
-        "its syncs set up connections."
-    )
+    assert "over 6 measured training steps" in table.notes[0]  # of 8, the first two of which are warm-up
+
+
+def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it(
+    make_lagged_run: Make, tmp_path: Path
+) -> None:
+    """Failed before: tables and sentence gave medians, and steps of the warm-up counted."""
+    make_lagged_run(arm="object_store", steps=6, settings=_transport("object_store"), sync_ms=(10.0, 20.0, 10.0, 2.0))
+    made = make_lagged_run(arm="nixl", steps=6, settings=_transport("nixl"), sync_ms=(5.0, 10.0, 5.0, 2.0))
+    path = made.folder / STEPS
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    synced = [row for row in rows if "sync/publish_s" in row.get("metrics", {})]
+    for row, publish_ms in zip(synced, (900.0, 90.0, 5.0, 5.0, 5.0, 65.0), strict=True):  # warm-up: two
+        row["metrics"]["sync/publish_s"]["mean"] = publish_ms / 1e3
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    experiment = _experiment(tmp_path)
+    table = sync_table(experiment)
+    assert table is not None
+    # 5, 5, 5, 65 ms: mean 20, median 5, 90th percentile at place 2.7: 5 + 0.7 * 60 = 47
+    assert table.rows[3] == ("publish, ms", "20.0 [5.00, 5.00, 47.0]", "10.0 [10.0, 10.0, 10.0]")
+    assert table.rows[6][1] == "35.0 [20.0, 20.0, 62.0]"
+    assert ("GB/s", "0.571", "0.500") in table.rows  # 20 MB in 35 ms, and in 40 ms
+    (sentence,) = sync_findings(experiment)
+    assert "in 0.88 times" in sentence  # 35 ms against 40 ms
+    assert "(35.0 ms against 40.0 ms, means)" in sentence
+    (nixl,) = (run for run in experiment.runs if run.sync is not None and run.sync.transport == "nixl")
+    assert WEIGHT_SYNC_SECONDS.value(nixl) == pytest.approx(0.035)
 
 
 def test_transports_are_set_against_the_object_store_that_is_named(transports: Experiment) -> None:
     assert sync_findings(transports) == [
         "b_arrays (object_store_numpy): 20.0 MB from publish to loaded in 0.50 times the time of a_default "
-        "(object_store), Ray's object store given torch tensors, its default (40.0 ms against 80.0 ms, medians).",
+        "(object_store), Ray's object store given torch tensors, its default (40.0 ms against 80.0 ms, means).",
         "nixl: 20.0 MB from publish to loaded in 0.25 times the time of a_default (object_store), Ray's object store "
-        "given torch tensors, its default (20.0 ms against 80.0 ms, medians).",
+        "given torch tensors, its default (20.0 ms against 80.0 ms, means).",
         "nixl: 20.0 MB from publish to loaded in 0.50 times the time of b_arrays (object_store_numpy), Ray's object "
-        "store given numpy arrays (20.0 ms against 40.0 ms, medians).",
+        "store given numpy arrays (20.0 ms against 40.0 ms, means).",
     ]
 
 
@@ -77,12 +103,12 @@ def test_unlike_sizes_are_not_compared(make_lagged_run: Make, tmp_path: Path) ->
 
 def test_seeds_are_pooled(make_lagged_run: Make, tmp_path: Path) -> None:
     for seed, publish in enumerate((2.0, 4.0, 10.0)):
-        make_lagged_run(arm="nixl", seed=seed, steps=3, sync_ms=(publish, 0.0, 10.0, 0.0))
+        make_lagged_run(arm="nixl", seed=seed, steps=4, sync_ms=(publish, 0.0, 10.0, 0.0))
     table = sync_table(_experiment(tmp_path))
     assert table is not None
-    # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5
-    assert ("publish, ms", "4.00 [2.00, 10.0]") in table.rows
-    assert "over 6 training steps" in table.notes[0]
+    # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5, mean 32 / 6
+    assert ("publish, ms", "5.33 [2.00, 4.00, 10.0]") in table.rows
+    assert "over 6 measured training steps" in table.notes[0]
 
 
 def test_weights_that_stay_in_the_process_have_no_table(make_lagged_run: Make, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ MODEL_CASES = {
     "native": Case(lambda: DecoderLM(SHAPE)),
     "native, untied, a key for each head": Case(lambda: DecoderLM(MANY_HEADS)),
     "native, bfloat16": Case(lambda: DecoderLM(SHAPE), "bfloat16", 0.5),
+    "native, float16": Case(lambda: DecoderLM(SHAPE), "float16", 0.05),
     "transformers, llama": Case(lambda: LlamaForCausalLM(LlamaConfig(**FIELDS))),
     "transformers, qwen2": Case(lambda: Qwen2ForCausalLM(Qwen2Config(**FIELDS))),
     "transformers, gpt2": Case(lambda: GPT2LMHeadModel(GPT2)),

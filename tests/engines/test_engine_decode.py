@@ -92,7 +92,8 @@ def test_greedy_tokens_are_those_of_transformers_generate(config, seed):
     own = spread_model(config, seed)
     ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
     values = {name: value for name, value in config.to_hf(**ends).items() if name != "model_type"}
-    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.model_type, **values)).eval()
+    of_theirs = AutoConfig.for_model(config.model_type, **values)
+    reference = AutoModelForCausalLM.from_config(of_theirs, trust_remote_code=False).eval()
     assert not reference.load_state_dict(own.state_dict(), strict=False).unexpected_keys
     width = max(len(prompt) for prompt in RAGGED)
     padded = torch.tensor([[TOKENIZER.pad_token_id] * (width - len(prompt)) + prompt for prompt in RAGGED])

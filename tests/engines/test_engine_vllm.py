@@ -19,8 +19,10 @@ from harness.models.decoder import DecoderLM
 from harness.models.shape import shape_of, shape_of_own
 from harness.run.actors.parts import environment_of
 from harness.run.memory.check import full_table
+from harness.run.memory.fit import FreeMemory, shortages
 from harness.run.memory.plan import CUDA_BYTES, beside_vllm, generator_amounts, make_plan
 from harness.scenario import VllmEngineSettings, load_scenario
+from tests.messages import facts
 
 GIB = 2**30
 VLLMS_OWN_SHARE = 0.92  # config/cache.py of vLLM 0.32
@@ -153,6 +155,35 @@ def test_a_size_that_the_scenario_names_is_taken_to_the_last_byte() -> None:
     assert starts(options, free, CARD_24)
     with pytest.raises(UserError):
         gpu_share(qwen_cache(asked_gib=3), WEIGHTS, ALONE, free - 1, CARD_24)
+
+
+def test_a_share_of_the_gpu_is_handed_to_vllm_as_it_is() -> None:
+    """`--set engine.gpu_memory_utilization=0.85` was refused, with another engine's setting as the advice."""
+    share = replace(qwen_cache(), asked_share=0.85)
+    assert gpu_share(share, WEIGHTS, ALONE, CARD_80, CARD_80) == {"gpu_memory_utilization": 0.85}
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "advised"),
+    [
+        (0.85, CARD_24 // 2, "0.5"),  # half of the card is free: at most 0.5
+        (0.1, CARD_24, "0.21"),  # weights 2.88 GiB + workspace 2 GiB + a row 0.11 GiB = 4.98 of 24 GiB: 0.2077
+    ],
+)
+def test_a_share_without_room_or_too_small_for_the_model_is_refused(share: float, free: int, advised: str) -> None:
+    with pytest.raises(UserError) as refused:
+        gpu_share(replace(qwen_cache(), asked_share=share), WEIGHTS, ALONE, free, CARD_24)
+    assert refused.value.where == "engine.gpu_memory_utilization"
+    assert facts(refused.value.fix) == advised
+
+
+def test_a_share_of_a_gpu_is_refused_on_a_cpu() -> None:
+    model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4, gpu_memory_utilization=0.5)
+    with pytest.raises(UserError):
+        vllm_options(model, settings, 256, "cpu", True)
+    told = vllm_options(model, settings, 256, "cuda", True, gpu_memory=lambda: (20 * GIB, CARD_24))
+    assert told["gpu_memory_utilization"] == 0.5
+    assert "kv_cache_memory_bytes" not in told
 
 
 # Engine and memory plan
@@ -348,3 +379,17 @@ def test_an_engine_that_does_not_sleep_is_never_told_to() -> None:
     load(engine)
     generate(engine)
     assert llm.said == ["load"]
+
+
+def test_the_memory_plan_counts_the_share_of_a_gpu_whose_size_is_known(tmp_path) -> None:
+    """0.5 of 80 GiB and the CUDA context, and the float32 weights that arrive; else what it needs at least."""
+    scenario = trial(tmp_path, on_gpu("gpus: 1", 1, colocated="false"), "engine.gpu_memory_utilization=0.5")
+    plan = make_plan(scenario, QWEN, has_gpu=True)
+    generator = plan.processes[1]
+    assert generator.peak_on(None) == generator.peak == 3 * WEIGHTS + CUDA_BYTES + WORKSPACE_BYTES + OF_ROW
+    assert generator.peak_on(CARD_80) == CARD_80 // 2 + CUDA_BYTES + 2 * WEIGHTS
+    half = CARD_80 // 2 + CUDA_BYTES + 2 * WEIGHTS
+    learner = plan.processes[0].peak
+    assert not shortages([plan], FreeMemory(64 * GIB, (learner, half), (CARD_80, CARD_80)))
+    (short,) = shortages([plan], FreeMemory(64 * GIB, (learner, half - 1), (CARD_80, CARD_80)))
+    assert (short.memory, short.needed) == ("GPU 1", half)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from harness.probes.load import load_profile
@@ -84,7 +84,7 @@ def run_arms(report: Report, scenario: str, folder: str, *settings: str) -> dict
 def _figures(run: dict[str, Any]) -> dict[str, Any]:
     kept = {name: run["figures"][name] for name in ("reward_first", "reward_last", "tokens_per_s", "startup_s")}
     kept["stages_s"] = {name: stage["mean_s"] for name, stage in run["stages"].items()}
-    kept["sync_s"] = median(run["sync"]["whole_s"]) if run["sync"] and run["sync"]["whole_s"] else None
+    kept["sync_s"] = fmean(run["sync"]["whole_s"]) if run["sync"] and run["sync"]["whole_s"] else None
     return {"step_s": run["step"]["mean_s"], **kept}
 
 

@@ -65,13 +65,14 @@ def test_what_is_not_known_gives_no_metric(utilisation: Utilisation, groups: Any
     ("text", "gpus", "peak"),
     [
         ("model: {precision: bfloat16}\n", [H100, H100], 989e12),
+        ("model: {precision: float16}\n", [H100], 989e12),
         ("model: {precision: float32}\n", [H100], 67e12),
         ("model: {precision: bfloat16}\n", [], None),
         ("model: {precision: bfloat16}\n", [H100, {"name": "NVIDIA A100-SXM4-80GB"}], None),
         ("model: {precision: bfloat16}\n", [{"name": "Tesla T4"}], None),
         ("model: {type: paced}\nengine: {type: paced}\n", [H100], None),
     ],
-    ids=["bfloat16", "float32", "cpu", "two kinds", "unknown", "no weights"],
+    ids=["bfloat16", "float16", "float32", "cpu", "two kinds", "unknown", "no weights"],
 )
 def test_the_peak_is_that_of_the_precision_and_of_one_kind_of_gpu(
     tmp_path: Path, text: str, gpus: list[dict[str, Any]], peak: float | None

@@ -57,7 +57,8 @@ def own_model(shape, std=0.3):
 def of_transformers(shape):
     """transformers' model of this shape, with weights of its own."""
     values = {name: value for name, value in shape.to_hf().items() if name != "model_type"}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.model_type, **values)).eval()
+    config = AutoConfig.for_model(shape.model_type, **values)
+    return AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
 
 
 def as_theirs(model):

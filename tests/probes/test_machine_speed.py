@@ -6,7 +6,7 @@ import itertools
 from harness.core.types import Metric
 from harness.probes.clock import PausableClock
 from harness.probes.machine_speed import SpeedProbe
-from harness.results.step_metrics import SPEED_PROBE
+from harness.results.rows import SPEED_PROBE
 from harness.run.interleaving import Alone, RoundRobinSchedule
 
 

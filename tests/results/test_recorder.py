@@ -17,7 +17,7 @@ from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
 from harness.results import BatchRow, Manifest, Run, RunFolder, Scrubber, ShardRow, VersionChange, WarmUp, load_run
 from harness.results.recorder import RunRecorder
-from harness.results.rows import optimizer_step_columns
+from harness.results.rows import StepSeconds, optimizer_step_columns
 from harness.results.step_metrics import (
     idle_ratios,
     lag_metrics,
@@ -25,7 +25,7 @@ from harness.results.step_metrics import (
     sync_metrics,
     trained_lags,
 )
-from harness.results.warmup import found_in
+from harness.results.warmup import warm_up_of
 from harness.results.writer import MANIFEST, STEPS
 
 MB = 1_000_000
@@ -490,7 +490,8 @@ def test_steps_in_which_a_profiler_ran_are_flagged(
 )
 def test_warm_up_is_the_floor_where_there_is_nothing_to_see(seconds: dict[int, float], steady: bool | None) -> None:
     """The last one: the first five steps had an evaluation each, so that the first two plain ones are 5 and 6."""
-    assert found_in(seconds) == WarmUp(2, steady)
+    steps = [StepSeconds(step, taken, plain=True) for step, taken in seconds.items()]
+    assert warm_up_of(steps) == WarmUp(2, steady)
 
 
 def test_a_load_in_flight_is_no_part_of_the_generation_around_it(

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from harness.compare.stats import binomial_p
 from harness.core.errors import UserError
 from harness.results import WarmUp
 from harness.results.warmup import level_starts, noise_width, steady_from
+from tests.stand_ins.binomial import binomial_p
 
 
 def series(*levels: tuple[int, float], noise: float = 0.0, seed: int = 0) -> list[float]:

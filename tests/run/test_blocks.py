@@ -91,7 +91,7 @@ def test_an_arm_without_figures_has_no_standing(make_run: Make, tmp_path: Path) 
 
 
 def test_nothing_is_said_before_the_first_block() -> None:
-    watch = BlockWatch(3, 0.01)
+    watch = BlockWatch(12, 0.01)
     assert (watch.standings(), watch.headlines(), watch.is_enough) == ([], [], False)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.run.devices import slow_bfloat16
+from harness.run.devices import slow_precision
 from harness.run.experiment import run_scenario
 from harness.run.preflight import check_before_start
 from harness.scenario import Scenario, Variant, expand, load_scenario
@@ -97,9 +97,11 @@ def test_a_tracker_whose_package_is_missing_is_refused_with_the_command(tmp_path
 def test_bfloat16_on_a_cpu_without_it_is_said_with_the_settings_to_change(tmp_path: Path) -> None:
     both = "model: {type: preset, precision: bfloat16}\nengine: {type: native, precision: bfloat16}\n"
     ((variant,),) = points(tmp_path, both)
-    told = slow_bfloat16([variant.scenario], has_gpu=False, has_bfloat16=lambda: False)
+    told = slow_precision([variant.scenario], has_gpu=False, has_bfloat16=lambda: False)
     assert "--set engine.precision=float32 --set model.precision=float32" in told
-    assert slow_bfloat16([variant.scenario], has_gpu=False, has_bfloat16=lambda: True) == ""
-    assert slow_bfloat16([variant.scenario], has_gpu=True, has_bfloat16=lambda: False) == ""
+    assert slow_precision([variant.scenario], has_gpu=False, has_bfloat16=lambda: True) == ""
+    assert slow_precision([variant.scenario], has_gpu=True, has_bfloat16=lambda: False) == ""
+    ((narrow,),) = points(tmp_path, both.replace("bfloat16", "float16"))
+    assert "--set engine.precision=float32" in slow_precision([narrow.scenario], False, has_bfloat16=lambda: True)
     ((plain,),) = points(tmp_path, both.replace("bfloat16", "float32"))
-    assert slow_bfloat16([plain.scenario], has_gpu=False, has_bfloat16=lambda: False) == ""
+    assert slow_precision([plain.scenario], has_gpu=False, has_bfloat16=lambda: False) == ""

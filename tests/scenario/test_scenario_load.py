@@ -141,6 +141,12 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ("loss: {dual_clip: 1}\n", 1, "loss.dual_clip 1 1.0", ""),
         ("model: {type: preset, preset: big}\n", 1, "model.preset", ""),
         ("engine: {type: natve}\n", 1, "engine.type", "native"),
+        (
+            "engine: {type: vllm, memory_fracton: 0.5}\n",
+            1,
+            "engine.memory_fracton",
+            "engine.memory_fraction engine.type: sglang",
+        ),
         ("engine: native\n", 1, "engine key: value", ""),
         ("transport: {type: nixle}\n", 1, "transport.type", "nixl"),
         ("transport: {type: gloo, preallocate: true}\n", 1, "transport.preallocate", "transport.type: nixl"),

@@ -39,6 +39,20 @@ CASES = [
     ),
     ({"group_size": 1}, "groups_compare", "1 2", "8", ["group_size", "loss.type"]),
     (
+        {"model": {"type": "folder", "path": "m", "dtype": "float16"}},
+        "trained_weights_are_no_float16",
+        "16 16 0",
+        "16 32 16 16",
+        ["model.dtype"],
+    ),
+    (
+        {"engine": {"type": "vllm", "gpu_memory_utilization": 0.85}, "placement": {"device": "cpu"}},
+        "one_size_of_vllms_cache",
+        "0.85",
+        "1",
+        ["engine.gpu_memory_utilization"],
+    ),
+    (
         # 2 passes x 4 minibatches = 8 optimizer steps
         {"loss": {"type": "no_baseline"}, "epochs_per_batch": 2, "minibatches_per_epoch": 4},
         "on_policy_loss",

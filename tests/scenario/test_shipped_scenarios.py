@@ -85,6 +85,45 @@ def test_the_arms_of_loss_types_are_the_three_losses_on_policy():
     assert all(variant.scenario.on_policy and not variant.scenario.allow_uncorrected for variant in variants)
 
 
+SUMS = [
+    "task={type: arithmetic}",
+    "model={type: preset, preset: maths, threads: 1}",
+    "rollout_batch_size=64",
+    "gradient_accumulation_steps=1",
+    "sampling.max_tokens=64",
+    "evaluation.prompts=64",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"), [("maths_learning_rates", 4), ("maths_ablations", 4), ("maths_off_policy", 9)]
+)
+def test_the_sweeps_on_maths_are_valid_on_made_up_sums_too(name, runs):
+    """With the settings of docs/maths.md."""
+    for variants in (expand(shipped(name)), expand(load_scenario(FOLDER / f"{name}.yaml", SUMS))):
+        assert len({variant.name for variant in variants}) == runs
+    assert {variant.scenario.task.type for variant in variants} == {"arithmetic"}
+    page = (FOLDER.parent / "docs" / "maths.md").read_text()
+    assert all(setting in page for setting in SUMS)
+
+
+def test_the_ablations_on_maths_change_one_setting_each():
+    starter, *others = expand(shipped("maths_ablations"))
+    assert [variant.name for variant in others] == ["no_baseline", "constant_length", "without_std"]
+    plain = starter.scenario.model_dump()
+    for variant in others:
+        changed = {key for key, value in variant.scenario.model_dump().items() if value != plain[key]}
+        assert changed in ({"loss"}, {"advantage"})
+
+
+def test_vllm_and_the_policy_have_a_gpu_each():
+    scenario = shipped("maths_two_gpus")
+    assert (scenario.engine.type, scenario.engine.gpu_memory_utilization) == ("vllm", 0.85)
+    assert (scenario.placement.generator.gpus, scenario.placement.learner.gpus) == (1, 1)
+    assert not scenario.placement.colocated
+    assert (scenario.task.type, scenario.is_synchronous) == ("maths", True)
+
+
 def test_quickstart_is_what_the_readme_promises():
     scenario = shipped("quickstart")
     assert (scenario.prompts_per_batch, scenario.group_size, scenario.optimizer_steps_per_batch) == (8, 8, 1)

@@ -6,12 +6,13 @@ the code that judges real experiments: estimates, correction, verdicts, the side
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log, log1p
 
 import numpy as np
 
+from harness.compare.block_values import block_seconds
 from harness.compare.stats import (
     STAGE_THRESHOLD,
     STEP,
@@ -24,6 +25,7 @@ from harness.compare.stats import (
     of_occasions,
 )
 from harness.compare.stats.intervals import LEVEL, Numbers, t_quantile
+from harness.compare.step_columns import StepSeries
 from tests.stand_ins.noise import NoiseModel
 
 STEPS = 10
@@ -53,6 +55,34 @@ class Kind:
         """Return what machine and launch do to each step, without its own noise: [trials, blocks, arms, steps]."""
         make = self.noise.alternated if self.in_turns else self.noise.launched
         return make(generator, trials, blocks, STEPS, arms)
+
+
+def judge_step(log_ratios: Sequence[float] | Numbers, threshold: float = STEP_THRESHOLD, name: str = STEP) -> Effect:
+    """Judge one time of one arm by itself.
+
+    Args:
+        log_ratios: one for each block, in the order in which they ran.
+
+    Raises:
+        UserError: the threshold is not a number above 0.
+    """
+    (effect,), _ = judge([Comparison(name, of_blocks(log_ratios), threshold)])
+    return effect
+
+
+def log_ratio(before: Mapping[int, float], after: Mapping[int, float], alternated: bool) -> float | None:
+    """Return the log of the arm's mean step time over the baseline's in one block; None where no step is left.
+
+    Args:
+        before, after: seconds by step number, of the baseline and of the arm.
+    """
+
+    def series(seconds: Mapping[int, float]) -> StepSeries:
+        nowhere = (False,) * len(seconds)
+        return StepSeries(tuple(seconds), tuple(seconds.values()), {}, warmup=nowhere, profiled=nowhere)
+
+    block = block_seconds(series(before), series(after), alternated)
+    return None if block is None else log(block[1].step / block[0].step)
 
 
 def _only(**some: float) -> NoiseModel:

@@ -11,14 +11,11 @@ from harness.compare.stats.drift import Drift, speed_drift
 from harness.compare.stats.estimates import (
     FEWEST_BLOCKS,
     Estimate,
-    log_ratio,
     of_blocks,
     of_occasions,
 )
 from harness.compare.stats.intervals import (
     Interval,
-    binomial_p,
-    exact_interval,
     holm,
     t_interval,
     wilson_interval,
@@ -32,7 +29,6 @@ from harness.compare.stats.verdicts import (
     Effect,
     Verdict,
     judge,
-    judge_step,
     side_of_limit,
 )
 
@@ -47,14 +43,10 @@ __all__ = [
     "Estimate",
     "Interval",
     "Verdict",
-    "binomial_p",
     "enough",
-    "exact_interval",
     "half_width",
     "holm",
     "judge",
-    "judge_step",
-    "log_ratio",
     "of_blocks",
     "of_occasions",
     "side_of_limit",

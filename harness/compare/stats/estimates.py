@@ -17,9 +17,9 @@ where blocks are independent: there the interval covers 97 to 98%.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import expm1, log, log1p, sqrt
+from math import expm1, log1p, sqrt
 
 import numpy as np
 
@@ -93,23 +93,6 @@ class Estimate:
             return None
         needed = max(t_quantile(1 - level / 2, self.degrees) * self.error, log1p(threshold))
         return expm1(needed + t_quantile(POWER, self.degrees) * self.error)
-
-
-def log_ratio(before: Mapping[int, float], after: Mapping[int, float], alternated: bool) -> float | None:
-    """Return the log of the arm's mean step time over the baseline's in one block; None where no step is left.
-
-    Args:
-        before, after: seconds by step number, of the baseline and of the arm.
-        alternated: whether the arms took turns by step: then only the steps that both have count, so that the two
-            means share the machine's slow moments.
-    """
-    mine, theirs = list(before.values()), list(after.values())
-    if alternated:
-        shared = before.keys() & after.keys()
-        mine, theirs = [before[step] for step in shared], [after[step] for step in shared]
-    if not mine or not theirs or min(sum(mine), sum(theirs)) <= 0:
-        return None
-    return log(sum(theirs) / len(theirs)) - log(sum(mine) / len(mine))
 
 
 def of_blocks(log_ratios: Sequence[float] | Numbers) -> Estimate | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,16 +47,6 @@ def t_interval(values: Sequence[float] | np.ndarray, confidence: float = CONFIDE
     mean = float(np.mean(values))
     reach = t_quantile((1 + confidence) / 2, count - 1) * float(np.std(values, ddof=1)) / sqrt(count)
     return Interval(mean, mean - reach, mean + reach)
-
-
-def exact_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the ends of the exact interval of a rate: Clopper and Pearson, Biometrika 26 (1934)."""
-    from scipy.special import betaincinv
-
-    tail = (1 - confidence) / 2
-    low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
-    high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
-    return low, high
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -97,18 +86,3 @@ def holm(probabilities: Sequence[float], weights: Sequence[float] | None = None)
         adjusted[place] = highest
         left -= shares[place]
     return tuple(adjusted)
-
-
-def binomial_p(successes: int, trials: int, rate: float, side: Literal["both", "above", "below"] = "both") -> float:
-    """Return the exact probability of a count like this one or less likely, if each trial succeeds with ``rate``.
-
-    Args:
-        side: ``above``: of at least so many; ``below``: of at most so many; ``both``: twice the smaller, at most 1.
-    """
-    from scipy.special import bdtr, bdtrc
-
-    at_most = float(bdtr(successes, trials, rate))
-    at_least = 1.0 if successes == 0 else float(bdtrc(successes - 1, trials, rate))
-    if side == "both":
-        return min(1.0, 2 * min(at_most, at_least))
-    return at_least if side == "above" else at_most

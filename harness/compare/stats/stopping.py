@@ -1,4 +1,4 @@
-"""When an experiment has blocks enough: by the width of its interval, never by p.
+"""When an experiment has blocks enough: by the width of its intervals, never by p.
 
 Looking after each block and stopping at the first p below 5% would err in 20% of experiments without any change.
 """
@@ -6,34 +6,27 @@ Looking after each block and stopping at the first p below 5% would err in 20% o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import expm1
 
-from harness.compare.stats.estimates import of_blocks
-from harness.compare.stats.intervals import Numbers
+from harness.compare.stats.verdicts import Effect
 from harness.core.errors import UserError
-
-FEWEST_TO_STOP = 10
-MOST_BLOCKS = 40
+from harness.core.experiment import FEWEST_TO_STOP
 
 
-def half_width(log_ratios: Sequence[float] | Numbers) -> float | None:
+def half_width(effect: Effect) -> float | None:
     """Return the upper half of the 95% interval as a relative change: 0.02 is 2%. None below two blocks."""
-    estimate = of_blocks(log_ratios)
-    interval = None if estimate is None else estimate.interval()
-    return None if interval is None else expm1(interval.high - interval.point)
+    return None if effect.ratio is None or effect.high is None else effect.high / effect.ratio - 1
 
 
-def enough(
-    log_ratios: Sequence[float] | Numbers, width: float, fewest: int = FEWEST_TO_STOP, most: int = MOST_BLOCKS
-) -> bool:
-    """Whether the experiment may stop: ``most`` blocks are done, or ``fewest`` and the interval is narrow enough.
+def enough(effects: Sequence[Effect], blocks: int, width: float, most: int, fewest: int = FEWEST_TO_STOP) -> bool:
+    """Whether the experiment may stop: ``most`` blocks are done, or ``fewest`` and every interval is narrow enough.
 
     Ask after each block; half the threshold that counts is a sensible width, since "equivalent" is then within reach.
 
     Args:
-        log_ratios: of the blocks so far, in the order in which they ran.
-        width: wanted half of the 95% interval, as a relative change.
-        fewest, most: blocks, declared before the experiment.
+        effects: what decides, of every arm, from the blocks so far. Without one there is nothing to be narrow.
+        blocks: done so far.
+        width: wanted half of the 95% intervals, as a relative change.
+        most, fewest: blocks, declared before the experiment.
 
     Raises:
         UserError: the width is not above 0, or ``fewest`` is below 2 or above ``most``.
@@ -42,7 +35,7 @@ def enough(
         raise UserError(f"the half-width is {width!r}; it must be above 0", fix="0.01 means 1%")
     if not 2 <= fewest <= most:
         raise UserError(f"between {fewest} and {most} blocks is no range; it must be 2 <= fewest <= most")
-    if len(log_ratios) >= most:
+    if blocks >= most:
         return True
-    found = half_width(log_ratios) if len(log_ratios) >= fewest else None
-    return found is not None and found <= width
+    widths = [half_width(effect) for effect in effects]
+    return blocks >= fewest and bool(widths) and all(found is not None and found <= width for found in widths)

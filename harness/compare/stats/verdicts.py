@@ -21,8 +21,8 @@ from enum import StrEnum
 from math import exp, expm1, isfinite, log, log1p
 from typing import Literal
 
-from harness.compare.stats.estimates import FEWEST_BLOCKS, Estimate, of_blocks
-from harness.compare.stats.intervals import CONFIDENCE, LEVEL, Interval, Numbers, holm, t_quantile
+from harness.compare.stats.estimates import FEWEST_BLOCKS, Estimate
+from harness.compare.stats.intervals import CONFIDENCE, LEVEL, Interval, holm, t_quantile
 from harness.core.errors import UserError
 
 STEP = "step"
@@ -179,19 +179,6 @@ def _sharing_correlation(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [
         replace(item, estimate=None if item.estimate is None else item.estimate.sharing(common)) for item in comparisons
     ]
-
-
-def judge_step(log_ratios: Sequence[float] | Numbers, threshold: float = STEP_THRESHOLD, name: str = STEP) -> Effect:
-    """Judge one time of one arm by itself.
-
-    Args:
-        log_ratios: one for each block, in the order in which they ran.
-
-    Raises:
-        UserError: the threshold is not a number above 0.
-    """
-    (effect,), _ = judge([Comparison(name, of_blocks(log_ratios), threshold)])
-    return effect
 
 
 def _p(item: Comparison) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from harness.compare import numbers
-from harness.compare.endpoints import ENDPOINTS
+from harness.compare.endpoints import endpoint_of_effect
 from harness.compare.stats import Effect, Verdict
 from harness.compare.verdicts import Judgement, verdict_sentences, verdict_tables
 from harness.report.html.charts import Scale
@@ -103,8 +103,8 @@ def _verdict_class(effect: Effect) -> str:
 def _written(effect: Effect) -> str:
     if effect.ratio is None:
         return numbers.NOTHING
-    endpoint = ENDPOINTS.get(effect.name)
-    if endpoint is not None and endpoint.is_difference:
+    endpoint = endpoint_of_effect(effect)
+    if endpoint.is_difference:
         point, ends = endpoint.point_and_ends(effect)
         return point if ends == numbers.NOTHING else f"{point} [{ends}]"
     if effect.low is None or effect.high is None:

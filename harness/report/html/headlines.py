@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare.findings import exposed_finding, findings, overlap_finding
-from harness.compare.step_times import hides_time, uneven_sentence
+from harness.compare.step_times import uneven_sentence
 from harness.compare.sync_tables import sweep_points
 from harness.compare.verdicts import Judgement, verdict_sentence
 from harness.core.trace import Stage
@@ -27,7 +27,7 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
         *(verdict_sentence(item) for item in judgements if item.primary.blocks > 1 and item.primary.ratio is not None),
         *(finding.text for finding in found if finding.name in LEARNED),
         *(finding.text for finding in found if finding.name == "steady"),
-        *(uneven_sentence(variant) for variant in material.experiment.variants if hides_time(variant)),
+        *(uneven_sentence(variant, only_hidden=True) for variant in material.experiment.variants),
         exposed_finding(shares, nobodys),
         overlap_finding(material.experiment),
         *(finding.text for finding in found if finding.name in ("lag", "kl", "onset")),

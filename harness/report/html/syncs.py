@@ -40,7 +40,7 @@ def _anatomy(parts: Mapping[str, SyncParts]) -> Markup:
     ends = [end for bar in bars for end in (sum(part.value for part in bar.segments), *(bar.whisker or ()))]
     seen = [stage for stage in SYNC_STAGES.values() if any(stage in sync.parts_ms for sync in parts.values())]
     sentence = (
-        "Medians of each part over the training steps, the first left out. Whiskers: publish to loaded, from the 10th "
+        "Means of each part over the measured training steps. Whiskers: publish to loaded, from the 10th "
         "to the 90th percentile; verification is not in them."
     )
     drawing = draw_bars(bars, linear([0.0, *ends], from_zero=True), "milliseconds per sync", sentence)
@@ -57,8 +57,8 @@ def _bar(variant: str, sync: SyncParts) -> Bar:
     name = f"{variant}, {transport}{numbers.number(sync.num_bytes / 1e6)} MB"
     if sync.whole_ms is None:
         return Bar(name, segments, numbers.NOTHING)
-    low, middle, high = sync.whole_ms
-    return Bar(name, segments, f"{numbers.number(middle)} ms", whisker=(low, high))
+    low, mean, high = sync.whole_ms
+    return Bar(name, segments, f"{numbers.number(mean)} ms", whisker=(low, high))
 
 
 def sweep_section(report_data: ReportData, anchor: str) -> Markup | None:

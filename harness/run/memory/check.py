@@ -103,7 +103,10 @@ def full_table(plan: MemoryPlan) -> list[str]:
         for amount in process.amounts:
             when = f"and up to {gib(amount.more)} more where free" if amount.more else _PHASES[amount.phase]
             lines.append(f"  {amount.name:<32} {gib(amount.num_bytes):>10}  {when}".rstrip())
-        lines.append(f"  {'at most':<32} {gib(process.peak + process.more):>10}")
+        whole = (
+            "" if process.vllm_share is None else f"  and what is left of {process.vllm_share:g} of the GPU, for vLLM"
+        )
+        lines.append(f"  {'at most':<32} {gib(process.peak + process.more):>10}{whole}")
     return lines
 
 

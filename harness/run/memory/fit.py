@@ -29,10 +29,17 @@ Change = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Bytes that a machine has left: main memory, and that of each GPU which a run may use, None where not known."""
+    """Bytes that a machine has left.
+
+    Attributes:
+        main: of main memory.
+        gpus: of each GPU which a run may use; None where not known.
+        gpu_sizes: all bytes of those GPUs, rounded to GiB, where known.
+    """
 
     main: int
     gpus: tuple[int | None, ...] = ()
+    gpu_sizes: tuple[int | None, ...] = ()
 
     @property
     def has_gpu(self) -> bool:
@@ -74,11 +81,15 @@ class Shortage:
     present: int
 
 
-def needs(plans: Plans) -> dict[str, int]:
+def needs(plans: Plans, gpu_sizes: Sequence[int | None] = ()) -> dict[str, int]:
     """Return the bytes needed of ``main memory``, ``GPU 0`` and so on.
 
     Processes of one run that compute on GPUs are laid onto them one after the other, as Ray does it with the shares
     that they reserve: each onto the first one with enough share left.
+
+    Args:
+        plans: of runs side by side.
+        gpu_sizes: all bytes of each GPU, for a vLLM that is told to take a share of one.
     """
     left: list[float] = []
     on_gpus: list[int] = []
@@ -90,7 +101,7 @@ def needs(plans: Plans) -> dict[str, int]:
                 left.append(1.0)
                 on_gpus.append(0)
             left[index] -= share
-            on_gpus[index] += process.peak
+            on_gpus[index] += process.peak_on(gpu_sizes[index] if index < len(gpu_sizes) else None)
     return {MAIN: needed_main(plans)} | {f"GPU {index}": needed for index, needed in enumerate(on_gpus)}
 
 
@@ -130,7 +141,7 @@ def shortages(plans: Plans, free: FreeMemory) -> list[Shortage]:
     present: dict[str, int | None] = {MAIN: free.main}
     present |= {f"GPU {index}": size for index, size in enumerate(free.gpus)}
     beyond = 0 if free.has_gpu else None
-    found = [(memory, needed, present.get(memory, beyond)) for memory, needed in needs(plans).items()]
+    found = [(memory, needed, present.get(memory, beyond)) for memory, needed in needs(plans, free.gpu_sizes).items()]
     return [Shortage(memory, needed, there) for memory, needed, there in found if there is not None and needed > there]
 
 

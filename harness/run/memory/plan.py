@@ -41,7 +41,8 @@ _LEAST_STORE = 75 * 2**20
 """Ray refuses less."""
 _MOST_SLOW_STORE = 10**10
 """Bytes of a store outside of shared memory; Ray refuses more."""
-_WIDTH = {"float32": 4, "bfloat16": 2}
+_VLLM_AMOUNTS = ("engine weights", "key/value cache", "vLLM's workspace")
+_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PUBLISHED_COPIES = 2
 """Versions that a transport keeps at the sender: the one in use, and the one being published."""
 
@@ -70,6 +71,7 @@ class ProcessPlan:
         overlapping: whether the Generator samples while the Learner trains, so that their phases add up.
         count: how many such processes there are.
         gpus: share of a GPU that one reserves; 0 on a GPU takes the first, as all runs of one process do.
+        vllm_share: of its GPU's whole memory that a vLLM in it is told to take; None where it is told none.
     """
 
     name: str
@@ -78,6 +80,7 @@ class ProcessPlan:
     overlapping: bool = False
     count: int = 1
     gpus: float = 0.0
+    vllm_share: float | None = None
 
     def of(self, phase: Phase) -> int:
         """Bytes of this phase."""
@@ -89,6 +92,16 @@ class ProcessPlan:
         sampling = max(self.of("sampling"), self.of("loading"))
         passing = sampling + self.of("update") if self.overlapping else max(sampling, self.of("update"))
         return self.of("held") + passing
+
+    def peak_on(self, gpu_size: int | None) -> int:
+        """Most bytes that one holds at a time on a GPU of this size (None: not known): a vLLM takes all of its share.
+
+        ``engine weights``, ``key/value cache`` and ``vLLM's workspace`` are what the share is for.
+        """
+        if self.vllm_share is None or gpu_size is None:
+            return self.peak
+        of_vllm = sum(amount.num_bytes for amount in self.amounts if amount.name in _VLLM_AMOUNTS)
+        return self.peak + max(0, round(self.vllm_share * gpu_size) - of_vllm)
 
     @property
     def more(self) -> int:
@@ -141,7 +154,13 @@ def make_plan(
     else:
         base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
         amounts = (_cuda() if on_gpu else base, *learner, *generator)
-        run = ProcessPlan("run", devices["learner"], amounts, overlapping=not scenario.is_synchronous)
+        run = ProcessPlan(
+            "run",
+            devices["learner"],
+            amounts,
+            overlapping=not scenario.is_synchronous,
+            vllm_share=vllm_share(scenario),
+        )
         processes = (run, ProcessPlan("host of the GPU", "cpu", (base,))) if on_gpu else (run,)
     return MemoryPlan(scenario, shape, has_gpu, prompt, processes)
 
@@ -192,7 +211,10 @@ def _actors(
     ):
         on_gpu = devices[name] == "cuda"
         base = _cuda() if on_gpu else libraries[name]
-        parts.append(ProcessPlan(name, devices[name], (base, *held[name]), count=count, gpus=part.gpus))
+        asked = vllm_share(scenario) if name == "generator" else None
+        parts.append(
+            ProcessPlan(name, devices[name], (base, *held[name]), count=count, gpus=part.gpus, vllm_share=asked)
+        )
         if on_gpu:
             hosts.append(ProcessPlan(f"host of the {name}", "cpu", (libraries[name],), count=count))
     scorers = ProcessPlan("scorer", "cpu", (_libraries(ACTOR_BYTES["scorer"]),), count=placement.scorer.count)
@@ -204,7 +226,7 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool)
     """What training holds: the policy, AdamW's two averages, copies for KL, what is published, and one microbatch."""
     model: Any = scenario.model
     width = _WIDTH[getattr(model, "dtype", "float32")]
-    autocast = model.precision == "bfloat16" and width == 4
+    autocast = model.precision != "float32" and width == 4
     weights = shape.num_parameters * width
     copies = int(scenario.needs_reference) + int(scenario.loss.kl.monitor)
     averaged = scenario.needs_reference and scenario.loss.kl.reference == "polyak" and width < 4
@@ -267,6 +289,12 @@ def generator_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: boo
         )
         if amount.num_bytes
     )
+
+
+def vllm_share(scenario: Scenario) -> float | None:
+    """Return the share of its GPU's memory that vLLM is told to take; None where the scenario names none."""
+    share: float | None = getattr(scenario.engine, "gpu_memory_utilization", None)
+    return share
 
 
 def _vllm_cache(engine: Any, shape: Shape, width: int, on_gpu: bool) -> Amount:

@@ -1,0 +1,15 @@
+"""What belongs to an experiment and not to one of its runs.
+
+Those who read scenarios and those who compare runs both need it; the latter load no pydantic.
+"""
+
+from __future__ import annotations
+
+EXPERIMENT_SETTINGS = (
+    "name", "description", "seed", "arms", "sweep", "endpoint", "blocks", "interleaving", "stop_at_half_width",
+)  # fmt: skip
+"""Top-level keys of a scenario that say which runs there are, and not what one of them does."""
+FEWEST_TO_STOP = 10
+"""Blocks before which no experiment stops early."""
+MOST_BLOCKS = 1000
+"""As many as a scenario may ask for."""

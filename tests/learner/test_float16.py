@@ -1,0 +1,103 @@
+"""float16 in the training step: float32 weights, autocast, and a loss scaled up so that no gradient vanishes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.core.errors import Diverged
+from harness.core.types import Completion, GroupData, Metric, Prompt, RolloutGroup
+from harness.grpo import LossOptions
+from harness.learner import PolicyTrainer, TrainerOptions
+from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
+
+CONFIG = ModelConfig(
+    vocab_size=17,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=32,
+)
+OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("no_baseline"), learning_rate=1e-3, max_grad_norm=None)
+SCALE = 65_536.0  # torch.amp.GradScaler's first one
+
+
+def groups(size_of_rewards: float) -> tuple[RolloutGroup, ...]:
+    rng = np.random.default_rng(3)
+    made = []
+    for prompt_id in range(3):
+        lengths = rng.integers(1, 9, 4)
+        completions = tuple(
+            Completion(rng.integers(0, 17, length), rng.normal(-2, 0.1, length).astype(np.float32), "", "stop")
+            for length in lengths
+        )
+        data = GroupData(Prompt("p", "g"), rng.integers(0, 17, 4), completions)
+        rewards = tuple(size_of_rewards * reward for reward in (0.0, 1.0, 1.0, 0.5))
+        made.append(RolloutGroup(prompt_id, 0, 0, 0, tuple(map(int, lengths)), data, rewards))
+    return tuple(made)
+
+
+def trained(
+    options: TrainerOptions, size_of_rewards: float = 1.0, steps: int = 1
+) -> tuple[torch.Tensor, list[dict[str, Metric]]]:
+    """Train from the same initial weights; return all weights in one row, and the metrics of each step."""
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
+    metrics = [dict(trainer.train(step, trainer.prepare(groups(size_of_rewards)))) for step in range(steps)]
+    weights = torch.cat([tensor.detach().flatten() for tensor in trainer.weights().values()])
+    assert weights.dtype == torch.float32
+    return weights, metrics
+
+
+@pytest.mark.parametrize("size_of_rewards", [1.0, 1e-6])
+def test_a_step_is_that_of_float32_also_where_gradients_are_small(size_of_rewards: float) -> None:
+    """With rewards of 1e-6 the gradients of single activations lie near 6e-8, the smallest number of float16.
+
+    Adam's first step is learning rate x sign of the gradient where that is far above its epsilon: with gradients that
+    vanished, or lost their sign, weights would lie 1e-3 or 2e-3 apart.
+    """
+    before = torch.cat([tensor.detach().flatten() for tensor in DecoderLM(CONFIG, seed=1).parameters()])
+    exact, (wanted,) = trained(OPTIONS, size_of_rewards)
+    found, (metrics,) = trained(replace(OPTIONS, precision="float16"), size_of_rewards)
+    assert metrics["grad_norm"].value == pytest.approx(wanted["grad_norm"].value, rel=0.01)
+    assert metrics["loss"].value == pytest.approx(wanted["loss"].value, rel=0.01)
+    moved = exact - before
+    assert float((found - exact).norm() / moved.norm()) < 0.1
+    assert (metrics["float16/loss_scale"].value, metrics["float16/overflows"].value) == (SCALE, 0)
+    assert "float16/loss_scale" not in wanted
+
+
+def test_a_gradient_that_overflows_is_computed_again_with_half_the_scale_and_no_batch_is_lost() -> None:
+    """Rewards of 100: 65,536 x 100 x a share of a token is above 65,504, the largest number of float16."""
+    exact, (wanted,) = trained(OPTIONS, 100.0)
+    found, (metrics, later) = trained(replace(OPTIONS, precision="float16"), 100.0, steps=2)
+    overflows = int(metrics["float16/overflows"].value)
+    assert overflows > 0
+    assert metrics["float16/loss_scale"].value == SCALE / 2**overflows
+    assert metrics["grad_norm"].value == pytest.approx(wanted["grad_norm"].value, rel=0.01)
+    assert (later["float16/overflows"].value, later["float16/loss_scale"].value) == (0, SCALE / 2**overflows)
+    assert torch.isfinite(found).all()
+    assert not torch.equal(found, exact)
+
+
+def test_a_gradient_that_no_scale_saves_stops_the_run_and_leaves_the_weights() -> None:
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, precision="float16"))
+    before = {name: weight.detach().clone() for name, weight in trainer.weights().items()}
+    with pytest.raises(Diverged, match=r"gradient norm (inf|nan) at training step 0"):
+        trainer.train(0, trainer.prepare(groups(1e12)))
+    assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
+
+
+def test_microbatches_add_up_to_the_same_gradient() -> None:
+    """Of a loss scaled by a power of two, whose halves and wholes round alike."""
+    options = replace(OPTIONS, precision="float16")
+    whole, (one,) = trained(options)
+    split, (several,) = trained(replace(options, gradient_accumulation_steps=3))
+    assert several["grad_norm"].value == pytest.approx(one["grad_norm"].value, rel=0.005)
+    torch.testing.assert_close(split, whole, atol=2e-3, rtol=0)
