@@ -33,6 +33,7 @@ from harness.results.step_metrics import (
     sync_metrics,
     trained_lags,
 )
+from harness.results.training_log import evaluation_line, rollout_lines, step_line
 
 Row = dict[str, Any]
 RowListener = Callable[[Row, float], None]
@@ -180,6 +181,9 @@ class RunRecorder:
         self.folder.append_groups(map(shard_row, facts.scored))
         if facts.replay is not None:
             self.folder.append_groups([batch_row(facts.step, facts.groups)])
+        self.folder.append_rollouts(Purpose.TRAIN, facts.result.examples, facts.step)
+        for line in (step_line(facts.step, metrics, train_s), *rollout_lines(facts.step, facts.result.examples)):
+            self._log(line)
         self.folder.flush()
         self.steps_done += 1
         self._tell(row, train_s)
@@ -197,6 +201,7 @@ class RunRecorder:
         self.folder.append_step(row)
         self.folder.append_groups([shard_row(scored)])
         self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
+        self._log(evaluation_line(version, metrics))
         self.folder.flush()
         self.evaluations.append((version, scored.metrics))
         self._tell(row, 0.0)

@@ -146,6 +146,9 @@ class FixedTrainer:
         self.log_prob = log_prob
 
     def prepare(self, groups): ...
+
+    def advantages(self, batch, rollouts):
+        return []
     def train(self, step, batch):
         return {}
 
