@@ -20,6 +20,7 @@ from harness.report.data import (
     SECONDS,
     STEP,
     Curves,
+    Panel,
     Points,
     evaluated_points,
     metric_points,
@@ -27,9 +28,7 @@ from harness.report.data import (
     needs_log_scale,
     onset_steps,
     optimizer_panels,
-    optimizer_step_points,
     over_seeds,
-    reward_over_optimizer_steps,
     sweep_lines,
     training_panels,
 )
@@ -223,41 +222,29 @@ def _mark_onsets(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
 
 def draw_training(curves: Curves) -> Figure | None:
     """Draw training reward, loss, groups without a signal and response length over training steps; None without."""
-    panels = training_panels(curves)
+    return _draw_panels(curves, training_panels(curves), STEP, "training steps")
+
+
+def draw_optimizer_steps(curves: Curves) -> Figure | None:
+    """Draw rewards and the figures of the updates over optimizer steps; None where each training step is one."""
+    return _draw_panels(curves, optimizer_panels(curves), OPTIMIZER_STEP, "over optimizer steps")
+
+
+def _draw_panels(curves: Curves, panels: Sequence[Panel], x_label: str, what: str) -> Figure | None:
     if not panels:
         return None
     columns = min(2, len(panels))
     figure, grid = canvas(-(-len(panels) // columns), columns, height=3.5 * -(-len(panels) // columns) + 1.0)
     axes_of = [axes for row in grid for axes in row]
     for axes, panel in zip(axes_of, panels, strict=False):
-        draw(axes, curves, metric_points(panel.metric))
-        axes.set(title=panel.title, ylabel=panel.unit, xlabel=STEP)
+        draw(axes, curves, panel.points)
+        axes.set(title=panel.title, ylabel=panel.unit, xlabel=x_label)
         axes.tick_params(labelbottom=True)  # the panel below may be an empty place
         if panel.from_zero:
             axes.set_ylim(bottom=0.0)
     for axes in axes_of[len(panels) :]:
         axes.set_visible(False)
-    return finish(figure, curves, "training steps", BAND)
-
-
-def draw_optimizer_steps(curves: Curves) -> Figure | None:
-    """Draw validation reward and the figures of the updates over optimizer steps; None where training steps are one."""
-    panels = optimizer_panels(curves)
-    if not panels:
-        return None
-    rewarded = any(map(evaluations, curves.all_runs()))
-    figure, grid = canvas(len(panels) + rewarded, 1, height=2.5 * (len(panels) + rewarded) + 1.0)
-    rows = [row[0] for row in grid]
-    if rewarded:
-        draw(rows[0], curves, reward_over_optimizer_steps)
-        rows[0].set(title="Reward", ylabel="validation reward")
-    for axes, panel in zip(rows[rewarded:], panels, strict=True):
-        draw(axes, curves, optimizer_step_points(panel.metric))
-        axes.set(title=panel.title, ylabel=panel.unit)
-        if panel.from_zero:
-            axes.set_ylim(bottom=0.0)
-    rows[-1].set(xlabel=OPTIMIZER_STEP)
-    return finish(figure, curves, "over optimizer steps", BAND)
+    return finish(figure, curves, what, BAND)
 
 
 def draw_stability(curves: Curves) -> Figure | None:

@@ -40,6 +40,8 @@ RowListener = Callable[[Row, float], None]
 """Takes a row and, for a step, its seconds without evaluation."""
 StepListener = Callable[[int], None]
 NO_VERSION = -1
+EVICTED_COLUMNS = ("evicted_full", "evicted_age", "evicted_uses", "evicted_unused")
+"""Of ``ReplayStats``."""
 LEDGER_COLUMNS = ("generated", "failed", "dropped", "trained", "trained_again", "unused")
 
 
@@ -317,13 +319,16 @@ class RunRecorder:
         if facts.replay is None:
             return {}
         stats, size = facts.replay
-        evicted_unused = stats.evicted_unused - self._replay.evicted_unused
-        self._replay = stats
-        groups = len(facts.taken)
-        return {
+        earlier, self._replay = self._replay, stats
+        evicted = {
+            f"replay/{name}": Metric(getattr(stats, name) - getattr(earlier, name), "sum") for name in EVICTED_COLUMNS
+        }
+        ages, uses, groups = [it.age for it in facts.taken], [it.uses for it in facts.taken], len(facts.taken)
+        return evicted | {
             "replay/size": Metric(size),
-            "replay/age_mean": Metric(sum(item.age for item in facts.taken) / groups, count=groups),
-            "replay/uses_mean": Metric(sum(item.uses for item in facts.taken) / groups, count=groups),
-            "replay/evicted_unused": Metric(evicted_unused, "sum"),
+            "replay/age_mean": Metric(sum(ages) / groups, count=groups),
+            "replay/age_max": Metric(max(ages), "max", groups),
+            "replay/uses_mean": Metric(sum(uses) / groups, count=groups),
+            "replay/uses_max": Metric(max(uses), "max", groups),
             "trained_tokens": Metric(count(facts.groups).tokens, "sum"),
         }

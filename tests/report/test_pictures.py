@@ -196,14 +196,20 @@ def test_training_curves_show_reward_loss_signal_and_length(make_run: Make) -> N
 
 @pytest.mark.usefixtures("style")
 def test_loss_and_reward_are_drawn_over_optimizer_steps(make_run: Make) -> None:
-    """Two optimizer steps of a training step: four training steps end at optimizer step 8."""
+    """Two optimizer steps of a training step: four training steps end at optimizer step 8.
+
+    Old code: no training reward.
+    """
     folder = make_run(
         evaluations=EVALUATIONS,
+        metrics=_training_metrics,
         optimizer_steps=2,
         optimizer_step_metrics=lambda step: [{"loss": Metric(float(step))}, {"loss": Metric(step + 0.5)}],
     ).folder
     figure = draw_optimizer_steps(load_curves(folder))
-    reward, loss = _axes(figure)
+    trained, reward, loss = _axes(figure)[:3]
+    assert list(trained.lines[0].get_xdata()) == [0.0, 2.0, 4.0, 6.0]
+    assert list(trained.lines[0].get_ydata()) == pytest.approx([0.0, 0.1, 0.2, 0.3])
     assert (list(reward.lines[0].get_xdata()), list(reward.lines[0].get_ydata())) == ([0.0, 4.0, 8.0], [0.2, 0.4, 0.6])
     assert list(loss.lines[0].get_xdata()) == [float(step) for step in range(8)]
     assert list(loss.lines[0].get_ydata()) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]

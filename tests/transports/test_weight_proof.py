@@ -149,6 +149,7 @@ class FixedTrainer:
 
     def advantages(self, batch, rollouts):
         return []
+
     def train(self, step, batch):
         return {}
 

@@ -12,6 +12,7 @@ from harness.report.data import (
     OPTIMIZER_STEP,
     SECONDS,
     STEP,
+    Panel,
     Points,
     ReportData,
     evaluated_points,
@@ -20,9 +21,7 @@ from harness.report.data import (
     needs_log_scale,
     onset_steps,
     optimizer_panels,
-    optimizer_step_points,
     over_seeds,
-    reward_over_optimizer_steps,
     training_panels,
 )
 from harness.report.html.charts import Chart, Line, draw_chart
@@ -121,30 +120,22 @@ def _seeds_say(report_data: ReportData) -> str:
 
 
 def _training(report_data: ReportData) -> Markup | None:
-    charts = []
-    for panel in training_panels(report_data.curves):
-        drawn = over_steps(report_data, metric_points(panel.metric))
-        says = f"{panel.title}, {panel.unit}, over training steps."
-        charts.append(Chart(panel.title, STEP, panel.unit, drawn, says, panel.from_zero, zero_line=True))
-    if not charts:
-        return None
-    return _panels(report_data, "Training curves.", "Figures of the training steps themselves.", charts)
+    sentence = "Figures of the training steps themselves."
+    return _curves(report_data, "Training curves.", sentence, training_panels(report_data.curves), STEP)
 
 
 def _optimizer_steps(report_data: ReportData) -> Markup | None:
-    panels = optimizer_panels(report_data.curves)
-    if not panels:
-        return None
-    charts = []
-    if any(map(evaluations, report_data.curves.all_runs())):
-        drawn, says = over_steps(report_data, reward_over_optimizer_steps), "Validation reward over optimizer steps."
-        charts.append(Chart("Reward over optimizer steps", OPTIMIZER_STEP, "validation reward", drawn, says))
-    for panel in panels:
-        drawn = over_steps(report_data, optimizer_step_points(panel.metric))
-        says = f"{panel.title}, {panel.unit}, over optimizer steps."
-        charts.append(Chart(panel.title, OPTIMIZER_STEP, panel.unit, drawn, says, panel.from_zero, zero_line=True))
     sentence = "Some training steps make several optimizer steps; here is each of them."
-    return _panels(report_data, "Over optimizer steps.", sentence, charts)
+    panels = optimizer_panels(report_data.curves)
+    return _curves(report_data, "Over optimizer steps.", sentence, panels, OPTIMIZER_STEP)
+
+
+def _curves(report_data: ReportData, title: str, sentence: str, panels: Sequence[Panel], x_label: str) -> Markup | None:
+    charts = []
+    for panel in panels:
+        drawn, says = over_steps(report_data, panel.points), f"{panel.title}, {panel.unit}, over {x_label}s."
+        charts.append(Chart(panel.title, x_label, panel.unit, drawn, says, panel.from_zero, zero_line=True))
+    return _panels(report_data, title, sentence, charts) if charts else None
 
 
 def _kl(report_data: ReportData) -> Markup | None:
