@@ -180,8 +180,9 @@ def sorting_kl(
     """Return KL(model || other) at each position of the responses, summed over the vocabulary: (P, T).
 
     Positions are independent given the prompt. So their sum is the KL over the 125 responses, and no sampling is in it.
+    In float64: near policies differ by less than float32 tells.
     """
     log_p_PTV, log_q_PTV = (
-        (policy(prompt_ids_PL, prompt_lengths_P) / temperature).log_softmax(-1) for policy in (model, other)
+        (policy(prompt_ids_PL, prompt_lengths_P).double() / temperature).log_softmax(-1) for policy in (model, other)
     )
     return exact_kl(log_p_PTV, log_q_PTV)

@@ -178,8 +178,8 @@ def _mark_divergence(curves: Curves, axes: Axes) -> list[Any]:
 def draw_kl(curves: Curves) -> Figure | None:
     """Draw the monitored KL figures over training steps, one column for each pair of policies; None without them.
 
-    The validation reward stands below, over the same steps. Dashed lines mark from where on a run's KL to the reference
-    policy grows faster.
+    The validation reward stands below, over the same steps. Upright dashed lines mark from where on a run's KL to the
+    reference policy grows faster; dotted lines beside k3 are the exact KL, where the model offers it.
     """
     pairs = [
         pair
@@ -190,8 +190,10 @@ def draw_kl(curves: Curves) -> Figure | None:
         return None
     rewarded = any(map(evaluations, curves.all_runs()))
     figure, grid = canvas(3 if rewarded else 2, len(pairs), height=9.5 if rewarded else 7.0)
+    keys = list[Any]()
     for column, pair in enumerate(pairs):
         draw(grid[0][column], curves, metric_points(f"kl/{pair}_k3"))
+        keys += _draw_exact(curves, grid[0][column], pair)
         draw(grid[1][column], curves, metric_points(f"kl/{pair}_k1_sum"))
         grid[0][column].set(title=f"KL(sampling policy \u2016 {_other_policy(curves, pair)})")
         for row in grid[:2]:
@@ -201,10 +203,27 @@ def draw_kl(curves: Curves) -> Figure | None:
         grid[-1][column].set(xlabel=STEP)
     for row, name in zip(grid, ("k3, nats per token", "k1, nats per response", "validation reward"), strict=False):
         row[0].set(ylabel=name)
-    keys = _mark_onsets(curves, [row[0] for row in grid]) if pairs[0] == "reference" else []
+    if pairs[0] == "reference":
+        keys += _mark_onsets(curves, [row[0] for row in grid])
     lagging = any(run.behaviour_is_older for run in curves.experiment.runs)
     what = "KL, estimated on sampled tokens" + ("; biased, as an older policy sampled them" if lagging else "")
     return finish(figure, curves, what, BAND, keys)
+
+
+def _draw_exact(curves: Curves, axes: Axes, pair: str) -> list[Any]:
+    """Draw the exact KL as a dotted line in each variant's colour; return the legend entry, once for all panels."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patheffects import Normal, Stroke
+
+    look: dict[str, Any] = {"linewidth": 2.0, "linestyle": (0, (1.5, 1.0)), "zorder": 5}
+    look["path_effects"] = [Stroke(linewidth=3.4, foreground="black"), Normal()]
+    looks, exact = variant_looks(list(curves.runs)), metric_points(f"kl/{pair}_exact")
+    drawn = {name: rows for name, runs in curves.runs.items() if (rows := over_seeds(map(exact, runs)))}
+    for name, rows in drawn.items():
+        x, mean, _, _ = zip(*rows, strict=True)
+        axes.plot(x, mean, color=looks[name][0], **look)
+    wanted = drawn and pair == "reference"
+    return [Line2D([], [], color="white", label="exact KL", **look)] if wanted else []
 
 
 def _mark_onsets(curves: Curves, panels: Sequence[Axes]) -> list[Any]:

@@ -27,6 +27,11 @@ from harness.report.data import (
 from harness.report.html.charts import Chart, Line, draw_chart
 from harness.report.html.markup import Markup, details, element, figure, join, section, tables, variant_legend
 
+KL_KINDS = (
+    ("k3", "k3, nats per token"),
+    ("exact", "exact, nats per token"),
+    ("k1_sum", "k1, nats per response"),
+)
 MOST_POINTS = 240  # of one line; longer series are averaged over runs of equal length
 
 
@@ -143,7 +148,8 @@ def _kl(report_data: ReportData) -> Markup | None:
     onsets = [step for variant in report_data.experiment.variants for step in onset_steps(variant)]
     ends = (0.0, float(max((run.steps for run in report_data.experiment.runs), default=0)))
     for pair, other in (("reference", "the reference policy"), ("previous", "the policy of the step before")):
-        for name, unit in ((f"kl/{pair}_k3", "k3, nats per token"), (f"kl/{pair}_k1_sum", "k1, nats per response")):
+        for kind, unit in KL_KINDS:
+            name = f"kl/{pair}_{kind}"
             if metric_values(report_data.curves, name):
                 drawn = over_steps(report_data, metric_points(name))
                 says = f"KL of the sampling policy to {other}, {unit}, over training steps."
