@@ -164,6 +164,18 @@ def test_a_kl_of_one_pair_takes_one_column(make_run: Make) -> None:
 
 
 @pytest.mark.usefixtures("style")
+def test_the_exact_kl_stands_beside_k3_where_it_is_known(make_run: Make) -> None:
+    """Old code: not drawn."""
+    figures = {"kl/reference_k3": 0.1, "kl/reference_k1_sum": 0.2, "kl/reference_exact": 0.12}
+    folder = make_run(metrics=lambda step: {name: Metric(value * step, count=9) for name, value in figures.items()})
+    figure = draw_kl(load_curves(folder.folder))
+    top, bottom = _axes(figure)
+    assert list(top.lines[1].get_ydata()) == pytest.approx([0.0, 0.12, 0.24, 0.36])
+    assert (len(top.lines), len(bottom.lines)) == (3, 2)  # each with the line at 0
+    assert _legend(figure)[-1] == "exact KL"
+
+
+@pytest.mark.usefixtures("style")
 def test_an_onset_is_marked_in_kl_and_reward(make_run: Make) -> None:
     """KL of 0.001 for each step up to 20 of 40 and of 0.01 from there on: a dashed line at 20 in all three panels."""
     folder = make_run(
