@@ -246,7 +246,7 @@ class UpdateResult:
     Attributes:
         metrics: of the training step.
         optimizer_step_metrics: of each of its optimizer steps; empty where the trainer does not tell.
-        examples: rollouts of its first group; empty in most steps.
+        examples: rollouts of one of its groups; empty in most steps.
     """
 
     version: int

@@ -52,7 +52,7 @@ class PacedTrainer:
         """Return the groups as they are."""
         return groups
 
-    def advantages(self, batch: Sequence[RolloutGroup], rollouts: int) -> list[float]:
+    def advantages(self, batch: Sequence[RolloutGroup]) -> list[float]:
         """Return none: nothing is learnt."""
         return []
 

@@ -214,9 +214,9 @@ class PolicyTrainer:
             rollouts = replace(rollouts, old_log_probs_BT=rollouts.engine_log_probs_BT)
         return PreparedBatch(rollouts, tuple(group.prompt_id for group in groups))
 
-    def advantages(self, batch: PreparedBatch, rollouts: int) -> list[float]:
-        """Return the advantages of the first so many rollouts of the batch."""
-        return batch.rollouts.advantages_B1[:rollouts, 0].tolist()
+    def advantages(self, batch: PreparedBatch) -> list[float]:
+        """Return the advantage of each rollout of the batch, group by group."""
+        return batch.rollouts.advantages_B1[:, 0].tolist()
 
     def compute_old_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the policy before the first optimizer step."""

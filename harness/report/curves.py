@@ -296,7 +296,7 @@ def _target_lines(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
 
 def _other_policy(curves: Curves, pair: str) -> str:
     if pair == "previous":
-        return "policy of the step before"
+        return "previous policy"
     kinds = {run.kl.reference for run in curves.experiment.runs if run.kl}
     if len(kinds) != 1:
         return "reference"

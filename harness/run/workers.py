@@ -64,7 +64,7 @@ class Trainer(Protocol):
 
     def prepare(self, groups: Sequence[RolloutGroup]) -> Any: ...
 
-    def advantages(self, batch: Any, rollouts: int) -> list[float]: ...
+    def advantages(self, batch: Any) -> list[float]: ...
 
     def compute_old_log_probs(self, batch: Any) -> None: ...
 
@@ -397,7 +397,7 @@ class LearnerWorker:
         """Train on one rollout batch; the version becomes ``step + 1``. Of some steps a group is kept to be read."""
         with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
             batch = self.trainer.prepare(groups)
-            examples = () if step % EXAMPLES_EVERY else self._examples(groups[0], batch)
+            examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
         if self.trainer.options.needs_old_log_probs:
             with self.tracer.span(self.lane, Stage.OLD_LOGPROBS, step, step):
                 self.trainer.compute_old_log_probs(batch)
@@ -411,9 +411,12 @@ class LearnerWorker:
         optimizer_steps = self.trainer.options.optimizer_steps_per_batch
         return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
 
-    def _examples(self, first: RolloutGroup, batch: Any) -> tuple[ExampleRollout, ...]:
-        advantages = self.trainer.advantages(batch, min(MOST_EXAMPLES, len(first.lengths)))
-        return tuple(_trained_example(first, place, advantage) for place, advantage in enumerate(advantages))
+    def _examples(self, step: int, groups: tuple[RolloutGroup, ...], batch: Any) -> tuple[ExampleRollout, ...]:
+        """Return the rollouts of one group, each time of another one in turn."""
+        number = step // EXAMPLES_EVERY % len(groups)
+        first = sum(len(group.lengths) for group in groups[:number])
+        advantages = self.trainer.advantages(batch)[first:][: len(groups[number].lengths)][:MOST_EXAMPLES]
+        return tuple(_trained_example(groups[number], place, advantage) for place, advantage in enumerate(advantages))
 
     def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Make the current weights available; see ``protocols.Learner``.

@@ -112,6 +112,7 @@ def test_every_fifth_step_keeps_a_group_with_advantages_and_log_probs(run: Run) 
     """Old code: validation rollouts only, without either."""
     kept = [row for row in run.rollouts() if row.purpose == "train"]
     assert [row.step for row in kept] == [step for step in range(0, 30, 5) for _ in range(10)]
+    assert len({row.prompt for row in kept}) == 3  # not the first group each time
     for start in range(0, len(kept), 10):
         group = kept[start : start + 10]
         assert len({row.prompt for row in group}) == 1

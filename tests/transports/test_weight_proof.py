@@ -147,7 +147,7 @@ class FixedTrainer:
 
     def prepare(self, groups): ...
 
-    def advantages(self, batch, rollouts):
+    def advantages(self, batch):
         return []
 
     def train(self, step, batch):
