@@ -140,7 +140,9 @@ def _curves(report_data: ReportData, title: str, sentence: str, panels: Sequence
     for panel in panels:
         drawn, says = over_steps(report_data, panel.points), f"{panel.title}, {panel.unit}, over {x_label}s."
         charts.append(Chart(panel.title, x_label, panel.unit, drawn, says, panel.from_zero, zero_line=True))
-    return _panels(report_data, title, sentence, charts) if charts else None
+    xs = [x for chart in charts for line in chart.lines for x, _ in line.points]
+    ends = (min(xs), max(xs)) if xs else ()
+    return _panels(report_data, title, sentence, [replace(chart, x_ends=ends) for chart in charts]) if charts else None
 
 
 def _kl(report_data: ReportData) -> Markup | None:
@@ -165,6 +167,8 @@ def _kl(report_data: ReportData) -> Markup | None:
         charts.append(chart)
     older = any(run.behaviour_is_older for run in report_data.experiment.runs)
     sentence = "Estimated on the sampled tokens" + ("; biased where an older policy sampled them." if older else ".")
+    if any(metric_values(report_data.curves, f"kl/{pair}_exact") for pair in ("reference", "previous")):
+        sentence += " Exact: summed over the vocabulary, nothing sampled."
     if onsets:
         sentence += " Dotted upright lines: from there on a run's KL to the reference policy grows faster."
     return _panels(report_data, "KL divergence.", sentence, charts)
