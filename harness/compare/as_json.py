@@ -12,6 +12,7 @@ from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.findings import findings
 from harness.compare.gates import GateResult
+from harness.compare.replay import REPLAY_LINES
 from harness.compare.rewards import reward_difference, target_times
 from harness.compare.step_times import step_ratio
 from harness.compare.tables import OFF_POLICY_LINES, OUTCOME_LINES
@@ -80,7 +81,7 @@ def _run(run: RunFigures) -> dict[str, Any]:
         "planned_steps": run.planned_steps,
         "reward_target": run.reward_target,
         "fingerprint": run.manifest.machine.get("fingerprint"),
-        "figures": {line.key: line.get(run) for line in (*OUTCOME_LINES, *OFF_POLICY_LINES)},
+        "figures": {line.key: line.get(run) for line in (*OUTCOME_LINES, *OFF_POLICY_LINES, *REPLAY_LINES)},
         "warm_up": asdict(run.warm_up),
         "window": None if run.window is None else asdict(run.window),
         "step": {"mean_s": run.step_s} | (asdict(run.single_steps) if run.single_steps else {}),

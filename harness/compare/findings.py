@@ -25,6 +25,7 @@ from harness.compare.learning_findings import (
     target_sentence,
 )
 from harness.compare.numbers import Format, count, listed, mean_range, number, percent, reward
+from harness.compare.replay import replay_sentence
 from harness.compare.rewards import final_reward, reward_difference
 from harness.compare.step_times import ratio_of_medians, steadiness_notes, step_ratio, uneven_sentence
 from harness.compare.sync_tables import sweep_findings, sweep_points, sync_findings
@@ -246,12 +247,14 @@ def _importance(variants: Sequence[Variant]) -> str:
 
 
 def off_policy_findings(experiment: Experiment) -> list[Finding]:
-    """Say whether the lag bound acted, what working side by side gained, and what lag the last reward came with."""
+    """Say whether the lag bound acted, what the replay buffer did, what working side by side gained, and what lag the
+    last reward came with."""
     if not is_off_policy(experiment):
         return []
     found = []
     for variant in experiment.variants:
         found += _named("lag_bound", [_blocked(variant), _dropped(variant)])
+    found += _named("replay", map(replay_sentence, experiment.variants))
     found += _named("overlap", map(_overlap, experiment.variants))
     return found + _named("lag", [_lag(experiment)])
 

@@ -300,9 +300,6 @@ OFF_POLICY_LINES = (
     Line("dropped_length", "length of a dropped rollout, tokens", number, mean_length(lambda it: it.dropped)),
     Line("trained_length", "length of a trained rollout, tokens", number, mean_length(lambda it: it.trained)),
     Line("unused_share", "never trained on, share of generated rollouts", percent, rollout_share(lambda it: it.unused)),
-    Line("replay_size", "replay buffer, mean, groups", number, mean_of("replay/size")),
-    Line("replay_age", "age of a replayed group, mean, versions", number, mean_of("replay/age_mean")),
-    Line("replay_uses", "uses of a replayed group, mean", number, mean_of("replay/uses_mean")),
 )
 
 
@@ -317,7 +314,7 @@ def outcome_table(experiment: Experiment) -> Table:
         what = f"Validation rewards are means over {min(prompts)} prompts"
         notes.insert(0, f"{what}: a standard error of up to {error:.3f} where rewards lie between 0 and 1.")
     header = ("figure", *(variant.name for variant in variants))
-    return Table("Outcome", header, (status, *_rows(OUTCOME_LINES, variants)), tuple(notes), divisible=True)
+    return Table("Outcome", header, (status, *line_rows(OUTCOME_LINES, variants)), tuple(notes), divisible=True)
 
 
 def is_off_policy(experiment: Experiment) -> bool:
@@ -326,7 +323,7 @@ def is_off_policy(experiment: Experiment) -> bool:
 
 
 def off_policy_table(experiment: Experiment) -> Table | None:
-    """Return lag, dropping and replay, one column for each variant; None where every run is on-policy."""
+    """Return lag and dropping, one column for each variant; None where every run is on-policy."""
     if not is_off_policy(experiment):
         return None
     header = ("figure", *(variant.name for variant in experiment.variants))
@@ -336,10 +333,10 @@ def off_policy_table(experiment: Experiment) -> Table | None:
         "it.",
         *seed_note(experiment.variants),
     )
-    return Table("Off-policy", header, tuple(_rows(OFF_POLICY_LINES, experiment.variants)), notes, divisible=True)
+    return Table("Off-policy", header, tuple(line_rows(OFF_POLICY_LINES, experiment.variants)), notes, divisible=True)
 
 
-def _rows(lines: Sequence[Line], variants: Sequence[Variant]) -> list[tuple[str, ...]]:
+def line_rows(lines: Sequence[Line], variants: Sequence[Variant]) -> list[tuple[str, ...]]:
     """Return a row for each line that is shown and that some run has: its label and a cell for each variant."""
     rows = []
     for line in lines:

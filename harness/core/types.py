@@ -180,7 +180,13 @@ def combine_metrics(parts: list[Metrics]) -> Metrics:
 
 @dataclass(frozen=True, slots=True)
 class ExampleRollout:
-    """A rollout kept for people to read. The text is generated, so whoever shows it must treat it as untrusted."""
+    """A rollout kept for people to read. The text is generated, so whoever shows it must treat it as untrusted.
+
+    Attributes:
+        version: policy version that sampled its group's newest token.
+        advantage: what its loss was weighed by; None for a rollout that nobody trained on.
+        log_probs: of its first tokens, as the engine reported them at sampling; kept with ``advantage``.
+    """
 
     prompt: str
     response: str
@@ -189,6 +195,8 @@ class ExampleRollout:
     num_tokens: int
     finish_reason: str
     version: int
+    advantage: float | None = None
+    log_probs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +250,11 @@ class UpdateResult:
     Attributes:
         metrics: of the training step.
         optimizer_step_metrics: of each of its optimizer steps; empty where the trainer does not tell.
+        examples: rollouts of one of its groups; empty in most steps.
     """
 
     version: int
     optimizer_steps: int
     metrics: Metrics
     optimizer_step_metrics: Sequence[Metrics] = ()
+    examples: tuple[ExampleRollout, ...] = ()

@@ -17,7 +17,7 @@ from harness.grpo.advantages import (
 from harness.grpo.aggregate import Aggregation, Denominator, loss_denominator, weighted_sum
 from harness.grpo.batch import RolloutBatch, collate
 from harness.grpo.importance import ImportanceLevel, ImportanceMode, ImportanceOptions, importance_weights
-from harness.grpo.kl import KlEstimator, kl_estimate, kl_tallies
+from harness.grpo.kl import KlEstimator, exact_kl, kl_estimate, kl_tallies
 from harness.grpo.log_probs import compute_entropy, get_response_log_probs, log_probs_and_entropy, log_probs_from_logits
 from harness.grpo.loss import LossOptions, surrogate_loss
 from harness.grpo.masking import masked_mean, masked_normalize, zero_masked
@@ -57,6 +57,7 @@ __all__ = [
     "compute_policy_gradient_loss",
     "compute_unclipped_loss",
     "deltas_per_group",
+    "exact_kl",
     "get_response_log_probs",
     "group_advantages",
     "group_deltas",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from harness.grpo.masking import at_least_float32, require_matrix, require_same_shape, unknown_choice, zero_masked
@@ -46,6 +47,25 @@ def kl_estimate(log_p: Tensor, log_q: Tensor, estimator: KlEstimator) -> Tensor:
             return (-difference).expm1() + difference
         case _:
             raise unknown_choice("estimator", estimator, get_args(KlEstimator))
+
+
+def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p || q) = sum over a of p(a) (log p(a) - log q(a)), the value that the estimates are estimates of.
+
+    Args:
+        log_p: (..., V), log-probabilities of every token; one of probability 0 adds nothing.
+        log_q: the same shape.
+
+    Returns:
+        (...), float32 at least.
+
+    Raises:
+        UserError: the shapes differ.
+    """
+    require_same_shape("log_p", log_p, "log_q", log_q)
+    log_p, log_q = at_least_float32(log_p), at_least_float32(log_q)
+    p = log_p.exp()
+    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=-1)
 
 
 def kl_tallies(log_p_BT: Tensor, log_q_BT: Tensor, response_mask_BT: Tensor, prefix: str) -> dict[str, Tally]:

@@ -52,6 +52,10 @@ class PacedTrainer:
         """Return the groups as they are."""
         return groups
 
+    def advantages(self, batch: Sequence[RolloutGroup]) -> list[float]:
+        """Return none: nothing is learnt."""
+        return []
+
     def compute_old_log_probs(self, batch: Sequence[RolloutGroup]) -> None:
         """Do nothing."""
 

@@ -19,10 +19,12 @@ from harness.grpo import (
     Delta,
     LossOptions,
     RolloutBatch,
+    Tally,
     collate,
     deltas_per_group,
     kl_tallies,
     loss_denominator,
+    mean_tally,
     surrogate_loss,
     to_metrics,
 )
@@ -30,7 +32,7 @@ from harness.grpo.masking import unknown_choice
 from harness.learner.minibatches import row_numbers, shuffled_rows, split
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.reference import ReferencePolicy, ReferenceUpdates, frozen_copy
-from harness.models.policy import ScoringModel
+from harness.models.policy import ScoringModel, exact_policy_kl
 from harness.models.scoring import TokenBan
 from harness.scenario import loss as passes
 
@@ -217,6 +219,10 @@ class PolicyTrainer:
             rollouts = replace(rollouts, old_log_probs_BT=rollouts.engine_log_probs_BT)
         return PreparedBatch(rollouts, tuple(group.prompt_id for group in groups))
 
+    def advantages(self, batch: PreparedBatch) -> list[float]:
+        """Return the advantage of each rollout of the batch, group by group."""
+        return batch.rollouts.advantages_B1[:, 0].tolist()
+
     def compute_old_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the policy before the first optimizer step."""
         old_BT = self._no_grad_log_probs(self._scoring, batch.rollouts)
@@ -228,7 +234,7 @@ class PolicyTrainer:
         Monitored KL(p || q): p is the policy that sampled the batch, q the reference policy (``kl/reference_*``) or the
         policy one training step ago (``kl/previous_*``). For fresh rollouts p's log-probs are the Learner's own. With
         lag or replay p is an older policy, by the engine's log-probs: as figures of the current policy they are biased,
-        and ``kl/biased`` is 1.
+        and ``kl/biased`` is 1. ``kl/..._exact`` is what k1 and k3 estimate, where the model offers it and p is at hand.
         """
         assert self._reference is not None
         reference_BT = self._no_grad_log_probs(ScoringModel(self._reference.model), batch.rollouts)
@@ -241,6 +247,9 @@ class PolicyTrainer:
         previous_BT = self._no_grad_log_probs(self._previous, rollouts)
         tallies = kl_tallies(p_BT, reference_BT, rollouts.response_mask_BT, "kl/reference")
         tallies |= kl_tallies(p_BT, previous_BT, rollouts.response_mask_BT, "kl/previous")
+        if not stale:
+            tallies |= self._exact_kl(rollouts, self._reference.model, "kl/reference")
+            tallies |= self._exact_kl(rollouts, self._previous.policy, "kl/previous")
         batch.drift = to_metrics(tallies) | ({"kl/biased": Metric(1.0)} if stale else {})
 
     def train(self, step: int, batch: PreparedBatch) -> Metrics:
@@ -300,6 +309,19 @@ class PolicyTrainer:
         lengths_PG = torch.tensor([group.lengths for group in groups])
         truncated_PG = truncated_B.view_as(rewards_PG)
         return self.options.own_advantage(rewards=rewards_PG, lengths=lengths_PG, truncated=truncated_PG).reshape(-1)
+
+    def _exact_kl(self, rollouts: RolloutBatch, other: nn.Module, prefix: str) -> dict[str, Tally]:
+        """Return the mean over response tokens of the KL to another policy; nothing where the model cannot tell."""
+        kl_BT = exact_policy_kl(
+            self.model,
+            other,
+            rollouts.prompt_ids_PL,
+            rollouts.prompt_lengths_P,
+            rollouts.response_mask_BT,
+            rollouts.prompt_index_B,
+            temperature=self.options.temperature,
+        )
+        return {} if kl_BT is None else {f"{prefix}_exact": mean_tally(kl_BT, rollouts.response_mask_BT)}
 
     def _left_out(self, rollouts: RolloutBatch) -> Metrics:
         """Return the share of rollouts without a token in the loss, where truncated ones are left out."""

@@ -18,7 +18,7 @@ from harness.models.scoring import (
     score_tokens,
 )
 from harness.models.shared_prompt import response_log_probs
-from harness.models.sorting import SortingModel, sorting_log_probs
+from harness.models.sorting import SortingModel, sorting_kl, sorting_log_probs
 
 
 class ScoringModel(nn.Module):
@@ -70,6 +70,26 @@ def policy_log_probs(
     if isinstance(model, SortingModel):
         return sorting_log_probs(model, *batch, **how)
     return padded_response_log_probs(model, *batch, **how)
+
+
+def exact_policy_kl(
+    model: nn.Module,
+    other: nn.Module,
+    prompt_ids_PL: Tensor,
+    prompt_lengths_P: Tensor,
+    response_mask_BT: Tensor,
+    prompt_index_B: Tensor,
+    *,
+    temperature: float = 1.0,
+) -> Tensor | None:
+    """Return KL(model || other) at each response token, summed over the vocabulary: (B, T).
+
+    None for models whose tokens depend on the ones before: there the sum over one token's vocabulary is not all of it.
+    """
+    if not isinstance(model, SortingModel) or not isinstance(other, SortingModel):
+        return None
+    kl_PT = sorting_kl(model, other, prompt_ids_PL, prompt_lengths_P, temperature)
+    return kl_PT[prompt_index_B, : response_mask_BT.shape[1]]
 
 
 def padded_response_log_probs(

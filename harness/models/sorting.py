@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
+from harness.grpo.kl import exact_kl
 from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_tokens
 
 VOCAB_SIZE = 5
@@ -170,3 +171,18 @@ def sorting_log_probs(
         logits_BTV[mask_BT], response_ids_BT[mask_BT], temperature, with_entropy, entropy_gradient=entropy_gradient
     )
     return scatter_scores(*scored, mask_BT)
+
+
+@torch.no_grad()
+def sorting_kl(
+    model: SortingModel, other: SortingModel, prompt_ids_PL: Tensor, prompt_lengths_P: Tensor, temperature: float
+) -> Tensor:
+    """Return KL(model || other) at each position of the responses, summed over the vocabulary: (P, T).
+
+    Positions are independent given the prompt. So their sum is the KL over the 125 responses, and no sampling is in it.
+    In float64: near policies differ by less than float32 tells.
+    """
+    log_p_PTV, log_q_PTV = (
+        (policy(prompt_ids_PL, prompt_lengths_P).double() / temperature).log_softmax(-1) for policy in (model, other)
+    )
+    return exact_kl(log_p_PTV, log_q_PTV)

@@ -20,6 +20,7 @@ from harness.report.data import (
     SECONDS,
     STEP,
     Curves,
+    Panel,
     Points,
     evaluated_points,
     metric_points,
@@ -27,9 +28,7 @@ from harness.report.data import (
     needs_log_scale,
     onset_steps,
     optimizer_panels,
-    optimizer_step_points,
     over_seeds,
-    reward_over_optimizer_steps,
     sweep_lines,
     training_panels,
 )
@@ -179,8 +178,8 @@ def _mark_divergence(curves: Curves, axes: Axes) -> list[Any]:
 def draw_kl(curves: Curves) -> Figure | None:
     """Draw the monitored KL figures over training steps, one column for each pair of policies; None without them.
 
-    The validation reward stands below, over the same steps. Dashed lines mark from where on a run's KL to the reference
-    policy grows faster.
+    The validation reward stands below, over the same steps. Upright dashed lines mark from where on a run's KL to the
+    reference policy grows faster; dotted lines beside k3 are the exact KL, where the model offers it.
     """
     pairs = [
         pair
@@ -191,8 +190,10 @@ def draw_kl(curves: Curves) -> Figure | None:
         return None
     rewarded = any(map(evaluations, curves.all_runs()))
     figure, grid = canvas(3 if rewarded else 2, len(pairs), height=9.5 if rewarded else 7.0)
+    keys = list[Any]()
     for column, pair in enumerate(pairs):
         draw(grid[0][column], curves, metric_points(f"kl/{pair}_k3"))
+        keys += _draw_exact(curves, grid[0][column], pair)
         draw(grid[1][column], curves, metric_points(f"kl/{pair}_k1_sum"))
         grid[0][column].set(title=f"KL(sampling policy \u2016 {_other_policy(curves, pair)})")
         for row in grid[:2]:
@@ -202,10 +203,27 @@ def draw_kl(curves: Curves) -> Figure | None:
         grid[-1][column].set(xlabel=STEP)
     for row, name in zip(grid, ("k3, nats per token", "k1, nats per response", "validation reward"), strict=False):
         row[0].set(ylabel=name)
-    keys = _mark_onsets(curves, [row[0] for row in grid]) if pairs[0] == "reference" else []
+    if pairs[0] == "reference":
+        keys += _mark_onsets(curves, [row[0] for row in grid])
     lagging = any(run.behaviour_is_older for run in curves.experiment.runs)
     what = "KL, estimated on sampled tokens" + ("; biased, as an older policy sampled them" if lagging else "")
     return finish(figure, curves, what, BAND, keys)
+
+
+def _draw_exact(curves: Curves, axes: Axes, pair: str) -> list[Any]:
+    """Draw the exact KL as a dotted line in each variant's colour; return the legend entry, once for all panels."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patheffects import Normal, Stroke
+
+    look: dict[str, Any] = {"linewidth": 2.0, "linestyle": (0, (1.5, 1.0)), "zorder": 5}
+    look["path_effects"] = [Stroke(linewidth=3.4, foreground="black"), Normal()]
+    looks, exact = variant_looks(list(curves.runs)), metric_points(f"kl/{pair}_exact")
+    drawn = {name: rows for name, runs in curves.runs.items() if (rows := over_seeds(map(exact, runs)))}
+    for name, rows in drawn.items():
+        x, mean, _, _ = zip(*rows, strict=True)
+        axes.plot(x, mean, color=looks[name][0], **look)
+    wanted = drawn and pair == "reference"
+    return [Line2D([], [], color="white", label="exact KL", **look)] if wanted else []
 
 
 def _mark_onsets(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
@@ -223,41 +241,29 @@ def _mark_onsets(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
 
 def draw_training(curves: Curves) -> Figure | None:
     """Draw training reward, loss, groups without a signal and response length over training steps; None without."""
-    panels = training_panels(curves)
+    return _draw_panels(curves, training_panels(curves), STEP, "training steps")
+
+
+def draw_optimizer_steps(curves: Curves) -> Figure | None:
+    """Draw rewards and the figures of the updates over optimizer steps; None where each training step is one."""
+    return _draw_panels(curves, optimizer_panels(curves), OPTIMIZER_STEP, "over optimizer steps")
+
+
+def _draw_panels(curves: Curves, panels: Sequence[Panel], x_label: str, what: str) -> Figure | None:
     if not panels:
         return None
     columns = min(2, len(panels))
     figure, grid = canvas(-(-len(panels) // columns), columns, height=3.5 * -(-len(panels) // columns) + 1.0)
     axes_of = [axes for row in grid for axes in row]
     for axes, panel in zip(axes_of, panels, strict=False):
-        draw(axes, curves, metric_points(panel.metric))
-        axes.set(title=panel.title, ylabel=panel.unit, xlabel=STEP)
+        draw(axes, curves, panel.points)
+        axes.set(title=panel.title, ylabel=panel.unit, xlabel=x_label)
         axes.tick_params(labelbottom=True)  # the panel below may be an empty place
         if panel.from_zero:
             axes.set_ylim(bottom=0.0)
     for axes in axes_of[len(panels) :]:
         axes.set_visible(False)
-    return finish(figure, curves, "training steps", BAND)
-
-
-def draw_optimizer_steps(curves: Curves) -> Figure | None:
-    """Draw validation reward and the figures of the updates over optimizer steps; None where training steps are one."""
-    panels = optimizer_panels(curves)
-    if not panels:
-        return None
-    rewarded = any(map(evaluations, curves.all_runs()))
-    figure, grid = canvas(len(panels) + rewarded, 1, height=2.5 * (len(panels) + rewarded) + 1.0)
-    rows = [row[0] for row in grid]
-    if rewarded:
-        draw(rows[0], curves, reward_over_optimizer_steps)
-        rows[0].set(title="Reward", ylabel="validation reward")
-    for axes, panel in zip(rows[rewarded:], panels, strict=True):
-        draw(axes, curves, optimizer_step_points(panel.metric))
-        axes.set(title=panel.title, ylabel=panel.unit)
-        if panel.from_zero:
-            axes.set_ylim(bottom=0.0)
-    rows[-1].set(xlabel=OPTIMIZER_STEP)
-    return finish(figure, curves, "over optimizer steps", BAND)
+    return finish(figure, curves, what, BAND)
 
 
 def draw_stability(curves: Curves) -> Figure | None:
@@ -290,7 +296,7 @@ def _target_lines(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
 
 def _other_policy(curves: Curves, pair: str) -> str:
     if pair == "previous":
-        return "policy of the step before"
+        return "previous policy"
     kinds = {run.kl.reference for run in curves.experiment.runs if run.kl}
     if len(kinds) != 1:
         return "reference"

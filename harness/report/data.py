@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
@@ -177,45 +179,35 @@ def metric_points(name: str) -> Points:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A small drawing of one metric.
+    """A small drawing of one figure.
 
     Attributes:
+        points: reads it.
         from_zero: let the axis begin at 0.
     """
 
-    metric: str
     title: str
     unit: str
+    points: Points
     from_zero: bool = False
 
 
-LENGTH = "response_length"
-TRAINING_PANELS = (
-    Panel("reward/total", "Training reward", "mean of the fresh rollouts"),
-    Panel("loss", "Loss", "mean over optimizer steps"),
-    Panel("zero_variance_fraction", "Groups without a signal", "share with equal rewards", from_zero=True),
-    Panel(LENGTH, "Response length in training", "tokens per response"),
-)
-OPTIMIZER_PANELS = (
-    Panel("loss", "Loss", "loss"),
-    Panel("grad_norm", "Gradient norm before clipping", "L2 norm", from_zero=True),
-    Panel("clip_fraction", "Clip fraction", "share of response tokens", from_zero=True),
-    Panel("kl/penalty", "KL penalty before its weight", "nats per token", from_zero=True),
-)
+REWARD, LENGTH = "reward/total", "response_length"
+REWARD_WORDS = ("Training reward", "mean of the fresh rollouts")
+TRAINING_PANELS = {
+    REWARD: Panel(*REWARD_WORDS, metric_points(REWARD)),
+    "loss": Panel("Loss", "mean over optimizer steps", metric_points("loss")),
+    "zero_variance_fraction": Panel(
+        "Groups without a signal", "share with equal rewards", metric_points("zero_variance_fraction"), from_zero=True
+    ),
+    LENGTH: Panel("Response length in training", "tokens per response", metric_points(LENGTH)),
+}
 
 
 def training_panels(curves: Curves) -> list[Panel]:
     """Return the panels of the training steps that any run has values for; none where all that is known is lengths."""
-    found = [panel for panel in TRAINING_PANELS if metric_values(curves, panel.metric)]
-    return [] if [panel.metric for panel in found] == [LENGTH] else found
-
-
-def optimizer_panels(curves: Curves) -> list[Panel]:
-    """Return the panels over optimizer steps; none where every training step of every run is one optimizer step."""
-    if not any(row.optimizer_step_metrics for run in curves.all_runs() for row in run.steps):
-        return []
-    runs = curves.all_runs()
-    return [panel for panel in OPTIMIZER_PANELS if any(over_optimizer_steps(run, panel.metric) for run in runs)]
+    found = {name: panel for name, panel in TRAINING_PANELS.items() if metric_values(curves, name)}
+    return [] if list(found) == [LENGTH] else list(found.values())
 
 
 def optimizer_step_points(name: str) -> Points:
@@ -223,11 +215,41 @@ def optimizer_step_points(name: str) -> Points:
     return lambda run: [(float(step), value) for step, value in over_optimizer_steps(run, name)]
 
 
+def training_reward_over_optimizer_steps(run: Run) -> list[tuple[float, float]]:
+    """Return (optimizer steps made before, training reward) of a run's training steps."""
+    made = _made_before(run)
+    return [(made(step), reward) for step, reward in zip(*metric_series(run, REWARD), strict=True)]
+
+
 def reward_over_optimizer_steps(run: Run) -> list[tuple[float, float]]:
     """Return (optimizer steps made by then, validation reward) of a run's evaluations."""
-    made = [(row.step, row.optimizer_steps) for row in run.steps]
-    found = evaluations(run)
-    return [(float(sum(steps for step, steps in made if step < item.step)), item.reward) for item in found]
+    made = _made_before(run)
+    return [(made(item.step), item.reward) for item in evaluations(run)]
+
+
+def _made_before(run: Run) -> Callable[[int], float]:
+    """Return what counts the optimizer steps made before a training step."""
+    steps = [row.step for row in run.steps]
+    made = [0, *accumulate(row.optimizer_steps for row in run.steps)]
+    return lambda step: float(made[bisect_left(steps, step)])
+
+
+OPTIMIZER_PANELS = (
+    Panel(*REWARD_WORDS, training_reward_over_optimizer_steps),
+    Panel("Validation reward", "mean of the evaluation", reward_over_optimizer_steps),
+    Panel("Loss", "loss", optimizer_step_points("loss")),
+    Panel("Gradient norm before clipping", "L2 norm", optimizer_step_points("grad_norm"), from_zero=True),
+    Panel("Clip fraction", "share of response tokens", optimizer_step_points("clip_fraction"), from_zero=True),
+    Panel("KL penalty before its weight", "nats per token", optimizer_step_points("kl/penalty"), from_zero=True),
+)
+
+
+def optimizer_panels(curves: Curves) -> list[Panel]:
+    """Return the panels over optimizer steps; none where every training step of every run is one optimizer step."""
+    runs = curves.all_runs()
+    if not any(row.optimizer_step_metrics for run in runs for row in run.steps):
+        return []
+    return [panel for panel in OPTIMIZER_PANELS if any(map(panel.points, runs))]
 
 
 def onset_steps(variant: Variant) -> list[float]:

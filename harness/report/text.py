@@ -17,6 +17,7 @@ from rich.text import Text
 from harness.compare.caveats import caveats, origin
 from harness.compare.experiments import Experiment, gather
 from harness.compare.findings import findings
+from harness.compare.replay import replay_table
 from harness.compare.sync_tables import sweep_points, sweep_tables, sync_table
 from harness.compare.tables import (
     Table,
@@ -105,7 +106,8 @@ def _tables(experiment: Experiment) -> list[Table]:
     if sweep_points(experiment):
         return sweep_tables(experiment)
     always = [stage_table(experiment), lane_table(experiment), outcome_table(experiment)]
-    return always + [table for table in (sync_table(experiment), off_policy_table(experiment)) if table is not None]
+    found = (sync_table(experiment), off_policy_table(experiment), replay_table(experiment))
+    return always + [table for table in found if table is not None]
 
 
 def _fitting(table: Table, width: int) -> list[Table]:

@@ -33,12 +33,15 @@ from harness.results.step_metrics import (
     sync_metrics,
     trained_lags,
 )
+from harness.results.training_log import evaluation_line, rollout_lines, step_line
 
 Row = dict[str, Any]
 RowListener = Callable[[Row, float], None]
 """Takes a row and, for a step, its seconds without evaluation."""
 StepListener = Callable[[int], None]
 NO_VERSION = -1
+EVICTED_COLUMNS = ("evicted_full", "evicted_age", "evicted_uses", "evicted_unused")
+"""Of ``ReplayStats``."""
 LEDGER_COLUMNS = ("generated", "failed", "dropped", "trained", "trained_again", "unused")
 
 
@@ -177,6 +180,9 @@ class RunRecorder:
         self.folder.append_groups(map(shard_row, facts.scored))
         if facts.replay is not None:
             self.folder.append_groups([batch_row(facts.step, facts.groups)])
+        self.folder.append_rollouts(Purpose.TRAIN, facts.result.examples, facts.step)
+        for line in (step_line(facts.step, metrics, train_s), *rollout_lines(facts.step, facts.result.examples)):
+            self._log(line)
         self.folder.flush()
         self.steps_done += 1
         self._tell(row, train_s)
@@ -194,6 +200,7 @@ class RunRecorder:
         self.folder.append_step(row)
         self.folder.append_groups([shard_row(scored)])
         self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
+        self._log(evaluation_line(version, metrics))
         self.folder.flush()
         self.evaluations.append((version, scored.metrics))
         self._tell(row, 0.0)
@@ -309,13 +316,16 @@ class RunRecorder:
         if facts.replay is None:
             return {}
         stats, size = facts.replay
-        evicted_unused = stats.evicted_unused - self._replay.evicted_unused
-        self._replay = stats
-        groups = len(facts.taken)
-        return {
+        earlier, self._replay = self._replay, stats
+        evicted = {
+            f"replay/{name}": Metric(getattr(stats, name) - getattr(earlier, name), "sum") for name in EVICTED_COLUMNS
+        }
+        ages, uses, groups = [it.age for it in facts.taken], [it.uses for it in facts.taken], len(facts.taken)
+        return evicted | {
             "replay/size": Metric(size),
-            "replay/age_mean": Metric(sum(item.age for item in facts.taken) / groups, count=groups),
-            "replay/uses_mean": Metric(sum(item.uses for item in facts.taken) / groups, count=groups),
-            "replay/evicted_unused": Metric(evicted_unused, "sum"),
+            "replay/age_mean": Metric(sum(ages) / groups, count=groups),
+            "replay/age_max": Metric(max(ages), "max", groups),
+            "replay/uses_mean": Metric(sum(uses) / groups, count=groups),
+            "replay/uses_max": Metric(max(uses), "max", groups),
             "trained_tokens": Metric(count(facts.groups).tokens, "sum"),
         }

@@ -157,7 +157,13 @@ class EvaluationRow(Struct, frozen=True, tag_field="kind", tag="evaluation"):
 
 
 class RolloutRow(Struct, frozen=True, tag_field="kind", tag="rollout"):
-    """One rollout kept for people to read. Its text is generated: treat it as untrusted."""
+    """One rollout kept for people to read. Its text is generated: treat it as untrusted.
+
+    Attributes:
+        purpose: ``evaluate`` or ``train``.
+        step, advantage, log_probs: of one that was trained on: the training step, what its loss was weighed by, and the
+            log-probabilities of its first tokens as the engine reported them at sampling.
+    """
 
     purpose: str
     version: Whole
@@ -167,6 +173,9 @@ class RolloutRow(Struct, frozen=True, tag_field="kind", tag="rollout"):
     reward: float
     num_tokens: Whole
     finish_reason: str
+    step: Whole | None = None
+    advantage: float | None = None
+    log_probs: tuple[float, ...] = ()
 
 
 class ShardRow(Struct, frozen=True, tag_field="kind", tag="shard"):

@@ -19,6 +19,7 @@ from typing import Any
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.terminal_text import plain
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Purpose
 from harness.results.anonymous import Scrubber, safe_name
@@ -43,9 +44,14 @@ def experiment_name(root: Path, scenario: str, now: datetime) -> str:
     return name
 
 
-def begin_experiment(root: Path, scenario: str, variant_name: str | None) -> tuple[RunFolder, str]:
+def begin_experiment(
+    root: Path, scenario: str, variant_name: str | None, echo: Callable[[str], None] | None = None
+) -> tuple[RunFolder, str]:
     """Make the first run folder of a new experiment; return it and the experiment's name, which no other command has
     taken.
+
+    Args:
+        root, scenario, variant_name, echo: see ``RunFolder.create``.
 
     Raises:
         UserError: it cannot be written to, or other commands took every name.
@@ -53,7 +59,7 @@ def begin_experiment(root: Path, scenario: str, variant_name: str | None) -> tup
     for _ in range(ATTEMPTS):  # another command may take the name first
         name = experiment_name(root, scenario, utc_now())
         try:
-            return RunFolder.create(root, scenario, name, variant_name), name
+            return RunFolder.create(root, scenario, name, variant_name, echo=echo), name
         except UserError as error:
             taken = isinstance(error.__cause__, FileExistsError) and (root / safe_name(scenario) / name).is_dir()
             if not taken:
@@ -74,10 +80,17 @@ class RunFolder:
         manifest: as written last, or None.
     """
 
-    def __init__(self, folder: Path, scrubber: Scrubber, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scrubber: Scrubber,
+        clock: Callable[[], datetime],
+        echo: Callable[[str], None] | None = None,
+    ) -> None:
         self.folder = folder
         self.manifest: Manifest | None = None
-        self._scrubber, self._clock = scrubber, clock
+        self._scrubber, self._clock, self._echo = scrubber, clock, echo
+        self._to_echo: list[str] = []
         self._span_heads: dict[tuple[str, Stage], str] = {}
         self._files: dict[str, AppendOnly] = {}
         with ExitStack() as opened:  # closes them again if one of them cannot be made
@@ -103,10 +116,18 @@ class RunFolder:
         *,
         scrubber: Scrubber | None = None,
         clock: Callable[[], datetime] = utc_now,
+        echo: Callable[[str], None] | None = None,
     ) -> RunFolder:
         """Make ``root/scenario/experiment`` or, for one of several variants, the folder ``variant_name`` in it.
 
         Names are made safe for a file system. An existing run is never touched.
+
+        Args:
+            root: the results folder.
+            scenario, experiment, variant_name: name the folders in it.
+            scrubber: keeps names and paths out; None: those of this process.
+            clock: of the log.
+            echo: called with each line of the log, without its time, once it is on disk.
 
         Raises:
             UserError: the folder exists already, or cannot be written to.
@@ -118,7 +139,7 @@ class RunFolder:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
-            return cls(folder, scrubber, clock)
+            return cls(folder, scrubber, clock, echo)
         except OSError as error:
             raise _cannot_create(folder, error) from error
 
@@ -152,8 +173,12 @@ class RunFolder:
         """Add a row of ``steps.jsonl``: one of ``step_row``, ``evaluation_row`` and ``tail_row``."""
         self._files[STEPS].append(_json_line(row))
 
-    def append_rollouts(self, purpose: Purpose, rollouts: Iterable[ExampleRollout]) -> None:
-        """Add rollouts for people to read; their text is saved as it is."""
+    def append_rollouts(self, purpose: Purpose, rollouts: Iterable[ExampleRollout], step: int | None = None) -> None:
+        """Add rollouts for people to read; their text is saved as it is.
+
+        Args:
+            step: the training step that trained on them.
+        """
         for item in rollouts:
             row: dict[str, Any] = {
                 "kind": "rollout",
@@ -163,6 +188,8 @@ class RunFolder:
             }
             row |= {"response": item.response, "ground_truth": item.ground_truth, "reward": item.reward}
             row |= {"num_tokens": item.num_tokens, "finish_reason": item.finish_reason}
+            if item.advantage is not None:
+                row |= {"step": step, "advantage": item.advantage, "log_probs": item.log_probs}
             self._files[ROLLOUTS].append(_json_line(row))
 
     def append_counters(self, rows: Iterable[CounterRow]) -> None:
@@ -196,8 +223,11 @@ class RunFolder:
         return self._files[name]
 
     def log(self, text: str) -> None:
-        """Add a line with the time to ``log.txt``, without names and absolute paths."""
-        self._files[LOG].append(f"{timestamp(self._clock())} {self._scrubber.text(text)}\n")
+        """Add a line with the time to ``log.txt``, made plain, without names and absolute paths."""
+        line = plain(self._scrubber.text(text))
+        self._files[LOG].append(f"{timestamp(self._clock())} {line}\n")
+        if self._echo is not None:
+            self._to_echo.append(line)
 
     def flush(self) -> None:
         """Put everything added so far on disk.
@@ -210,6 +240,10 @@ class RunFolder:
                 file.flush()
         except OSError as error:
             raise self._cannot_write(error) from error
+        said, self._to_echo = self._to_echo, []
+        if self._echo is not None:
+            for line in said:
+                self._echo(line)
 
     def finish(self, status: str, error: str | None = None, outcome: dict[str, Any] | None = None) -> None:
         """Flush, say in the manifest how the run ended, and close the files.

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.core.terminal_text import plain
 from harness.report.console import Output
 from harness.report.text import print_list
 from harness.results.writer import PICTURES, REPORT
@@ -41,6 +42,7 @@ def run_scenario(
     quiet: bool,
     build: Build | None = None,
     show: Callable[[Path], None] = show_results,
+    verbose: bool = False,
 ) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
 
@@ -52,6 +54,7 @@ def run_scenario(
         quiet: show no progress.
         build: makes the parts of one run; None takes a ``PartsFactory``.
         show: called with the experiment's folder at the end.
+        verbose: print the log of each run as it is written, in place of progress.
 
     Returns:
         The exit code, 0.
@@ -64,13 +67,14 @@ def run_scenario(
     points = list(_points(expand(scenario)))
     if scenario.transport_sweep is None:
         check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
-    experiment = Experiment(out, scenario.name, planned=[variant for variants in points for variant in variants])
+    console, planned = Console(stderr=True), [variant for variants in points for variant in variants]
+    echo = _printed(console, named=len(planned) > 1) if verbose else None
+    experiment = Experiment(out, scenario.name, planned=planned, echo=echo)
     with (
         signals_as_interrupts(),
         PartsFactory([group for variants in points for group in side_by_side(variants)]) as factory,
     ):
-        console = Console(stderr=True)
-        runner = ArmRunner(experiment, build or factory, console, quiet)
+        runner = ArmRunner(experiment, build or factory, console, quiet or verbose)
         headlines: list[str] = []
         try:
             if scenario.blocks > 1:
@@ -91,6 +95,16 @@ def run_scenario(
             runner.failures.append(("showing the results", error))
     _raise_first(runner.failures, experiment.folder)
     return 0
+
+
+def _printed(console: Console, named: bool) -> Callable[[str, str], None]:
+    """Return what prints a line of a run's log; ``named``: behind the run's name."""
+
+    def echo(run: str, line: str) -> None:
+        text = f"{plain(run)}: {line}" if named else line
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    return echo
 
 
 def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ class Experiment:
         durable: have the disk take a run's files before its manifest says how it ended, and that too, so that a power
             cut leaves no run that says it is complete and is not.
         planned: every run that the command sets out to make; written into the folder when it is made.
+        echo: called with a run's name and each line of its log.
 
     Attributes:
         folder: the folder; None until then.
@@ -160,8 +162,10 @@ class Experiment:
         name: str | None = None,
         durable: bool = False,
         planned: Sequence[Variant] = (),
+        echo: Callable[[str, str], None] | None = None,
     ) -> None:
         self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
+        self._echo = echo
         self._plan = _plan_of(planned)
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
@@ -266,7 +270,7 @@ class Experiment:
         Raises:
             UserError: the folder cannot be made.
         """
-        folder = self._make_folder(variant.name or None)
+        folder = self._make_folder(variant)
         assert self._name is not None
         folder.write_manifest(
             Manifest(
@@ -304,11 +308,13 @@ class Experiment:
         folder.finish("failed", str(error))
         return folder.folder
 
-    def _make_folder(self, variant_name: str | None) -> RunFolder:
+    def _make_folder(self, variant: Variant) -> RunFolder:
+        echo = None if self._echo is None else partial(self._echo, run_label(variant))
+        name = variant.name or None
         if self._name is not None:
-            folder = RunFolder.create(self._out, self._scenario_name, self._name, variant_name)
+            folder = RunFolder.create(self._out, self._scenario_name, self._name, name, echo=echo)
         else:
-            folder, self._name = begin_experiment(self._out, self._scenario_name, variant_name)
+            folder, self._name = begin_experiment(self._out, self._scenario_name, name, echo)
         home = self._folder_called(self._name)
         if self._plan.runs and not (home / EXPERIMENT).exists():
             write_plan(home, self._plan)

@@ -51,6 +51,12 @@ PROBE_ROWS = 4
 """Rollouts by whose tokens a weight sync is proven."""
 PROBE_TOKENS = 16
 """Tokens of each of them."""
+EXAMPLES_EVERY = 5
+"""Training steps between those of which rollouts are kept to be read."""
+MOST_EXAMPLES = 10
+"""Rollouts kept of such a step, all of one group."""
+MOST_LOG_PROBS = 64
+"""Log-probabilities kept of each of them."""
 
 
 class Trainer(Protocol):
@@ -60,6 +66,8 @@ class Trainer(Protocol):
     optimizer_step_metrics: Sequence[Metrics]
 
     def prepare(self, groups: Sequence[RolloutGroup]) -> Any: ...
+
+    def advantages(self, batch: Any) -> list[float]: ...
 
     def compute_old_log_probs(self, batch: Any) -> None: ...
 
@@ -312,7 +320,7 @@ class ScorerWorker:
                     continue
                 flat += rewards
                 scored.append(replace(group, rewards=tuple(reward["reward"] for reward in rewards)))
-            examples = tuple(_example(group) for group in scored[: self.num_examples]) if evaluating else ()
+            examples = tuple(_example(group, 0) for group in scored[: self.num_examples]) if evaluating else ()
             metrics = _reward_metrics(flat, scored, evaluating) if scored else {}
             failure = failures[0] if failures else None
             return ScoredBatch(item, tuple(scored), metrics, examples, len(failures), failure)
@@ -326,19 +334,24 @@ class ScorerWorker:
         self._rewards.close()
 
 
-def _example(group: RolloutGroup) -> ExampleRollout:
+def _example(group: RolloutGroup, place: int) -> ExampleRollout:
     data: GroupData = group.data
-    completion = data.completions[0]
+    completion = data.completions[place]
     assert group.rewards is not None
     return ExampleRollout(
         data.prompt.text,
         completion.text,
         data.prompt.ground_truth,
-        group.rewards[0],
+        group.rewards[place],
         len(completion.token_ids),
         completion.finish_reason,
         group.max_version,
     )
+
+
+def _trained_example(group: RolloutGroup, place: int, advantage: float) -> ExampleRollout:
+    log_probs = group.data.completions[place].log_probs[:MOST_LOG_PROBS]
+    return replace(_example(group, place), advantage=advantage, log_probs=tuple(log_probs.round(4).tolist()))
 
 
 def _reward_metrics(rewards: list[dict[str, float]], groups: Sequence[RolloutGroup], evaluating: bool) -> Metrics:
@@ -388,9 +401,10 @@ class LearnerWorker:
         self._probe_rows = first_probe
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """Train on one rollout batch; the version becomes ``step + 1``."""
+        """Train on one rollout batch; the version becomes ``step + 1``. Of some steps a group is kept to be read."""
         with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
             batch = self.trainer.prepare(groups)
+            examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
         if self.trainer.options.needs_old_log_probs:
             with self.tracer.span(self.lane, Stage.OLD_LOGPROBS, step, step):
                 self.trainer.compute_old_log_probs(batch)
@@ -402,7 +416,14 @@ class LearnerWorker:
         if self._probe_rows is not None:
             self._probe_rows = probe_rows([group.data for group in groups]) or self._probe_rows
         optimizer_steps = self.trainer.options.optimizer_steps_per_batch
-        return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics)
+        return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
+
+    def _examples(self, step: int, groups: tuple[RolloutGroup, ...], batch: Any) -> tuple[ExampleRollout, ...]:
+        """Return the rollouts of one group, each time of another one in turn."""
+        number = step // EXAMPLES_EVERY % len(groups)
+        first = sum(len(group.lengths) for group in groups[:number])
+        advantages = self.trainer.advantages(batch)[first:][: len(groups[number].lengths)][:MOST_EXAMPLES]
+        return tuple(_trained_example(groups[number], place, advantage) for place, advantage in enumerate(advantages))
 
     def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Make the current weights available; see ``protocols.Learner``.

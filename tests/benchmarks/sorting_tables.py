@@ -2,6 +2,7 @@
 
 python tests/benchmarks/sorting_tables.py                       # what needs no run: responses, untrained policies
 python tests/benchmarks/sorting_tables.py results/sorting_grid  # final rewards, and what was settled on
+python tests/benchmarks/sorting_tables.py results/sorting       # of a run with a policy: KL and its estimates
 """
 
 from __future__ import annotations
@@ -164,6 +165,44 @@ def print_reached(runs: Sequence[Run]) -> None:
     print(f"Right numbers at the end: {rare} that began below {RARE}, {common} of the others.")
 
 
+def print_kl(run: Run, rollouts: int = 30) -> None:
+    """KL of the trained policy to the untrained one, and of policies on the way there: its value and its estimates.
+
+    Means and standard deviations of the estimates are sums over all 125 responses to each prompt: nothing is sampled.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    from harness.grpo import exact_kl, kl_estimate
+    from harness.models.sorting import SortingModel, sorting_policy
+
+    def log_probs(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        model = SortingModel()
+        model.load_state_dict(weights)
+        with torch.no_grad():
+            return model.double()(torch.tensor(SORTING_PROMPTS)).log_softmax(-1)
+
+    first = sorting_policy(run.manifest.seed)[0].state_dict()
+    last = load_file(run.folder / "policy" / "model.safetensors")
+    chosen_RT = torch.tensor(list(responses()))
+    print(f"\nKL to the untrained policy, nats per token; +-: standard deviation of a mean over {rollouts} rollouts\n")
+    print("| share of the way | exact | k1 | k2 | k3 |\n|---|---|---|---|---|")
+    for share in (0.003, 0.03, 0.3, 1.0):
+        on_the_way = {name: first[name].lerp(last[name], share) for name in first}
+        log_p_PTV, log_q_PTV = log_probs(on_the_way), log_probs(first)
+        log_p_PRT, log_q_PRT = (
+            torch.stack([of_prompt[range(3), chosen_RT] for of_prompt in every]) for every in (log_p_PTV, log_q_PTV)
+        )
+        weights_PR = log_p_PRT.sum(-1).exp()
+        cells = [f"{float(exact_kl(log_p_PTV, log_q_PTV).mean()):.2e}"]
+        for estimator in ("k1", "k2", "k3"):
+            values_PR = kl_estimate(log_p_PRT, log_q_PRT, estimator).mean(-1)
+            means_P = (weights_PR * values_PR).sum(-1)
+            variance = float((weights_PR * (values_PR - means_P[:, None]).square()).sum(-1).mean())
+            cells.append(f"{float(means_P.mean()):.2e} +- {(variance / rollouts) ** 0.5:.1e}")
+        print(f"| {share:g} | {' | '.join(cells)} |")
+
+
 def print_differences(variants: dict[str, list[Run]]) -> None:
     """Paired differences of the final reward over seeds, between deltas and between losses."""
     final = {label: [evaluations(run)[-1].reward for run in runs] for label, runs in variants.items()}
@@ -196,6 +235,8 @@ def main(arguments: Sequence[str]) -> None:
             if len(variants) == 1 or "normalized_rewards, type=grpo_clip" in label:
                 print_settled(label, runs)
                 print_reached(runs)
+            if len(variants) == 1 and (runs[0].folder / "policy").is_dir():
+                print_kl(runs[0])
         if any("delta=" in label for label in variants):
             print_differences(variants)
 

@@ -10,6 +10,7 @@ import pytest
 from harness.compare import Experiment, gather
 from harness.compare.caveats import caveats
 from harness.compare.findings import findings, off_policy_findings
+from harness.compare.replay import replay_table
 from harness.compare.tables import off_policy_table, outcome_table
 from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
@@ -36,10 +37,13 @@ def three_arms(make_lagged_run: Make, tmp_path: Path) -> Experiment:
     )
     make_lagged_run(
         arm="c_replay",
-        settings="replay: {capacity: 8}\n",
+        settings="replay: {capacity: 8, sampling: uniform, max_uses: 2}\n",
         lag=(1, 3),
         ledger=RolloutCounts(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
-        replay=lambda step: (ReplayStats(added=2 * step), min(8, 2 * step)),
+        replay=lambda step: (
+            ReplayStats(2 * step, evicted_full=2 * step, evicted_uses=step, evicted_unused=min(step, 3)),
+            min(8, 2 * step),
+        ),
         rewards=(0.2, 0.5),
     )
     return _experiment(tmp_path)
@@ -60,9 +64,28 @@ def test_the_table(three_arms: Experiment) -> None:
         ("length of a dropped rollout, tokens", "-", "25.0", "-"),  # 150 / 6
         ("length of a trained rollout, tokens", "10.0", "10.0", "10.0"),  # 320 / 32
         ("never trained on, share of generated rollouts", "0.0%", "5.0%", "25.0%"),  # 40 - 6 - 32 = 2, 32 - 24 = 8
-        ("replay buffer, mean, groups", "-", "-", "5.50"),  # (0 + 2 + 4 + 6 + 4 * 8) / 8
-        ("age of a replayed group, mean, versions", "-", "-", "1.56"),
-        ("uses of a replayed group, mean", "-", "-", "1.50"),  # 1 and 2
+    )
+
+
+def test_the_replay_table_is_of_the_arms_with_a_buffer(three_arms: Experiment) -> None:
+    """Old code: three lines of the off-policy table; nothing of the rule, the highest values, or how groups left."""
+    table = replay_table(three_arms)
+    assert table is not None
+    assert table.header == ("figure", "c_replay")
+    assert table.rows == (
+        ("capacity, groups", "8"),
+        ("sampling", "uniform"),
+        ("most uses allowed", "2"),
+        ("groups held, mean", "5.50"),  # (0 + 2 + 4 + 6 + 4 * 8) / 8
+        ("groups drawn for a step, mean", "2.00"),
+        ("uses of a group that was drawn, mean", "1.33"),  # (24 + 8) / 24
+        ("uses of a group, highest", "2"),
+        ("age of a group when drawn, mean, versions", "1.56"),  # as the lag
+        ("age of a group when drawn, highest, versions", "3"),
+        ("groups that made room for newer ones", "14"),  # 2 * 7
+        ("groups that became too old", "0"),
+        ("groups that were used up", "7"),
+        ("groups that left and were never drawn", "3"),
     )
 
 
@@ -79,6 +102,10 @@ def test_the_sentences(three_arms: Experiment) -> None:
         "b_drop: 15.0% of the generated rollouts were dropped as too old, 25.0 tokens long on average against 10.0 of "
         "those trained on.",
         "c_replay: the lag bound of 1 held a Generator back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
+        "c_replay: the replay buffer held 5.50 groups on average, of 8 at most, and a step drew 2.00 of them, each "
+        "held group alike (uniform). They were 1.56 versions old on average, 3 at most. A group that was drawn was "
+        "used 1.33 times on average, 2 at most. Of 21 groups that left, 14 made room for newer ones, 7 were used up; "
+        "3 had never been drawn.",
         f"a_wait: {overlap}",
         f"b_drop: {overlap}",
         f"c_replay: {overlap}",
@@ -99,6 +126,7 @@ def test_synchronous_experiments_say_nothing_of_lag(make_lagged_run: Make, tmp_p
     make_lagged_run(max_lag=0, lag=(0, 0))
     experiment = _experiment(tmp_path)
     assert off_policy_table(experiment) is None
+    assert replay_table(experiment) is None
     assert off_policy_findings(experiment) == []
 
 

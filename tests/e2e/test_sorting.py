@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.compare.learning import evaluations
+from harness.compare.learning import evaluations, metric_series
 from harness.models.sorting import SortingModel, sorting_policy
 from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
@@ -28,7 +28,8 @@ def run_sorting(out: Path, *overrides: str) -> list[Run]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    (only,) = run_sorting(tmp_path_factory.mktemp("sorting"), "steps=30", "evaluation.every=15")
+    settings = ("steps=30", "evaluation.every=15", "loss.kl.monitor=true")
+    (only,) = run_sorting(tmp_path_factory.mktemp("sorting"), *settings)
     return only
 
 
@@ -72,7 +73,7 @@ def test_the_stages_come_in_the_order_of_every_other_run(run: Run) -> None:
     spans = [span for span in run.spans() if not span.stage.is_wait]
     order = [span.stage.value for span in sorted(spans, key=lambda span: span.start_ns)]
     sync = ["weight_publish", "weight_transfer", "weight_load"]
-    step = ["generate", "score", "prepare_batch", "old_logprobs", "update", *sync]  # ten passes need old log-probs
+    step = ["generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update", *sync]
     evaluated = ["evaluate", "evaluate"]
     half = [*step * 15, *evaluated]
     assert order == ["startup"] * 3 + sync + evaluated + half + half + ["checkpoint"]
@@ -93,3 +94,34 @@ def test_ten_seeds_all_learn(tmp_path: Path) -> None:
     for run in runs:
         untrained, _ = exact_reward(sorting_policy(run.manifest.seed)[0])
         assert exact_reward(trained_policy(run))[0] > untrained, run.manifest.seed
+
+
+def test_the_exact_kl_is_logged_beside_its_estimates(run: Run) -> None:
+    """Old code: estimates only."""
+    for name in ("reference", "previous"):
+        steps, values = metric_series(run, f"kl/{name}_exact")
+        assert steps == list(range(30))
+        assert values[0] == pytest.approx(0.0, abs=1e-12)
+        assert min(values) > -1e-12
+    (*_, exact), (*_, k1) = (metric_series(run, f"kl/reference_{kind}")[1] for kind in ("exact", "k1"))
+    assert exact > 0.01
+    assert k1 == pytest.approx(exact, rel=0.25)  # on 90 tokens of a policy that has become nearly certain
+
+
+def test_every_fifth_step_keeps_a_group_with_advantages_and_log_probs(run: Run) -> None:
+    """Old code: validation rollouts only, without either."""
+    kept = [row for row in run.rollouts() if row.purpose == "train"]
+    assert [row.step for row in kept] == [step for step in range(0, 30, 5) for _ in range(10)]
+    assert len({row.prompt for row in kept}) == 3  # not the first group each time
+    for start in range(0, len(kept), 10):
+        group = kept[start : start + 10]
+        assert len({row.prompt for row in group}) == 1
+        rewards = torch.tensor([row.reward for row in group])
+        wanted = (rewards - rewards.mean()) / (rewards.std() + 1e-5)
+        assert [row.advantage for row in group] == pytest.approx(wanted.tolist(), abs=1e-5)
+        assert all(len(row.log_probs) == 3 and max(row.log_probs) <= 0.0 for row in group)
+    log = (run.folder / "log.txt").read_text().splitlines()
+    shown = [line for line in log if "advantage" in line]
+    assert len(shown) == len(kept)
+    assert [line.rpartition(": ")[2] for line in shown] == [row.response for row in kept]
+    assert sum(" s: step " in line and "reward" in line for line in log) == 30

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import UserError
 from harness.core.types import Metric
-from harness.grpo import kl_estimate, kl_tallies, to_metrics
+from harness.grpo import exact_kl, kl_estimate, kl_tallies, to_metrics
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -26,6 +26,15 @@ Q = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
 )
 def test_expectation_over_p(estimator, expectation):
     assert (P * kl_estimate(P.log(), Q.log(), estimator)).sum().item() == pytest.approx(expectation, abs=5e-8)
+
+
+def test_exact_kl_is_what_k1_and_k3_estimate():
+    assert exact_kl(P.log(), Q.log()).item() == pytest.approx(0.0252672, abs=5e-8)  # as above
+    never = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])  # ln 1.25 / 2 + ln 1.25 / 2, and ln 2.5
+    assert exact_kl(never.log(), Q.float().log().expand(2, 3)).tolist() == pytest.approx([0.2231436, 0.9162907])
+    assert exact_kl(Q.log(), torch.tensor([0.5, 0.5, 0.0]).double().log()).item() == math.inf
+    with pytest.raises(UserError):
+        exact_kl(P.log(), Q[:2].log())
 
 
 def test_estimates_of_one_token_by_hand():

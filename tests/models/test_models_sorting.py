@@ -2,15 +2,16 @@
 
 import json
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from harness.core.errors import UserError
-from harness.models.policy import policy_log_probs
-from harness.models.sorting import NumberTokenizer, SortingModel, sorting_policy
+from harness.grpo import kl_estimate
+from harness.models.policy import exact_policy_kl, policy_log_probs
+from harness.models.sorting import NumberTokenizer, SortingModel, sorting_kl, sorting_policy
 from harness.models.storage import load_policy, save_policy
 
 PROMPTS = torch.tensor([[1, 0, 2], [3, 2, 4]])
@@ -123,3 +124,78 @@ def test_what_is_saved_holds_the_weights_and_says_what_they_are(tmp_path):
     }
     with pytest.raises(UserError):  # it is no language model, and says so before anything is loaded
         load_policy(tmp_path / "policy")
+
+
+RESPONSES = torch.tensor(list(product(range(5), repeat=3)))
+"""All 125."""
+
+
+def policies_apart(step: float) -> tuple[SortingModel, SortingModel]:
+    """A policy, and another one a step away from it in a direction that is always the same."""
+    policy, _ = sorting_policy(0)
+    other, _ = sorting_policy(0)
+    direction = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += step * torch.randn(parameter.shape, generator=direction)
+    return policy.double(), other.double()
+
+
+def log_probs_of_responses(model: SortingModel, temperature: float = 1.0) -> torch.Tensor:
+    """Of each token of every response to each prompt: (2, 125, 3)."""
+    log_probs_PTV = (model(PROMPTS) / temperature).log_softmax(-1).detach()
+    return torch.stack([log_probs_TV[range(3), RESPONSES] for log_probs_TV in log_probs_PTV])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_exact_kl_is_the_sum_over_all_125_responses(temperature):
+    """And so is the expectation of k1 and k3, summed over the positions; that of k2 is another."""
+    policy, other = policies_apart(0.1)
+    lengths_P, index_B, mask_BT = torch.tensor([3, 3]), torch.tensor([1, 0, 1]), torch.ones(3, 3, dtype=torch.bool)
+    found_BT = exact_policy_kl(policy, other, PROMPTS, lengths_P, mask_BT, index_B, temperature=temperature)
+    log_p, log_q = (log_probs_of_responses(model, temperature) for model in (policy, other))
+    probability_PR = log_p.sum(-1).exp()
+    assert probability_PR.sum(1).tolist() == pytest.approx([1.0, 1.0])
+    expected_P = (probability_PR * (log_p - log_q).sum(-1)).sum(1)
+    assert found_BT.sum(1).tolist() == pytest.approx(expected_P[index_B].tolist(), rel=1e-9)
+    for estimator, is_exact in (("k1", True), ("k2", False), ("k3", True)):
+        mean_P = (probability_PR * kl_estimate(log_p, log_q, estimator).sum(-1)).sum(1)
+        assert (mean_P.tolist() == pytest.approx(expected_P.tolist(), rel=1e-9)) is is_exact
+
+
+def test_sampled_estimates_agree_with_exact_kl_within_their_standard_errors():
+    """100,000 responses to each prompt; k1 scatters much more than k3, so that it says less."""
+    policy, other = policies_apart(0.03)
+    exact = float(sorting_kl(policy, other, PROMPTS, torch.tensor([3, 3]), 1.0).mean())
+    log_p, log_q = (log_probs_of_responses(model) for model in (policy, other))
+    drawn_PR = torch.multinomial(
+        log_p.sum(-1).exp(), 100_000, replacement=True, generator=torch.Generator().manual_seed(1)
+    )
+    sampled = [torch.stack([row[drawn] for row, drawn in zip(kind, drawn_PR, strict=True)]) for kind in (log_p, log_q)]
+    errors = {}
+    for estimator in ("k1", "k3"):
+        values = kl_estimate(sampled[0], sampled[1], estimator).mean(-1)  # of a token, over each response
+        errors[estimator] = float(values.std()) / math.sqrt(values.numel())
+        assert abs(float(values.mean()) - exact) < 3 * errors[estimator]
+    assert errors["k3"] < 0.02 * exact  # and that is a narrow bound
+    assert errors["k1"] > 2 * errors["k3"]
+
+
+def test_k2_agrees_to_second_order_for_policies_that_are_near():
+    """Its bias is of third order in the distance, KL of second: half the distance halves the bias over KL."""
+    shares = []
+    for step in (0.0008, 0.0004, 0.0002):
+        policy, other = policies_apart(step)
+        log_p, log_q = (log_probs_of_responses(model) for model in (policy, other))
+        exact = float(sorting_kl(policy, other, PROMPTS, torch.tensor([3, 3]), 1.0).sum())
+        k2 = float((log_p.sum(-1).exp() * kl_estimate(log_p, log_q, "k2").sum(-1)).sum())
+        shares.append(abs(k2 - exact) / exact)
+    assert shares[0] < 0.001
+    assert [first / second for first, second in pairwise(shares)] == pytest.approx([2.0, 2.0], rel=0.15)
+
+
+def test_exact_kl_is_0_between_equal_policies_and_offered_by_no_other_model():
+    policy, _ = policies_apart(0.0)
+    arguments = (PROMPTS, torch.tensor([3, 3]), torch.ones(2, 3, dtype=torch.bool), torch.tensor([0, 1]))
+    assert exact_policy_kl(policy, policy, *arguments).abs().max() == 0.0
+    assert exact_policy_kl(torch.nn.Linear(1, 1), policy, *arguments) is None

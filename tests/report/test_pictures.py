@@ -148,7 +148,7 @@ def test_kl_says_which_two_policies(experiment: Path) -> None:
     figure = draw_kl(load_curves(experiment))
     reference, previous, per_response, _, reward, _ = _axes(figure)
     assert reference.get_title(loc="left") == "KL(sampling policy \u2016 initial policy)"
-    assert previous.get_title(loc="left") == "KL(sampling policy \u2016 policy of the step before)"
+    assert previous.get_title(loc="left") == "KL(sampling policy \u2016 previous policy)"
     assert (reference.get_ylabel(), per_response.get_ylabel()) == ("k3, nats per token", "k1, nats per response")
     assert list(reference.lines[0].get_ydata()) == pytest.approx([0.0, 0.01, 0.02, 0.03])
     assert list(reward.lines[0].get_xdata()) == [0.0, 2.0, 4.0]  # below KL, over the same steps
@@ -161,6 +161,18 @@ def test_a_kl_of_one_pair_takes_one_column(make_run: Make) -> None:
     top, bottom = _axes(draw_kl(load_curves(folder)))
     assert len(top.lines) == 2  # the curve and the line at 0
     assert [text.get_text() for text in bottom.texts] == ["not logged"]
+
+
+@pytest.mark.usefixtures("style")
+def test_the_exact_kl_stands_beside_k3_where_it_is_known(make_run: Make) -> None:
+    """Old code: not drawn."""
+    figures = {"kl/reference_k3": 0.1, "kl/reference_k1_sum": 0.2, "kl/reference_exact": 0.12}
+    folder = make_run(metrics=lambda step: {name: Metric(value * step, count=9) for name, value in figures.items()})
+    figure = draw_kl(load_curves(folder.folder))
+    top, bottom = _axes(figure)
+    assert list(top.lines[1].get_ydata()) == pytest.approx([0.0, 0.12, 0.24, 0.36])
+    assert (len(top.lines), len(bottom.lines)) == (3, 2)  # each with the line at 0
+    assert _legend(figure)[-1] == "exact KL"
 
 
 @pytest.mark.usefixtures("style")
@@ -196,14 +208,20 @@ def test_training_curves_show_reward_loss_signal_and_length(make_run: Make) -> N
 
 @pytest.mark.usefixtures("style")
 def test_loss_and_reward_are_drawn_over_optimizer_steps(make_run: Make) -> None:
-    """Two optimizer steps of a training step: four training steps end at optimizer step 8."""
+    """Two optimizer steps of a training step: four training steps end at optimizer step 8.
+
+    Old code: no training reward.
+    """
     folder = make_run(
         evaluations=EVALUATIONS,
+        metrics=_training_metrics,
         optimizer_steps=2,
         optimizer_step_metrics=lambda step: [{"loss": Metric(float(step))}, {"loss": Metric(step + 0.5)}],
     ).folder
     figure = draw_optimizer_steps(load_curves(folder))
-    reward, loss = _axes(figure)
+    trained, reward, loss = _axes(figure)[:3]
+    assert list(trained.lines[0].get_xdata()) == [0.0, 2.0, 4.0, 6.0]
+    assert list(trained.lines[0].get_ydata()) == pytest.approx([0.0, 0.1, 0.2, 0.3])
     assert (list(reward.lines[0].get_xdata()), list(reward.lines[0].get_ydata())) == ([0.0, 4.0, 8.0], [0.2, 0.4, 0.6])
     assert list(loss.lines[0].get_xdata()) == [float(step) for step in range(8)]
     assert list(loss.lines[0].get_ydata()) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]

@@ -18,6 +18,7 @@ from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.types import ExampleRollout, Metric, Metrics
 from harness.loop import Count, RolloutCounts
+from harness.loop.replay import ReplayStats
 from harness.report.html.page import make_report
 from harness.results import RunFolder, find_runs
 from harness.results.counters import COUNTERS, CounterRow, counters_header
@@ -249,6 +250,24 @@ def test_dropped_rollouts_show_as_waste_with_their_length(make_lagged_run: Make,
     assert said in text
     assert '<rect x="60%" width="40%" y="0" height="20" class="led-dropped">' in text
     assert "<td>dropped as too old</td>" in text
+
+
+def test_a_replay_buffer_is_described_in_words_and_in_a_table(make_lagged_run: Make, tmp_path: Path) -> None:
+    """Old code: the page said nothing of the sampling rule, or of how groups left."""
+    settings = "replay: {capacity: 4, sampling: signal_weighted, max_age: 3}\n"
+    stats = [ReplayStats(2 * step + 2, evicted_age=step, evicted_unused=step // 2) for step in range(8)]
+    counts = RolloutCounts(Count(32, 320), trained=Count(20, 200), trained_again=Count(12, 120))
+    folder = make_lagged_run(settings=settings, ledger=counts, replay=lambda step: (stats[step], 4)).folder
+    text = _report(folder, tmp_path / "report.html")
+    caption = text.partition("Ageing and sampling in the replay buffer.")[2].partition("</figcaption>")[0]
+    assert "a wider spread of rewards likelier (signal_weighted)" in caption
+    assert "used 1.60 times on average" in caption  # (20 + 12) / 20
+    assert "Of 7 groups that left, 7 became too old; 3 had never been drawn." in caption
+    cells = [cell for row in re.findall(r"<tr>(.*?)</tr>", text) for cell in re.findall(r">([^<]+)<", row)]
+    assert cells[cells.index("oldest age allowed, versions") + 1] == "3"
+    assert cells[cells.index("groups that became too old") + 1] == "7"
+    without = _report(make_lagged_run(scenario="without").folder, tmp_path / "without.html")
+    assert "Ageing and sampling" not in without
 
 
 def test_lag_is_set_against_the_arm_without_it(make_run: Make, tmp_path: Path) -> None:

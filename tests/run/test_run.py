@@ -83,6 +83,25 @@ def test_arms_take_turns_step_by_step(tmp_path: Path) -> None:
     assert {name: run.manifest.arm for name, run in runs.items()} == {"k1": "k1", "k4": "k4"}
 
 
+def test_verbose_prints_the_logs_of_all_arms_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Old code: version changes of either side reached a file only, and no line said what a step had done."""
+    out = tmp_path / "out"
+    run_scenario(scenario(tmp_path, ARMS), out, False, build_simulated_parts, unseen, verbose=True)
+    said = capsys.readouterr().err.splitlines()
+    for name, run in runs_by_name(out).items():
+        logged = [line.partition(" ")[2] for line in (run.folder / "log.txt").read_text().splitlines()]
+        own = [line.removeprefix(f"{name}: ") for line in said if line.startswith(f"{name}: ")]
+        assert own == logged
+        told = [line.partition(" s: ")[2] for line in logged]
+        for lane in ("learner", "generator"):
+            held = [line for line in told if line.startswith(f"{lane} holds")]
+            assert held[:4] == [f"{lane} holds policy version {version}" for version in range(4)]
+        assert [line.split(":")[0] for line in told if line.startswith("step")] == [f"step {n}" for n in range(4)]
+        assert [line.split(":")[0] for line in told if line.startswith("validation")] == [
+            f"validation of policy version {version}" for version in (0, 2, 4)
+        ]
+
+
 def test_asynchronous_arms_run_one_after_the_other(tmp_path: Path) -> None:
     text = "placement: {colocated: false}\nmax_lag: 1\n" + ARMS
     story: list[tuple[int, int]] = []

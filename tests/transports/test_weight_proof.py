@@ -146,6 +146,10 @@ class FixedTrainer:
         self.log_prob = log_prob
 
     def prepare(self, groups): ...
+
+    def advantages(self, batch):
+        return []
+
     def train(self, step, batch):
         return {}
 

@@ -12,6 +12,7 @@ from harness.report.data import (
     OPTIMIZER_STEP,
     SECONDS,
     STEP,
+    Panel,
     Points,
     ReportData,
     evaluated_points,
@@ -20,14 +21,17 @@ from harness.report.data import (
     needs_log_scale,
     onset_steps,
     optimizer_panels,
-    optimizer_step_points,
     over_seeds,
-    reward_over_optimizer_steps,
     training_panels,
 )
 from harness.report.html.charts import Chart, Line, draw_chart
 from harness.report.html.markup import Markup, details, element, figure, join, section, tables, variant_legend
 
+KL_KINDS = (
+    ("k3", "k3, nats per token"),
+    ("exact", "exact, nats per token"),
+    ("k1_sum", "k1, nats per response"),
+)
 MOST_POINTS = 240  # of one line; longer series are averaged over runs of equal length
 
 
@@ -121,30 +125,24 @@ def _seeds_say(report_data: ReportData) -> str:
 
 
 def _training(report_data: ReportData) -> Markup | None:
-    charts = []
-    for panel in training_panels(report_data.curves):
-        drawn = over_steps(report_data, metric_points(panel.metric))
-        says = f"{panel.title}, {panel.unit}, over training steps."
-        charts.append(Chart(panel.title, STEP, panel.unit, drawn, says, panel.from_zero, zero_line=True))
-    if not charts:
-        return None
-    return _panels(report_data, "Training curves.", "Figures of the training steps themselves.", charts)
+    sentence = "Figures of the training steps themselves."
+    return _curves(report_data, "Training curves.", sentence, training_panels(report_data.curves), STEP)
 
 
 def _optimizer_steps(report_data: ReportData) -> Markup | None:
-    panels = optimizer_panels(report_data.curves)
-    if not panels:
-        return None
-    charts = []
-    if any(map(evaluations, report_data.curves.all_runs())):
-        drawn, says = over_steps(report_data, reward_over_optimizer_steps), "Validation reward over optimizer steps."
-        charts.append(Chart("Reward over optimizer steps", OPTIMIZER_STEP, "validation reward", drawn, says))
-    for panel in panels:
-        drawn = over_steps(report_data, optimizer_step_points(panel.metric))
-        says = f"{panel.title}, {panel.unit}, over optimizer steps."
-        charts.append(Chart(panel.title, OPTIMIZER_STEP, panel.unit, drawn, says, panel.from_zero, zero_line=True))
     sentence = "Some training steps make several optimizer steps; here is each of them."
-    return _panels(report_data, "Over optimizer steps.", sentence, charts)
+    panels = optimizer_panels(report_data.curves)
+    return _curves(report_data, "Over optimizer steps.", sentence, panels, OPTIMIZER_STEP)
+
+
+def _curves(report_data: ReportData, title: str, sentence: str, panels: Sequence[Panel], x_label: str) -> Markup | None:
+    charts = []
+    for panel in panels:
+        drawn, says = over_steps(report_data, panel.points), f"{panel.title}, {panel.unit}, over {x_label}s."
+        charts.append(Chart(panel.title, x_label, panel.unit, drawn, says, panel.from_zero, zero_line=True))
+    xs = [x for chart in charts for line in chart.lines for x, _ in line.points]
+    ends = (min(xs), max(xs)) if xs else ()
+    return _panels(report_data, title, sentence, [replace(chart, x_ends=ends) for chart in charts]) if charts else None
 
 
 def _kl(report_data: ReportData) -> Markup | None:
@@ -152,7 +150,8 @@ def _kl(report_data: ReportData) -> Markup | None:
     onsets = [step for variant in report_data.experiment.variants for step in onset_steps(variant)]
     ends = (0.0, float(max((run.steps for run in report_data.experiment.runs), default=0)))
     for pair, other in (("reference", "the reference policy"), ("previous", "the policy of the step before")):
-        for name, unit in ((f"kl/{pair}_k3", "k3, nats per token"), (f"kl/{pair}_k1_sum", "k1, nats per response")):
+        for kind, unit in KL_KINDS:
+            name = f"kl/{pair}_{kind}"
             if metric_values(report_data.curves, name):
                 drawn = over_steps(report_data, metric_points(name))
                 says = f"KL of the sampling policy to {other}, {unit}, over training steps."
@@ -168,6 +167,8 @@ def _kl(report_data: ReportData) -> Markup | None:
         charts.append(chart)
     older = any(run.behaviour_is_older for run in report_data.experiment.runs)
     sentence = "Estimated on the sampled tokens" + ("; biased where an older policy sampled them." if older else ".")
+    if any(metric_values(report_data.curves, f"kl/{pair}_exact") for pair in ("reference", "previous")):
+        sentence += " Exact: summed over the vocabulary, nothing sampled."
     if onsets:
         sentence += " Dotted upright lines: from there on a run's KL to the reference policy grows faster."
     return _panels(report_data, "KL divergence.", sentence, charts)

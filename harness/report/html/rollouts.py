@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.compare import numbers
 from harness.compare.experiments import Variant
 from harness.compare.findings import off_policy_findings
+from harness.compare.replay import replay_table
 from harness.compare.tables import Table, off_policy_table
 from harness.report.data import ReportData, lags_by_variant, mean_lag
 from harness.report.html.charts import Bar, Scale, Segment, draw_bars
@@ -23,6 +24,7 @@ from harness.report.html.markup import (
 )
 from harness.results import LedgerFigures, RolloutRow, Rollouts
 
+REPLAY = "replay"  # the finding of that name
 PERCENT = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
 COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dropped as too old"), ("failed", "failed"))
 
@@ -30,9 +32,19 @@ COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dro
 def waste_section(report_data: ReportData, anchor: str) -> Markup | None:
     """Return the section; None where no rollout lagged and no run got to its end."""
     found = off_policy_table(report_data.experiment)
-    said = bullets([item.text for item in off_policy_findings(report_data.experiment)], "plain-list")
+    others = [item.text for item in off_policy_findings(report_data.experiment) if item.name != REPLAY]
+    said = bullets(others, "plain-list")
     data = details("Show the figures", *tables([found], report_data.experiment)) if found else None
-    return section(anchor, "Lag and waste", _lag(report_data), _ledger(report_data), said, data)
+    return section(anchor, "Lag and waste", _lag(report_data), _ledger(report_data), said, data, _replay(report_data))
+
+
+def _replay(report_data: ReportData) -> Markup | None:
+    """Return what the replay buffer did, in words and as a table; None without one."""
+    found = replay_table(report_data.experiment)
+    if found is None:
+        return None
+    said = " ".join(item.text for item in off_policy_findings(report_data.experiment) if item.name == REPLAY)
+    return figure("Ageing and sampling in the replay buffer.", said, join(*tables([found], report_data.experiment)))
 
 
 def _lag(report_data: ReportData) -> Markup | None:

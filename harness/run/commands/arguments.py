@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,11 @@ def output_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("results"), metavar="DIR", help="results folder (default: results)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+    shown.add_argument(
+        "-v", "--verbose", action="store_true", help="print the runs' logs: training steps, versions, some rollouts"
+    )
 
 
 def run_scenario_of(options: argparse.Namespace) -> RunScenario:
@@ -37,4 +42,4 @@ def run_scenario_of(options: argparse.Namespace) -> RunScenario:
         return given
     from harness.run.experiment import run_scenario
 
-    return run_scenario
+    return partial(run_scenario, verbose=options.verbose)
