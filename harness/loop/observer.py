@@ -43,11 +43,12 @@ def count(groups: Iterable[RolloutGroup]) -> Count:
 
 @dataclass(slots=True)
 class RolloutCounts:
-    """Running totals of one run. ``generated == failed + dropped + trained + unused`` once the run is over.
+    """Running totals of one run. ``generated == failed + discarded + dropped + trained + unused`` at its end.
 
     Attributes:
         generated: sampled for training.
         failed: their reward function failed or ran out of time.
+        discarded: of groups without spread, for which others were sampled (dynamic sampling).
         dropped: too old when they could be trained on (``lag_control: drop``).
         trained: trained on at least once.
         trained_again: later uses of a replayed rollout, one count for each use.
@@ -56,6 +57,7 @@ class RolloutCounts:
 
     generated: Count = field(default_factory=Count)
     failed: Count = field(default_factory=Count)
+    discarded: Count = field(default_factory=Count)
     dropped: Count = field(default_factory=Count)
     trained: Count = field(default_factory=Count)
     trained_again: Count = field(default_factory=Count)
@@ -63,7 +65,7 @@ class RolloutCounts:
     @property
     def unused(self) -> Count:
         """What was generated and is in no other column."""
-        return self.generated - self.failed - self.dropped - self.trained
+        return self.generated - self.failed - self.discarded - self.dropped - self.trained
 
 
 @dataclass(frozen=True, slots=True)
