@@ -48,19 +48,19 @@ class RolloutCounts:
     Attributes:
         generated: sampled for training.
         failed: their reward function failed or ran out of time.
-        discarded: of groups without spread, for which others were sampled (dynamic sampling).
         dropped: too old when they could be trained on (``lag_control: drop``).
         trained: trained on at least once.
         trained_again: later uses of a replayed rollout, one count for each use.
+        discarded: of groups without spread, for which others were sampled (dynamic sampling).
         unused: none of these: left over at the end, or evicted from the replay buffer without ever being taken.
     """
 
     generated: Count = field(default_factory=Count)
     failed: Count = field(default_factory=Count)
-    discarded: Count = field(default_factory=Count)
     dropped: Count = field(default_factory=Count)
     trained: Count = field(default_factory=Count)
     trained_again: Count = field(default_factory=Count)
+    discarded: Count = field(default_factory=Count)
 
     @property
     def unused(self) -> Count:
