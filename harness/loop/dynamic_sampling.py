@@ -22,7 +22,10 @@ from harness.loop.plan import LoopPlan
 
 @dataclass(slots=True)
 class _Shard:
-    """A shard of a batch: its first order, what is kept of it by place, what was thrown away, and all answers."""
+    """A shard of a batch: its first order, what is kept of it by place, what was thrown away, and what else was said.
+
+    Of what was thrown away the data is given up at once.
+    """
 
     item: WorkItem
     kept: dict[int, RolloutGroup] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class DynamicSampler:
         """Take in one scored order; return its shard if that is complete, else there is another order for it."""
         item = scored.item
         shard = self._open.setdefault((item.step, item.shard), _Shard(item))
-        shard.answers.append(scored)
+        shard.answers.append(replace(scored, groups=()))
         shard.kept |= _by_place(scored)
         flat = {place: group for place, group in shard.kept.items() if not group.has_spread}
         if flat and item.attempt < self._attempts:

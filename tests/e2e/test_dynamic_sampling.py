@@ -62,7 +62,9 @@ def run(folder: Path, more: str) -> dict[str, Run]:
     paths = [str(folder / "modules"), str(Path(__file__).parents[2])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "harness", "run", "dynamic.yaml", "--out", "results"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
     found, damaged = find_runs(folder / "results")
     assert damaged == []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from harness.core.seeds import derive_seed
-from harness.core.types import RolloutGroup, WorkItem
-from harness.loop import Count, DynamicSamplingOptions, LoopPlan
+from harness.core.types import RolloutGroup, ScoredBatch, WorkItem
+from harness.loop import Count, DynamicSamplingOptions, LoopPlan, RolloutCounts
+from harness.loop.dynamic_sampling import DynamicSampler
 from harness.loop.replay import ReplayOptions
 from tests.stand_ins.simulated_parts import varying_lengths
 
@@ -99,6 +101,22 @@ def test_a_group_sampled_again_without_a_reward_is_failed_and_leaves_its_batch(s
     assert [group.prompt_id for group in seen.story.facts[0].fresh] == [1, 2]
     assert [part.failed_groups for part in seen.story.facts[0].scored] == [2]
     assert (seen.ledger.failed, seen.ledger.discarded, seen.ledger.trained) == (Count(4, 32),) * 2 + (Count(4, 32),)
+
+
+def test_the_data_of_a_discarded_group_is_given_up_at_once():
+    class Data:
+        pass
+
+    sampler = DynamicSampler(plan_of((5, 6), TWICE), RolloutCounts())
+    (item,) = [item for item in plan_of((5, 6), TWICE).train_orders(1) if item.step == 0]
+    data, groups = [Data(), Data()], []
+    for prompt, each, rewards in zip((5, 6), data, [(1.0, 1.0), (0.0, 1.0)], strict=True):
+        groups.append(RolloutGroup(prompt, 0, 0, 0, (3, 4), each, rewards))
+    assert sampler.take_in(ScoredBatch(item, tuple(groups), {})) is None
+    seen = [weakref.ref(each) for each in data]
+    del data, groups, each
+    assert [each() is None for each in seen] == [True, False]
+    assert (sampler.waiting, sampler.next_order().places) == (2, (0,))
 
 
 def test_without_dynamic_sampling_flat_groups_are_taken_as_they_are(simulate):
