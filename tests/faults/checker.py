@@ -470,9 +470,13 @@ def _weights_are_there(books: Books, step: int) -> bool:
 
 
 def _is_to_be_sampled_again(books: Books) -> bool:
-    """Whether groups are to be, even if every Generator that loads weights has an order already."""
-    lanes = books.schedule.generator_lanes
-    loading = sum(lane not in books.generating and lane not in books.waits for lane in lanes)
+    """Whether groups are to be, even if every Generator that loads weights has an order already.
+
+    Under ``drop`` one that has an order may wait for newer weights.
+    """
+    idle = Stage.WAIT_FOR_ROOM if books.schedule.lag_control == "drop" else Stage.WAIT_FOR_WEIGHTS
+    lanes = [lane for lane in books.schedule.generator_lanes if lane not in books.generating]
+    loading = sum(books.waits.get(lane, (None, 0))[0] is not idle for lane in lanes)
     return books.version < books.schedule.steps and books.shards.due() > loading
 
 
