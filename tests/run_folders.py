@@ -215,6 +215,8 @@ class LaggedPlan:
         lag: of each group of a step; before there are so many versions, as much as there can be.
         sync_ms: publish, transfer, load and verify; in the first step five times as much.
         ledger: None where the run does not get to its end.
+        flat: whether the first group of each batch has equal rewards.
+        discarded: of each batch, by dynamic sampling; None without it.
         replay: step to (the buffer's statistics, its groups); None without a buffer.
         rewards: first and last validation reward.
     """
@@ -230,6 +232,8 @@ class LaggedPlan:
     sync_ms: tuple[float, float, float, float] = (10.0, 20.0, 10.0, 2.0)
     num_bytes: int = 20_000_000
     ledger: RolloutCounts | None = field(default_factory=lambda: RolloutCounts(Count(32, 320), trained=Count(32, 320)))
+    flat: bool = False
+    discarded: tuple[RolloutGroup, ...] | None = None
     replay: Callable[[int], tuple[ReplayStats, int]] | None = None
     rewards: tuple[float, float] = (0.2, 0.6)
 
@@ -291,11 +295,13 @@ def _lagged_spans(plan: LaggedPlan, step: int) -> list[Span]:
 
 def _lagged_facts(plan: LaggedPlan, step: int) -> StepReport:
     groups = [
-        RolloutGroup(number, step, max(0, step - lag), step, (8, 12), rewards=(0.0, 1.0))
+        RolloutGroup(number, step, max(0, step - lag), step, (8, 12), rewards=(float(plan.flat and number == 0), 1.0))
         for number, lag in enumerate(plan.lag)
     ]
     item = WorkItem(Purpose.TRAIN, step, 0, tuple(range(len(groups))), 2, 0)
-    scored = ScoredBatch(item, tuple(groups), {"reward/total": Metric(0.5, count=2 * len(groups))})
+    scored = ScoredBatch(
+        item, tuple(groups), {"reward/total": Metric(0.5, count=2 * len(groups))}, discarded=plan.discarded
+    )
     taken = tuple(Taken(group, 1 + number, step - group.min_version) for number, group in enumerate(groups))
     result, weight_handle = UpdateResult(step + 1, 1, {}), WeightHandle(step + 1, plan.num_bytes, 3)
     return StepReport(step, (scored,), taken, result, weight_handle, replay=plan.replay(step) if plan.replay else None)

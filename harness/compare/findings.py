@@ -65,6 +65,7 @@ def findings(experiment: Experiment) -> list[Finding]:
         *_named("ranking", ranking(experiment)),
         *_named("divergence", divergence_sentences(experiment)),
         *_named("signal", map(signal_sentence, variants)),
+        *_named("dynamic_sampling", map(_discarded, variants)),
         *_named("largest_stage", [_largest_stage("The largest stage", {arm.name: _shares(arm) for arm in variants})]),
         *_named("steady", steadiness_notes(variants)),
         *_named("single_steps", map(uneven_sentence, variants)),
@@ -275,6 +276,17 @@ def _blocked(variant: Variant) -> str:
         f"{variant.name}: {limit} held a Generator back before {mean_range(batches, count)} of {count(bound.mean)} "
         f"batches, for {mean_range(seconds, number)} s ({mean_range(share, percent)} of the loop)."
     )
+
+
+def _discarded(variant: Variant) -> str:
+    """Say how many groups dynamic sampling threw away, and how many without spread were trained on all the same."""
+    share = variant.spread(rollout_share(lambda ledger: ledger.discarded))
+    flat = variant.spread(mean_of("zero_variance_fraction"))
+    if share is None or variant.spread(mean_of("sampling/discarded_groups")) is None:
+        return ""
+    gone = mean_range(share, percent)
+    text = f"{variant.name}: dynamic sampling discarded {gone} of the generated groups, whose rewards were all equal"
+    return text + (f"; of the groups trained on {mean_range(flat, percent)} were still so." if flat else ".")
 
 
 def _dropped(variant: Variant) -> str:

@@ -86,7 +86,8 @@ class WorkItem:
     it), or for an evaluation the policy version evaluated. ``shard`` counts the parts into which a batch is split over
     several Generators, and ``first`` is the place of its first prompt in the batch: the random stream of a sample
     depends on the seed of the batch, the place of its prompt and its own number, and not on how many Generators there
-    are.
+    are. ``attempt`` is 0 for what a batch is first sampled with; in later ones, which have other seeds, the groups at
+    the places ``again`` are sampled anew (dynamic sampling).
     """
 
     purpose: Purpose
@@ -96,11 +97,13 @@ class WorkItem:
     group_size: int
     seed: int
     first: int = 0
+    attempt: int = 0
+    again: tuple[int, ...] = ()
 
     @property
-    def places(self) -> range:
+    def places(self) -> Sequence[int]:
         """Places of the prompts in the rollout batch."""
-        return range(self.first, self.first + len(self.prompt_ids))
+        return self.again or range(self.first, self.first + len(self.prompt_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class RolloutGroup:
 
     ``min_version`` and ``max_version`` are the policy versions of the oldest and the newest token, ``mean_version`` is
     the mean over tokens (None: all are of one version); ``rewards`` is None until the Scorer has filled it.
-    ``prompt_length`` is None where no tokens are behind the group.
+    ``prompt_length`` is None where no tokens are behind the group. ``attempt`` is that of its order.
     """
 
     prompt_id: int
@@ -121,11 +124,17 @@ class RolloutGroup:
     rewards: tuple[float, ...] | None = None
     mean_version: float | None = None
     prompt_length: int | None = None
+    attempt: int = 0
 
     @property
     def token_version(self) -> float:
         """Mean policy version over the group's tokens."""
         return self.min_version if self.mean_version is None else self.mean_version
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether its rewards differ; without, all advantages are 0. Rewards that nobody knows count as different."""
+        return not self.rewards or min(self.rewards) != max(self.rewards)
 
     @property
     def num_tokens(self) -> int:
@@ -204,7 +213,8 @@ class ScoredBatch:
     """What the Scorer returns for one work item: the groups with rewards, metrics, and examples to show.
 
     A group whose reward function failed or ran out of time is missing from ``groups`` and counted in ``failed_groups``;
-    ``failure`` says what happened to the first of them.
+    ``failure`` says what happened to the first of them. ``discarded`` are groups without spread for which others were
+    sampled, without their data; None where there is no dynamic sampling.
     """
 
     item: WorkItem
@@ -213,6 +223,7 @@ class ScoredBatch:
     examples: tuple[ExampleRollout, ...] = ()
     failed_groups: int = 0
     failure: str | None = None
+    discarded: tuple[RolloutGroup, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

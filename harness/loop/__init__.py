@@ -7,11 +7,12 @@ objects, Ray actors or simulated stages on a virtual clock. Batches and weights 
 from harness.loop.condition import Condition
 from harness.loop.loop import first_error, run_loop
 from harness.loop.observer import Count, NoThrottle, Observer, RolloutCounts, SilentObserver, StepReport, Throttle
-from harness.loop.plan import LagControl, LoopPlan
+from harness.loop.plan import DynamicSamplingOptions, LagControl, LoopPlan
 
 __all__ = [
     "Condition",
     "Count",
+    "DynamicSamplingOptions",
     "LagControl",
     "LoopPlan",
     "NoThrottle",

@@ -8,6 +8,8 @@
                                                             wait_for_room        the Learner taking a batch, and
                                                                                  whoever drops a shard or finds it
                                                                                  failed (``lag_control: drop`` only)
+                                                            (both)               a Scorer finding groups that are to be
+                                                                                 sampled again (dynamic sampling)
     Scorer      score what was generated                    wait_for_rollouts    a Generator finishing an order
     Learner     take the batch of step ``step``, update,    wait_for_batch       the last shard of the batch being
                 publish version ``step + 1``                                     scored; at lag 0 also the last
@@ -20,6 +22,9 @@ Under ``wait`` and ``in_flight``, batch ``step`` is consumed at policy version `
 version v may start it exactly when ``step - v <= max_lag``. That admission rule implies both lag invariants of the
 design. Under ``drop`` a Generator always starts with the newest weights, and a batch that has become too old is
 dropped. Either way both invariants are checked all the same, and a violation stops the run.
+
+With dynamic sampling a shard is complete when no group of it is to be sampled again. Any Generator does that, before it
+starts anything new, with the newest weights: an order of batch ``step`` like any other, under the same rules.
 
 A Generator or Scorer that died was replaced by its own shell, which says so with ``PartReplaced``; the lane then
 repeats its work on the new one, under the same seed.
@@ -38,6 +43,7 @@ from harness.core.trace import Stage, Tracer
 from harness.core.types import Metrics, Purpose, RolloutGroup, WeightHandle, WorkItem
 from harness.loop.batching import Batch, BatchAssembler, FirstComeDropStale, InOrder
 from harness.loop.condition import Condition
+from harness.loop.dynamic_sampling import DynamicSampler
 from harness.loop.observer import (
     Count,
     NoThrottle,
@@ -140,6 +146,7 @@ class _Lanes:
         self.in_flight = 0  # rollouts whose generation has begun, and not scored
         self.dropped = Count()  # since the previous step
         self.counts = RolloutCounts()
+        self.sampler = None if plan.dynamic_sampling is None else DynamicSampler(plan, self.counts)
         self.learner_done = False
 
     def coroutines(self) -> Iterator[asyncio._CoroutineLike[None]]:
@@ -154,16 +161,42 @@ class _Lanes:
 
     async def _generator_lane(self, generator: Generator, evaluates: bool) -> None:
         for item in self.orders:
-            await self._wait(generator.lane, Stage.WAIT_FOR_ROOM, self._has_room, item.step)
+            await self._wait_and_sample_again(generator, Stage.WAIT_FOR_ROOM, self._has_room, item.step)
             if self.version == self.plan.steps:
                 self._admit_one()
                 break
             self.under_way += len(item.prompt_ids)
             self._admit_one()
+            there = partial(self._is_published, self._needed(item))
+            await self._wait_and_sample_again(generator, Stage.WAIT_FOR_WEIGHTS, there, item.step)
             self._hand_to_scorer(item, await self._sample(generator, item, evaluates))
-        if evaluates and self.plan.is_evaluated(self.plan.steps):
-            await self._freshen(generator, self.plan.steps, self.plan.steps, evaluates)
-        await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.learner_done, self.plan.steps)
+        last = self.plan.steps
+        if evaluates and self.plan.is_evaluated(last):
+            there = partial(self._is_published, last)
+            await self._wait_and_sample_again(generator, Stage.WAIT_FOR_WEIGHTS, there, last)
+            await self._freshen(generator, last, last, evaluates)
+        await self._wait_and_sample_again(generator, Stage.WAIT_FOR_WEIGHTS, lambda: self.learner_done, last)
+
+    async def _wait_and_sample_again(
+        self, generator: Generator, stage: Stage, condition: Callable[[], bool], step: int
+    ) -> None:
+        """Wait for ``condition``; what is to be sampled again goes first, since it belongs to an older batch."""
+        while True:
+            while self.sampler is not None and self._samples_again():
+                item = self.sampler.next_order()
+                self._admit_one()  # who was woken for room may be here instead
+                self._hand_to_scorer(item, await self._sample(generator, item, evaluates=False))
+            if condition():
+                return
+            await self._wait(generator.lane, stage, lambda: self._samples_again() or condition(), step)
+
+    def _samples_again(self) -> bool:
+        """Whether groups are to be sampled again. What is still to be when the last step is made, nobody needs."""
+        return self.sampler is not None and self.sampler.has_orders and self.version < self.plan.steps
+
+    def _needed(self, item: WorkItem) -> int:
+        """The oldest version with which an order may be started."""
+        return 0 if self.plan.lag_control == "drop" else max(0, item.step - self.plan.max_lag)
 
     def _has_room(self) -> bool:
         """Whether another batch may be ordered. Without ``drop`` the lag bound alone keeps their number small."""
@@ -173,7 +206,7 @@ class _Lanes:
 
     async def _sample(self, generator: Generator, item: WorkItem, evaluates: bool) -> tuple[RolloutGroup, ...]:
         """Generate one order, again on a new part where the first one dies."""
-        needed = 0 if self.plan.lag_control == "drop" else max(0, item.step - self.plan.max_lag)
+        needed = self._needed(item)
         await self._freshen(generator, item.step, needed, evaluates)
         await self.throttle.acquire(item.step)
         self.in_flight += len(item.prompt_ids) * item.group_size
@@ -220,12 +253,10 @@ class _Lanes:
             await self._load(generator, self._newest())
 
     async def _wait_for_version(self, generator: Generator, needed: int, step: int) -> None:
-        await self._wait(
-            generator.lane,
-            Stage.WAIT_FOR_WEIGHTS,
-            lambda: self.newest is not None and self.newest.version >= needed,
-            step,
-        )
+        await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, partial(self._is_published, needed), step)
+
+    def _is_published(self, version: int) -> bool:
+        return self.newest is not None and self.newest.version >= version
 
     def _newest(self) -> WeightHandle:
         assert self.newest is not None, "the Learner publishes version 0 before anyone asks"
@@ -326,7 +357,11 @@ class _Lanes:
         if scored.failed_groups:
             self.under_way -= scored.failed_groups
             self.counts.failed += count(groups) - count(scored.groups)
-        self._drop(self.assembler.add(scored, self.version))
+        shard = scored if self.sampler is None else self.sampler.take_in(scored)
+        if shard is None:
+            self._notify(Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM)
+            return
+        self._drop(self.assembler.add(shard, self.version))
         self._admit_one()
 
     # ---- Learner
@@ -349,7 +384,7 @@ class _Lanes:
         """
         batch = self._take_batch(step)
         taken = self._choose(step, batch)
-        queued, in_flight = self.assembler.waiting, self.in_flight
+        queued, in_flight = self.assembler.waiting + (self.sampler.waiting if self.sampler else 0), self.in_flight
         result = await self.learner.update(step, tuple(item.group for item in taken))
         self._count_uses(taken)
         self.version = step + 1

@@ -43,7 +43,7 @@ def count(groups: Iterable[RolloutGroup]) -> Count:
 
 @dataclass(slots=True)
 class RolloutCounts:
-    """Running totals of one run. ``generated == failed + dropped + trained + unused`` once the run is over.
+    """Running totals of one run. ``generated == failed + discarded + dropped + trained + unused`` at its end.
 
     Attributes:
         generated: sampled for training.
@@ -51,6 +51,7 @@ class RolloutCounts:
         dropped: too old when they could be trained on (``lag_control: drop``).
         trained: trained on at least once.
         trained_again: later uses of a replayed rollout, one count for each use.
+        discarded: of groups without spread, for which others were sampled (dynamic sampling).
         unused: none of these: left over at the end, or evicted from the replay buffer without ever being taken.
     """
 
@@ -59,11 +60,12 @@ class RolloutCounts:
     dropped: Count = field(default_factory=Count)
     trained: Count = field(default_factory=Count)
     trained_again: Count = field(default_factory=Count)
+    discarded: Count = field(default_factory=Count)
 
     @property
     def unused(self) -> Count:
         """What was generated and is in no other column."""
-        return self.generated - self.failed - self.dropped - self.trained
+        return self.generated - self.failed - self.discarded - self.dropped - self.trained
 
 
 @dataclass(frozen=True, slots=True)

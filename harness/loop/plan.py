@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,19 @@ from harness.core.types import Purpose, WorkItem
 from harness.loop.replay import ReplayOptions
 
 LagControl = Literal["wait", "drop", "in_flight"]
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSamplingOptions:
+    """Whether a group of equal rewards is sampled again; see ``harness.loop.dynamic_sampling``.
+
+    Attributes:
+        attempts: how often at most.
+        num_prompts: training prompts, of which another one is drawn each time; 0 asks the same prompt again.
+    """
+
+    attempts: int
+    num_prompts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,7 @@ class LoopPlan:
             could be trained on is dropped. ``in_flight``: as ``wait``, and a Generator also takes new weights between
             two tokens of a batch that it has started.
         replay: the replay buffer; None consumes each batch directly.
+        dynamic_sampling: None takes every group as it is.
     """
 
     steps: int
@@ -43,6 +57,7 @@ class LoopPlan:
     seed: int = 0
     lag_control: LagControl = "wait"
     replay: ReplayOptions | None = None
+    dynamic_sampling: DynamicSamplingOptions | None = None
 
     @property
     def is_synchronous(self) -> bool:
@@ -70,10 +85,43 @@ class LoopPlan:
                 raise ValueError(
                     f"{shards} Generators cannot share the {len(prompt_ids)} prompts of a batch: use fewer"
                 )
-            seed = derive_seed(self.seed, "train", batch, 0)
+            seed = self._batch_seed(batch, 0)
             for shard in range(shards):
                 first, end = shard * len(prompt_ids) // shards, (shard + 1) * len(prompt_ids) // shards
                 yield WorkItem(Purpose.TRAIN, batch, shard, prompt_ids[first:end], self.group_size, seed, first)
+
+    def order_again(self, item: WorkItem, prompts: Mapping[int, int]) -> WorkItem:
+        """Return the order that samples places of a batch once more.
+
+        Which prompts it draws depends on the root seed, the batch, the place and the attempt: never one that stands in
+        the batch or stood there. Where a small training set has no other left, the same prompt is asked again.
+
+        Args:
+            item: the order of the attempt before.
+            prompts: place in the batch -> prompt id that stands there.
+        """
+        assert self.dynamic_sampling is not None
+        others, each = self._other_prompts(item.step), len(self.batch_prompts(item.step))
+        drawn = {place: item.attempt * each + place for place in prompts}
+        prompt_ids = tuple(
+            others[drawn[place]] if drawn[place] < len(others) else prompt_id for place, prompt_id in prompts.items()
+        )
+        places, attempt = tuple(prompts), item.attempt + 1
+        seed = self._batch_seed(item.step, attempt)
+        return WorkItem(
+            Purpose.TRAIN, item.step, item.shard, prompt_ids, self.group_size, seed, places[0], attempt, places
+        )
+
+    def _other_prompts(self, batch: int) -> Sequence[int]:
+        """Return prompts that are not in the batch, in random order: enough for each place in each attempt."""
+        assert self.dynamic_sampling is not None
+        here, options = self.batch_prompts(batch), self.dynamic_sampling
+        enough = min(options.num_prompts, (1 + options.attempts) * len(here))
+        rng = random.Random(derive_seed(self.seed, "dynamic sampling", batch))
+        return [prompt for prompt in rng.sample(range(options.num_prompts), enough) if prompt not in here]
+
+    def _batch_seed(self, batch: int, attempt: int) -> int:
+        return derive_seed(self.seed, "train", batch, attempt)
 
     def evaluation_order(self, version: int) -> WorkItem:
         """Return the order for the validation prompts: every version gets the same seed, so that versions compare."""

@@ -23,7 +23,8 @@ def check_generated(lane: str, item: WorkItem, groups: tuple[RolloutGroup, ...],
         RunStopped: it is not so.
     """
     answered = [(group.step, group.prompt_id, len(group.lengths)) for group in groups]
-    if answered != [(item.step, prompt_id, item.group_size) for prompt_id in item.prompt_ids]:
+    ordered = [(item.step, prompt_id, item.group_size) for prompt_id in item.prompt_ids]
+    if answered != ordered or any(group.attempt != item.attempt for group in groups):
         raise RunStopped(
             f"wrong answer: {lane} was to {_named(item)} and answered groups of (step, prompt, rollouts) {answered}"
         )
@@ -69,4 +70,5 @@ def check_published(lane: str, version: int, weight_handle: WeightHandle) -> Non
 def _named(item: WorkItem) -> str:
     if item.purpose is Purpose.EVALUATE:
         return f"evaluate version {item.step}"
-    return f"generate shard {item.shard} of batch {item.step}"
+    again = f" again, attempt {item.attempt}" if item.attempt else ""
+    return f"generate shard {item.shard} of batch {item.step}{again}"

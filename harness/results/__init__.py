@@ -9,6 +9,7 @@ from harness.results.manifest import STATUSES, Manifest
 from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
 from harness.results.rows import (
     BatchRow,
+    DiscardedRow,
     EvaluationRow,
     LedgerFigures,
     RolloutRow,
@@ -20,6 +21,7 @@ from harness.results.rows import (
     VersionChange,
     WarmUp,
     batch_row,
+    discarded_rows,
     evaluation_row,
     lane_kind,
     shard_row,
@@ -32,6 +34,7 @@ __all__ = [
     "STATUSES",
     "BatchRow",
     "DamagedRun",
+    "DiscardedRow",
     "EvaluationRow",
     "LedgerFigures",
     "Manifest",
@@ -47,6 +50,7 @@ __all__ = [
     "VersionChange",
     "WarmUp",
     "batch_row",
+    "discarded_rows",
     "evaluation_row",
     "experiment_name",
     "find_run_folders",

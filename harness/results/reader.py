@@ -24,6 +24,7 @@ from harness.results.jsonl import parse_json, read_file, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
     BatchRow,
+    DiscardedRow,
     EvaluationRow,
     LedgerFigures,
     RolloutRow,
@@ -79,6 +80,10 @@ class Run:
     def groups(self) -> list[ShardRow | BatchRow]:
         """Read how long which rollouts were and what they earned; empty in a run of before it was written."""
         return read_rows(self.folder / GROUPS, "harness.groups", (ShardRow, BatchRow))
+
+    def discarded(self) -> list[DiscardedRow]:
+        """Read what dynamic sampling threw away; empty in a run without it."""
+        return read_rows(self.folder / GROUPS, "harness.groups", (DiscardedRow,))
 
     @cached_property
     def settings(self) -> dict[str, Any]:

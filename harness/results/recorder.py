@@ -18,6 +18,7 @@ from harness.results import (
     RunFolder,
     VersionChange,
     batch_row,
+    discarded_rows,
     evaluation_row,
     lane_seconds,
     shard_row,
@@ -42,7 +43,7 @@ StepListener = Callable[[int], None]
 NO_VERSION = -1
 EVICTED_COLUMNS = ("evicted_full", "evicted_age", "evicted_uses", "evicted_unused")
 """Of ``ReplayStats``."""
-LEDGER_COLUMNS = ("generated", "failed", "dropped", "trained", "trained_again", "unused")
+LEDGER_COLUMNS = ("generated", "failed", "discarded", "dropped", "trained", "trained_again", "unused")
 
 
 class Probes(Protocol):
@@ -177,7 +178,8 @@ class RunRecorder:
             optimizer_step_metrics=facts.result.optimizer_step_metrics,
         )
         self.folder.append_step(row)
-        self.folder.append_groups(map(shard_row, facts.scored))
+        for part in facts.scored:
+            self.folder.append_groups([shard_row(part), *discarded_rows(part)])
         if facts.replay is not None:
             self.folder.append_groups([batch_row(facts.step, facts.groups)])
         self.folder.append_rollouts(Purpose.TRAIN, facts.result.examples, facts.step)

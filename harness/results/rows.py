@@ -191,6 +191,7 @@ class ShardRow(Struct, frozen=True, tag_field="kind", tag="shard"):
         lengths: response tokens of each rollout, by group.
         rewards: of each rollout, by group.
         failed_groups: groups that got no reward and are in no other field.
+        attempts: of each group, how often its place had been sampled before; empty where no group was sampled again.
     """
 
     purpose: str
@@ -202,12 +203,25 @@ class ShardRow(Struct, frozen=True, tag_field="kind", tag="shard"):
     lengths: tuple[tuple[Whole, ...], ...]
     rewards: tuple[tuple[float, ...], ...]
     failed_groups: Whole = 0
+    attempts: tuple[Whole, ...] = ()
 
     def __post_init__(self) -> None:
-        groups = len(self.prompt_ids)
-        for name in ("prompt_tokens", "versions", "lengths", "rewards"):
-            if len(getattr(self, name)) != groups:
-                raise ValueError(f"{name!r} has {len(getattr(self, name))} items for {groups} groups")
+        _check_lengths(self, ("prompt_tokens", "versions", "lengths", "rewards", *["attempts"] * bool(self.attempts)))
+
+
+class DiscardedRow(Struct, frozen=True, tag_field="kind", tag="discarded"):
+    """The groups of a shard that dynamic sampling threw away; the attributes are those of ``ShardRow``."""
+
+    step: Whole
+    shard: Whole
+    prompt_ids: tuple[Whole, ...]
+    versions: tuple[tuple[Whole, Whole], ...]
+    lengths: tuple[tuple[Whole, ...], ...]
+    rewards: tuple[tuple[float, ...], ...]
+    attempts: tuple[Whole, ...]
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, ("versions", "lengths", "rewards", "attempts"))
 
 
 class BatchRow(Struct, frozen=True, tag_field="kind", tag="batch"):
@@ -272,6 +286,7 @@ class LedgerFigures:
     trained: Rollouts
     trained_again: Rollouts
     unused: Rollouts
+    discarded: Rollouts = Rollouts(0, 0)
 
     def share(self, column: Rollouts) -> float:
         """Return a column's share of the generated rollouts; 0 where there were none."""
@@ -282,14 +297,34 @@ def shard_row(scored: ScoredBatch) -> dict[str, Any]:
     """Return the JSON row of a scored shard; see ``ShardRow``."""
     item, groups = scored.item, scored.groups
     head: dict[str, Any] = {"kind": "shard", "purpose": item.purpose.value, "step": item.step, "shard": item.shard}
-    return head | {
+    tokens = {"prompt_tokens": [group.prompt_length for group in groups], "failed_groups": scored.failed_groups}
+    attempts = {"attempts": [group.attempt for group in groups]} if any(group.attempt for group in groups) else {}
+    return head | _columns(groups) | tokens | attempts
+
+
+def discarded_rows(scored: ScoredBatch) -> list[dict[str, Any]]:
+    """Return the JSON row of what was thrown away of a shard, if anything was; see ``DiscardedRow``."""
+    item, groups = scored.item, scored.discarded
+    if not groups:
+        return []
+    head: dict[str, Any] = {"kind": "discarded", "step": item.step, "shard": item.shard}
+    return [head | _columns(groups) | {"attempts": [group.attempt for group in groups]}]
+
+
+def _columns(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    return {
         "prompt_ids": [group.prompt_id for group in groups],
-        "prompt_tokens": [group.prompt_length for group in groups],
         "versions": [(group.min_version, group.max_version) for group in groups],
         "lengths": [group.lengths for group in groups],
         "rewards": [group.rewards for group in groups],
-        "failed_groups": scored.failed_groups,
     }
+
+
+def _check_lengths(row: ShardRow | DiscardedRow, names: Iterable[str]) -> None:
+    groups = len(row.prompt_ids)
+    for name in names:
+        if len(getattr(row, name)) != groups:
+            raise ValueError(f"{name!r} has {len(getattr(row, name))} items for {groups} groups")
 
 
 def batch_row(step: int, groups: Iterable[RolloutGroup]) -> dict[str, Any]:

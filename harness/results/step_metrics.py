@@ -33,7 +33,7 @@ def step_metrics(facts: StepReport, train_s: float) -> Metrics:
         train_s: seconds of the step without evaluation.
     """
     metrics = combine_metrics([part.metrics for part in facts.scored]) | facts.result.metrics
-    metrics |= signal_metrics(facts) | lag_metrics(facts)
+    metrics |= signal_metrics(facts) | sampling_metrics(facts) | lag_metrics(facts)
     tokens = count(facts.fresh).tokens
     metrics["response_tokens"] = Metric(tokens, "sum")
     if train_s > 0:
@@ -54,6 +54,26 @@ def signal_metrics(facts: StepReport) -> Metrics:
         return {}
     equal = sum(min(rewards) == max(rewards) for rewards in groups)
     return {"zero_variance_fraction": Metric(equal / len(groups), count=len(groups))}
+
+
+def sampling_metrics(facts: StepReport) -> Metrics:
+    """Return what dynamic sampling did for the fresh batch; nothing in a run without it.
+
+    Every generated group is kept, discarded or failed. ``sampling/attempts`` counts how often a place was sampled, the
+    first time included: the most of any place.
+    """
+    discarded = [group for part in facts.scored for group in part.discarded or ()]
+    if all(part.discarded is None for part in facts.scored):
+        return {}
+    failed = sum(part.failed_groups for part in facts.scored)
+    tried = [group.attempt + 1 for group in (*facts.fresh, *discarded)]
+    return {
+        "sampling/generated_groups": Metric(len(facts.fresh) + len(discarded) + failed, "sum"),
+        "sampling/kept_groups": Metric(len(facts.fresh), "sum"),
+        "sampling/discarded_groups": Metric(len(discarded), "sum"),
+        "sampling/discarded_tokens": Metric(count(discarded).tokens, "sum"),
+        "sampling/attempts": Metric(max(tried), "max", len(tried)),
+    }
 
 
 def trained_lags(facts: StepReport) -> Counter[int]:

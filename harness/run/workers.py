@@ -284,6 +284,7 @@ def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> Rol
         data=data,
         mean_version=float(versions.mean()) if tagged else None,
         prompt_length=len(data.prompt_token_ids),
+        attempt=item.attempt,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.loop import LoopPlan
+from harness.loop import DynamicSamplingOptions, LoopPlan
 from harness.loop.plan import prompt_schedule
 from harness.loop.replay import ReplayOptions
 from harness.scenario.distributed import PartSettings
@@ -27,6 +27,7 @@ def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPl
         seed=scenario.seed,
         lag_control=scenario.lag_control,
         replay=replay_options(scenario),
+        dynamic_sampling=dynamic_sampling_options(scenario, num_train),
     )
 
 
@@ -38,6 +39,14 @@ def replay_options(scenario: Scenario) -> ReplayOptions | None:
     return ReplayOptions(
         replay.capacity, scenario.replay_max_age, replay.sampling, scenario.replay_sample_groups, replay.max_uses
     )
+
+
+def dynamic_sampling_options(scenario: Scenario, num_train: int) -> DynamicSamplingOptions | None:
+    """Return whether groups are sampled again, of so many training prompts; None for a run that takes all groups."""
+    settings = scenario.dynamic_sampling
+    if settings.attempts == 0:
+        return None
+    return DynamicSamplingOptions(settings.attempts, num_train if settings.prompt == "new" else 0)
 
 
 def lanes_of(kind: str, scenario: Scenario) -> list[str]:

@@ -24,6 +24,7 @@ from harness.scenario.distributed import (
     TransportSettings,
     TransportSweepSettings,
 )
+from harness.scenario.dynamic_sampling import DYNAMIC_SAMPLING_RULES, DynamicSamplingSettings
 from harness.scenario.loss import (
     LOSS_RULES,
     AdvantageSettings,
@@ -99,6 +100,8 @@ class Scenario(Section):
     """When max_lag bites: Generators wait, what is too old is dropped, or weights are swapped between two tokens."""
     replay: Annotated[ReplaySettings, EmptyIfNull] = ReplaySettings()
     """Training on rollouts more than once."""
+    dynamic_sampling: Annotated[DynamicSamplingSettings, EmptyIfNull] = DynamicSamplingSettings()
+    """Sampling groups again whose rewards are all equal."""
     placement: Annotated[PlacementSettings, EmptyIfNull] = PlacementSettings()
     """Where the parts run."""
     transport: TransportSettings = InProcessTransportSettings()
@@ -250,7 +253,7 @@ class Scenario(Section):
 
     @property
     def num_rollouts(self) -> int:
-        """Responses sampled in a run, for training and validation together."""
+        """Responses sampled in a run, for training and validation together, those of dynamic sampling left out."""
         return self.steps * self.rollout_batch_size + self.num_evaluations * self.evaluation.prompts
 
 
@@ -333,6 +336,7 @@ RULES: tuple[Rule, ...] = (
     endpoint_is_measured,
     *LOSS_RULES,
     *DISTRIBUTED_RULES,
+    *DYNAMIC_SAMPLING_RULES,
     *TASK_AND_MODEL_RULES,
 )
 

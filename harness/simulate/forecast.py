@@ -294,6 +294,7 @@ NEARLY_BUSY = 0.85
 """Share of a step from which on a lane that is at work is said to set the pace."""
 WASTE_WORDS = {
     "failed": "rollouts whose reward failed",
+    "discarded": "rollouts discarded, all rewards equal",
     "dropped": "rollouts dropped as too old",
     "unused": "rollouts never trained on",
     "evicted_unused": "  of these, evicted from replay",

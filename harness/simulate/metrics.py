@@ -21,7 +21,7 @@ from harness.results import LedgerFigures, Run, StepRow, lane_kind, lane_seconds
 from harness.results.step_metrics import trained_lags
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
-WASTE = ("failed", "dropped", "unused", "evicted_unused")
+WASTE = ("failed", "discarded", "dropped", "unused", "evicted_unused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,8 @@ def idle_shares(rows: Sequence[StepRow], spans: Sequence[Span]) -> dict[str, flo
 def waste_shares(ledger: RolloutCounts | LedgerFigures, evicted_unused: float) -> dict[str, float]:
     """Return the shares of the generated rollouts that came to nothing, in the order of ``WASTE``."""
     generated = ledger.generated.rollouts
-    lost = (ledger.failed.rollouts, ledger.dropped.rollouts, ledger.unused.rollouts, evicted_unused)
+    parts = ledger.failed, ledger.discarded, ledger.dropped, ledger.unused
+    lost = (*(part.rollouts for part in parts), evicted_unused)
     return {name: rollouts / generated if generated else 0.0 for name, rollouts in zip(WASTE, lost, strict=True)}
 
 

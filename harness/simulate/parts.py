@@ -121,7 +121,12 @@ class SimulatedGenerator:
         mean = None if self.version == oldest else self._mean_version(times[0][0], times[-1][1])
         return tuple(
             [
-                RolloutGroup(prompt_id, item.step, oldest, self.version, tuple(lengths), None, None, mean, prompt)
+                RolloutGroup(
+                    *(prompt_id, item.step, oldest, self.version, tuple(lengths)),
+                    mean_version=mean,
+                    prompt_length=prompt,
+                    attempt=item.attempt,
+                )
                 for prompt_id, (prompt, lengths) in zip(item.prompt_ids, sampled, strict=True)
             ]
         )
@@ -217,6 +222,7 @@ def with_rewards(group: RolloutGroup, rewards: tuple[float, ...]) -> RolloutGrou
         rewards,
         group.mean_version,
         group.prompt_length,
+        group.attempt,
     )
 
 

@@ -205,10 +205,11 @@ def build_run(
         lengths: says how long rollouts are; None: as pinned, or as recorded in the profile.
 
     Raises:
-        UserError: the profile lacks something that the scenario needs.
+        UserError: the profile lacks something that the scenario needs, or the scenario samples by rewards.
     """
     work = Workload(scenario, shape)
     _check_shape(work)
+    check_rewards_are_not_needed(scenario)
     model = model_name(scenario)
     costs = costs or CostModel(scenario, machine, draw, model=model, allow=allow)
     lengths = lengths or length_source(scenario, machine, model, allow=allow)
@@ -247,6 +248,22 @@ def _crowded(scenario: Scenario, machine: MachineProfile) -> tuple[str, ...]:
         return ()
     cores = machine.contention.cores
     return (f"contention: {together} parts compute at the same time on {cores} cores, and it was measured between two",)
+
+
+def check_rewards_are_not_needed(scenario: Scenario) -> None:
+    """Refuse what depends on rewards and cannot be simulated without them.
+
+    Raises:
+        UserError: the scenario samples groups of equal rewards again.
+    """
+    attempts = scenario.dynamic_sampling.attempts
+    if attempts:
+        raise UserError(
+            f"dynamic_sampling.attempts is {attempts}, and how many groups have equal rewards is not simulated "
+            "[rule: check_rewards_are_not_needed]",
+            "dynamic_sampling.attempts",
+            "simulate with --set dynamic_sampling.attempts=0; a run shows the share in sampling/discarded_groups",
+        )
 
 
 def _check_shape(work: Workload) -> None:

@@ -122,6 +122,17 @@ def test_a_bound_that_never_bit_and_nothing_dropped_are_said(make_lagged_run: Ma
     assert "drop: no rollout became too old and was dropped." in said
 
 
+def test_what_dynamic_sampling_discarded_is_said_in_one_line(make_lagged_run: Make, tmp_path: Path) -> None:
+    make_lagged_run(arm="off", flat=False)
+    ledger = RolloutCounts(Count(100, 800), trained=Count(64, 500), discarded=Count(36, 300))
+    make_lagged_run(arm="on", flat=True, discarded=(), ledger=ledger)
+    said = [finding.text for finding in findings(_experiment(tmp_path)) if finding.name == "dynamic_sampling"]
+    assert said == [
+        "on: dynamic sampling discarded 36.0% of the generated groups, whose rewards were all equal; of the groups "
+        "trained on 50.0% were still so."
+    ]
+
+
 def test_synchronous_experiments_say_nothing_of_lag(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(max_lag=0, lag=(0, 0))
     experiment = _experiment(tmp_path)

@@ -12,6 +12,7 @@ from harness.core.trace import Stage
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import RolloutCounts
 from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule
+from tests.faults.shards import Shards
 
 MOST_EVENTS = 20_000
 """A run of at most 10 steps that has more never ends; the longest of the first 10,000 schedules has a tenth of it."""
@@ -21,7 +22,8 @@ INVARIANTS = {
     "lag at first use": "a rollout is at most max_lag versions old when it is first consumed; replayed, max_age",
     "uses": "a rollout is trained on once, under replay at most max_uses times, and never twice in one step",
     "one answer": "each order is generated once and scored once, and what is trained on is what was scored",
-    "none lost": "every generated rollout is failed, dropped, trained on or unused, counted by us as by the ledger",
+    "sampled again": "groups without spread are, up to the bound, each place with the prompt and seed of its attempt",
+    "none lost": "every generated rollout is in one column of the ledger, counted by us as by the loop",
     "steps in order": "each step is made once, in order, of the right shards",
     "versions": "the Learner's version and that of each Generator's batches only grow, and are what was published",
     "capacity": "the replay buffer holds at most its capacity, and what entered is there or was evicted",
@@ -54,8 +56,8 @@ class Broken(HarnessError):
         return f"{self.invariant}: {self.message}"
 
 
-Name = tuple[int, int]
-"""A training group: (batch, prompt). No prompt is ordered twice."""
+Name = tuple[int, int, int]
+"""A training group: (batch, prompt, attempt). No prompt is ordered twice in one attempt."""
 
 LIES_ABOUT_WEIGHTS = (FaultKind.LOST_WEIGHTS, FaultKind.OWNED_LOST_WEIGHTS, FaultKind.SECOND_LOAD)
 
@@ -117,15 +119,15 @@ class Books:
     generating: set[str] = field(default_factory=set)  # lanes that work on a training order
     scoring: set[str] = field(default_factory=set)  # Scorers that have taken an order
     unscored: int = 0  # orders that no Scorer has taken
-    begun: int = 0  # groups of training orders that were begun
+    begun: int = 0  # places of batches whose orders were begun
     # rollouts
-    ordered: set[Name] = field(default_factory=set)  # (batch, shard) of orders that were begun
+    ordered: set[Name] = field(default_factory=set)  # (batch, shard, attempt) of orders that were begun
     generated: dict[Name, RolloutGroup] = field(default_factory=dict)
     scored: dict[Name, RolloutGroup] = field(default_factory=dict)
     failed: set[Name] = field(default_factory=set)
+    discarded: set[Name] = field(default_factory=set)
     consumed: set[Name] = field(default_factory=set)
     uses: Counter[Name] = field(default_factory=Counter)
-    failed_shards: int = 0  # scored, without any group left
     failed_evaluations: int = 0  # groups
     in_flight: int = 0
     # steps
@@ -135,6 +137,9 @@ class Books:
     deaths: set[tuple[str, int]] = field(default_factory=set)
     replaced: Counter[str] = field(default_factory=Counter)
     lane_ends: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shards = Shards(self.schedule)
 
     # ---- writing down
 
@@ -269,10 +274,12 @@ class Books:
         self.require(claim >= last, "versions", f"{lane} starts with version {claim}, after {last}")
         self.started[lane] = claim
         self.generating.add(lane)
-        if (item.step, item.shard) not in self.ordered:
-            self.ordered.add((item.step, item.shard))
+        if (item.step, item.shard, item.attempt) not in self.ordered:
+            self.ordered.add((item.step, item.shard, item.attempt))
+            wrong = self.shards.begins(item)
+            self.require(not wrong, "sampled again", f"{lane}: {wrong}")
             rollouts = len(item.prompt_ids) * item.group_size
-            self.begun += len(item.prompt_ids)
+            self.begun += 0 if item.attempt else len(item.prompt_ids)
             self.in_flight += rollouts
             if self.at_update is not None and self.at_update.time_s == self.now():
                 self.at_update.begun += rollouts
@@ -313,7 +320,7 @@ class Books:
             )
         self.scored |= kept
         self.failed |= {named(group) for group in groups} - set(kept)
-        self.failed_shards += not kept
+        self.discarded |= {named(group) for group in self.shards.scored(item, scored.groups)}
 
     # ---- training
 
@@ -347,12 +354,12 @@ class Books:
         return sum(
             len(group.lengths)
             for name, group in self.scored.items()
-            if name not in self.consumed and not self.is_dropped(group)
+            if name not in self.consumed and name not in self.discarded and not self.is_dropped(group)
         )
 
     def is_dropped(self, group: RolloutGroup) -> bool:
-        """Whether a group that was not consumed is too old by now."""
-        return self.schedule.lag_control == "drop" and self.version - group.min_version > self.schedule.max_lag
+        """Whether a group that stays and was not consumed is too old by now."""
+        return self.schedule.lag_control == "drop" and self.shards.is_dropped(group, self.version)
 
     def update_ends(self, result: UpdateResult) -> None:
         """A step was made."""
@@ -389,16 +396,16 @@ class Books:
 
 def named(group: RolloutGroup) -> Name:
     """The name of a training group."""
-    return group.step, group.prompt_id
+    return group.step, group.prompt_id, group.attempt
 
 
 def names_of(item: WorkItem) -> list[Name]:
     """The names of the groups that an order asks for."""
-    return [(item.step, prompt_id) for prompt_id in item.prompt_ids]
+    return [(item.step, prompt_id, item.attempt) for prompt_id in item.prompt_ids]
 
 
 def _shown(names: list[Name]) -> str:
-    return " ".join(f"{step}/{prompt}" for step, prompt in names)
+    return " ".join(f"{step}/{prompt}/{attempt}" if attempt else f"{step}/{prompt}" for step, prompt, attempt in names)
 
 
 def check_idle(books: Books) -> None:
@@ -437,10 +444,7 @@ def _batch_is_there(books: Books, step: int) -> bool:
         return _weights_are_used(books)
     if schedule.lag_control == "drop":
         return False
-    return all(
-        name in books.scored or name in books.failed
-        for name in ((step, prompt) for prompt in schedule.plan.batch_prompts(step))
-    )
+    return books.shards.is_settled(step)
 
 
 def _weights_are_used(books: Books) -> bool:
@@ -456,9 +460,24 @@ def _weights_are_used(books: Books) -> bool:
 def _weights_are_there(books: Books, step: int) -> bool:
     """Whether weights are there that a Generator may start a batch with; at lag 0 it may wait for an evaluation."""
     schedule = books.schedule
-    if schedule.lag_control == "drop" or schedule.max_lag == 0 or step == schedule.steps:
+    if schedule.lag_control == "drop" or schedule.max_lag == 0:
+        return False
+    if _is_to_be_sampled_again(books):
+        return True
+    if step == schedule.steps:
         return False
     return bool(books.published) and books.published[-1] >= step - schedule.max_lag
+
+
+def _is_to_be_sampled_again(books: Books) -> bool:
+    """Whether groups are to be, even if every Generator that loads weights has an order already.
+
+    Under ``drop`` one that has an order may wait for newer weights.
+    """
+    idle = Stage.WAIT_FOR_ROOM if books.schedule.lag_control == "drop" else Stage.WAIT_FOR_WEIGHTS
+    lanes = [lane for lane in books.schedule.generator_lanes if lane not in books.generating]
+    loading = sum(books.waits.get(lane, (None, 0))[0] is not idle for lane in lanes)
+    return books.version < books.schedule.steps and books.shards.due() > loading
 
 
 def _room_is_there(books: Books) -> bool:
@@ -470,5 +489,8 @@ def _room_is_there(books: Books) -> bool:
     )
     shard = -(-schedule.prompts // schedule.generators)  # groups of the largest one
     gone = len(books.consumed) + len(books.failed)
-    gone += sum(name not in books.consumed and books.is_dropped(group) for name, group in books.scored.items())
+    staying = {name: group for name, group in books.scored.items() if name not in books.discarded}
+    gone += sum(name not in books.consumed and books.is_dropped(group) for name, group in staying.items())
+    if _is_to_be_sampled_again(books):
+        return True
     return books.begun - gone + loading * shard < schedule.plan.room * schedule.prompts

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from harness.core.errors import RunStopped
-from harness.core.types import Purpose
 from harness.loop import Count
 from harness.simulate.clock import Deadlock
 from tests.faults.checker import Books, Broken, Name
@@ -76,9 +75,8 @@ def _nothing_to_train_on(books: Books) -> bool:
     """Whether the batch that was due has no group; under ``drop``, a batch of shards that have none."""
     schedule = books.schedule
     if schedule.lag_control == "drop":
-        return books.failed_shards >= schedule.generators
-    places = [(Purpose.TRAIN, books.steps, place) for place in range(schedule.prompts)]
-    return schedule.never_rewarded.issuperset(places)
+        return books.shards.without_groups() >= schedule.generators
+    return sum(step == books.steps for step, _, _ in books.failed) == schedule.prompts
 
 
 def _names_hung(books: Books, message: str) -> bool:
@@ -117,12 +115,14 @@ def _check_orders(books: Books) -> None:
     if schedule.lag_control == "drop":
         return
     books.require(books.in_flight == 0, "in flight", f"{books.in_flight} rollouts are in flight at the end")
-    ordered = {(step, prompt) for step in range(schedule.steps) for prompt in schedule.plan.batch_prompts(step)}
-    ended = books.consumed | books.failed
+    ordered = {(step, prompt, 0) for step in range(schedule.steps) for prompt in schedule.plan.batch_prompts(step)}
+    first = {name for name in books.generated if name[2] == 0}
+    ended = len(books.consumed) + len(books.failed)
     books.require(
-        set(books.generated) == ordered == ended,
+        first == ordered and ended == len(ordered) == len(books.generated) - len(books.discarded),
         "none lost",
-        f"{len(ordered)} groups were ordered, {len(books.generated)} generated, {len(ended)} consumed or failed",
+        f"{len(ordered)} groups were to be ordered, {len(books.generated)} were generated, {ended} consumed or failed "
+        f"and {len(books.discarded)} discarded",
     )
 
 
@@ -136,7 +136,7 @@ def _check_ledger(books: Books) -> None:
         column = _column(books, name)
         columns[column] += len(group.lengths)
         tokens[column] += group.num_tokens
-    for column in ("failed", "trained", "dropped", "unused"):
+    for column in ("failed", "discarded", "trained", "dropped", "unused"):
         mine, told = Count(columns[column], tokens[column]), getattr(ledger, column)
         books.require(mine == told, "none lost", f"{column}: the ledger has {told}, there were {mine}")
     again = [(books.generated[name], uses - 1) for name, uses in books.uses.items()]
@@ -151,6 +151,8 @@ def _check_ledger(books: Books) -> None:
 def _column(books: Books, name: Name) -> str:
     if name in books.failed:
         return "failed"
+    if name in books.discarded:
+        return "discarded"
     if books.uses[name]:
         return "trained"
     if name in books.scored and name not in books.consumed and books.is_dropped(books.scored[name]):

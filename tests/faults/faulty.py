@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from harness.core.errors import PartReplaced, RunStopped
 from harness.core.trace import Stage, Tracer
-from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
+from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.simulate.parts import SimulatedGenerator, SimulatedLearner, SimulatedScorer
 from tests.faults.schedule import LEARNER, Call, Fault, FaultKind, Schedule
 from tests.stand_ins.simulated_parts import (
@@ -246,11 +246,12 @@ class FaultyScorer(_FaultyPart[SimulatedScorer]):
     _answer: ScoredBatch | None = None
 
     def _make(self) -> SimulatedScorer:
-        return simulated_scorer(self.tracer, self._cost("score"), self.lane, fails=self._never_rewarded)
+        flat = self.schedule.is_flat
+        return simulated_scorer(self.tracer, self._cost("score"), self.lane, fails=self._never_rewarded, is_flat=flat)
 
     def _never_rewarded(self, item: WorkItem, prompt_id: int) -> bool:
-        place = prompt_id - (item.step * self.schedule.prompts if item.purpose is Purpose.TRAIN else 0)
-        return (item.purpose, item.step, place) in self.schedule.never_rewarded
+        place = item.places[item.prompt_ids.index(prompt_id)]
+        return (item.purpose, item.step, place, item.attempt) in self.schedule.never_rewarded
 
     async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         """See ``Scorer``."""

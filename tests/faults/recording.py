@@ -163,6 +163,7 @@ class Listener:
         books.require(
             books.scored.get(name) is group, "one answer", f"step {step} consumes {name}, which nobody scored"
         )
+        books.require(name not in books.discarded, "sampled again", f"step {step} consumes {name}, which was discarded")
         books.consumed.add(name)
 
     def _check_shards(self, facts: StepReport) -> None:
@@ -172,6 +173,8 @@ class Listener:
         shards = [(part.item.step, part.item.shard) for part in facts.scored]
         due = [(facts.step, shard) for shard in range(books.schedule.generators)]
         books.require(shards == due, "steps in order", f"step {facts.step} is made of the shards {shards}")
+        groups = len(facts.fresh) + sum(part.failed_groups for part in facts.scored)
+        books.require(groups == books.schedule.prompts, "sampled again", f"step {facts.step} has {groups} groups")
         books.require(facts.dropped == Count(), "none lost", f"{facts.dropped} dropped, though nothing may be")
 
     def _check_batch(self, facts: StepReport, update: AtUpdate) -> None:
@@ -224,7 +227,7 @@ class Listener:
         books.require([version] == due, "evaluations", f"version {version} is told, due is {due}")
         books.evaluated.append(version)
         never = books.schedule.never_rewarded
-        kept = [prompt for prompt in scored.item.prompt_ids if (Purpose.EVALUATE, version, prompt) not in never]
+        kept = [prompt for prompt in scored.item.prompt_ids if (Purpose.EVALUATE, version, prompt, 0) not in never]
         books.failed_evaluations += len(scored.item.prompt_ids) - len(kept)
         told = [group.prompt_id for group in scored.groups]
         books.require(told == kept, "evaluations", f"version {version}: the groups {told} are told, not {kept}")

@@ -7,8 +7,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
-from harness.core.types import Purpose
-from harness.loop import LagControl, LoopPlan
+from harness.core.seeds import derive_seed
+from harness.core.types import Purpose, WorkItem
+from harness.loop import DynamicSamplingOptions, LagControl, LoopPlan
 from harness.loop.replay import ReplayOptions
 
 Call = Literal["load", "generate", "score", "update", "publish", "checkpoint"]
@@ -68,11 +69,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Unrewarded:
-    """A group whose reward never comes: prompt number ``place`` of this batch, or of the evaluation of this version."""
+    """A group whose reward never comes: prompt number ``place`` of this batch, or of the evaluation of this version.
+
+    Under dynamic sampling, that of this attempt.
+    """
 
     purpose: Purpose
     step: int
     place: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class Schedule:
         timings: of every call; what is not there takes no time.
         faults: what goes wrong in calls.
         unrewarded: rewards that never come.
+        dynamic_sampling: as in ``LoopPlan``.
+        flat_share: share of the groups whose rewards are all equal.
     """
 
     seed: int
@@ -125,6 +132,8 @@ class Schedule:
     timings: tuple[Timing, ...] = ()
     faults: tuple[Fault, ...] = ()
     unrewarded: tuple[Unrewarded, ...] = ()
+    dynamic_sampling: DynamicSamplingOptions | None = None
+    flat_share: float = 0.0
 
     @cached_property
     def generator_lanes(self) -> tuple[str, ...]:
@@ -154,12 +163,18 @@ class Schedule:
             self.seed,
             self.lag_control,
             self.replay,
+            self.dynamic_sampling,
         )
 
+    def is_flat(self, item: WorkItem, prompt_id: int) -> bool:
+        """Whether all rewards of a group are equal."""
+        drawn = derive_seed(self.seed, "flat", item.step, prompt_id, item.attempt)
+        return drawn / 2**63 < self.flat_share
+
     @cached_property
-    def never_rewarded(self) -> frozenset[tuple[Purpose, int, int]]:
+    def never_rewarded(self) -> frozenset[tuple[Purpose, int, int, int]]:
         """``unrewarded``, to look up."""
-        return frozenset((group.purpose, group.step, group.place) for group in self.unrewarded)
+        return frozenset((group.purpose, group.step, group.place, group.attempt) for group in self.unrewarded)
 
     @cached_property
     def evaluated(self) -> list[int]:

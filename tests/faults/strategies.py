@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from harness.core.types import Purpose
+from harness.loop import DynamicSamplingOptions
 from harness.loop.replay import ReplayOptions
 from tests.faults.schedule import LEARNER, Call, Fault, FaultKind, Schedule, Timing, Unrewarded
 
@@ -82,6 +83,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
         proof=draw(st.booleans()),
         max_replacements=draw(st.sampled_from(12 * [10] + [0, 1, 2])),
         restart_s=draw(st.sampled_from([0.0, 1.0]) | st.floats(0, 20)),
+        dynamic_sampling=draw(st.none() | _dynamic_sampling(prompts)),
+        flat_share=draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])),
     )
     schedule = replace(schedule, timings=_timings(draw, schedule), faults=_faults(draw, schedule))
     return replace(schedule, unrewarded=_unrewarded(draw, schedule))
@@ -97,6 +100,11 @@ def _replay(draw: st.DrawFn, prompts: int, max_lag: int) -> ReplayOptions:
         draw(st.integers(1, capacity)),
         draw(st.sampled_from([None, 1, 2, 3])),
     )
+
+
+def _dynamic_sampling(prompts: int) -> st.SearchStrategy[DynamicSamplingOptions]:
+    """With the same prompt, with too few others, and with enough of them."""
+    return st.builds(DynamicSamplingOptions, st.integers(1, 3), st.sampled_from([0, prompts + 1, 20 * prompts]))
 
 
 def _timings(draw: st.DrawFn, schedule: Schedule) -> tuple[Timing, ...]:
@@ -146,8 +154,14 @@ def _unrewarded(draw: st.DrawFn, schedule: Schedule) -> tuple[Unrewarded, ...]:
     if how == "a batch":
         step = draw(st.integers(0, schedule.steps - 1))
         return tuple(Unrewarded(Purpose.TRAIN, step, place) for place in range(schedule.prompts))
-    train = [(Purpose.TRAIN, step, place) for step in range(schedule.steps) for place in range(schedule.prompts)]
-    evaluation = [(Purpose.EVALUATE, version, place) for version in schedule.evaluated for place in range(2)]
+    places, attempts = range(schedule.prompts), [0] if schedule.dynamic_sampling is None else [0, 1]
+    train = [
+        (Purpose.TRAIN, step, place, attempt)
+        for step in range(schedule.steps)
+        for place in places
+        for attempt in attempts
+    ]
+    evaluation = [(Purpose.EVALUATE, version, place, 0) for version in schedule.evaluated for place in range(2)]
     chosen = draw(st.lists(st.sampled_from(train + evaluation), unique=True, max_size=12))
     return tuple(Unrewarded(*group) for group in chosen)
 

@@ -15,7 +15,15 @@ import pytest
 from harness.core.protocols import Generator, Scorer
 from harness.core.trace import RecordingTracer, Span
 from harness.core.types import ScoredBatch
-from harness.loop import LagControl, LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
+from harness.loop import (
+    DynamicSamplingOptions,
+    LagControl,
+    LoopPlan,
+    RolloutCounts,
+    SilentObserver,
+    StepReport,
+    run_loop,
+)
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
 from tests.stand_ins.simulated_parts import (
@@ -78,6 +86,8 @@ class Setup:
     publish: float = 1.0
     lengths: Lengths = lambda item, prompt_id: (8,) * item.group_size
     fails: Fails = lambda item, prompt_id: False
+    dynamic_sampling: DynamicSamplingOptions | None = None
+    is_flat: Fails = lambda item, prompt_id: True
     generator_dies: Sequence[Dies] = ()
     scorer_dies: Sequence[Dies] = ()
 
@@ -92,6 +102,7 @@ class Setup:
             self.validation_prompts,
             lag_control=self.lag_control,
             replay=self.replay,
+            dynamic_sampling=self.dynamic_sampling,
         )
 
     def generator(self, index: int, tracer: RecordingTracer) -> Generator:
@@ -107,7 +118,7 @@ class Setup:
         lane = "scorer" if len(self.score) == 1 else f"scorer{index}"
 
         def make() -> Scorer:
-            return simulated_scorer(tracer, constant(self.score[index]), lane, fails=self.fails)
+            return simulated_scorer(tracer, constant(self.score[index]), lane, fails=self.fails, is_flat=self.is_flat)
 
         return MortalScorer(make, self.scorer_dies[index]) if index < len(self.scorer_dies) else make()
 

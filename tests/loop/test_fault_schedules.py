@@ -1,4 +1,4 @@
-"""Drawn fault schedules against the real loop, and three bugs that the same search has to find.
+"""Drawn fault schedules against the real loop, and four bugs that the same search has to find.
 
 ``make faults`` runs ten thousand of them: SCHEDULES says how many.
 """
@@ -126,6 +126,12 @@ def one_version_too_many(plan):
     return replace(plan, max_lag=plan.max_lag + 1)
 
 
+def one_attempt_too_few(plan):
+    """The off-by-one: the loop takes the attempts of dynamic sampling for one more than they are."""
+    options = plan.dynamic_sampling
+    return plan if options is None else replace(plan, dynamic_sampling=replace(options, attempts=options.attempts - 1))
+
+
 class DeliversTwice(InOrder):
     """The double delivery: a shard that comes before the batch ahead of its own was taken is in its batch twice."""
 
@@ -162,6 +168,7 @@ class DozesOff(Condition):
     ("wiring", "invariant"),
     [
         pytest.param(Wiring(plan=one_version_too_many), "lag at first use", id="an off-by-one in the lag bound"),
+        pytest.param(Wiring(plan=one_attempt_too_few), "sampled again", id="an attempt of dynamic sampling too few"),
         pytest.param(
             Wiring(assembler=lambda schedule: None if schedule.lag_control == "drop" else DeliversTwice(schedule)),
             "uses",

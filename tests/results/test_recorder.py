@@ -15,7 +15,18 @@ from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
-from harness.results import BatchRow, Manifest, Run, RunFolder, Scrubber, ShardRow, VersionChange, WarmUp, load_run
+from harness.results import (
+    BatchRow,
+    DiscardedRow,
+    Manifest,
+    Run,
+    RunFolder,
+    Scrubber,
+    ShardRow,
+    VersionChange,
+    WarmUp,
+    load_run,
+)
 from harness.results.recorder import RunRecorder
 from harness.results.rows import StepSeconds, optimizer_step_columns
 from harness.results.step_metrics import (
@@ -35,6 +46,14 @@ OLD = RolloutGroup(1, 3, 1, 3, (10, 10), rewards=(1.0, 1.0))  # its oldest token
 RESULT = UpdateResult(4, 2, {"loss": Metric(0.5, count=4)})
 TICKET = WeightHandle(4, 20 * MB, 3)
 SCORED = ScoredBatch(ITEM, (YOUNG, OLD), {"reward/total": Metric(0.75, count=4)})
+AGAIN = replace(YOUNG, prompt_id=9, attempt=2)
+SAMPLED_AGAIN = replace(
+    SCORED,
+    groups=(AGAIN, OLD),
+    failed_groups=1,
+    discarded=(replace(OLD, prompt_id=0, min_version=2), replace(OLD, prompt_id=8, attempt=1)),
+)
+"""Place 0 had the prompts 0, 8 and then 9; a third place's group got no reward."""
 FACTS = StepReport(3, (SCORED,), (Taken(YOUNG, 1, 0), Taken(OLD, 1, 2)), RESULT, TICKET)
 
 
@@ -135,6 +154,19 @@ def test_groups_with_equal_rewards_are_counted_among_those_trained_on() -> None:
     assert step_metrics(replace(FACTS, taken=taken), 1.0)["zero_variance_fraction"] == Metric(1.0, count=1)
     unknown = (Taken(replace(OLD, rewards=None), 1, 0),)
     assert "zero_variance_fraction" not in step_metrics(replace(FACTS, taken=unknown), 1.0)
+
+
+def test_dynamic_sampling_counts_groups_tokens_and_attempts() -> None:
+    metrics = step_metrics(replace(FACTS, scored=(SAMPLED_AGAIN,)), train_s=2.0)
+    assert {name: metric for name, metric in metrics.items() if name.startswith("sampling/")} == {
+        "sampling/generated_groups": Metric(5, "sum"),  # 2 kept, 2 discarded, 1 failed
+        "sampling/kept_groups": Metric(2, "sum"),
+        "sampling/discarded_groups": Metric(2, "sum"),
+        "sampling/discarded_tokens": Metric(40, "sum"),  # 2 * (10 + 10)
+        "sampling/attempts": Metric(3, "max", 4),
+    }
+    assert metrics["response_tokens"] == Metric(30, "sum")  # of what is kept
+    assert not any(name.startswith("sampling/") for name in step_metrics(FACTS, 2.0))
 
 
 def test_optimizer_steps_are_kept_where_there_are_several(recorder: RunRecorder, clock: HandClock) -> None:
@@ -403,6 +435,19 @@ def test_no_metric_name_is_a_path_prefix_of_another(
     assert [(name, other) for name in names for other in names if other.startswith(f"{name}/")] == []
 
 
+def test_what_was_discarded_has_a_row_beside_its_shard(recorder: RunRecorder, clock: HandClock) -> None:
+    clock.set(12.0)
+    recorder.on_step(replace(FACTS, scored=(SAMPLED_AGAIN,)))
+    run = _read(recorder)
+    lengths, rewards = ((4, 6), (10, 10)), ((0.0, 1.0), (1.0, 1.0))
+    assert run.groups() == [
+        ShardRow("train", 3, 0, (9, 1), (None, None), ((3, 3), (1, 3)), lengths, rewards, 1, attempts=(2, 0))
+    ]
+    assert run.discarded() == [
+        DiscardedRow(3, 0, (0, 8), ((2, 3), (1, 3)), ((10, 10),) * 2, ((1.0, 1.0),) * 2, attempts=(0, 1))
+    ]
+
+
 def _outcome(recorder: RunRecorder) -> dict[str, Any]:
     recorder.folder.finish("completed", outcome=recorder.outcome())
     outcome: dict[str, Any] = json.loads((recorder.folder.folder / MANIFEST).read_text())["outcome"]
@@ -410,15 +455,17 @@ def _outcome(recorder: RunRecorder) -> dict[str, Any]:
 
 
 def test_the_ledger_and_the_replacements_are_in_the_outcome(recorder: RunRecorder) -> None:
-    recorder.on_finished(RolloutCounts(Count(20, 200), Count(1, 9), Count(4, 90), Count(12, 60), Count(3, 15)))
+    counts = Count(20, 200), Count(1, 9), Count(4, 90), Count(10, 40), Count(3, 15), Count(2, 20)
+    recorder.on_finished(RolloutCounts(*counts))
     outcome = _outcome(recorder)
     assert outcome["ledger"] == {
         "generated": {"rollouts": 20, "tokens": 200},
         "failed": {"rollouts": 1, "tokens": 9},
+        "discarded": {"rollouts": 2, "tokens": 20},
         "dropped": {"rollouts": 4, "tokens": 90},
-        "trained": {"rollouts": 12, "tokens": 60},
+        "trained": {"rollouts": 10, "tokens": 40},
         "trained_again": {"rollouts": 3, "tokens": 15},
-        "unused": {"rollouts": 3, "tokens": 41},  # 20 - 1 - 4 - 12 and 200 - 9 - 90 - 60
+        "unused": {"rollouts": 3, "tokens": 41},  # 20 - 1 - 4 - 10 - 2 and 200 - 9 - 90 - 40 - 20
     }
     ledger = load_run(recorder.folder.folder).ledger
     assert ledger is not None

@@ -273,6 +273,7 @@ Refused = tuple[Callable[[Writer], object], str]
         (lambda w: w.write(simulated="h200-sxm"), "was simulated, and teaches nothing of a machine"),
         (lambda w: w.write(groups=False), "was recorded before lengths were (it has no groups.jsonl)"),
         (lambda w: w.write(settings="faults: {delays: {update: 0.5}}\n"), "was slowed down on purpose (faults.delays)"),
+        (lambda w: w.write(settings="dynamic_sampling: {attempts: 2}\n"), "sampled groups again (dynamic_sampling)"),
         (lambda w: w.write(steps=6), "no run has 5 training steps beyond warm-up; the longest has 4"),
         (
             lambda w: (w.write(), w.write(machine=MACHINE | {"fingerprint": "ba9876543210"})),

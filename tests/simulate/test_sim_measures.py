@@ -65,12 +65,16 @@ def test_lags_are_shares_of_all_rollouts_trained_on() -> None:
 
 def test_waste_is_a_share_of_what_was_generated() -> None:
     ledger = RolloutCounts(
-        generated=Count(80, 800), failed=Count(8, 80), dropped=Count(16, 160), trained=Count(52, 520)
+        generated=Count(80, 800),
+        failed=Count(8, 80),
+        dropped=Count(16, 160),
+        trained=Count(48, 480),
+        discarded=Count(4, 40),
     )
-    # unused: 80 - 8 - 16 - 52 = 4; of these 2 left the replay buffer
+    # unused: 80 - 8 - 16 - 48 - 4 = 4; of these 2 left the replay buffer
     found = waste_shares(ledger, evicted_unused=2)
-    assert found == {"failed": 0.1, "dropped": 0.2, "unused": 0.05, "evicted_unused": 0.025}
-    assert waste_shares(RolloutCounts(), 0) == {"failed": 0, "dropped": 0, "unused": 0, "evicted_unused": 0}
+    assert found == {"failed": 0.1, "discarded": 0.05, "dropped": 0.2, "unused": 0.05, "evicted_unused": 0.025}
+    assert waste_shares(RolloutCounts(), 0) == dict.fromkeys(found, 0.0)
 
 
 def span(lane: str, stage: Stage, start_s: float, end_s: float, version: int = 0) -> Span:

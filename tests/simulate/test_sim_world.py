@@ -314,6 +314,14 @@ def test_a_model_of_unknown_size_is_refused():
         simulate_run(scenario(model={"type": "sorting"}, task={"type": "sorting"}), machine())
 
 
+def test_groups_of_equal_rewards_are_not_simulated_so_sampling_them_again_is_refused():
+    with pytest.raises(UserError) as refused:
+        simulate_run(scenario(dynamic_sampling={"attempts": 2}), machine())
+    assert refused.value.where == "dynamic_sampling.attempts"
+    assert "dynamic_sampling.attempts is 2" in refused.value.what
+    assert "[rule: check_rewards_are_not_needed]" in refused.value.what
+
+
 def test_extrapolating_names_the_input_its_value_and_the_range():
     bounded = [
         stage.model_copy(update={"ranges": {"response": (16.0, 64.0)}}) if stage.stage == "generate" else stage

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.results import Manifest, Run, RunFolder, load_run, step_row, tail_row
+from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
 from harness.simulate.machine import Contention
 from harness.simulate.whatif.recording import RecordedCall, RecordedStage, Work, read_recording
@@ -152,6 +154,15 @@ def test_two_shards_of_a_batch_are_two_calls(write) -> None:  # type: ignore[no-
     ]
 
     assert [call.seconds() for call in read_recording(write(rows)).calls] == pytest.approx([0.005, 0.006, 0.003])
+
+
+def test_a_run_that_sampled_groups_again_is_refused(write) -> None:  # type: ignore[no-untyped-def]
+    run = write([*LEARNER, *WAYS])
+    (run.folder / SCENARIO).write_text("dynamic_sampling: {attempts: 2}\n")
+    with pytest.raises(UserError) as refused:
+        read_recording(load_run(run.folder))
+    assert refused.value.where == str(run.folder)
+    assert "dynamic_sampling" in refused.value.what
 
 
 def test_what_ran_alone_stays_as_it_was(write) -> None:  # type: ignore[no-untyped-def]

@@ -182,13 +182,21 @@ def simulated_scorer(
     lane: str = "scorer",
     reward: float = 0.5,
     fails: Fails = lambda item, prompt_id: False,
+    is_flat: Fails = lambda item, prompt_id: True,
 ) -> SimulatedScorer:
-    """Return a Scorer of which every reward is ``reward``; a group on which ``fails`` holds has none."""
+    """Return a Scorer of which every reward is ``reward``; a group on which ``fails`` holds has none.
+
+    Where ``is_flat`` does not hold, the first rollout of a group gets 1 more.
+    """
+
+    def rewards(item: WorkItem, group: RolloutGroup) -> tuple[float, ...]:
+        first = reward if is_flat(item, group.prompt_id) else reward + 1
+        return (first, *[reward] * (len(group.lengths) - 1))
 
     def score(item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
         failed = [group.prompt_id for group in groups if fails(item, group.prompt_id)]
         kept = [group for group in groups if group.prompt_id not in failed]
-        scored = tuple([with_rewards(group, (reward,) * len(group.lengths)) for group in kept])
+        scored = tuple([with_rewards(group, rewards(item, group)) for group in kept])
         failure = f"the reward of prompt {failed[0]} failed" if failed else None
         metrics = _metrics(item, scored, reward) if scored else {}
         return ScoredBatch(item, scored, metrics, failed_groups=len(failed), failure=failure)

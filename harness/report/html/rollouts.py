@@ -26,7 +26,13 @@ from harness.results import LedgerFigures, RolloutRow, Rollouts
 
 REPLAY = "replay"  # the finding of that name
 PERCENT = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
-COLUMNS = (("trained", "trained on"), ("unused", "never used"), ("dropped", "dropped as too old"), ("failed", "failed"))
+COLUMNS = (
+    ("trained", "trained on"),
+    ("unused", "never used"),
+    ("discarded", "discarded, all rewards equal"),
+    ("dropped", "dropped as too old"),
+    ("failed", "failed"),
+)
 
 
 def waste_section(report_data: ReportData, anchor: str) -> Markup | None:

@@ -180,6 +180,7 @@ overflow-wrap:anywhere;font:.875rem/1.5 ui-monospace,SFMono-Regular,Menlo,Consol
 pre:last-child{margin-bottom:0}
 code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 .led-trained{fill:var(--v0)}.led-unused{fill:var(--wait-line)}.led-dropped{fill:var(--v1)}.led-failed{fill:var(--v3)}
+.led-discarded{fill:var(--v2)}
 .lag-bar{fill:var(--v0)}
 footer{margin:3rem 0 0;padding:1.2rem 0 2.5rem;border-top:1px solid var(--rule);color:var(--muted);font-size:.84rem}
 """

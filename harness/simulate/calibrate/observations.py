@@ -442,6 +442,8 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
     _refuse([run for run in training if not run.groups()], "was recorded before lengths were (it has no groups.jsonl)")
     delayed = [run for run in training if any((run.setting("faults.delays") or {}).values())]
     _refuse(delayed, "was slowed down on purpose (faults.delays)")
+    again = [run for run in training if run.setting("dynamic_sampling.attempts")]
+    _refuse(again, "sampled groups again (dynamic_sampling), so that its stages cannot be told from their rollouts")
     _check_alike([*training, *sweeps])
     _check_models(exclude_models, {model_of(run) for run in training})
     kept = [run for run in training if model_of(run) not in exclude_models]

@@ -168,6 +168,9 @@ def _checked_spans(run: Run) -> list[Span]:
         raise UserError(what, where, "name a training run")
     if not run.steps or run.tail is None:
         raise UserError(f"the run {where!r} did not get to its end ({run.status})", where, "name a completed run")
+    if run.setting("dynamic_sampling.attempts"):
+        what = f"the run {where!r} sampled groups again (dynamic_sampling), which a replay does not do"
+        raise UserError(what, where, "name a run without it")
     spans = run.spans()
     if not spans:
         raise UserError(

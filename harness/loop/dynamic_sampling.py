@@ -1,0 +1,105 @@
+"""Dynamic sampling: a group whose rewards are all equal is sampled again before its shard may enter a batch.
+
+Such a group has no advantage and so no gradient; DAPO (arXiv:2503.14476, section 3.2) leaves it out and samples other
+prompts until the batch is full of groups that have one. Here the place of the group in the batch is sampled again, with
+another prompt (or the same one), up to a number of attempts; what the last one gives is kept, so that a batch keeps its
+size.
+
+A place sampled again is an order like any other: it starts with the newest weights, and its group has the versions of
+its own tokens. Under ``wait`` and ``in_flight`` batch ``step`` is consumed at policy version ``step`` however long that
+takes, so its other groups grow no older meanwhile. Under ``drop`` they do, and a shard that has become too old is
+dropped whole. Pure bookkeeping: nothing here waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from harness.core.types import RolloutGroup, ScoredBatch, WorkItem, combine_metrics
+from harness.loop.observer import RolloutCounts, count
+from harness.loop.plan import LoopPlan
+
+
+@dataclass(slots=True)
+class _Shard:
+    """A shard of a batch: its first order, what is kept of it by place, what was thrown away, and what else was said.
+
+    Of what was thrown away the data is given up at once.
+    """
+
+    item: WorkItem
+    kept: dict[int, RolloutGroup] = field(default_factory=dict)
+    discarded: list[RolloutGroup] = field(default_factory=list)
+    answers: list[ScoredBatch] = field(default_factory=list)
+
+    def whole(self) -> ScoredBatch:
+        """Return the shard as if it had been scored at once; its metrics are of everything that was sampled for it."""
+        failures = [answer.failure for answer in self.answers if answer.failure is not None]
+        return ScoredBatch(
+            self.item,
+            tuple(self.kept[place] for place in sorted(self.kept)),
+            combine_metrics([answer.metrics for answer in self.answers]),
+            failed_groups=sum(answer.failed_groups for answer in self.answers),
+            failure=failures[0] if failures else None,
+            discarded=tuple(self.discarded),
+        )
+
+
+class DynamicSampler:
+    """Holds shards back until each of their groups has spread, or was sampled often enough.
+
+    Args:
+        plan: makes the orders; it has ``dynamic_sampling``.
+        counts: what is thrown away is counted here.
+    """
+
+    def __init__(self, plan: LoopPlan, counts: RolloutCounts) -> None:
+        assert plan.dynamic_sampling is not None
+        self._plan, self._counts, self._attempts = plan, counts, plan.dynamic_sampling.attempts
+        self._open: dict[tuple[int, int], _Shard] = {}  # by batch and shard
+        self._orders: list[WorkItem] = []
+
+    def take_in(self, scored: ScoredBatch) -> ScoredBatch | None:
+        """Take in one scored order; return its shard if that is complete, else there is another order for it."""
+        item = scored.item
+        shard = self._open.setdefault((item.step, item.shard), _Shard(item))
+        shard.answers.append(replace(scored, groups=()))
+        shard.kept |= _by_place(scored)
+        flat = {place: group for place, group in shard.kept.items() if not group.has_spread}
+        if flat and item.attempt < self._attempts:
+            self._discard(shard, flat)
+            self._orders.append(self._plan.order_again(item, {place: flat[place].prompt_id for place in sorted(flat)}))
+            return None
+        del self._open[item.step, item.shard]
+        return shard.whole()
+
+    def _discard(self, shard: _Shard, groups: dict[int, RolloutGroup]) -> None:
+        for place in groups:
+            del shard.kept[place]
+        shard.discarded += [replace(group, data=None) for group in groups.values()]
+        self._counts.discarded += count(groups.values())
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether something is to be sampled again that no Generator has taken."""
+        return bool(self._orders)
+
+    def next_order(self) -> WorkItem:
+        """Hand out an order of the oldest batch, which the Learner waits for."""
+        oldest = min(self._orders, key=lambda item: item.step)
+        self._orders.remove(oldest)
+        return oldest
+
+    @property
+    def waiting(self) -> int:
+        """Rollouts that wait here for others of their shard."""
+        return sum(len(group.lengths) for shard in self._open.values() for group in shard.kept.values())
+
+
+def _by_place(scored: ScoredBatch) -> dict[int, RolloutGroup]:
+    """Return the groups by their place in the batch: they come in the order of the prompts, failed ones left out."""
+    found, groups = dict[int, RolloutGroup](), list(reversed(scored.groups))
+    for place, prompt_id in zip(scored.item.places, scored.item.prompt_ids, strict=True):
+        if groups and groups[-1].prompt_id == prompt_id:
+            found[place] = groups.pop()
+    return found

@@ -1,0 +1,64 @@
+"""Sampling groups without spread again, with the rules that bind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from harness.scenario.problems import Problem, broken
+from harness.scenario.sections import AtLeast0, Section
+
+if TYPE_CHECKING:
+    from harness.scenario.schema import Scenario
+
+SIGNAL_WITHOUT_SPREAD = ("rewards", "max_rewards")
+"""Advantages that are not 0 where all rewards of a group are equal."""
+
+
+class DynamicSamplingSettings(Section):
+    """Dynamic sampling (DAPO): a group whose rewards are all equal teaches nothing, so another takes its place."""
+
+    attempts: AtLeast0 = 0
+    """How often a place of the batch is sampled again at most; what the last one gives is kept. 0 takes all groups."""
+    prompt: Literal["new", "same"] = "new"
+    """What is asked instead: a prompt that is not in the batch, as in DAPO, or the same one once more."""
+
+
+def dynamic_sampling_is_on(scenario: Scenario) -> Problem | None:
+    """What would be ignored in silence is refused."""
+    settings = scenario.dynamic_sampling
+    if settings.attempts or settings.prompt == "new":
+        return None
+    what = f"dynamic_sampling.attempts is 0, so nothing is sampled again and prompt {settings.prompt} means nothing"
+    fix = "set dynamic_sampling.attempts to 1 or more, or leave dynamic_sampling.prompt out"
+    return broken(what, fix, "dynamic_sampling.prompt", "dynamic_sampling.attempts")
+
+
+def discarded_groups_teach_nothing(scenario: Scenario) -> Problem | None:
+    """Only where equal rewards make an advantage of 0 is nothing lost with the group."""
+    delta = scenario.advantage.delta_for(scenario.loss.type)
+    if not scenario.dynamic_sampling.attempts:
+        return None
+    if scenario.group_size < 2:
+        what = f"group_size is {scenario.group_size} with dynamic_sampling: one reward is always equal to itself"
+        return broken(what, "set group_size to 2 or more", "group_size", "dynamic_sampling.attempts")
+    if delta not in SIGNAL_WITHOUT_SPREAD:
+        return None
+    by_loss = scenario.advantage.delta is None
+    cause, value = ("loss.type", scenario.loss.type) if by_loss else ("advantage.delta", delta)
+    what = (
+        f"dynamic_sampling with {cause} {value}, where groups of equal rewards have an advantage and are worth keeping"
+    )
+    fix = "set advantage.delta to another one, such as centered_rewards, or dynamic_sampling.attempts to 0"
+    return broken(what, fix, "dynamic_sampling.attempts", cause)
+
+
+def rollouts_are_equal(scenario: Scenario) -> Problem | None:
+    """Nobody knows beforehand how many rollouts a run with dynamic sampling generates."""
+    if not scenario.dynamic_sampling.attempts or scenario.endpoint != "reward_at_rollouts":
+        return None
+    what = "endpoint is reward_at_rollouts with dynamic_sampling, which generates rollouts that are never used"
+    fix = "set endpoint to seconds_per_step, or dynamic_sampling.attempts to 0"
+    return broken(what, fix, "endpoint", "dynamic_sampling.attempts")
+
+
+DYNAMIC_SAMPLING_RULES = (dynamic_sampling_is_on, discarded_groups_teach_nothing, rollouts_are_equal)

@@ -1,0 +1,266 @@
+"""Dynamic sampling on simulated stages: what is sampled again, when, with which weights, and what is counted."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from harness.core.seeds import derive_seed
+from harness.core.types import RolloutGroup, ScoredBatch, WorkItem
+from harness.loop import Count, DynamicSamplingOptions, LoopPlan, RolloutCounts
+from harness.loop.dynamic_sampling import DynamicSampler
+from harness.loop.replay import ReplayOptions
+from tests.stand_ins.simulated_parts import varying_lengths
+
+TWICE = DynamicSamplingOptions(attempts=2, num_prompts=40)
+
+
+def once_flat(*prompts: int):
+    """Groups of these prompts have no spread when a batch is first sampled; all later ones have."""
+    return lambda item, prompt_id: item.attempt == 0 and prompt_id in prompts
+
+
+def told(seen) -> list[list[tuple[int, int]]]:
+    """(attempt, version) of each group of each fresh batch."""
+    return [[(group.attempt, group.min_version) for group in facts.fresh] for facts in seen.story.facts]
+
+
+# ---- when
+
+
+def test_in_turns_the_generator_samples_again_before_the_update(simulate):
+    seen = simulate(steps=1, max_lag=0, dynamic_sampling=TWICE, is_flat=once_flat(2))
+    assert seen.work == [
+        ("learner", "weight_publish", 0, 1, 0),
+        ("generator", "generate", 1, 9, 0),
+        ("scorer", "score", 9, 10, 0),
+        ("generator", "generate", 10, 18, 0),
+        ("scorer", "score", 18, 19, 0),
+        ("learner", "update", 19, 24, 0),
+        ("learner", "weight_publish", 24, 25, 1),
+    ]
+    assert seen.waits("generator") == [
+        ("wait_for_weights", 0, 1),
+        ("wait_for_weights", 9, 10),
+        ("wait_for_weights", 18, 25),
+    ]
+    # 4 places of 2 rollouts of 8 tokens, one of them sampled twice
+    assert (seen.ledger.generated, seen.ledger.trained) == (Count(10, 80), Count(8, 64))
+    assert (seen.ledger.discarded, seen.ledger.unused) == (Count(2, 16), Count())
+
+
+def test_what_is_sampled_again_goes_before_a_new_batch_with_the_newest_weights(simulate):
+    seen = simulate(steps=3, max_lag=1, dynamic_sampling=TWICE, is_flat=lambda item, prompt: item.step == 1 > prompt)
+    assert [row for row in seen.work if row[0] != "scorer"] == [
+        ("learner", "weight_publish", 0, 1, 0),
+        ("generator", "generate", 1, 9, 0),  # batch 0
+        ("generator", "generate", 9, 17, 0),  # batch 1, whose prompt 0 is flat: scored at 18
+        ("learner", "update", 10, 15, 0),
+        ("learner", "weight_publish", 15, 16, 1),
+        ("generator", "generate", 17, 25, 1),  # batch 2
+        ("generator", "generate", 25, 33, 1),  # batch 1 again: one place, of the newer version
+        ("learner", "update", 34, 39, 1),
+        ("learner", "weight_publish", 39, 40, 2),
+        ("learner", "update", 40, 45, 2),
+        ("learner", "weight_publish", 45, 46, 3),
+    ]
+    assert told(seen)[1] == [(1, 1), (0, 0), (0, 0), (0, 0)]
+
+
+def test_an_idle_generator_samples_again_what_another_one_has_sampled(simulate):
+    # Shards of 2: generator1 is done at 3, scored at 4, and waits for weights; generator0 is done at 101.
+    seen = simulate(steps=1, max_lag=0, generate=[100, 2], dynamic_sampling=TWICE, is_flat=once_flat(0))
+    # Scored at 102; generator1 has waited longer, and takes the place of generator0: 102 + 2 + 1 + 5 + 1.
+    assert [row for row in seen.work if row[1] == "generate"] == [
+        ("generator1", "generate", 1, 3, 0),
+        ("generator0", "generate", 1, 101, 0),
+        ("generator1", "generate", 102, 104, 0),
+    ]
+    assert seen.seconds == 111
+
+
+# ---- how often
+
+
+def test_a_place_is_sampled_up_to_the_bound_and_then_kept(simulate):
+    seen = simulate(steps=2, max_lag=0, dynamic_sampling=TWICE)  # every group is flat
+    assert [[group.attempt for group in facts.fresh] for facts in seen.story.facts] == [[2] * 4] * 2
+    discarded = [Counter(g.attempt for part in facts.scored for g in part.discarded) for facts in seen.story.facts]
+    assert discarded == [{0: 4, 1: 4}] * 2
+    assert (seen.ledger.generated, seen.ledger.discarded) == (Count(48, 384), Count(32, 256))
+    assert seen.seconds == 67  # 1 + 2 * (3 * (8 + 1) + 5 + 1)
+
+
+def test_a_group_sampled_again_without_a_reward_is_failed_and_leaves_its_batch(simulate):
+    seen = simulate(
+        steps=1, max_lag=0, dynamic_sampling=TWICE, is_flat=once_flat(0, 3), fails=lambda item, prompt: item.attempt > 0
+    )
+    assert [group.prompt_id for group in seen.story.facts[0].fresh] == [1, 2]
+    assert [part.failed_groups for part in seen.story.facts[0].scored] == [2]
+    assert (seen.ledger.failed, seen.ledger.discarded, seen.ledger.trained) == (Count(4, 32),) * 2 + (Count(4, 32),)
+
+
+def test_the_data_of_a_discarded_group_is_given_up_at_once():
+    class Data:
+        pass
+
+    sampler = DynamicSampler(plan_of((5, 6), TWICE), RolloutCounts())
+    (item,) = [item for item in plan_of((5, 6), TWICE).train_orders(1) if item.step == 0]
+    data, groups = [Data(), Data()], []
+    for prompt, each, rewards in zip((5, 6), data, [(1.0, 1.0), (0.0, 1.0)], strict=True):
+        groups.append(RolloutGroup(prompt, 0, 0, 0, (3, 4), each, rewards))
+    assert sampler.take_in(ScoredBatch(item, tuple(groups), {})) is None
+    seen = [weakref.ref(each) for each in data]
+    del data, groups, each
+    assert [each() is None for each in seen] == [True, False]
+    assert (sampler.waiting, sampler.next_order().places) == (2, (0,))
+
+
+def test_without_dynamic_sampling_flat_groups_are_taken_as_they_are(simulate):
+    seen = simulate(steps=2, max_lag=0)
+    assert told(seen) == [[(0, 0)] * 4, [(0, 1)] * 4]
+    assert [part.discarded for facts in seen.story.facts for part in facts.scored] == [None, None]
+
+
+# ---- what
+
+
+def mostly_flat(item: WorkItem, prompt_id: int) -> bool:
+    return derive_seed(item.step, prompt_id, item.attempt) % 3 > 0
+
+
+def sampled(seen) -> list[tuple[list[object], list[object]]]:
+    """Prompt, attempt and lengths, which tell the seed, of what each batch kept, in order, and threw away."""
+
+    def facts_of(group: RolloutGroup) -> tuple[int, int, tuple[int, ...]]:
+        return group.prompt_id, group.attempt, group.lengths
+
+    return [
+        (
+            [facts_of(group) for group in facts.fresh],
+            sorted(facts_of(group) for part in facts.scored for group in part.discarded or ()),
+        )
+        for facts in seen.story.facts
+    ]
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 2])
+def test_the_number_of_generators_changes_no_sample(simulate, max_lag):
+    settings = {"steps": 6, "max_lag": max_lag, "batch_prompts": lambda step: tuple(range(4 * step, 4 * step + 4))}
+    settings |= {"dynamic_sampling": TWICE, "is_flat": mostly_flat, "lengths": varying_lengths(1, 50)}
+    one, two, four = (sampled(simulate(generate=seconds, **settings)) for seconds in ([8.0], [8, 3], [8, 3, 5, 1]))
+    assert one == two == four
+    assert sum(len(discarded) for _, discarded in one) > 10
+    # Attempt 0 is what it is without dynamic sampling.
+    off = sampled(simulate(**(settings | {"dynamic_sampling": None})))
+    for (kept, discarded), (plain, _) in zip(one, off, strict=True):
+        assert {group for group in (*kept, *discarded) if group[1] == 0} == set(plain)
+
+
+def plan_of(batch: tuple[int, ...], options: DynamicSamplingOptions, seed: int = 3) -> LoopPlan:
+    return LoopPlan(5, 2, 0, 1, lambda step: batch, (), seed, dynamic_sampling=options)
+
+
+def test_another_prompt_stood_nowhere_in_the_batch_and_depends_on_batch_place_and_attempt_alone():
+    plan = plan_of((7, 1, 5, 3), DynamicSamplingOptions(3, 20))
+    item = next(iter(plan.train_orders(1)))
+    assert item.seed == derive_seed(3, "train", 0, 0)
+    everywhere: list[int] = []
+    for attempt in (1, 2, 3):
+        again = plan.order_again(replace(item, attempt=attempt - 1), dict(zip(range(4), item.prompt_ids, strict=True)))
+        assert (again.attempt, again.places, again.seed) == (attempt, (0, 1, 2, 3), derive_seed(3, "train", 0, attempt))
+        alone = plan.order_again(replace(item, attempt=attempt - 1), {2: 5})
+        assert (alone.prompt_ids, alone.places) == (again.prompt_ids[2:3], (2,))
+        everywhere += again.prompt_ids
+    assert len({*everywhere, 7, 1, 5, 3}) == 16
+    assert set(everywhere) <= set(range(20))
+    others = plan.order_again(replace(item, step=1), dict.fromkeys(range(4), 0)).prompt_ids
+    assert others != tuple(everywhere[:4])  # another batch draws others
+
+
+def test_where_no_other_prompt_is_left_the_same_one_is_asked_again():
+    plan = plan_of((0, 1, 2, 3), DynamicSamplingOptions(3, 6))  # 4 and 5 are left
+    item = next(iter(plan.train_orders(1)))
+    first = plan.order_again(item, {0: 0, 1: 1, 2: 2, 3: 3})
+    assert set(first.prompt_ids[:2]) == {4, 5}
+    assert first.prompt_ids[2:] == (2, 3)
+    second = plan.order_again(first, {1: first.prompt_ids[1]})
+    assert second.prompt_ids == first.prompt_ids[1:2]
+    same = plan_of((0, 1, 2, 3), DynamicSamplingOptions(3)).order_again(item, {1: 1, 3: 3})
+    assert (same.prompt_ids, same.places, same.first) == ((1, 3), (1, 3), 1)
+
+
+# ---- lag
+
+
+@pytest.mark.parametrize("lag_control", ["wait", "in_flight"])
+@pytest.mark.parametrize("max_lag", [1, 2])
+@pytest.mark.parametrize("generators", [1, 2])
+def test_neighbours_grow_no_older_while_a_place_is_sampled_again(simulate, lag_control, max_lag, generators):
+    seen = simulate(
+        steps=8,
+        max_lag=max_lag,
+        lag_control=lag_control,
+        generate=[3.0, 7.0][:generators],
+        load=[0.5] * generators,
+        dynamic_sampling=TWICE,
+        is_flat=mostly_flat,
+    )
+    lags = [facts.step - group.min_version for facts in seen.story.facts for group in facts.fresh]
+    assert (min(lags), max(lags)) == (0, max_lag)
+    assert [len(facts.fresh) for facts in seen.story.facts] == [4] * 8
+    mixed = [facts for facts in seen.story.facts if len({group.min_version for group in facts.fresh}) > 1]
+    assert mixed  # batches of several versions: what was sampled again is newer
+
+
+def test_under_drop_a_shard_that_has_become_too_old_meanwhile_is_dropped_whole(simulate):
+    # generator0's shards are flat at their first place, and generator1's never: the Learner goes on with those.
+    seen = simulate(
+        steps=6,
+        max_lag=1,
+        lag_control="drop",
+        generate=[20.0, 2.0],
+        score=[0.5],
+        update=1.0,
+        dynamic_sampling=TWICE,
+        is_flat=once_flat(0),
+    )
+    for facts in seen.story.facts:
+        assert all(facts.step - group.min_version <= 1 for group in facts.fresh)
+    ledger = seen.ledger
+    assert ledger.dropped.rollouts % 4 == 0  # whole shards of 2 groups
+    assert ledger.dropped.rollouts > 0
+    columns = ledger.failed + ledger.discarded + ledger.dropped + ledger.trained + ledger.unused
+    assert ledger.generated == columns
+
+
+def test_replay_takes_what_was_sampled_again_with_its_own_age(simulate):
+    replay_options = ReplayOptions(capacity=8, max_age=2, sampling="uniform", sample_groups=8)
+    seen = simulate(steps=3, max_lag=0, replay=replay_options, dynamic_sampling=TWICE, is_flat=once_flat(1, 2))
+    assert [len(facts.taken) for facts in seen.story.facts] == [4, 8, 8]
+    assert [Counter(item.age for item in facts.taken) for facts in seen.story.facts] == [
+        {0: 4},
+        {0: 4, 1: 4},
+        {0: 4, 1: 4},
+    ]
+    assert all(item.group.has_spread for facts in seen.story.facts for item in facts.taken)
+    assert (seen.ledger.trained, seen.ledger.discarded) == (Count(24, 192), Count(12, 96))
+
+
+def test_a_generator_that_dies_while_it_samples_again_repeats_it(simulate):
+    seen = simulate(
+        steps=1,
+        max_lag=0,
+        dynamic_sampling=TWICE,
+        is_flat=once_flat(2),
+        generator_dies=[lambda call: 3.0 if call == 3 else None],  # load, generate, generate again
+    )
+    assert seen.seconds == 28  # 25, and the 3 s that were lost
+    assert (seen.ledger.generated, seen.ledger.discarded, seen.ledger.trained) == (
+        Count(10, 80),
+        Count(2, 16),
+        Count(8, 64),
+    )

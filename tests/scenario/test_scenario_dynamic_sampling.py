@@ -1,0 +1,82 @@
+"""Dynamic sampling as a setting: what its rules refuse, in full, and what the loop is told."""
+
+import pytest
+
+from harness.loop import DynamicSamplingOptions
+from harness.scenario import Scenario, broken_rules
+from harness.scenario.loop_plan import loop_plan
+from tests.messages import facts
+
+ON = {"dynamic_sampling": {"attempts": 3}}
+
+
+def broken(**settings):
+    return broken_rules(Scenario.model_validate(settings))
+
+
+CASES = {
+    "nothing is sampled again": (
+        {"dynamic_sampling": {"prompt": "same"}},
+        ("dynamic_sampling_is_on", "0", "1"),
+        ["dynamic_sampling.prompt", "dynamic_sampling.attempts"],
+    ),
+    "equal rewards with an advantage": (
+        {**ON, "advantage": {"delta": "max_rewards"}},
+        ("discarded_groups_teach_nothing", "", "0"),
+        ["dynamic_sampling.attempts", "advantage.delta"],
+    ),
+    "no baseline": (
+        {**ON, "loss": {"type": "no_baseline"}},
+        ("discarded_groups_teach_nothing", "", "0"),
+        ["dynamic_sampling.attempts", "loss.type"],
+    ),
+    "a group of one": (
+        {
+            **ON,
+            "group_size": 1,
+            "loss": {"type": "own", "function": "a:b"},
+            "advantage": {"delta": "own", "function": "a:b"},
+        },
+        ("discarded_groups_teach_nothing", "1", "2"),
+        ["group_size", "dynamic_sampling.attempts"],
+    ),
+    "equal rollouts": (
+        {**ON, "endpoint": "reward_at_rollouts"},
+        ("rollouts_are_equal", "", "0"),
+        ["endpoint", "dynamic_sampling.attempts"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_broken_rule_says_its_name_numbers_fix_and_keys(name, message_is):
+    settings, (rule, said, advised), keys = CASES[name]
+    (problem,) = broken(**settings)
+    what, _, named = problem.what.partition(" [rule: ")
+    assert (named, facts(what), facts(problem.fix)) == (f"{rule}]", said, advised)
+    assert [".".join(map(str, path)) for path in problem.paths] == keys
+    message_is(f"{problem.what}\n{problem.fix}")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dynamic_sampling": None},
+        ON,
+        {"dynamic_sampling": {"attempts": 1, "prompt": "same"}},
+        {**ON, "advantage": {"delta": "leave_one_out_rewards"}},
+        {**ON, "max_lag": 2, "lag_control": "drop", "placement": {"colocated": False}, "replay": {"capacity": 16}},
+        {"endpoint": "reward_at_rollouts"},
+    ],
+)
+def test_what_lies_just_inside_is_taken(settings):
+    assert broken(**settings) == []
+
+
+def test_the_loop_is_told_of_the_prompts_that_it_may_draw():
+    def told(**settings):
+        return loop_plan(Scenario.model_validate({"dynamic_sampling": settings}), 100, 10).dynamic_sampling
+
+    assert told() is None
+    assert told(attempts=3) == DynamicSamplingOptions(attempts=3, num_prompts=100)
+    assert told(attempts=2, prompt="same") == DynamicSamplingOptions(attempts=2, num_prompts=0)
