@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from harness.models.shape import Shape
 
-MAX_LOGITS = 2**26
-"""Most logits held at a time, tokens x vocabulary: 256 MiB of float32 for each of the copies that scoring makes."""
-LOGIT_COPIES = 4
-"""Float32 tensors the size of the logits at once: the logits, their log-softmax, its gradient, and the entropy's."""
+MAX_LOGITS = 2**27
+"""Most logits kept for the way back, tokens x vocabulary: 512 MiB in float32."""
+PIECE_LOGITS = 2**25
+"""Most logits computed at a time."""
 MAX_SCORES = 2**24
 """Most attention scores that the plain kernel keeps in memory for a layer (64 MiB in float32); above it none."""
 
@@ -72,10 +72,11 @@ def kept_bytes(
 
 
 def logit_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool) -> int:
-    """Bytes of logits at their worst: of as many tokens as are scored at once; see ``models.logits``."""
-    tokens = min(batch.scored_tokens, max(1, MAX_LOGITS // shape.vocab_size))
+    """Bytes of logits at their worst, see ``models.head``: those kept, and what a piece needs beside its own."""
+    kept = min(batch.scored_tokens, max(1, MAX_LOGITS // shape.vocab_size))
+    piece = min(batch.scored_tokens, max(1, PIECE_LOGITS // shape.vocab_size))
     narrow = 2 if autocast or weight_bytes == 2 else 0
-    return tokens * shape.vocab_size * (4 * LOGIT_COPIES + narrow)
+    return shape.vocab_size * (4 * kept + piece * (4 + narrow))
 
 
 def cast_bytes(shape: Shape, autocast: bool) -> int:

@@ -9,14 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.models.decoder import DecoderLM
-from harness.models.scoring import (
-    TokenBan,
-    check_batch,
-    has_plain_head,
-    scatter_scores,
-    score_hidden,
-    score_tokens,
-)
+from harness.models.head import has_plain_head, score_hidden
+from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_tokens
 from harness.models.shared_prompt import response_log_probs
 from harness.models.sorting import SortingModel, sorting_kl, sorting_log_probs
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from harness.models.decoder import Attention, DecoderLM
+from harness.models.head import score_hidden
 from harness.models.layers import attention, bias_from, causal_bias
-from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_hidden
+from harness.models.scoring import TokenBan, check_batch, scatter_scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,8 @@ def main() -> None:
         cases = "" if arguments.cases == list(CASES) else f" --cases {' '.join(arguments.cases)}"
         title = (
             "# Long rollouts and larger models on one core\n\nMade by `OMP_NUM_THREADS=1 python "
-            f"tests/benchmarks/long_and_large.py --rounds {arguments.rounds}{cases}` on {platform.machine()};\nfloat32, one"
+            f"tests/benchmarks/long_and_large.py --rounds {arguments.rounds}{cases}` on"
+            f" {platform.machine()};\nfloat32, one"
             " thread, CPU seconds. What MFU counts stands at the head of the script.\n\n"
         )
         arguments.markdown.write_text(f"{title}{HEAD}\n" + "\n".join(lines) + "\n", encoding="utf-8")

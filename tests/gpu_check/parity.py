@@ -24,8 +24,8 @@ from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import PRESETS, TINY_QWEN2
 from harness.models.decoder import DecoderLM
+from harness.models.head import score_hidden
 from harness.models.layers import attention, bias_from, rms_norm
-from harness.models.scoring import score_hidden
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
 from harness.run.builders import EXACT_BOUND
@@ -99,7 +99,9 @@ def _operators(report: Report) -> None:
     tokens = torch.randint(0, 5000, (300,))
 
     def score(most: int, hidden: Tensor, matrix: Tensor) -> Tensor:
-        return score_hidden(hidden, matrix, tokens.to(hidden.device), 1.0, True, max_logits=most)[0]
+        return score_hidden(
+            hidden, matrix, tokens.to(hidden.device), 1.0, True, max_logits=2 * most, piece_logits=most
+        )[0]
 
     for name, most in (("whole", 2**24), ("in pieces", 2**19)):
         _compare(report, f"head, {name}", partial(score, most), [torch.randn(300, 64), torch.randn(5000, 64) * 0.2])

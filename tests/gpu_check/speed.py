@@ -21,7 +21,7 @@ from harness.engines.weights import build_weights
 from harness.models.config import PRESETS, QWEN2_5_MATH_1_5B, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.flops import mfu, peak_flops, training_flops, work_of
-from harness.models.scoring import score_hidden
+from harness.models.head import score_hidden
 from harness.models.shape import shape_of_own
 from harness.models.shared_prompt import response_log_probs
 from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, NAME, seconds
@@ -166,7 +166,9 @@ def _head(max_logits: int) -> dict[str, float | None]:
 
     def step() -> None:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=HAS_GPU):
-            log_probs, _ = score_hidden(hidden, matrix, tokens, 1.0, True, max_logits=max_logits)
+            log_probs, _ = score_hidden(
+                hidden, matrix, tokens, 1.0, True, max_logits=max_logits, piece_logits=max_logits
+            )
         log_probs.sum().backward()
         hidden.grad = matrix.grad = None
 

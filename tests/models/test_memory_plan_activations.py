@@ -11,9 +11,9 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from harness.models.activations import (
-    LOGIT_COPIES,
     MAX_LOGITS,
     MAX_SCORES,
+    PIECE_LOGITS,
     Batch,
     cast_bytes,
     kept_bytes,
@@ -143,13 +143,13 @@ def test_checkpointing_keeps_the_inputs_of_layers(make: Callable[..., nn.Module]
     assert planned[1] - planned[0] == BATCH.padded_tokens * 384 * 4
 
 
-def test_logits_are_bounded_by_what_is_scored_at_once() -> None:
+def test_logits_are_bounded_by_what_is_kept_and_one_piece() -> None:
     many = Batch(rows=4, prompts=1, prompt=64, response=1024)
-    at_once = MAX_LOGITS // 151936  # 441 of the 4,096 tokens
-    assert at_once == 441
-    assert logit_bytes(shape(QWEN), many, 4, autocast=False) == 441 * 151936 * 4 * LOGIT_COPIES
+    kept, piece = MAX_LOGITS // 151936, PIECE_LOGITS // 151936
+    assert (kept, piece) == (883, 220)  # of the 4,096 tokens
+    assert logit_bytes(shape(QWEN), many, 4, autocast=False) == (883 + 220) * 151936 * 4
     few = Batch(rows=1, prompts=1, prompt=64, response=100)
-    assert logit_bytes(shape(QWEN), few, 4, autocast=True) == 100 * 151936 * (4 * LOGIT_COPIES + 2)
+    assert logit_bytes(shape(QWEN), few, 4, autocast=True) == 100 * 151936 * (4 + 4 + 2)
 
 
 def test_autocast_keeps_a_narrow_copy_of_the_weights() -> None:

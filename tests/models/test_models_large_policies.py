@@ -23,8 +23,9 @@ from transformers import (
 from harness.core.errors import UserError
 from harness.models.config import PRESETS
 from harness.models.decoder import CheckpointedLayer, DecoderLM, checkpoint_layers
+from harness.models.head import has_plain_head, score_hidden
 from harness.models.policy import policy_log_probs
-from harness.models.scoring import has_plain_head, score_hidden, score_tokens
+from harness.models.scoring import score_tokens
 
 SIZES = {
     "vocab_size": 300,
@@ -55,7 +56,8 @@ def log_probs(model: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("tokens", [1, 10, 11])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_pieces_of_logits_give_the_same_scores_and_gradients(tokens: int, temperature: float) -> None:
+@pytest.mark.parametrize("kept", [0, 300, 10_000])
+def test_pieces_of_logits_give_the_same_scores_and_gradients(tokens: int, temperature: float, kept: int) -> None:
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, 50, (tokens,), generator=generator)
     hidden = torch.randn(tokens, 8, generator=generator, dtype=torch.float64)
@@ -63,7 +65,9 @@ def test_pieces_of_logits_give_the_same_scores_and_gradients(tokens: int, temper
     whole = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     pieces = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     expected, entropy = score_tokens(whole[0] @ whole[1].T, token_ids, temperature, True)
-    found, found_entropy = score_hidden(*pieces, token_ids, temperature, True, max_logits=150)  # 3 tokens at a time
+    found, found_entropy = score_hidden(
+        *pieces, token_ids, temperature, True, max_logits=kept, piece_logits=150
+    )  # 3 tokens at a time; the logits of none of them, of six, or of all are kept
     assert entropy is not None
     assert found_entropy is not None
     torch.testing.assert_close(found, expected)
@@ -83,9 +87,11 @@ def test_never_more_logits_than_allowed_are_kept() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
-        score_hidden(hidden, weight, torch.zeros(64, dtype=torch.long), 1.0, False, max_logits=8 * 50)
-    assert sizes
-    assert max(sizes) <= max(8 * 50, hidden.numel())
+        score_hidden(
+            hidden, weight, torch.zeros(64, dtype=torch.long), 1.0, False, max_logits=20 * 50, piece_logits=8 * 50
+        )
+    inputs = [hidden.numel(), weight.numel(), 64, 64]  # with the tokens and the normalisers
+    assert sorted(sizes) == sorted([*inputs, 8 * 50, 8 * 50])  # two pieces of eight; a third would be above 20 tokens
 
 
 def test_heads_that_do_more_than_multiply_are_left_to_transformers() -> None:

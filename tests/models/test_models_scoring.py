@@ -7,8 +7,9 @@ import torch
 
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.models.head import score_hidden
 from harness.models.policy import padded_response_log_probs, policy_log_probs
-from harness.models.scoring import TokenBan, score_hidden, score_tokens
+from harness.models.scoring import TokenBan, score_tokens
 
 CONFIG = ModelConfig(
     vocab_size=11,
@@ -59,9 +60,9 @@ def test_the_gradient_of_the_entropy_is_that_of_its_definition(temperature):
 
     p = (hidden @ weight.T / temperature).softmax(-1)
     expected = gradients(-(p * p.log()).sum(-1))
-    for max_logits in (10**6, 10):  # at once, and in pieces of two tokens
+    for kept, piece in ((10**6, 10**6), (20, 10), (0, 10)):  # at once, and in pieces of two tokens, two kept or none
         _, entropy = score_hidden(
-            hidden, weight, tokens, temperature, True, entropy_gradient=True, max_logits=max_logits
+            hidden, weight, tokens, temperature, True, entropy_gradient=True, max_logits=kept, piece_logits=piece
         )
         for found, wanted in zip(gradients(entropy), expected, strict=True):
             torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-9)
