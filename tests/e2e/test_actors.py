@@ -437,6 +437,7 @@ print(json.dumps([modes, same, store >= 10**8, "RAY_AUTH_TOKEN_PATH" in os.envir
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trained")
 def test_the_token_of_the_ray_that_runs_is_this_users_alone() -> None:
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])

@@ -70,6 +70,7 @@ def test_the_run_is_complete(finished: tuple[Path, str]) -> None:
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= weights
 
 
+@pytest.mark.slow
 def test_the_same_seed_on_as_many_threads_repeats_everything_but_times(
     finished: tuple[Path, str], environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -214,6 +215,7 @@ def wait_for_steps(folder: Path, process: subprocess.Popen[str], steps: int) -> 
     pytest.fail(f"no {steps} steps: {process.communicate()[1] if process.poll() is not None else 'too slow'}")
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_with_code_1(
     environment: dict[str, str], finished: object, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def check_complete(out: Path) -> None:
     assert [item["error"] for item in aside if item["status"] == "failed"] == ["an actor died"] * 2
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_twice_goes_on_without_losing_or_redoing_a_point(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = start(tmp_path, holds=2)

@@ -103,6 +103,7 @@ print(*run_schedule(schedule).events, sep="\\n")
 """
 
 
+@pytest.mark.slow
 def test_fresh_processes_give_identical_events() -> None:
     """Whatever the order of sets and the addresses of objects in a process are."""
     written = [
@@ -164,6 +165,7 @@ class DozesOff(Condition):
             await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wiring", "invariant"),
     [
