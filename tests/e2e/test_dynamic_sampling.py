@@ -94,6 +94,7 @@ def flat(groups: list[Group]) -> Iterator[Group]:
     return (group for group in groups if len(set(group[3])) == 1)
 
 
+@pytest.mark.slow
 def test_a_run_with_it_trains_on_fewer_groups_of_equal_rewards(tmp_path: Path) -> None:
     runs = run(tmp_path, "interleaving: run\narms:\n  off: {}\n  on: {dynamic_sampling.attempts: 3}\n")
     off, on = kept(runs["off"]), kept(runs["on"])
