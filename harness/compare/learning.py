@@ -286,6 +286,12 @@ def divergence(run: Run, evaluated: Sequence[Evaluated]) -> Divergence | None:
 
 
 KL_NAMES = ("kl/reference_k3", "kl/reference_k1")  # the first that a run has is described
+REFERENCE_NAMES = {
+    "frozen": "initial policy",
+    "reclone": "re-cloned reference",
+    "polyak": "Polyak-averaged reference",
+}
+"""What the reference policy of each ``loss.kl.reference`` is called in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.learning import KlFigures, correlation_interval
+from harness.compare.learning import REFERENCE_NAMES, KlFigures, correlation_interval
 from harness.compare.numbers import count, listed, number, plural
 from harness.compare.rewards import (
     FinalRewards,
@@ -216,13 +216,8 @@ def kl_sentence(variant: Variant) -> str:
     else:
         return ""
     kl, end = run.kl, run.at_end(run.kl.name)
-    names = {
-        "frozen": "the initial policy",
-        "reclone": "the re-cloned reference",
-        "polyak": "the Polyak-averaged reference",
-    }
-    reference, estimator = names.get(str(kl.reference), "the reference"), kl.name.rpartition("_")[2]
-    text = f"{variant.name}: KL of the sampling policy to {reference} ({estimator}, per token)"
+    reference, estimator = REFERENCE_NAMES.get(str(kl.reference), "reference"), kl.name.rpartition("_")[2]
+    text = f"{variant.name}: KL of the sampling policy to the {reference} ({estimator}, per token)"
     if end is not None:
         text += f" ends at {number(end)}"
     if kl.growth is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import NOTHING, count, mean_range, number, plural
-from harness.compare.tables import Line, Read, Table, line_rows, mean_of, seed_note
+from harness.compare.tables import Line, Table, line_rows, mean_of, seed_note
 
 SAMPLING_RULES = {
     "newest": "those that entered last",
@@ -71,7 +71,8 @@ def replay_table(experiment: Experiment) -> Table | None:
 
 def replay_sentence(variant: Variant) -> str:
     """Say what the buffer held and drew, how old and how often used, and how groups left; empty without a buffer."""
-    held, drawn, uses, age = (variant.spread(read) for read in (mean_of("replay/size"), _drawn, _uses, _age))
+    size, ages = mean_of("replay/size"), mean_of("replay/age_mean")
+    held, drawn, uses, age = (variant.spread(read) for read in (size, _drawn, _uses, ages))
     if not (held and drawn and age):
         return ""
     sampling = _setting(variant, "sampling")
@@ -92,9 +93,6 @@ def replay_sentence(variant: Variant) -> str:
     left_in_all = plural(round(sum(groups for _, groups in left)), "group")
     where = f" in {len(variant.runs)} runs" if len(variant.runs) > 1 else ""
     return f"{text} Of {left_in_all} that left{where}, {parts}; {count(unused)} had never been drawn."
-
-
-_age: Read = mean_of("replay/age_mean")
 
 
 def _setting(variant: Variant, name: str) -> str:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.experiments import Experiment
-from harness.compare.learning import Evaluated, evaluations
+from harness.compare.learning import REFERENCE_NAMES, Evaluated, evaluations
 from harness.compare.tables import targets
 from harness.report.data import (
     OPTIMIZER_STEP,
@@ -300,8 +300,7 @@ def _other_policy(curves: Curves, pair: str) -> str:
     kinds = {run.kl.reference for run in curves.experiment.runs if run.kl}
     if len(kinds) != 1:
         return "reference"
-    names = {"frozen": "initial policy", "reclone": "re-cloned reference", "polyak": "Polyak-averaged reference"}
-    return names.get(str(kinds.pop()), "reference")
+    return REFERENCE_NAMES.get(str(kinds.pop()), "reference")
 
 
 def _set_norm_scale(axes: Axes, curves: Curves) -> None:

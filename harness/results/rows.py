@@ -206,7 +206,9 @@ class ShardRow(Struct, frozen=True, tag_field="kind", tag="shard"):
     attempts: tuple[Whole, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_lengths(self, ("prompt_tokens", "versions", "lengths", "rewards", *["attempts"] * bool(self.attempts)))
+        _check_lengths(self, ("prompt_tokens", "versions", "lengths", "rewards"))
+        if self.attempts:
+            _check_lengths(self, ("attempts",))
 
 
 class DiscardedRow(Struct, frozen=True, tag_field="kind", tag="discarded"):

@@ -49,10 +49,10 @@ def signal_metrics(facts: StepReport) -> Metrics:
 
     Groups of a single rollout do not count, and neither do those without rewards, as in a simulated run.
     """
-    groups = [group.rewards for group in facts.groups if group.rewards is not None and len(group.rewards) > 1]
+    groups = [group for group in facts.groups if group.rewards is not None and len(group.rewards) > 1]
     if not groups:
         return {}
-    equal = sum(min(rewards) == max(rewards) for rewards in groups)
+    equal = sum(not group.has_spread for group in groups)
     return {"zero_variance_fraction": Metric(equal / len(groups), count=len(groups))}
 
 

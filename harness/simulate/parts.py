@@ -122,7 +122,11 @@ class SimulatedGenerator:
         return tuple(
             [
                 RolloutGroup(
-                    *(prompt_id, item.step, oldest, self.version, tuple(lengths)),
+                    prompt_id,
+                    item.step,
+                    oldest,
+                    self.version,
+                    tuple(lengths),
                     mean_version=mean,
                     prompt_length=prompt,
                     attempt=item.attempt,

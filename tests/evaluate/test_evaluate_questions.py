@@ -27,9 +27,8 @@ def written(folder: Path, content: str) -> Path:
 )
 def test_maths_rows_are_told_by_their_fields(tmp_path: Path, content: str, question: str, truth: str) -> None:
     found = read_questions(written(tmp_path, content), None, None, None)
-    assert (found.name, found.task, found.template, found.stop) == (
-        *("data.jsonl", "maths", prompt_template("r1_zero"), ("</answer>",)),
-    )
+    assert (found.name, found.task) == ("data.jsonl", "maths")
+    assert (found.template, found.stop) == (prompt_template("r1_zero"), ("</answer>",))
     assert found.sha256 == hashlib.sha256(content.encode()).hexdigest()
     assert [prompt.ground_truth for prompt in found.prompts] == [truth]
     assert question in found.prompts[0].text

@@ -4,44 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from harness.core.errors import Diverged
-from harness.core.types import Completion, GroupData, Metric, Prompt, RolloutGroup
+from harness.core.types import Metric, RolloutGroup
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from tests.learner import tiny_training
+from tests.learner.tiny_training import CONFIG
 
-CONFIG = ModelConfig(
-    vocab_size=17,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=32,
-)
 OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("no_baseline"), learning_rate=1e-3, max_grad_norm=None)
 SCALE = 65_536.0  # torch.amp.GradScaler's first one
 
 
 def groups(size_of_rewards: float) -> tuple[RolloutGroup, ...]:
-    rng = np.random.default_rng(3)
-    made = []
-    for prompt_id in range(3):
-        lengths = rng.integers(1, 9, 4)
-        completions = tuple(
-            Completion(rng.integers(0, 17, length), rng.normal(-2, 0.1, length).astype(np.float32), "", "stop")
-            for length in lengths
-        )
-        data = GroupData(Prompt("p", "g"), rng.integers(0, 17, 4), completions)
-        rewards = tuple(size_of_rewards * reward for reward in (0.0, 1.0, 1.0, 0.5))
-        made.append(RolloutGroup(prompt_id, 0, 0, 0, tuple(map(int, lengths)), data, rewards))
-    return tuple(made)
+    """Groups whose rewards are 0, 1, 1 and 0.5 in some order, times the size."""
+    return tuple(
+        replace(group, rewards=tuple(size_of_rewards * reward for reward in group.rewards or ()))
+        for group in tiny_training.groups(seed=3)
+    )
 
 
 def trained(

@@ -11,6 +11,7 @@ from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.maths import TEMPLATES, MathsTask, prompt_template
 from harness.tasks.maths.prompts import MAX_TEMPLATE_BYTES
 from harness.tasks.maths.reward import reward_of
+from tests.messages import MessageIs, facts
 
 DATA = Path(__file__).parents[1] / "data" / "maths"
 
@@ -90,16 +91,21 @@ def test_a_line_break_at_the_end_is_the_files_and_not_the_prompts(tmp_path: Path
     assert prompt_template(own(tmp_path, content)).text == text
 
 
-def test_what_is_no_template_is_refused(tmp_path: Path) -> None:
-    assert refused("r1_zer0").fix.startswith("did you mean r1_zero? ")
-    assert refused(str(tmp_path)).what.endswith("Is a directory")
-    assert refused("a\0b").where == "task.prompt"
-    assert "no {question}, though it has {problem}" in refused(own(tmp_path, "Solve {problem}")).what
-    assert refused(own(tmp_path, "")).what == "the prompt template has no {question}"
-    assert refused(own(tmp_path, b"{question} caf\xe9")).what == "byte 15 of the prompt template (0xe9) is not UTF-8"
+def test_what_is_no_template_is_refused(tmp_path: Path, message_is: MessageIs) -> None:
+    errors = {
+        "an unknown name": refused("r1_zer0"),
+        "another placeholder": refused(own(tmp_path, "Solve {problem}")),
+        "an empty file": refused(own(tmp_path, "")),
+        "no UTF-8": refused(own(tmp_path, b"{question} caf\xe9")),
+    }
     longest = "{question}" + "x" * (MAX_TEMPLATE_BYTES - 10)
     assert len(prompt_template(own(tmp_path, longest)).text) == MAX_TEMPLATE_BYTES
-    assert "more than 65,536 bytes" in refused(own(tmp_path, longest + "x")).what
+    errors["too long"] = refused(own(tmp_path, longest + "x"))
+    for case, error in errors.items():
+        message_is(f"{error.what}\n{error.fix}", case)
+    assert [error.where for error in errors.values()] == ["task.prompt", *[str(tmp_path / "own.txt")] * 4]
+    assert [facts(error.what) for error in errors.values()] == ["1 0", "", "", "15 0 9 8", "65,536"]
+    assert [refused(name).where for name in (str(tmp_path), "a\0b")] == ["task.prompt"] * 2
 
 
 def test_a_task_asks_through_an_own_template_and_finds_answers_as_it_is_told(tmp_path: Path) -> None:

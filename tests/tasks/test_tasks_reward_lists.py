@@ -155,15 +155,12 @@ def test_what_is_no_list_of_as_many_numbers_is_one_clear_error_and_costs_its_gro
     message_is(said)
 
 
-def test_a_function_that_hangs_or_leaves_is_said_to_have_had_the_group() -> None:
+def test_a_function_that_hangs_or_leaves_is_said_to_have_had_the_group(message_is: Callable[..., None]) -> None:
     hangs = TimedRewards(UserReward([group("sleeps")]), 0.2, lambda: False)
-    assert failure(hangs, "sleep") == (
-        "the reward function took longer than the 0.2 s that it has for a group (task.reward_timeout_s), and was busy "
-        "with the whole group, the response 'one' and the ground truth 'sleep' first"
-    )
+    message_is(failure(hangs, "sleep"), "hangs")
     hangs.close()
     leaves = TimedRewards(UserReward([group("leaves")]), 600.0, lambda: False)
-    assert "ended with exit code 3, for the whole group" in failure(leaves, "leave")
+    message_is(failure(leaves, "leave"), "leaves")
     assert [part["reward"] for part in leaves(["a"], "stay", ROW)] == [1.0]
     leaves.close()
 

@@ -149,7 +149,7 @@ def _kl(report_data: ReportData) -> Markup | None:
     charts = []
     onsets = [step for variant in report_data.experiment.variants for step in onset_steps(variant)]
     ends = (0.0, float(max((run.steps for run in report_data.experiment.runs), default=0)))
-    for pair, other in (("reference", "the reference policy"), ("previous", "the policy of the step before")):
+    for pair, other in (("reference", "the reference policy"), ("previous", "the previous policy")):
         for kind, unit in KL_KINDS:
             name = f"kl/{pair}_{kind}"
             if metric_values(report_data.curves, name):

@@ -31,7 +31,7 @@ def check_memory(scenarios: Sequence[Scenario], free: FreeMemory) -> str:
     """
     plans, reason = plans_of(scenarios, free.has_gpu)
     if not plans:
-        return f"memory plan: none, {reason}"
+        return _no_plan(reason)
     require_fit(plans, free)
     return _summary(plans, free)
 
@@ -88,7 +88,11 @@ def memory_table(scenario: Scenario, has_gpu: bool) -> list[str]:
     Where there is no plan, one line says why.
     """
     plan, reason = plan_of(scenario, has_gpu)
-    return [f"no memory plan: {reason}"] if plan is None else full_table(plan)
+    return [_no_plan(reason)] if plan is None else full_table(plan)
+
+
+def _no_plan(reason: str) -> str:
+    return f"memory plan: none, {reason}"
 
 
 def full_table(plan: MemoryPlan) -> list[str]:
