@@ -47,7 +47,7 @@ def slow_precision(
 ) -> str:
     """Return a line where a part would compute in 16 bits on an x86-64 CPU without instructions for it, else nothing.
 
-    torch has fast products of float16 on no x86-64 CPU without AMX, and asks for those of bfloat16 in public alone.
+    An x86-64 CPU multiplies float16 fast with AMX only, which torch does not tell; bfloat16 also with AVX-512 BF16.
 
     Args:
         scenarios: what is to run.
@@ -66,7 +66,7 @@ def slow_precision(
         return ""
     fix = " ".join(f"--set {key}=float32" for key in sorted(asked))
     names = " and ".join(sorted(set(asked.values())))
-    return f"{names}: slow on this CPU, which has no instructions for it, so it takes many times as long; {fix}"
+    return f"{names}: many times as slow on this CPU, which has no instructions for it; {fix}"
 
 
 def check_gpu_is_found(
