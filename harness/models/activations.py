@@ -17,7 +17,7 @@ MAX_LOGITS = 2**27
 PIECE_LOGITS = 2**25
 """Most logits computed at a time."""
 MAX_SCORES = 2**24
-"""Most attention scores that the plain kernel keeps in memory for a layer (64 MiB in float32); above it none."""
+"""Most attention scores that the plain kernel keeps of a layer, 64 MiB in float32; see ``layers.attention``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on
         packed += batch.packed_tokens * 4 * (q + k)
     queries, keys = batch.response - 1, batch.prompt + batch.response - 1
     scores = batch.rows * shape.num_heads * queries * keys
-    if on_gpu or scores > MAX_SCORES:
-        padded = narrow * batch.rows * (2 * q * queries + 2 * q * keys)
+    if on_gpu or keys > 2 * shape.head_dim or scores > MAX_SCORES:
+        padded = (narrow if on_gpu else 4) * batch.rows * (2 * q * queries + 2 * q * keys)
     else:
         padded = 4 * (batch.rows * (q * queries + 2 * k * keys) + scores)
     return packed + padded

@@ -15,8 +15,20 @@ from torch import Tensor
 
 from harness.models.decoder import Attention, DecoderLM
 from harness.models.head import score_hidden
-from harness.models.layers import attention, bias_from, causal_bias
+from harness.models.layers import QueryBlock, attention_in_blocks, bias_from, queries_per_block
 from harness.models.scoring import TokenBan, check_batch, scatter_scores
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRows:
+    """Rows that attention sees, longest first: S queries and K keys each, as places in the packed order.
+
+    Places of padding are 0: what is read there is masked or dropped.
+    """
+
+    query_slots_RS: Tensor
+    key_slots_RK: Tensor
+    blocks: list[QueryBlock]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +36,13 @@ class PackedBatch:
     """Where every token of a batch lies in the packed order: all prompts, then all responses.
 
     N tokens run through the layers, M response tokens are scored. A response row has S = T - 1 queries and, with its
-    prompt in front, K = L + S keys. Slots of padding are 0: what is read there is masked or dropped.
+    prompt in front, K = L + S keys. ``attended_slots_N`` is where each token lies in what attention returns.
     """
 
     token_ids_N: Tensor
     positions_N: Tensor
-    prompt_slots_PL: Tensor
-    prompt_bias_1LL: Tensor
-    query_slots_BS: Tensor
-    key_slots_BK: Tensor
-    key_bias_BSK: Tensor
-    padded_slots_N: Tensor
+    rows: tuple[AttentionRows, AttentionRows]
+    attended_slots_N: Tensor
     scored_mask_BT: Tensor
     scored_slots_M: Tensor
     scored_ids_M: Tensor
@@ -110,8 +118,10 @@ def pack_batch(
     query_slots_BS = _number(is_run_BS, in_prompt_PL.sum())
     last_slots_P1 = prompt_slots_PL.gather(1, prompt_lengths_P[:, None] - 1)
     scored_slots_BT = torch.cat((last_slots_P1[prompt_index_B], query_slots_BS), dim=1)
-    padded_slots_PL = torch.arange(in_prompt_PL.numel(), device=device).view_as(in_prompt_PL)
-    padded_slots_BS = in_prompt_PL.numel() + torch.arange(is_run_BS.numel(), device=device).view_as(is_run_BS)
+    prompts, places_PL = _lay_out(prompt_slots_PL, in_prompt_PL, prompt_slots_PL[:, :0], in_prompt_PL[:, :0])
+    responses, places_BS = _lay_out(
+        query_slots_BS, is_run_BS, prompt_slots_PL[prompt_index_B], in_prompt_PL[prompt_index_B]
+    )
 
     def pack(of_prompts_PL: Tensor, of_responses_BS: Tensor) -> Tensor:
         return torch.cat((of_prompts_PL[in_prompt_PL], of_responses_BS[is_run_BS]))
@@ -119,27 +129,56 @@ def pack_batch(
     return PackedBatch(
         token_ids_N=pack(prompt_ids_PL, response_ids_BT[:, :-1]),
         positions_N=pack(positions_L.expand_as(in_prompt_PL), prompt_lengths_P[prompt_index_B, None] + steps_S),
-        prompt_slots_PL=prompt_slots_PL,
-        prompt_bias_1LL=causal_bias(prompt_ids_PL.shape[1], device),
-        query_slots_BS=query_slots_BS,
-        key_slots_BK=torch.cat((prompt_slots_PL[prompt_index_B], query_slots_BS), dim=1),
-        key_bias_BSK=_key_bias(in_prompt_PL[prompt_index_B], steps_S),
-        padded_slots_N=pack(padded_slots_PL, padded_slots_BS),
+        rows=(prompts, responses),
+        attended_slots_N=pack(places_PL, sum(block.queries for block in prompts.blocks) + places_BS),
         scored_mask_BT=scored_BT,
         scored_slots_M=scored_slots_BT[scored_BT],
         scored_ids_M=response_ids_BT[scored_BT],
     )
 
 
+def _lay_out(
+    slots_RS: Tensor, present_RS: Tensor, prefix_slots_RL: Tensor, in_prefix_RL: Tensor
+) -> tuple[AttentionRows, Tensor]:
+    """Lay out rows of queries, each of which sees its row's prefix and the row up to itself.
+
+    Queries are cut into blocks, and a block leaves out the keys behind it and the rows that end before it: of the
+    scores of long rows about half.
+
+    Returns:
+        The rows, and for each query (R, S) its place among the blocks' queries laid behind one another.
+    """
+    count, width, prefix = *slots_RS.shape, prefix_slots_RL.shape[1]
+    size = queries_per_block(slots_RS.device)
+    starts = list(range(0, width, size)) or [0]
+    lengths_R = present_RS.sum(1)
+    order_R = lengths_R.argsort(descending=True, stable=True)
+    reached = [count]
+    if len(starts) > 1:
+        reached += (lengths_R[:, None] > torch.tensor(starts[1:], device=lengths_R.device)).sum(0).tolist()
+    in_prefix_RL, steps_S = in_prefix_RL[order_R], torch.arange(width, device=slots_RS.device)
+    places_RS, blocks, taken = torch.zeros_like(slots_RS), [], 0
+    for start, rows in zip(starts, reached, strict=True):
+        if rows == 0 and blocks:
+            break
+        steps = steps_S[start : start + size]
+        causal = steps_S[: start + len(steps)] <= steps[:, None]
+        seen = torch.cat((in_prefix_RL[:rows, None].expand(-1, len(steps), -1), causal.expand(rows, -1, -1)), dim=-1)
+        blocks.append(QueryBlock(rows, start, start + len(steps), prefix + start + len(steps), bias_from(seen)))
+        places = torch.arange(taken, taken + rows * len(steps), device=slots_RS.device).view(rows, -1)
+        places_RS[order_R[:rows], start : start + len(steps)] = places
+        taken += rows * len(steps)
+    key_slots_RK = torch.cat((prefix_slots_RL, slots_RS), dim=1)
+    return AttentionRows(slots_RS[order_R], key_slots_RK[order_R], blocks), places_RS
+
+
 def _shared_prompt_attention(batch: PackedBatch) -> Attention:
     def attend(q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor, layer: int) -> Tensor:
-        queries, keys, values = (_rows(part, batch.prompt_slots_PL) for part in (q_NHD, k_NHD, v_NHD))
-        of_prompts = attention(queries, keys, values, batch.prompt_bias_1LL)
-        queries = _rows(q_NHD, batch.query_slots_BS)
-        keys, values = (_rows(part, batch.key_slots_BK) for part in (k_NHD, v_NHD))
-        of_responses = attention(queries, keys, values, batch.key_bias_BSK)
-        padded = torch.cat((of_prompts.flatten(0, 1), of_responses.flatten(0, 1)))
-        return padded.index_select(0, batch.padded_slots_N)
+        attended = []
+        for rows in batch.rows:
+            keys, values = (_rows(part, rows.key_slots_RK) for part in (k_NHD, v_NHD))
+            attended += attention_in_blocks(_rows(q_NHD, rows.query_slots_RS), keys, values, rows.blocks)
+        return torch.cat([part.flatten(0, 1) for part in attended]).index_select(0, batch.attended_slots_N)
 
     return attend
 
@@ -151,10 +190,3 @@ def _rows(packed_NHD: Tensor, slots: Tensor) -> Tensor:
 def _number(present: Tensor, first: Tensor | int) -> Tensor:
     """Number the present elements in order, from ``first``; the others get 0."""
     return (present.flatten().cumsum(0).view_as(present) - 1 + first) * present
-
-
-def _key_bias(in_prompt_BL: Tensor, steps_S: Tensor) -> Tensor:
-    """A response token sees its own prompt, and its response up to itself."""
-    rows, steps = in_prompt_BL.shape[0], steps_S.shape[0]
-    causal_SS = steps_S <= steps_S[:, None]
-    return bias_from(torch.cat((in_prompt_BL[:, None].expand(-1, steps, -1), causal_SS.expand(rows, -1, -1)), dim=-1))

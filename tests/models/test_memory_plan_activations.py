@@ -157,11 +157,14 @@ def test_autocast_keeps_a_narrow_copy_of_the_weights() -> None:
     assert cast_bytes(shape(QWEN), autocast=False) == 0
 
 
-def test_own_attention_beyond_its_bound_keeps_no_scores() -> None:
-    small = shape_of_own(PRESETS["small"])
-    below, above = Batch(1, 1, 1, 1449), Batch(1, 1, 1, 1450)  # 8 heads x 1448 x 1449 = 16,785,216 > 2^24 = 16,777,216
-    scores = [8 * (batch.response - 1) * batch.response for batch in (Batch(1, 1, 1, 1448), below)]
-    assert scores[0] <= MAX_SCORES < scores[1]
-    fused = layer_bytes(small, above, 4, False)
-    plain = layer_bytes(small, Batch(1, 1, 1, 1448), 4, False)
-    assert plain - fused > 50e6  # 67 MB of probabilities
+def test_own_attention_keeps_scores_only_where_rows_and_keys_are_few() -> None:
+    def padded(batch: Batch) -> int:  # what is kept of rows, beside that of packed tokens
+        packed = layer_bytes(few, dataclasses.replace(batch, rows=0, prompts=1, prompt=batch.packed_tokens), 4, False)
+        return layer_bytes(few, batch, 4, False) - packed
+
+    few = shape_of_own(PRESETS["small"])  # 8 heads of 32, 4 of keys: scores are kept up to 64 keys
+    assert padded(Batch(1, 1, 1, 64)) == 4 * (256 * 63 + 2 * 128 * 64 + 8 * 63 * 64)
+    assert padded(Batch(1, 1, 2, 64)) == 4 * (2 * 256 * 63 + 2 * 256 * 65)
+    rows = MAX_SCORES // (8 * 63 * 64)
+    assert padded(Batch(rows, 1, 1, 64)) == rows * padded(Batch(1, 1, 1, 64))
+    assert padded(Batch(rows + 1, 1, 1, 64)) == (rows + 1) * 4 * (2 * 256 * 63 + 2 * 256 * 64)

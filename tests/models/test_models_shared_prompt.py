@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.models import shared_prompt
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.policy import padded_response_log_probs, policy_log_probs
@@ -93,6 +94,27 @@ def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance)
     if batch[3].any():
         for found, wanted in zip(gradients(model, log_probs), gradients(model, expected), strict=True):
             assert (found - wanted).abs().max() <= tolerance * wanted.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_blocks_of_queries_change_nothing(lengths, size, monkeypatch):
+    model, batch = own_model().double(), make_batch(*lengths)
+    expected, _ = response_log_probs(model, *batch)
+    monkeypatch.setattr(shared_prompt, "queries_per_block", lambda device: size)
+    log_probs, _ = response_log_probs(model, *batch)
+    torch.testing.assert_close(log_probs, expected, rtol=1e-12, atol=1e-12)
+    if batch[3].any():
+        for found, wanted in zip(gradients(model, log_probs), gradients(model, expected), strict=True):
+            assert (found - wanted).abs().max() <= 1e-12 * wanted.abs().max().clamp(min=1)
+
+
+def test_a_block_holds_the_rows_that_reach_it_and_the_keys_up_to_its_end(monkeypatch):
+    monkeypatch.setattr(shared_prompt, "queries_per_block", lambda device: 3)
+    prompts, responses = pack_batch(*make_batch([4, 7], [2, 9, 5], [1, 0, 1])).rows
+    # a prompt of 8 columns, of which 7 are tokens; responses run all tokens but the last: 1, 8 and 4
+    assert [(block.rows, block.end, block.keys) for block in prompts.blocks] == [(2, 3, 3), (2, 6, 6), (1, 8, 8)]
+    assert [(block.rows, block.end, block.keys) for block in responses.blocks] == [(3, 3, 11), (2, 6, 14), (1, 8, 16)]
 
 
 @settings(max_examples=25, deadline=None)
