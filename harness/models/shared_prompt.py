@@ -157,7 +157,8 @@ def _lay_out(
     if len(starts) > 1:
         reached += (lengths_R[:, None] > torch.tensor(starts[1:], device=lengths_R.device)).sum(0).tolist()
     in_prefix_RL, steps_S = in_prefix_RL[order_R], torch.arange(width, device=slots_RS.device)
-    places_RS, blocks, taken = torch.zeros_like(slots_RS), [], 0
+    places_RS, taken = torch.zeros_like(slots_RS), 0
+    blocks: list[QueryBlock] = []
     for start, rows in zip(starts, reached, strict=True):
         if rows == 0 and blocks:
             break
