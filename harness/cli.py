@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.core.allocator import keep_freed_memory
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.terminal_text import plain_lines, silence_output
 
@@ -87,6 +88,8 @@ def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = N
         argv: the arguments after the program's name; None takes the process's own.
         run_scenario: what ``run`` and ``bench`` call; None takes ``harness.run.experiment.run_scenario``.
     """
+    if argv is None:
+        keep_freed_memory()
     return carry_out(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv), run_scenario))
 
 

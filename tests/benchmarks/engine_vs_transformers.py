@@ -54,9 +54,11 @@ class Work:
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
+        from harness.core.allocator import keep_freed_memory
         from harness.core.types import SamplingParams
         from harness.engines.native import native_engine
 
+        keep_freed_memory()  # as in runs, and for both
         self.model, self.tokenizer = _model_and_tokenizer(arguments)
         self.prompts = _prompts(arguments, self.model, self.tokenizer)
         self.samples, self.tokens = arguments.samples, arguments.tokens

@@ -82,9 +82,11 @@ class Contest:
     def __init__(self, case: Case) -> None:
         import torch
 
+        from harness.core.allocator import keep_freed_memory
         from harness.models.decoder import DecoderLM
         from harness.models.tokenizer import train_tokenizer
 
+        keep_freed_memory()  # as in runs, and for every contestant
         self.case, self.model, self.tokenizer = case, DecoderLM(case.config), train_tokenizer([""], 258)
         generator = torch.Generator().manual_seed(0)
         self.prompts_PL = torch.randint(5, 250, (case.prompts, case.prompt_tokens), generator=generator)

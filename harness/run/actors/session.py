@@ -21,6 +21,7 @@ import ray
 from ray._private.services import canonicalize_bootstrap_address
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # absent from its stub
 
+from harness.core.allocator import allocator_environment
 from harness.core.errors import UserError
 from harness.probes.nsight import SESSION_CONFIG
 from harness.run.memory.fit import free_main_memory
@@ -172,7 +173,7 @@ def _no_cluster(address: str, error: Exception) -> UserError:
 
 
 def process_environment(threads: int, interface: str) -> dict[str, str]:
-    """Return what an actor's process gets: its threads, and the interface of the connections it opens itself.
+    """Return what an actor's process gets: its threads, its allocator, and the interface of connections that it opens.
 
     Args:
         threads: of OpenMP and MKL, which sleep while they wait.
@@ -185,6 +186,7 @@ def process_environment(threads: int, interface: str) -> dict[str, str]:
         "UCX_NET_DEVICES": interface,
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
+        **allocator_environment(),
     }
 
 
