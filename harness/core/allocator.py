@@ -1,10 +1,11 @@
 """The C library's allocator, told to keep what torch frees.
 
 By default glibc hands freed blocks of more than 32 MiB, and the top of the heap, back to the kernel, which clears them
-page by page when the next ones are made. A training pass makes the same tensors again every time. Kept, a pass by itself
-takes 0.95 to 0.98 of the CPU seconds in float32 and 0.82 to 0.92 in bfloat16 (3M to 100M parameters, one thread), at the
-same peak; the quickstart's steps on actors take 0.96 and 0.95 of their seconds, on threads of one process 0.98 and about
-the same. Blocks of more than 1 GiB still go back. There is one arena, since the others keep no block above 64 MiB.
+page by page when the next ones are made. A training pass makes the same tensors again every time. Kept, a pass by
+itself takes 0.95 to 0.98 of the CPU seconds in float32 and 0.82 to 0.92 in bfloat16 (3M to 100M parameters, one
+thread), at the same peak; the quickstart's steps on actors take 0.96 and 0.95 of their seconds, on threads of one
+process 0.98 and about the same. Blocks of more than 1 GiB still go back. There is one arena, since the others keep no
+block above 64 MiB.
 """
 
 from __future__ import annotations
