@@ -2,7 +2,8 @@
 
 Measured on a Zen 4 core (64 rows, 8 query and 4 key/value heads of 32, 30 tokens): for single queries, two ``bmm``
 around a softmax take 60% of the time of ``scaled_dot_product_attention`` in float32, and 30% of its time in bfloat16.
-So attention and its cache are float32 whatever the precision of the weights.
+So attention and its cache are float32 whatever the precision of the weights, unless bfloat16 is asked for: half the
+memory, which is what bounds the rows of a batch on a GPU.
 
 With a small model on one core the way into and out of each kernel costs a tenth of a step or more. Hence the buffers
 and views that are made once for each number of rows, and kernels that write straight into them.
@@ -38,18 +39,19 @@ class LayerColumns(NamedTuple):
 
 
 class KeyValueCache:
-    """Keys and values (L, 2, R, Hkv, T, D) in float32, allocated for the largest batch so far and reused.
+    """Keys and values (L, 2, R, Hkv, T, D), allocated for the largest batch so far and reused.
 
     Prompts are aligned at their ends, so that all rows write the same column at each step.
 
     Args:
         config: the model's shape.
         device: where the cache lives.
+        dtype: of keys and values.
     """
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self._config = config
-        self._arena = torch.empty(0, device=device)
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        self._config, self.dtype = config, dtype
+        self._arena = torch.empty(0, dtype=dtype, device=device)
 
     def allocate(self, num_rows: int, num_columns: int) -> None:
         """Make room for a new batch; what was cached is lost."""
@@ -178,13 +180,16 @@ class CachedDecoder:
         config: the model's shape.
         dtype: of the weights.
         device: where everything lives.
+        cache_dtype: of the cached keys and values, and of the products with them.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, cache_dtype: torch.dtype = torch.float32
+    ) -> None:
         self.config, self._dtype, self._device = config, dtype, device
         self.weights: InferenceWeights | None = None
         self.logits_version = 0
-        self._cache = KeyValueCache(config, device)
+        self._cache = KeyValueCache(config, device, cache_dtype)
         self._rotations = rotation_table(config, min(config.max_position_embeddings, _FIRST_POSITIONS)).to(device)
         self._norm_floor = torch.tensor(math.sqrt(config.hidden_size * config.rms_norm_eps), device=device)
         self._head_norm_floor = torch.tensor(math.sqrt(config.head_dim * config.rms_norm_eps), device=device)
@@ -282,10 +287,14 @@ class CachedDecoder:
         self._norm_heads(heads_RF, layer)
         torch.mul(heads_RF.view(torch.complex64), buffers.rotation_RF, out=buffers.rotated_RF)
         columns.newest.copy_(buffers.keys_values)
-        scores = torch.bmm(buffers.queries, columns.keys_t)
+        scores = torch.bmm(buffers.queries.to(self._cache.dtype), columns.keys_t).float()
         if self._padding_R1T is not None:
             scores.view(len(x_RC), -1, scores.shape[2])[:, :, : self._padding_R1T.shape[2]] += self._padding_R1T
-        torch.bmm(torch.softmax(scores, -1), columns.values, out=buffers.attended)
+        probabilities = torch.softmax(scores, -1)
+        if self._cache.dtype is torch.float32:
+            torch.bmm(probabilities, columns.values, out=buffers.attended)
+        else:
+            buffers.attended.copy_(torch.bmm(probabilities.to(self._cache.dtype), columns.values))
 
     def _finish_layer(self, x_RC: Tensor, attended_RC: Tensor, layer: LayerWeights, normed_RC: Tensor) -> Tensor:
         """Output projection and SwiGLU (Shazeer 2020), each added to the residual stream."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from harness.core.errors import UserError
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
@@ -23,6 +25,7 @@ from harness.models.decoder import DecoderLM
 from harness.models.sorting import SortingModel
 
 Precision = Literal["float32", "bfloat16", "float16"]
+CachePrecision = Literal["float32", "bfloat16"]
 
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -48,7 +51,8 @@ class NativeEngine:
     Args:
         config: the model's shape.
         tokenizer: gives the end of sequence and decodes.
-        precision: of weights and hidden states; attention is computed in float32 either way.
+        precision: of weights and hidden states.
+        kv_cache: precision of cached keys and values and of the products with them; softmax is float32 either way.
         device: where weights and cache live.
         max_batch: most rows decoded at a time; larger requests are served in turns.
         should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
@@ -60,12 +64,14 @@ class NativeEngine:
         tokenizer: Tokenizer,
         *,
         precision: Precision = "float32",
+        kv_cache: CachePrecision = "float32",
         device: str | torch.device = "cpu",
         max_batch: int = 256,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
-        self._decoder = CachedDecoder(config, _DTYPES[precision], self._device)
+        self._new_decoder = partial(CachedDecoder, config, _DTYPES[precision], self._device, _DTYPES[kv_cache])
+        self._decoder = self._new_decoder()
         self._scoring: CachedDecoder | None = None
         self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, should_stop)
 
@@ -119,7 +125,7 @@ class NativeEngine:
     ) -> list[npt.NDArray[np.float32]]:
         """See ``protocols.ScoringEngine``; decoded beside what ``generate`` decodes, with the same weights."""
         if self._scoring is None:
-            self._scoring = CachedDecoder(self.config, _DTYPES[self.precision], self._device)
+            self._scoring = self._new_decoder()
         self._scoring.weights = self._decoder.weights
         return forced_log_probs(self._scoring, prompts, responses)
 
@@ -129,6 +135,7 @@ def native_engine(
     tokenizer: Tokenizer,
     *,
     precision: Precision = "float32",
+    kv_cache: CachePrecision = "float32",
     device: str | torch.device = "cpu",
     max_batch: int = 256,
     should_stop: Callable[[], bool] | None = None,
@@ -137,7 +144,14 @@ def native_engine(
 
     A ``DecoderLM`` gets the ``NativeEngine``, a ``SortingModel`` the ``SortingEngine``; a model of transformers is
     copied into a ``HuggingFaceEngine``.
+
+    Raises:
+        UserError: ``kv_cache`` for a policy that does not run on the project's own code.
     """
+    if kv_cache != "float32" and not isinstance(model, DecoderLM):
+        raise UserError(
+            f"{type(model).__name__} keeps its own cache, not one in {kv_cache}", "engine.kv_cache", "leave it out"
+        )
     if isinstance(model, SortingModel):
         return SortingEngine(
             model, tokenizer, dtype=_DTYPES[precision], device=device, max_batch=max_batch, should_stop=should_stop
@@ -146,7 +160,13 @@ def native_engine(
         copied = copy.deepcopy(model).to(device=device, dtype=_DTYPES[precision])
         return HuggingFaceEngine(copied, tokenizer, max_batch=max_batch, should_stop=should_stop)
     engine = NativeEngine(
-        model.config, tokenizer, precision=precision, device=device, max_batch=max_batch, should_stop=should_stop
+        model.config,
+        tokenizer,
+        precision=precision,
+        kv_cache=kv_cache,
+        device=device,
+        max_batch=max_batch,
+        should_stop=should_stop,
     )
     engine.load_weights(model.state_dict())
     return engine

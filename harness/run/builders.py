@@ -184,6 +184,7 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
         policy.model,
         policy.tokenizer,
         precision=settings.precision,
+        kv_cache=settings.kv_cache,
         device=device,
         max_batch=settings.max_batch,
         should_stop=should_stop,

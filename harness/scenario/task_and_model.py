@@ -239,6 +239,8 @@ class NativeEngineSettings(Section):
     """The project's own engine."""
     precision: Precision = "float32"
     """Sampling arithmetic."""
+    kv_cache: Literal["float32", "bfloat16"] = "float32"
+    """Precision of cached keys and values; bfloat16 halves their memory and moves log-probs a little."""
     max_batch: AtLeast1 = 256
     """How many responses are decoded together at most."""
     mismatch_bound: Positive | None = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.core.errors import RunStopped
+from harness.core.errors import RunStopped, UserError
 from harness.core.types import SamplingParams
 from harness.engines.decode import CachedDecoder, rotation_table
 from harness.engines.native import NativeEngine, native_engine
@@ -52,6 +53,24 @@ def decoder_for(model, dtype=torch.float32, linear=make_linear):
 def full_logits(model, token_ids):
     with torch.no_grad():
         return model(torch.tensor([token_ids])).logits[0, -1]
+
+
+def test_a_cache_in_bfloat16_has_half_the_bytes_and_nearly_the_log_probs():
+    model = spread_model(GROUPED, 1)
+    exact, narrow = (native_engine(model, TOKENIZER, kv_cache=dtype) for dtype in ("float32", "bfloat16"))
+    sampling = SamplingParams(min_tokens=24, max_tokens=24)
+    sampled = [completion for (completion,) in exact.generate(RAGGED, 1, sampling, 0)]
+    responses = [completion.token_ids.tolist() for completion in sampled]
+    wanted, found = (np.concatenate(engine.score(RAGGED, responses)) for engine in (exact, narrow))
+    assert 1e-4 < np.abs(found - wanted).max() < 0.2  # keys, values and scores of 8 bits, logits of several units
+    kept = [engine._decoder._cache for engine in (exact, narrow)]
+    narrow.generate(RAGGED, 1, sampling, 0)
+    assert kept[0]._arena.nbytes == 2 * kept[1]._arena.nbytes > 0
+
+
+def test_a_cache_in_bfloat16_is_for_the_own_models():
+    with pytest.raises(UserError, match="kv_cache"):
+        native_engine(torch.nn.Linear(2, 2), TOKENIZER, kv_cache="bfloat16")
 
 
 def test_rotations_are_those_of_the_model():

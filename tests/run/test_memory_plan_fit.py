@@ -88,6 +88,10 @@ def test_the_public_model_on_the_own_code_by_hand(tmp_path: Path) -> None:
     assert sizes(run)["activations"] == 28 * layer
     assert sizes(run)["engine weights"] == 2 * (WEIGHTS + 151_936 * 1536)  # the head has the last norm's gain in it
     assert sizes(run)["key/value cache"] == rows * 1072 * 14_336 * 4
+    (half,) = make_plan(
+        scenario(tmp_path, LONG.replace("max_batch: 64", "max_batch: 64, kv_cache: bfloat16")), shape
+    ).processes
+    assert sizes(half)["key/value cache"] == rows * 1072 * 14_336 * 2
 
 
 def test_kl_monitoring_keeps_two_policies_more(tmp_path: Path) -> None:

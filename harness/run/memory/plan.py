@@ -270,9 +270,10 @@ def generator_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: boo
     own = shape.runs_on == "own" and engine.type == "native"
     table = shape.embedding_parameters if shape.tied and own else 0  # its output matrix has the last norm folded in
     weights = (shape.num_parameters + table) * width
+    cache_width = _WIDTH[engine.kv_cache] if own else width
     cache = Amount(
         "key/value cache",
-        rows * (prompt + scenario.sampling.max_tokens) * shape.key_values_per_token * (4 if own else width),
+        rows * (prompt + scenario.sampling.max_tokens) * shape.key_values_per_token * cache_width,
     )
     logits = Amount("sampling logits", rows * shape.vocab_size * 4 * SAMPLING_COPIES, "sampling")
     if engine.type == "vllm":
