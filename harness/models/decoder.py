@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.core.errors import UserError
 from harness.models.config import ModelConfig
 from harness.models.layers import attention, bias_from, rms_norm, widen
+from harness.models.products import linear
 
 INIT_STD = 0.02
 
@@ -75,6 +76,9 @@ class Projection(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Draw nothing: ``DecoderLM.initialize`` does, or weights are loaded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
@@ -223,7 +227,7 @@ class DecoderLM(nn.Module):
         hidden = self.model(input_ids, positions, attend)
         if cache is not None:
             cache.length = total
-        return LMOutput(F.linear(hidden, self.output_weight))
+        return LMOutput(linear(hidden, self.output_weight))
 
 
 def rotation_at(positions: Tensor, config: ModelConfig) -> Rotation:

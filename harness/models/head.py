@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from harness.models.activations import MAX_LOGITS, PIECE_LOGITS
 from harness.models.layers import product_dtype, widen
+from harness.models.products import add_weight_gradient, product
 
 LEAST_LOG_PROB = -1e4
 """Below it a probability is 0 in float32 and float64 alike."""
@@ -127,7 +127,7 @@ class _Scores(torch.autograd.Function):
         hidden_MC, weight_VC, token_ids_M, banned_M, normaliser_M, entropy_M, *kept = ctx.saved_tensors
         hidden, weight = hidden_MC.to(ctx.dtype), weight_VC.to(ctx.dtype)
         grad_M = (grad_M / ctx.temperature).to(normaliser_M.dtype)[:, None]
-        of_hidden, of_weight = [], torch.zeros(0)
+        of_hidden, of_weight = [], torch.zeros_like(weight_VC)
         for number, piece in enumerate(_pieces(len(hidden), ctx.rows)):
             if number < len(kept):
                 gradient = kept[number] - normaliser_M[piece, None]
@@ -145,15 +145,8 @@ class _Scores(torch.autograd.Function):
                 gradient.exp_().mul_(-grad_M[piece])
             gradient.scatter_add_(1, token_ids_M[piece, None], grad_M[piece])
             gradient = gradient.to(ctx.dtype)
-            of_hidden.append(gradient @ weight)
-            product = gradient.T @ hidden[piece] if number == 0 or ctx.dtype != weight_VC.dtype else None
-            if number == 0:
-                assert product is not None
-                of_weight = product.to(weight_VC.dtype)
-            elif product is None:
-                of_weight.addmm_(gradient.T, hidden[piece])
-            else:
-                of_weight += product
+            of_hidden.append(product(gradient, weight.t()))
+            add_weight_gradient(of_weight, gradient, hidden[piece])
         return torch.cat(of_hidden).to(hidden_MC.dtype), of_weight, *[None] * 7
 
 
@@ -164,7 +157,7 @@ def _pieces(total: int, rows: int) -> list[slice]:
 
 def _scaled_logits(hidden_RC: Tensor, weight_VC: Tensor, temperature: float, banned_R: Tensor | None) -> Tensor:
     """Logits over the temperature in float32 at least, minus infinity at each row's banned token; -1 is none."""
-    z_RV = widen(F.linear(hidden_RC, weight_VC))
+    z_RV = widen(product(hidden_RC, weight_VC))
     if temperature != 1.0:
         z_RV /= temperature
     if banned_R is not None:

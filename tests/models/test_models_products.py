@@ -1,0 +1,88 @@
+"""Products by oneDNN against float64, and when they are left to torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.models import products
+from harness.models.products import add_weight_gradient, linear, onednn_works, product
+
+pytestmark = pytest.mark.skipif(not onednn_works(), reason="no oneDNN in this torch")
+
+
+class Operators(TorchDispatchMode):
+    """Remember which operators ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def seeded(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("shape", [(1, 7), (5, 7), (2, 3, 7)], ids=str)
+@pytest.mark.parametrize("width", [3, 20], ids=["narrower", "wider"])
+def test_values_and_gradients_are_those_of_float64(shape, width, biased):
+    x, weight = seeded(*shape).requires_grad_(), seeded(width, 7, seed=1).requires_grad_()
+    bias = seeded(width, seed=2).requires_grad_() if biased else None
+    leaves = [x, weight, *([bias] if biased else [])]
+    with Operators() as operators:
+        out = linear(x, weight, bias)
+        grad = seeded(*out.shape, seed=3)
+        found = [out, *torch.autograd.grad(out, leaves, grad)]
+    assert "_linear_pointwise" in operators.names
+    assert not operators.names & {"mm", "addmm"}
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = F.linear(*doubles)
+    wanted = [exact, *torch.autograd.grad(exact, doubles, grad.double())]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    x, weight = seeded(5, 7), seeded(3, 7, seed=1).requires_grad_()
+    linear(x, weight).sum().backward()
+    assert x.grad is None
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(3, 7), rtol=1e-5, atol=1e-5)
+
+
+def test_transposed_views_are_multiplied_as_they_are():
+    a, b = seeded(7, 5), seeded(7, 3, seed=1)
+    torch.testing.assert_close(product(a.t(), b.t()), (a.double().t() @ b.double()).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 20, 10**6])
+def test_a_sum_of_weight_gradients_in_slices(most, monkeypatch):
+    monkeypatch.setattr(products, "_MOST_BESIDE", most)
+    total, grad, x = seeded(11, 4), seeded(6, 11, seed=1), seeded(6, 4, seed=2)
+    wanted = total.double() + grad.double().t() @ x.double()
+    add_weight_gradient(total, grad, x)
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_left_to_torch(dtype):
+    x, weight = seeded(5, 7).to(dtype), seeded(3, 7, seed=1).to(dtype)
+    with Operators() as operators:
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
+        total = torch.zeros(3, 7, dtype=dtype)
+        add_weight_gradient(total, F.linear(x, weight), x)
+    assert "_linear_pointwise" not in operators.names
+
+
+def test_autocast_vectors_and_empty_batches_are_left_to_torch():
+    weight = seeded(3, 7, seed=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(seeded(5, 7), weight).dtype is torch.bfloat16
+    assert linear(seeded(0, 7), weight).shape == (0, 3)
+    assert linear(seeded(7), weight).shape == (3,)
