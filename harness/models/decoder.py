@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.core.errors import UserError
 from harness.models.config import ModelConfig
 from harness.models.layers import attention, bias_from, rms_norm, widen
-from harness.models.products import linear
+from harness.models.products import FastLinear, linear
 
 INIT_STD = 0.02
 
@@ -68,7 +68,7 @@ class KVCache:
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
 
-class Projection(nn.Linear):
+class Projection(FastLinear):
     """A linear map that is left uninitialised, without bias unless one is asked for."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
@@ -76,9 +76,6 @@ class Projection(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Draw nothing: ``DecoderLM.initialize`` does, or weights are loaded."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from harness.core.errors import UserError
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.models.products import use_fast_products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -301,4 +302,5 @@ def _load_with_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
         raise UserError(
             f"the weights lack {len(missing)} tensors, {missing[0]} among them", str(folder), "save the model again"
         )
+    use_fast_products(model)
     return model

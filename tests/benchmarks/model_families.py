@@ -28,6 +28,7 @@ from harness.engines.native import native_engine
 from harness.models.config import ModelConfig, RopeScaling, shape_config
 from harness.models.decoder import DecoderLM
 from harness.models.policy import padded_response_log_probs, policy_log_probs
+from harness.models.products import use_fast_products
 from harness.models.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer([""], 258)
@@ -112,6 +113,7 @@ def speed(rounds: int) -> dict[str, tuple[list[float], list[float]]]:
     config = ModelConfig.from_hf(shape_config("qwen2.5-math-1.5b", layers=2, vocab_size=512))
     model = DecoderLM(config)
     theirs, batch = of_transformers(model), make_batch(config.vocab_size)
+    use_fast_products(theirs)  # as the models get that run through transformers
     sampling = SamplingParams(min_tokens=TOKENS, max_tokens=TOKENS)
     prompts = [row.tolist() for row in batch[0]]
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.models import products
-from harness.models.products import add_weight_gradient, linear, onednn_works, product
+from harness.models.products import FastLinear, add_weight_gradient, linear, onednn_works, product, use_fast_products
 
 pytestmark = pytest.mark.skipif(not onednn_works(), reason="no oneDNN in this torch")
 
@@ -86,3 +86,19 @@ def test_autocast_vectors_and_empty_batches_are_left_to_torch():
         assert linear(seeded(5, 7), weight).dtype is torch.bfloat16
     assert linear(seeded(0, 7), weight).shape == (0, 3)
     assert linear(seeded(7), weight).shape == (3,)
+
+
+def test_somebody_elses_model_keeps_its_weights_names_and_results():
+    class Scaled(torch.nn.Linear):
+        """A module with a forward of its own, which stays."""
+
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), Scaled(5, 3))
+    x, names = seeded(6, 7), list(model.state_dict())
+    wanted = model(x)
+    use_fast_products(model)
+    assert [type(module) for module in model] == [FastLinear, torch.nn.Tanh, Scaled]
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
