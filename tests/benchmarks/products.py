@@ -1,4 +1,5 @@
-"""Float32 products on one thread: torch's own (MKL), oneDNN with plain weights as in training, packed as in engines.
+"""Float32 products on one thread: torch's own (MKL), oneDNN with plain weights as in training, packed as in engines;
+and torch's own in bfloat16, forward.
 
 OMP_NUM_THREADS=1 python tests/benchmarks/products.py
 """
@@ -44,8 +45,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
     torch.set_num_threads(1)
-    print("| GFLOP/s | rows x in x out | torch | oneDNN | packed | dx, torch | oneDNN | dW, torch | oneDNN |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = ["torch", "oneDNN", "packed", "dx, torch", "oneDNN", "dW, torch", "oneDNN", "bfloat16, torch"]
+    print(f"| GFLOP/s | rows x in x out | {' | '.join(columns)} |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name, (rows, inner, outer) in SHAPES.items():
         x, weight, grad = torch.randn(rows, inner), torch.randn(outer, inner), torch.randn(rows, outer)
         packed, total, operations = PackedLinear(weight), torch.zeros_like(weight), 2 * rows * inner * outer
@@ -57,6 +59,7 @@ def main() -> None:
             partial(product, grad, weight.t()),
             partial(total.addmm_, grad.t(), x),
             partial(add_weight_gradient, total, grad, x),
+            partial(F.linear, x.bfloat16(), weight.bfloat16()),
         ]
         rates = " | ".join(f"{rate(call, operations):.0f}" for call in calls)
         print(f"| {name} | {rows:,} x {inner:,} x {outer:,} | {rates} |", flush=True)
