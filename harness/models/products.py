@@ -84,6 +84,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
         return _onednn(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], len(weight))
@@ -93,7 +94,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)
+        rows = grad.flatten(0, -2).contiguous()  # a gradient of a sum is one number seen everywhere, which is slow
         of_x = _onednn(rows, weight.t(), None).view(x.shape) if needs_x else None
         of_weight = _weight_gradient(rows, x.flatten(0, -2)) if needs_weight else None
         return of_x, of_weight, rows.sum(0) if ctx.has_bias and needs_bias else None

@@ -102,3 +102,10 @@ def test_somebody_elses_model_keeps_its_weights_names_and_results():
     assert [type(module) for module in model] == [FastLinear, torch.nn.Tanh, Scaled]
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_that_is_one_number_seen_everywhere():
+    x, weight = seeded(64, 7).requires_grad_(), seeded(3, 7, seed=1).requires_grad_()
+    linear(x, weight).sum().backward()
+    torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(3, 7), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(64, 7), rtol=1e-5, atol=1e-4)
