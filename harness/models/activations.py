@@ -45,6 +45,11 @@ class Batch:
         return self.rows * self.response
 
 
+def keeps_scores(scores: int, keys: int, head_dim: int, max_scores: int = MAX_SCORES) -> bool:
+    """Whether attention on a CPU takes the kernel that keeps its scores; see ``layers.attention``."""
+    return keys <= 2 * head_dim and scores <= max_scores
+
+
 def layer_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *, on_gpu: bool = False) -> int:
     """Bytes that one layer keeps of one microbatch.
 
@@ -113,7 +118,7 @@ def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on
         packed += batch.packed_tokens * 4 * (q + k)
     queries, keys = batch.response - 1, batch.prompt + batch.response - 1
     scores = batch.rows * shape.num_heads * queries * keys
-    if on_gpu or keys > 2 * shape.head_dim or scores > MAX_SCORES:
+    if on_gpu or not keeps_scores(scores, keys, shape.head_dim):
         padded = (narrow if on_gpu else 4) * batch.rows * (2 * q * queries + 2 * q * keys)
     else:
         padded = 4 * (batch.rows * (q * queries + 2 * k * keys) + scores)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from harness.models.activations import MAX_SCORES
+from harness.models.activations import MAX_SCORES, keeps_scores
 
 
 def widen(x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def attention_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[QueryB
 
 def _takes_plain(q: Tensor, keys: int, max_scores: int) -> bool:
     batch, queries, heads, size = q.shape
-    return q.device.type == "cpu" and keys <= 2 * size and batch * queries * heads * keys <= max_scores
+    return q.device.type == "cpu" and keeps_scores(batch * queries * heads * keys, keys, size, max_scores)
 
 
 def _repeat_heads(q: Tensor, k: Tensor) -> Tensor:
