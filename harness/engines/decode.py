@@ -23,6 +23,7 @@ from harness.core.errors import RunStopped
 from harness.engines.weights import InferenceWeights, LayerWeights
 from harness.models.config import ModelConfig
 from harness.models.decoder import rotation_at
+from harness.models.products import rounded_up
 
 _FIRST_POSITIONS = 4096
 """Rotations that are computed at once; contexts of today reach 131,072, and few responses are as long."""
@@ -235,14 +236,15 @@ class CachedDecoder:
         """See ``DecodeBackend``."""
         weights, buffers = self._loaded(), self._buffers
         self.logits_version = weights.version
-        x_RC = weights.embedding.index_select(0, token_ids_R)
+        num_rows = len(token_ids_R)
+        x_RC = weights.embedding.index_select(0, F.pad(token_ids_R, (0, len(self._positions_R) - num_rows)))
         buffers.rotation[:] = self._rotations.index_select(0, self._positions_R)[:, None, None]
         for layer, columns in zip(weights.layers, self._cache.columns(self._length), strict=True):
             self._attend(x_RC, layer, columns)
             x_RC = self._finish_layer(x_RC, buffers.attended_RC, layer, buffers.normed_RC)
         self._positions_R += 1
         self._length += 1
-        return weights.head(self._norm(x_RC, buffers.normed_RC)).float()
+        return weights.head(self._norm(x_RC, buffers.normed_RC))[:num_rows].float()
 
     def compact(self, sources: Sequence[int], targets: Sequence[int], num_rows: int) -> None:
         """See ``DecodeBackend``."""
@@ -251,11 +253,14 @@ class CachedDecoder:
             self._positions_R[target] = self._positions_R[source]
             if self._padding_R1T is not None:
                 self._padding_R1T[target] = self._padding_R1T[source]
-        self._cache.resize(num_rows)
-        self._buffers = _make_buffers(self.config, num_rows, self._dtype, self._device)
-        self._positions_R = self._positions_R[:num_rows]
+        num_slots = rounded_up(num_rows)  # the slots behind the rows decode on, and nobody looks
+        if num_slots >= len(self._positions_R):
+            return
+        self._cache.resize(num_slots)
+        self._buffers = _make_buffers(self.config, num_slots, self._dtype, self._device)
+        self._positions_R = self._positions_R[:num_slots]
         if self._padding_R1T is not None:
-            self._padding_R1T = self._padding_R1T[:num_rows]
+            self._padding_R1T = self._padding_R1T[:num_slots]
 
     def _loaded(self) -> InferenceWeights:
         if self.weights is None:

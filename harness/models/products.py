@@ -62,6 +62,15 @@ def add_weight_gradient(total_MK: Tensor, grad_NM: Tensor, x_NK: Tensor) -> None
         total_MK += grad_NM.t() @ x_NK
 
 
+def rounded_up(rows: int) -> int:
+    """Return the next of a few numbers of rows, at most a sixteenth larger, for products whose rows vary all the time.
+
+    oneDNN compiles a product for its exact shape, which takes about 0.3 ms and 0.5 MiB, and keeps the last 1,024.
+    """
+    step = max(1, 2 ** (rows.bit_length() - 1) // 16)
+    return rows + -rows % step
+
+
 @cache
 def onednn_works() -> bool:
     """Whether this torch has the operator, and it computes what it should, on transposed views too.

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from harness.models.decoder import Attention, DecoderLM
 from harness.models.head import score_hidden
 from harness.models.layers import QueryBlock, attention_in_blocks, bias_from, queries_per_block
+from harness.models.products import rounded_up
 from harness.models.scoring import TokenBan, check_batch, scatter_scores
 
 
@@ -35,7 +37,8 @@ class AttentionRows:
 class PackedBatch:
     """Where every token of a batch lies in the packed order: all prompts, then all responses.
 
-    N tokens run through the layers, M response tokens are scored. A response row has S = T - 1 queries and, with its
+    N tokens run through the layers, M response tokens are scored; both are filled up to a number that other batches have
+    too, with tokens that nothing looks at and scores that nothing takes. A response row has S = T - 1 queries and, with its
     prompt in front, K = L + S keys. ``attended_slots_N`` is where each token lies in what attention returns.
     """
 
@@ -95,7 +98,7 @@ def response_log_probs(
         temperature,
         with_entropy,
         entropy_gradient=entropy_gradient,
-        banned_M=None if ban is None else ban.of_tokens(batch.scored_mask_BT),
+        banned_M=None if ban is None else _fill_up(ban.of_tokens(batch.scored_mask_BT), -1),
     )
     return scatter_scores(*scores, batch.scored_mask_BT)
 
@@ -124,7 +127,7 @@ def pack_batch(
     )
 
     def pack(of_prompts_PL: Tensor, of_responses_BS: Tensor) -> Tensor:
-        return torch.cat((of_prompts_PL[in_prompt_PL], of_responses_BS[is_run_BS]))
+        return _fill_up(torch.cat((of_prompts_PL[in_prompt_PL], of_responses_BS[is_run_BS])))
 
     return PackedBatch(
         token_ids_N=pack(prompt_ids_PL, response_ids_BT[:, :-1]),
@@ -132,8 +135,8 @@ def pack_batch(
         rows=(prompts, responses),
         attended_slots_N=pack(places_PL, sum(block.queries for block in prompts.blocks) + places_BS),
         scored_mask_BT=scored_BT,
-        scored_slots_M=scored_slots_BT[scored_BT],
-        scored_ids_M=response_ids_BT[scored_BT],
+        scored_slots_M=_fill_up(scored_slots_BT[scored_BT]),
+        scored_ids_M=_fill_up(response_ids_BT[scored_BT]),
     )
 
 
@@ -186,6 +189,10 @@ def _shared_prompt_attention(batch: PackedBatch) -> Attention:
 
 def _rows(packed_NHD: Tensor, slots: Tensor) -> Tensor:
     return packed_NHD.index_select(0, slots.flatten()).unflatten(0, slots.shape)
+
+
+def _fill_up(values_N: Tensor, fill: int = 0) -> Tensor:
+    return F.pad(values_N, (0, rounded_up(len(values_N)) - len(values_N)), value=fill)
 
 
 def _number(present: Tensor, first: Tensor | int) -> Tensor:

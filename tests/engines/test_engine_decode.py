@@ -105,6 +105,28 @@ def test_logits_of_every_step_with_ragged_prompts_and_rows_that_leave(config, li
             logits = decoder.step(torch.tensor(tokens))
 
 
+def test_slots_that_wait_for_a_rounder_number_to_leave_change_nothing():
+    model = spread_model(GROUPED, 1)
+    decoder = decoder_for(model)
+    histories = [list(RAGGED[index % 4]) for index in range(40)]
+    slots = []
+    with torch.inference_mode():
+        logits = decoder.prefill(RAGGED, [index % 4 for index in range(40)], 7)
+        for step, num_rows in enumerate([39, 37, 33, 32, 31, 20]):
+            expected = torch.stack([full_logits(model, history) for history in histories])
+            assert logits.shape == expected.shape
+            assert (logits - expected).abs().max() < 1e-4
+            decoder.compact([len(histories) - 1], [step], num_rows)  # the last row takes a place, others leave
+            histories[step] = histories[-1]
+            histories = [list(history) for history in histories[:num_rows]]
+            tokens = [(13 * step + 7 * row) % 258 for row in range(num_rows)]
+            for history, token in zip(histories, tokens, strict=True):
+                history.append(token)
+            logits = decoder.step(torch.tensor(tokens))
+            slots.append(len(decoder._positions_R))
+    assert slots == [40, 38, 34, 32, 31, 20]
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_greedy_tokens_are_those_of_transformers_generate(config, seed):

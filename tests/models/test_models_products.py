@@ -8,7 +8,15 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.models import products
-from harness.models.products import FastLinear, add_weight_gradient, linear, onednn_works, product, use_fast_products
+from harness.models.products import (
+    FastLinear,
+    add_weight_gradient,
+    linear,
+    onednn_works,
+    product,
+    rounded_up,
+    use_fast_products,
+)
 
 pytestmark = pytest.mark.skipif(not onednn_works(), reason="no oneDNN in this torch")
 
@@ -109,3 +117,10 @@ def test_a_gradient_that_is_one_number_seen_everywhere():
     linear(x, weight).sum().backward()
     torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(3, 7), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(64, 7), rtol=1e-5, atol=1e-4)
+
+
+def test_rows_are_rounded_up_by_a_sixteenth_at_most_to_few_numbers():
+    assert [rounded_up(rows) for rows in (0, 1, 31, 33, 1000, 1025)] == [0, 1, 31, 34, 1024, 1088]
+    taken = [rounded_up(rows) for rows in range(1, 4097)]
+    assert all(rows <= got <= rows * 17 / 16 for rows, got in enumerate(taken, 1))
+    assert len(set(taken)) == 31 + 16 * 7 + 1  # each below 32, sixteen in every octave above, and 4096
