@@ -120,7 +120,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_score
 
 def attention_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[QueryBlock]) -> list[Tensor]:
     """Return each block's attention, (rows, S, Hq, D); arguments and kernels as in ``attention``."""
-    plain = len(blocks) == 1 and _takes_plain(q, k.shape[1], MAX_SCORES)
+    plain = _takes_plain(q, k.shape[1], MAX_SCORES)
     attend = _plain_attention if plain else _fused_attention
     if not plain:
         k, v = _repeat_heads(q, k), _repeat_heads(q, v)

@@ -37,9 +37,9 @@ class AttentionRows:
 class PackedBatch:
     """Where every token of a batch lies in the packed order: all prompts, then all responses.
 
-    N tokens run through the layers, M response tokens are scored; both are filled up to a number that other batches have
-    too, with tokens that nothing looks at and scores that nothing takes. A response row has S = T - 1 queries and, with its
-    prompt in front, K = L + S keys. ``attended_slots_N`` is where each token lies in what attention returns.
+    N tokens run through the layers, M response tokens are scored. Both are filled up to a number that other batches
+    have too, with tokens that nothing looks at and scores that nothing takes. A response row has S = T - 1 queries and,
+    with its prompt in front, K = L + S keys. ``attended_slots_N`` is where each token lies in what attention returns.
     """
 
     token_ids_N: Tensor
