@@ -6,8 +6,6 @@ Each rank compares with the whole model, which it keeps beside its shards.
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,11 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.multiprocessing.spawn import start_processes
 
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.policy import ScoringModel
+from tests.rank_pool import RankPool
 
 RANKS = 2
 SHAPE = ModelConfig(53, 32, 48, 2, 4, 2, 8, 64)
@@ -75,33 +73,25 @@ def step(scoring: nn.Module) -> Tensor:
     return scores_BT.detach()
 
 
-def compare(rank: int, sharding: str, shape: str, rendezvous: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
-    try:
-        whole, sharded = whole_model(SHAPES[shape]), whole_model(SHAPES[shape])
-        SHARDINGS[sharding](sharded)
-        torch.testing.assert_close(step(sharded), step(whole), rtol=1e-5, atol=1e-5)
-        gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
-        num_sharded = 0
-        for name, parameter in sharded.named_parameters():
-            found = parameter.grad
-            assert found is not None
-            if isinstance(found, DTensor):
-                num_sharded += 1
-                found = found.full_tensor()
-            elif ".q_norm." in name or ".k_norm." in name:  # whole on each rank, which saw its own heads only
-                dist.all_reduce(found)
-            torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-5, msg=name)
-        assert num_sharded >= len(COLUMNS + ROWS) * SHAPE.num_hidden_layers
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-    os._exit(0)  # gloo's threads still hold tensors, whose end during Python's own aborts the process now and then
+def compare(rank: int, sharding: str, shape: str) -> None:
+    whole, sharded = whole_model(SHAPES[shape]), whole_model(SHAPES[shape])
+    SHARDINGS[sharding](sharded)
+    torch.testing.assert_close(step(sharded), step(whole), rtol=1e-5, atol=1e-5)
+    gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    num_sharded = 0
+    for name, parameter in sharded.named_parameters():
+        found = parameter.grad
+        assert found is not None
+        if isinstance(found, DTensor):
+            num_sharded += 1
+            found = found.full_tensor()
+        elif ".q_norm." in name or ".k_norm." in name:  # whole on each rank, which saw its own heads only
+            dist.all_reduce(found)
+        torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-5, msg=name)
+    assert num_sharded >= len(COLUMNS + ROWS) * SHAPE.num_hidden_layers
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sharding", SHARDINGS)
-def test_sharded_over_two_ranks_it_is_the_same_policy(sharding: str, shape: str, tmp_path: Path) -> None:
-    start_processes(compare, (sharding, shape, str(tmp_path / "rendezvous")), nprocs=RANKS, start_method="spawn")
+def test_sharded_over_two_ranks_it_is_the_same_policy(sharding: str, shape: str, rank_pool: RankPool) -> None:
+    rank_pool.run(RANKS, compare, sharding, shape)
