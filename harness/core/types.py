@@ -112,7 +112,8 @@ class RolloutGroup:
 
     ``min_version`` and ``max_version`` are the policy versions of the oldest and the newest token, ``mean_version`` is
     the mean over tokens (None: all are of one version); ``rewards`` is None until the Scorer has filled it.
-    ``prompt_length`` is None where no tokens are behind the group. ``attempt`` is that of its order.
+    ``prompt_length`` is None where no tokens are behind the group. ``attempt`` is that of its order. ``truncated`` says
+    which responses were cut at ``max_tokens``; empty where nobody tells.
     """
 
     prompt_id: int
@@ -125,6 +126,7 @@ class RolloutGroup:
     mean_version: float | None = None
     prompt_length: int | None = None
     attempt: int = 0
+    truncated: tuple[bool, ...] = ()
 
     @property
     def token_version(self) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.core.errors import UserError
 from harness.core.types import Metrics, RolloutGroup
+from harness.learner.batch_plan import BatchPlan
 from harness.learner.trainer import TrainerOptions
 
 STRIDE = 1024
@@ -48,7 +49,9 @@ class PacedTrainer:
         self._weights = made_up_weights(megabytes, tensors)
         self._steps_done = 0
 
-    def prepare(self, groups: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
+    def prepare(
+        self, groups: Sequence[RolloutGroup], plan: BatchPlan | None = None, step: int = 0
+    ) -> Sequence[RolloutGroup]:
         """Return the groups as they are."""
         return groups
 

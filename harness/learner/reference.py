@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
@@ -37,20 +38,19 @@ class ReferencePolicy:
     in float32 at least. Where the parameters are bfloat16, in which a step of less than 1/512 of a weight is lost, the
     averages are kept beside them, and the model that scores is their rounding, of the policy's own type.
 
-    Args:
-        policy: copied as it is now.
-        updates: when and how far the copy follows.
+    A policy that is cut over ranks is averaged piece by piece, without the other ranks: both are cut alike.
 
-    Attributes:
-        model: the reference policy.
+    Args:
+        model: a ``frozen_copy`` of the policy, cut over ranks as the policy is.
+        updates: when and how far it follows.
     """
 
-    def __init__(self, policy: nn.Module, updates: ReferenceUpdates) -> None:
-        self.model, self._updates = frozen_copy(policy), updates
+    def __init__(self, model: nn.Module, updates: ReferenceUpdates) -> None:
+        self.model, self._updates = model, updates
         self._averages: dict[str, Tensor] = {}
         if updates.every is not None and updates.alpha < 1:
             self._averages = {
-                name: parameter.float()
+                name: _held_here(parameter).float()
                 for name, parameter in self.model.named_parameters()
                 if parameter.dtype in (torch.bfloat16, torch.float16)
             }
@@ -61,8 +61,14 @@ class ReferencePolicy:
         if self._updates.every is None or (step + 1) % self._updates.every != 0:
             return
         current = dict(policy.named_parameters())
-        for name, parameter in self.model.named_parameters():
+        for name, whole in self.model.named_parameters():
+            parameter = _held_here(whole)
             average = self._averages.get(name, parameter)
-            average.lerp_(current[name].to(average.dtype), self._updates.alpha)
+            average.lerp_(_held_here(current[name]).to(average.dtype), self._updates.alpha)
             if average is not parameter:
                 parameter.copy_(average)
+
+
+def _held_here(parameter: Tensor) -> Tensor:
+    """The part of a parameter that this rank holds, in place; all of it where it is not cut."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -17,21 +17,23 @@ from harness.core.types import Metric, Metrics, RolloutGroup, combine_metrics
 from harness.grpo import (
     Aggregation,
     Delta,
+    Denominator,
     LossOptions,
     RolloutBatch,
     Tally,
     collate,
     deltas_per_group,
     kl_tallies,
-    loss_denominator,
     mean_tally,
     surrogate_loss,
     to_metrics,
 )
 from harness.grpo.masking import unknown_choice
-from harness.learner.minibatches import row_numbers, shuffled_rows, split
+from harness.learner.batch_plan import Balance, BatchLengths, BatchPlan, OptimizerStepPlan, RowCost, Rows, plan_batch
 from harness.learner.optimizer import Schedule, make_optimizer
+from harness.learner.ranks import OneProcess, Ranks
 from harness.learner.reference import ReferencePolicy, ReferenceUpdates, frozen_copy
+from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl
 from harness.models.scoring import TokenBan
 from harness.scenario import loss as passes
@@ -80,6 +82,9 @@ class TrainerOptions:
         max_grad_norm: gradients are scaled down to this norm; None leaves them as they are.
         precision: ``bfloat16`` and ``float16`` train under autocast, with float32 weights; ``float16`` with the loss
             scaled up, so that small gradients do not vanish (Micikevicius et al., arXiv:1710.03740, section 3.2).
+        gradient_checkpointing: compute each layer's activations again on the way back, instead of keeping them.
+        balance: how several ranks share a minibatch, see ``harness.learner.batch_plan``.
+        row_cost: what ``balance`` reckons with where it is ``cost``.
 
     Raises:
         UserError: ``proximal`` is unknown, or the importance weights it leads to would all be 1.
@@ -110,6 +115,9 @@ class TrainerOptions:
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
     precision: str = "float32"
+    gradient_checkpointing: bool = False
+    balance: Balance = "round_robin"
+    row_cost: RowCost = field(default_factory=RowCost)
 
     def __post_init__(self) -> None:
         if self.proximal not in get_args(Proximal):
@@ -153,11 +161,30 @@ class TrainerOptions:
 
 @dataclass
 class PreparedBatch:
-    """A rollout batch on its way through the stages of a training step; ``drift`` holds the monitored KL figures."""
+    """A rollout batch on its way through the stages of a training step.
+
+    Attributes:
+        rollouts: the rows that this rank trains on, of the whole batch in one process.
+        numbers: the numbers in the whole batch of these rows, ascending.
+        home_B1: rows whose figures this rank reports, where another one trains on them in a later pass.
+        plan: who trains on what.
+        prompt_ids, advantages: of the whole batch.
+        drift: the monitored KL figures.
+    """
 
     rollouts: RolloutBatch
+    numbers: Rows
+    home_B1: Tensor
+    plan: BatchPlan
     prompt_ids: tuple[int, ...]
+    advantages: list[float]
     drift: Metrics = field(default_factory=dict)
+
+    def rows(self, numbers: Rows) -> RolloutBatch:
+        """Return the rows with these numbers in the whole batch."""
+        if np.array_equal(numbers, self.numbers):
+            return self.rollouts
+        return self.rollouts.rows(torch.from_numpy(np.searchsorted(self.numbers, numbers)))
 
 
 class PolicyTrainer:
@@ -169,6 +196,7 @@ class PolicyTrainer:
         options: see ``TrainerOptions``.
         should_stop: asked between microbatches.
         eos_token_id: the end of sequence, needed for ``options.ban_eos_first``.
+        ranks: that share the policy and its batches.
 
     Attributes:
         optimizer_step_metrics: of each optimizer step of the last training step, in order.
@@ -184,48 +212,80 @@ class PolicyTrainer:
         options: TrainerOptions,
         should_stop: Callable[[], bool] = lambda: False,
         eos_token_id: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.model, self.options = model, options
-        self._scoring = ScoringModel(model)
+        self.model, self.options, self._ranks = model, options, ranks or OneProcess()
         self._ban = _ban_of(options.ban_eos_first, eos_token_id)
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
         self._device = next(model.parameters()).device
+        reference = frozen_copy(model) if options.needs_reference else None
+        previous = frozen_copy(model) if options.monitor_kl else None  # what is cut over ranks cannot be copied
+        if options.gradient_checkpointing:
+            checkpoint_layers(model)
+        self._scoring = self._ranks.wrap(ScoringModel(model), trained=True)
+        self._reference, self._reference_scoring = None, None
+        if reference is not None:
+            self._reference_scoring = self._ranks.wrap(ScoringModel(reference), trained=False)
+            self._reference = ReferencePolicy(reference, options.reference)
+        self._previous = None if previous is None else self._ranks.wrap(ScoringModel(previous), trained=False)
         self._optimizer = make_optimizer(model, options.learning_rate, options.betas, options.weight_decay)
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
-        self._reference = ReferencePolicy(model, options.reference) if options.needs_reference else None
-        self._previous = ScoringModel(frozen_copy(model)) if options.monitor_kl else None
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
 
-    def prepare(self, groups: Sequence[RolloutGroup]) -> PreparedBatch:
+    def plan(self, step: int, groups: Sequence[RolloutGroup]) -> BatchPlan:
+        """Plan a training step; see ``batch_plan``. Groups may come without their data."""
+        return plan_training_step(step, groups, self.options, self._ranks.data_ranks)
+
+    def prepare(self, groups: Sequence[RolloutGroup], plan: BatchPlan | None = None, step: int = 0) -> PreparedBatch:
         """Turn scored groups, any number of them, into tensors with their advantages.
+
+        Args:
+            groups: all groups of the batch; those that only other ranks train on may come without their data.
+            plan: who trains on what; None makes it here.
+            step: the training step, of a plan made here.
 
         Raises:
             UserError: there is no group, or one has no rewards or more than ``group_size``.
         """
         rewards = [group.rewards or () for group in groups]
         truncated_B = _truncated(groups)
+        advantages_B = self._advantages(groups, rewards, truncated_B)
+        if not groups or not len(advantages_B):
+            raise UserError(f"{len(groups)} groups hold no rollout, at least one is needed", where="groups")
+        plan = plan or self.plan(step, groups)
+        numbers = plan.rows_of(self._ranks.data_rank)
+        if not len(numbers):
+            numbers = _any_rows(groups)
+        sizes = torch.tensor([len(group.lengths) for group in groups])
+        here_B = torch.tensor([group.data is not None for group in groups]).repeat_interleave(sizes)
         rollouts = collate(
-            [group.data for group in groups],
-            rewards,
+            [group.data for group in groups if group.data is not None],
+            [given for group, given in zip(groups, rewards, strict=True) if group.data is not None],
             self._pad_token_id,
-            self._advantages(groups, rewards, truncated_B),
+            advantages_B[here_B],
         )
+        held = np.flatnonzero(here_B.numpy())
+        if len(numbers) < len(held):
+            rollouts = rollouts.rows(torch.from_numpy(np.searchsorted(held, numbers)))
         if self.options.mask_truncated:
+            truncated_B = truncated_B[numbers]
             rollouts = replace(rollouts, response_mask_BT=rollouts.response_mask_BT & ~truncated_B[:, None])
         rollouts = rollouts.to(self._device)
         if self.options.old_is_engine:
             rollouts = replace(rollouts, old_log_probs_BT=rollouts.engine_log_probs_BT)
-        return PreparedBatch(rollouts, tuple(group.prompt_id for group in groups))
+        home = torch.from_numpy(np.isin(numbers, plan.rows_of(self._ranks.data_rank, slice(1)))).to(self._device)
+        prompt_ids = tuple(group.prompt_id for group in groups)
+        return PreparedBatch(rollouts, numbers, home[:, None], plan, prompt_ids, advantages_B.tolist())
 
     def advantages(self, batch: PreparedBatch) -> list[float]:
-        """Return the advantage of each rollout of the batch, group by group."""
-        return batch.rollouts.advantages_B1[:, 0].tolist()
+        """Return the advantage of each rollout of the whole batch, group by group."""
+        return batch.advantages
 
     def compute_old_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the policy before the first optimizer step."""
-        old_BT = self._no_grad_log_probs(self._scoring, batch.rollouts)
+        old_BT = self._no_grad_log_probs(self._scoring, batch)
         batch.rollouts = replace(batch.rollouts, old_log_probs_BT=old_BT)
 
     def compute_reference_log_probs(self, batch: PreparedBatch) -> None:
@@ -237,19 +297,21 @@ class PolicyTrainer:
         and ``kl/biased`` is 1. ``kl/..._exact`` is what k1 and k3 estimate, where the model offers it and p is at hand.
         """
         assert self._reference is not None
-        reference_BT = self._no_grad_log_probs(ScoringModel(self._reference.model), batch.rollouts)
+        assert self._reference_scoring is not None
+        reference_BT = self._no_grad_log_probs(self._reference_scoring, batch)
         batch.rollouts = replace(batch.rollouts, reference_log_probs_BT=reference_BT)
         if self._previous is None:
             return
         rollouts, stale = batch.rollouts, self.options.behaviour_is_engine
         p_BT = rollouts.engine_log_probs_BT if stale else rollouts.old_log_probs_BT
         assert p_BT is not None
-        previous_BT = self._no_grad_log_probs(self._previous, rollouts)
-        tallies = kl_tallies(p_BT, reference_BT, rollouts.response_mask_BT, "kl/reference")
-        tallies |= kl_tallies(p_BT, previous_BT, rollouts.response_mask_BT, "kl/previous")
+        previous_BT = self._no_grad_log_probs(self._previous, batch)
+        mask_BT = rollouts.response_mask_BT & batch.home_B1
+        tallies = kl_tallies(p_BT, reference_BT, mask_BT, "kl/reference")
+        tallies |= kl_tallies(p_BT, previous_BT, mask_BT, "kl/previous")
         if not stale:
-            tallies |= self._exact_kl(rollouts, self._reference.model, "kl/reference")
-            tallies |= self._exact_kl(rollouts, self._previous.policy, "kl/previous")
+            tallies |= self._exact_kl(batch, self._reference.model, "kl/reference")
+            tallies |= self._exact_kl(batch, _policy_in(self._previous), "kl/previous")
         batch.drift = to_metrics(tallies) | ({"kl/biased": Metric(1.0)} if stale else {})
 
     def train(self, step: int, batch: PreparedBatch) -> Metrics:
@@ -260,15 +322,15 @@ class PolicyTrainer:
             Interrupted: ``should_stop`` said so.
         """
         if self._previous is not None:
-            self._previous.policy.load_state_dict(self.model.state_dict())
+            _policy_in(self._previous).load_state_dict(self.model.state_dict())
         parts: list[Metrics] = []
-        for epoch in range(self.options.epochs_per_batch):
-            for index, minibatch in enumerate(self._minibatches(batch.rollouts, step, epoch)):
+        for epoch, minibatches in enumerate(batch.plan.epochs):
+            for index, minibatch in enumerate(minibatches):
                 number = (step * self.options.epochs_per_batch + epoch) * self.options.minibatches_per_epoch + index
                 where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
-                parts.append(self._optimizer_step(minibatch, number, step, where))
+                parts.append(self._optimizer_step(batch, minibatch, number, step, where))
         self.optimizer_step_metrics = parts
-        metrics = combine_metrics(parts) | batch.drift | self._left_out(batch.rollouts)
+        metrics = combine_metrics(parts) | batch.drift | self._left_out(batch)
         if self._reference is not None:
             self._reference.follow(self.model, step)
         self._last_good = f"step {step}: loss {metrics['loss'].value:.6g}, grad_norm {metrics['grad_norm'].value:.6g}"
@@ -310,8 +372,9 @@ class PolicyTrainer:
         truncated_PG = truncated_B.view_as(rewards_PG)
         return self.options.own_advantage(rewards=rewards_PG, lengths=lengths_PG, truncated=truncated_PG).reshape(-1)
 
-    def _exact_kl(self, rollouts: RolloutBatch, other: nn.Module, prefix: str) -> dict[str, Tally]:
+    def _exact_kl(self, batch: PreparedBatch, other: nn.Module, prefix: str) -> dict[str, Tally]:
         """Return the mean over response tokens of the KL to another policy; nothing where the model cannot tell."""
+        rollouts = batch.rollouts
         kl_BT = exact_policy_kl(
             self.model,
             other,
@@ -321,23 +384,21 @@ class PolicyTrainer:
             rollouts.prompt_index_B,
             temperature=self.options.temperature,
         )
-        return {} if kl_BT is None else {f"{prefix}_exact": mean_tally(kl_BT, rollouts.response_mask_BT)}
+        return (
+            {} if kl_BT is None else {f"{prefix}_exact": mean_tally(kl_BT, rollouts.response_mask_BT & batch.home_B1)}
+        )
 
-    def _left_out(self, rollouts: RolloutBatch) -> Metrics:
+    def _left_out(self, batch: PreparedBatch) -> Metrics:
         """Return the share of rollouts without a token in the loss, where truncated ones are left out."""
-        if not self.options.mask_truncated:
+        home_B = batch.home_B1[:, 0]
+        if not self.options.mask_truncated or not home_B.any():
             return {}
-        empty_B = ~rollouts.response_mask_BT.any(dim=1)
-        return {"loss_mask/truncated_fraction": Metric(float(empty_B.float().mean()), count=rollouts.num_rollouts)}
+        empty_B = ~batch.rollouts.response_mask_BT.any(dim=1)[home_B]
+        return {"loss_mask/truncated_fraction": Metric(float(empty_B.float().mean()), count=len(empty_B))}
 
-    def _minibatches(self, rollouts: RolloutBatch, step: int, epoch: int) -> list[RolloutBatch]:
-        pieces = self.options.minibatches_per_epoch
-        if pieces == 1 or not self.options.shuffle_minibatches:
-            return split(rollouts, pieces)
-        dealt = shuffled_rows(rollouts.prompt_index_B, pieces, seed=self.options.seed, step=step, epoch=epoch)
-        return [rollouts.rows(rows_B) for rows_B in dealt]
-
-    def _optimizer_step(self, minibatch: RolloutBatch, number: int, step: int, where: str) -> Metrics:
+    def _optimizer_step(
+        self, batch: PreparedBatch, minibatch: OptimizerStepPlan, number: int, step: int, where: str
+    ) -> Metrics:
         """Make the optimizer step of this number, counted from 0 over the whole run.
 
         A gradient that float16 cannot hold is computed again with half the loss scale.
@@ -345,13 +406,13 @@ class PolicyTrainer:
         learning_rate = self.options.learning_rate * self.options.schedule.share(number)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        loss, metrics = self._gradients(minibatch, where)
+        loss, metrics = self._gradients(batch, minibatch, where)
         scale, grad_norm, overflows = self._loss_scale.get_scale(), self._gradient_norm(), 0
         while scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm):
             self._optimizer.zero_grad()
             self._loss_scale.update(scale / 2)
             overflows += 1
-            loss, metrics = self._gradients(minibatch, where)
+            loss, metrics = self._gradients(batch, minibatch, where)
             scale, grad_norm = self._loss_scale.get_scale(), self._gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self._optimizer.zero_grad()
@@ -372,20 +433,32 @@ class PolicyTrainer:
         """Return the norm of the gradient, which is clipped to ``max_grad_norm``."""
         self._loss_scale.unscale_(self._optimizer)
         largest_norm = math.inf if self.options.max_grad_norm is None else self.options.max_grad_norm
-        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm))
+        return self._ranks.clip_gradients(self.model.parameters(), largest_norm)
 
-    def _gradients(self, minibatch: RolloutBatch, where: str) -> tuple[float, Metrics]:
+    def _gradients(self, batch: PreparedBatch, minibatch: OptimizerStepPlan, where: str) -> tuple[float, Metrics]:
         """Accumulate the gradient of a minibatch, times the loss scale; return its loss and its metrics."""
-        denominator = loss_denominator(minibatch.response_mask_BT, self.options.aggregation, self.options.constant)
+        options = self.options
+        denominator = Denominator(options.aggregation, minibatch.num_sequences, minibatch.num_tokens, options.constant)
         parts: list[Metrics] = []
         loss = torch.zeros((), device=self._device)
-        for micro in split(minibatch, self.options.gradient_accumulation_steps):
+        microbatches = minibatch.microbatches[self._ranks.data_rank]
+        for index, numbers in enumerate(microbatches):
             if self._should_stop():
                 raise Interrupted(f"stopped in {where}")
-            share, metrics = self._backward(micro, denominator.token_weights(micro.response_mask_BT))
+            with self._ranks.accumulating(self._scoring, last=index == len(microbatches) - 1):
+                if not len(numbers):
+                    self._backward_of_nothing(batch)
+                    continue
+                micro = batch.rows(numbers)
+                share, metrics = self._backward(micro, denominator.token_weights(micro.response_mask_BT))
             loss += share
             parts.append(metrics)
-        return float(loss), combine_metrics(parts)
+        return float(self._ranks.total(loss)), combine_metrics(parts)
+
+    def _backward_of_nothing(self, batch: PreparedBatch) -> None:
+        """Take part in the collectives of a microbatch that other ranks have rows for; the gradient is 0."""
+        log_probs_BT, _ = self._log_probs(self._scoring, batch.rollouts.rows([0]), with_entropy=False)
+        self._loss_scale.scale(log_probs_BT.sum() * 0.0).backward()
 
     def _backward(self, micro: RolloutBatch, weights_BT: Tensor) -> tuple[Tensor, Metrics]:
         """Accumulate the gradient of one microbatch; return its share of the loss and its metrics.
@@ -410,17 +483,21 @@ class PolicyTrainer:
             gap = tallies.pop("engine_mismatch/kl")
             if not self.options.old_is_engine:
                 tallies["off_policy/kl"] = gap  # the gap is the lag's too
-        self._loss_scale.scale(loss).backward()
+        self._loss_scale.scale(loss * self._ranks.data_ranks).backward()  # their mean is taken of it
         return loss.detach(), to_metrics(tallies)
 
     @torch.no_grad()
-    def _no_grad_log_probs(self, scoring: ScoringModel, rollouts: RolloutBatch) -> Tensor:
-        """Log-probs of all rollouts under a policy, one microbatch after the other; 0 where masked."""
+    def _no_grad_log_probs(self, scoring: nn.Module, batch: PreparedBatch) -> Tensor:
+        """Log-probs of this rank's rollouts under a policy, one microbatch after the other; 0 where masked."""
+        rollouts, several = batch.rollouts, self._ranks.data_ranks > 1
         pieces = self.options.minibatches_per_epoch * self.options.gradient_accumulation_steps
         log_probs_BT = torch.zeros_like(rollouts.engine_log_probs_BT)
-        for rows_B in row_numbers(rollouts, pieces):
-            part_BT, _ = self._log_probs(scoring, rollouts.rows(rows_B), with_entropy=False)
-            log_probs_BT[rows_B, : part_BT.shape[1]] = part_BT
+        for rows_B in torch.arange(rollouts.num_rollouts, device=self._device).tensor_split(pieces):
+            if len(rows_B):
+                part_BT, _ = self._log_probs(scoring, rollouts.rows(rows_B), with_entropy=False)
+                log_probs_BT[rows_B, : part_BT.shape[1]] = part_BT
+            elif several:  # every rank calls its policy equally often
+                self._log_probs(scoring, rollouts.rows([0]), with_entropy=False)
         return log_probs_BT
 
     def _autocast(self) -> torch.autocast:
@@ -428,7 +505,7 @@ class PolicyTrainer:
         return torch.autocast(self._device.type, narrow, enabled=self.options.precision != "float32")
 
     def _log_probs(
-        self, scoring: ScoringModel, rollouts: RolloutBatch, with_entropy: bool
+        self, scoring: nn.Module, rollouts: RolloutBatch, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         with self._autocast():
             scored: tuple[Tensor, Tensor | None] = scoring(
@@ -453,12 +530,54 @@ def _ban_of(first: int, eos_token_id: int | None) -> TokenBan | None:
     return TokenBan(eos_token_id, first)
 
 
+def plan_training_step(
+    step: int, groups: Sequence[RolloutGroup], options: TrainerOptions, data_ranks: int
+) -> BatchPlan:
+    """Plan a training step of so many data-parallel ranks; groups may come without their data."""
+    sizes = [len(group.lengths) for group in groups]
+    lengths = BatchLengths(
+        np.array([group.prompt_length or 0 for group in groups]),
+        np.array([length for group in groups for length in group.lengths]),
+        np.arange(len(groups)).repeat(sizes),
+        ~_truncated(groups).numpy() if options.mask_truncated else np.ones(sum(sizes), dtype=np.bool_),
+    )
+    return plan_batch(
+        lengths,
+        step=step,
+        seed=options.seed,
+        epochs=options.epochs_per_batch,
+        minibatches=options.minibatches_per_epoch,
+        microbatches=options.gradient_accumulation_steps,
+        shuffle=options.shuffle_minibatches,
+        ranks=data_ranks,
+        balance=options.balance,
+        cost=options.row_cost,
+    )
+
+
+def _policy_in(scoring: nn.Module) -> nn.Module:
+    """The policy inside of a scoring model, which FSDP2 leaves in its place."""
+    policy = scoring.policy
+    assert isinstance(policy, nn.Module)
+    return policy
+
+
+def _any_rows(groups: Sequence[RolloutGroup]) -> Rows:
+    """The rows of the groups that came with data, for a rank that trains on none."""
+    sizes = [len(group.lengths) for group in groups]
+    return np.flatnonzero(np.repeat([group.data is not None for group in groups], sizes))[:1]
+
+
 def _truncated(groups: Sequence[RolloutGroup]) -> Tensor:
     """Whether each rollout was cut at ``max_tokens``, (B,)."""
-    return torch.tensor(
-        [completion.finish_reason == "length" for group in groups for completion in group.data.completions],
-        dtype=torch.bool,
-    )
+    return torch.tensor([cut for group in groups for cut in truncations(group)], dtype=torch.bool)
+
+
+def truncations(group: RolloutGroup) -> Sequence[bool]:
+    """Whether each rollout of a group was cut at ``max_tokens``; what the group says itself, where it has no data."""
+    if group.data is None:
+        return group.truncated or (False,) * len(group.lengths)
+    return [completion.finish_reason == "length" for completion in group.data.completions]
 
 
 def _padded(rows: Sequence[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, Tensor]:

@@ -322,6 +322,15 @@ def checkpoint_layers(model: nn.Module) -> None:
         layer.training = True
 
 
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a policy, or of a module around one: what is cut over ranks, and gathered, as one piece.
+
+    Of transformers' models they are of the classes that the model itself says must stay whole.
+    """
+    whole = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    return [module for module in model.modules() if isinstance(module, DecoderLayer) or type(module).__name__ in whole]
+
+
 def _dropout(layer: nn.Module) -> float:
     value = getattr(layer, "dropout", 0.0)
     return value if isinstance(value, float) else 0.0

@@ -157,17 +157,6 @@ def _policy_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal)
     return PolicyTrainer(policy.model, tokenizer.pad_token_id, options, should_stop, tokenizer.eos_token_id)
 
 
-def _folder_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal) -> Trainer:
-    trainer = _policy_trainer(scenario, policy, should_stop)
-    settings: Any = scenario.model
-    if settings.gradient_checkpointing:
-        from harness.models.decoder import checkpoint_layers
-
-        assert policy.model is not None
-        checkpoint_layers(policy.model)  # after the trainer put the model into evaluation mode
-    return trainer
-
-
 def _paced_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal) -> Trainer:
     from harness.learner.paced import PacedTrainer
 
@@ -243,7 +232,7 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("model", "paced"): _paced_policy,
     ("model", "sorting"): _sorting_policy,
     ("trainer", "preset"): _policy_trainer,
-    ("trainer", "folder"): _folder_trainer,
+    ("trainer", "folder"): _policy_trainer,
     ("trainer", "paced"): _paced_trainer,
     ("trainer", "sorting"): _policy_trainer,
     ("engine", "native"): _native_engine,
@@ -323,6 +312,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         precision=scenario.model.precision,
+        gradient_checkpointing=getattr(scenario.model, "gradient_checkpointing", False),
     )
 
 

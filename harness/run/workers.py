@@ -36,6 +36,7 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.learner import TrainerOptions
+from harness.learner.batch_plan import BatchPlan
 from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify
@@ -65,7 +66,7 @@ class Trainer(Protocol):
     options: TrainerOptions
     optimizer_step_metrics: Sequence[Metrics]
 
-    def prepare(self, groups: Sequence[RolloutGroup]) -> Any: ...
+    def prepare(self, groups: Sequence[RolloutGroup], plan: BatchPlan | None = None, step: int = 0) -> Any: ...
 
     def advantages(self, batch: Any) -> list[float]: ...
 
@@ -285,6 +286,7 @@ def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> Rol
         mean_version=float(versions.mean()) if tagged else None,
         prompt_length=len(data.prompt_token_ids),
         attempt=item.attempt,
+        truncated=tuple(completion.finish_reason == "length" for completion in data.completions),
     )
 
 
@@ -401,10 +403,16 @@ class LearnerWorker:
         self.save, self.lane = save, lane
         self._probe_rows = first_probe
 
-    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """Train on one rollout batch; the version becomes ``step + 1``. Of some steps a group is kept to be read."""
+    def update(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None = None) -> UpdateResult:
+        """Train on one rollout batch; the version becomes ``step + 1``. Of some steps a group is kept to be read.
+
+        Args:
+            step: the training step.
+            groups: all groups; a rank of several has the data of those that it trains on.
+            plan: which rank trains on what; None: there is one process.
+        """
         with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
-            batch = self.trainer.prepare(groups)
+            batch = self.trainer.prepare(groups, plan, step)
             examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
         if self.trainer.options.needs_old_log_probs:
             with self.tracer.span(self.lane, Stage.OLD_LOGPROBS, step, step):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from harness.learner import PolicyTrainer
-from harness.learner.reference import ReferencePolicy, ReferenceUpdates
+from harness.learner.reference import ReferencePolicy, ReferenceUpdates, frozen_copy
 from harness.models.decoder import DecoderLM
 from tests.learner.tiny_training import CONFIG, OPTIONS, groups
 
@@ -20,7 +20,7 @@ def single(value: float, dtype: torch.dtype = torch.float32) -> nn.ParameterDict
 def followed(updates: ReferenceUpdates, values: list[float], dtype: torch.dtype = torch.float32) -> list[float]:
     """The reference of a policy that starts at 0, after each training step, which takes the policy to these values."""
     policy = single(0.0, dtype)
-    reference = ReferencePolicy(policy, updates)
+    reference = ReferencePolicy(frozen_copy(policy), updates)
     found = []
     for step, value in enumerate(values):
         nn.init.constant_(policy["weight"], value)
@@ -49,7 +49,7 @@ def test_a_bfloat16_policy_is_averaged_in_float32() -> None:
     """0.99^n of the way is left after n steps of 0.01. In bfloat16 the average stays where a hundredth of what is left
     is less than half of its spacing, 2^-7 between 1 and 2: no later than at 2 - 0.39 = 1.61."""
     policy = single(1.0, torch.bfloat16)
-    reference = ReferencePolicy(policy, ReferenceUpdates(every=1, alpha=0.01))
+    reference = ReferencePolicy(frozen_copy(policy), ReferenceUpdates(every=1, alpha=0.01))
     nn.init.constant_(policy["weight"], 2.0)
     rounded = torch.tensor(1.0, dtype=torch.bfloat16)
     for step in range(500):
@@ -65,7 +65,7 @@ def test_tied_weights_move_once() -> None:
     """Output and embedding are one matrix; averaged under both names it would move by three quarters, not a half."""
     for model in (DecoderLM(CONFIG, seed=1), tied_pair()):
         start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        reference = ReferencePolicy(model, ReferenceUpdates(every=1, alpha=0.5))
+        reference = ReferencePolicy(frozen_copy(model), ReferenceUpdates(every=1, alpha=0.5))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
@@ -83,7 +83,7 @@ def tied_pair() -> nn.Module:
 
 def test_parameters_are_paired_by_name() -> None:
     policy = nn.ParameterDict({"a": nn.Parameter(torch.tensor([1.0])), "b": nn.Parameter(torch.tensor([10.0]))})
-    reference = ReferencePolicy(policy, ReferenceUpdates(every=1, alpha=0.5))
+    reference = ReferencePolicy(frozen_copy(policy), ReferenceUpdates(every=1, alpha=0.5))
     turned = nn.ParameterDict({"b": nn.Parameter(torch.tensor([20.0])), "a": nn.Parameter(torch.tensor([3.0]))})
     reference.follow(turned, 0)
     assert {name: float(parameter) for name, parameter in reference.model.named_parameters()} == {"a": 2.0, "b": 15.0}

@@ -11,8 +11,8 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.types import Metric, RolloutGroup
 from harness.grpo import Delta, ImportanceOptions, LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.minibatches import shuffled_rows
 from harness.learner.reference import ReferenceUpdates
+from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM
 from tests.learner.tiny_training import CONFIG, OPTIONS, groups, trained
 
@@ -159,9 +159,9 @@ def test_two_minibatches_are_two_steps_on_the_two_halves(temperature: float) -> 
 def test_shuffled_minibatches_are_steps_on_the_rows_that_were_dealt() -> None:
     """Two passes of two minibatches, other ones in each pass; on the old code they were the two halves in both."""
     weights = trained(replace(OPTIONS, minibatches_per_epoch=2, epochs_per_batch=2, seed=7))[0]
-    group_of = torch.arange(3).repeat_interleave(4)
-    passes = [shuffled_rows(group_of, 2, seed=7, step=0, epoch=epoch) for epoch in range(2)]
-    rows = [minibatch.tolist() for dealt in passes for minibatch in dealt]
+    options = replace(OPTIONS, minibatches_per_epoch=2, epochs_per_batch=2, seed=7)
+    plan = plan_training_step(0, groups(), options, 1)
+    rows = [minibatch.microbatches[0][0].tolist() for dealt in plan.epochs for minibatch in dealt]
     assert len({tuple(sorted(minibatch)) for minibatch in rows}) == 4
     expected = train_by_hand(1.0, rows).state_dict()
     halves = train_by_hand(1.0, [range(6), range(6, 12)] * 2).state_dict()

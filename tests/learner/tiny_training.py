@@ -44,7 +44,7 @@ def trained(options: TrainerOptions, steps: int = 1) -> tuple[dict[str, torch.Te
     """Train from the same initial weights; return the weights and the last step's metrics."""
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
     for step in range(steps):
-        batch = trainer.prepare(groups(seed=step))
+        batch = trainer.prepare(groups(seed=step), step=step)
         if options.needs_old_log_probs:
             trainer.compute_old_log_probs(batch)
         if options.needs_reference:

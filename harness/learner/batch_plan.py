@@ -1,0 +1,190 @@
+"""Which rows of a rollout batch each rank trains on, in which microbatch, and what the loss is divided by.
+
+A plan is made once for a batch, of lengths alone, before any rank works: so the denominators of the whole batch need no
+collective, every rank makes equally many microbatches (one more on one rank would hang all others), and no row is lost
+or trained twice. Ranks compare the plan's digest before their first collective.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from harness.core.seeds import derive_seed
+
+Rows = npt.NDArray[np.int64]
+"""Row numbers of the rollout batch: its groups' rollouts behind one another."""
+Balance = Literal["round_robin", "longest_first", "cost"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowCost:
+    """What a row costs to train on: so much for each token, and for each pair of a token and one it attends to.
+
+    The defaults price tokens alone.
+    """
+
+    token: float = 1.0
+    pair: float = 0.0
+
+    def of_group(self, prompt: int, responses: Sequence[int]) -> float:
+        """Return the cost of rollouts that share a prompt, which is encoded once.
+
+        Args:
+            prompt: tokens of the prompt.
+            responses: tokens of each response.
+        """
+        tokens = prompt + sum(responses)
+        pairs = prompt**2 / 2 + sum(prompt * length + length**2 / 2 for length in responses)
+        return self.token * tokens + self.pair * pairs
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLengths:
+    """The lengths of a rollout batch, which is all that a plan is made of.
+
+    Attributes:
+        prompts_P: tokens of each group's prompt.
+        responses_B: tokens of each response.
+        group_B: the group of each response.
+        in_loss_B: whether a response's tokens are in the loss; truncated ones may be left out.
+    """
+
+    prompts_P: Rows
+    responses_B: Rows
+    group_B: Rows
+    in_loss_B: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStepPlan:
+    """One optimizer step: its microbatches, and the size of the whole minibatch.
+
+    Attributes:
+        microbatches: for each data-parallel rank its microbatches, equally many; an empty one stands for a microbatch
+            of weight 0, in which the rank takes part in the collectives and adds nothing.
+        num_sequences: rows of all ranks.
+        num_tokens: their response tokens in the loss.
+    """
+
+    microbatches: tuple[tuple[Rows, ...], ...]
+    num_sequences: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The optimizer steps of one training step, pass by pass."""
+
+    epochs: tuple[tuple[OptimizerStepPlan, ...], ...]
+    num_rows: int
+
+    def rows_of(self, rank: int, epochs: slice = slice(None)) -> Rows:
+        """Return the rows that a data-parallel rank trains on in these passes, in their order, each once."""
+        pieces = [rows for steps in self.epochs[epochs] for step in steps for rows in step.microbatches[rank]]
+        return np.unique(np.concatenate(pieces))
+
+    @property
+    def digest(self) -> str:
+        """What two plans have in common only if they are the same."""
+        total = hashlib.sha256(f"{self.num_rows}".encode())
+        for steps in self.epochs:
+            for step in steps:
+                total.update(f"|{step.num_sequences} {step.num_tokens}".encode())
+                for of_rank in step.microbatches:
+                    for rows in of_rank:
+                        total.update(b"," + rows.tobytes())
+        return total.hexdigest()
+
+
+def plan_batch(
+    lengths: BatchLengths,
+    *,
+    step: int,
+    seed: int = 0,
+    epochs: int = 1,
+    minibatches: int = 1,
+    microbatches: int = 1,
+    shuffle: bool = True,
+    ranks: int = 1,
+    balance: Balance = "round_robin",
+    cost: RowCost = RowCost(),
+) -> BatchPlan:
+    """Plan one training step.
+
+    Args:
+        lengths: of the rollout batch.
+        step: the training step.
+        seed: of the run; minibatches are dealt anew in each pass, by (seed, step, pass) and nothing else.
+        epochs: passes over the batch.
+        minibatches: optimizer steps of each pass; fewer where there are fewer rows.
+        microbatches: of each rank in an optimizer step; fewer where no rank has as many rows.
+        shuffle: deal the groups to minibatches; else they are consecutive rows.
+        ranks: that share the rows, data-parallel ones.
+        balance: how: groups in turns, or the costliest group first to the rank that has least (Graham 1969), by its
+            tokens or by ``cost``.
+        cost: of ``balance: cost``.
+    """
+    price = cost if balance == "cost" else RowCost()
+    passes = []
+    for epoch in range(epochs):
+        steps = []
+        for rows in _deal(lengths.group_B, minibatches, shuffle, derive_seed("minibatches", seed, step, epoch)):
+            shares = [rows] if ranks == 1 else _share_out(rows, lengths, ranks, balance, price)
+            pieces = [np.array_split(share, microbatches) for share in shares]
+            most = max(sum(len(piece) > 0 for piece in of_rank) for of_rank in pieces)
+            in_loss = lengths.responses_B[rows][lengths.in_loss_B[rows]]
+            steps.append(OptimizerStepPlan(tuple(tuple(p[:most]) for p in pieces), len(rows), int(in_loss.sum())))
+        passes.append(tuple(steps))
+    return BatchPlan(tuple(passes), len(lengths.group_B))
+
+
+def _deal(group_B: Rows, pieces: int, shuffle: bool, seed: int) -> list[Rows]:
+    """Deal the rows to minibatches whose sizes differ by at most one; none is empty.
+
+    Groups are shuffled, and the rows within each, so that a group's rows stay together but for those at the border of
+    two minibatches, and a minibatch encodes few prompts.
+    """
+    rows = np.arange(len(group_B))
+    if shuffle and pieces > 1:
+        generator = torch.Generator().manual_seed(seed)
+        rank_P = torch.randperm(int(group_B.max()) + 1, generator=generator).numpy()
+        rows = torch.randperm(len(group_B), generator=generator).numpy()
+        rows = rows[rank_P[group_B[rows]].argsort(kind="stable")]
+    return [piece for piece in np.array_split(rows, pieces) if len(piece)]
+
+
+def _share_out(rows: Rows, lengths: BatchLengths, ranks: int, balance: Balance, cost: RowCost) -> list[Rows]:
+    """Give each rank its share of a minibatch, in the minibatch's order.
+
+    Groups stay whole, so that a prompt is encoded once; where there are fewer than ranks, the largest are halved.
+    """
+    _, first, group_of = np.unique(lengths.group_B[rows], return_index=True, return_inverse=True)
+    atoms = [np.flatnonzero(group_of == group) for group in first.argsort()]
+    while len(atoms) < ranks and max(map(len, atoms)) > 1:
+        largest = max(range(len(atoms)), key=lambda number: len(atoms[number]))
+        atoms[largest : largest + 1] = np.array_split(atoms[largest], 2)
+    taken: list[list[Rows]] = [[] for _ in range(ranks)]
+    if balance == "round_robin":
+        for number, atom in enumerate(atoms):
+            taken[number % ranks].append(atom)
+    else:
+        costs = [_cost_of(rows[atom], lengths, cost) for atom in atoms]
+        totals = [0.0] * ranks
+        for number in sorted(range(len(atoms)), key=lambda number: -costs[number]):
+            least = totals.index(min(totals))
+            taken[least].append(atoms[number])
+            totals[least] += costs[number]
+    none = np.zeros(0, dtype=np.int64)
+    return [rows[np.sort(np.concatenate(own))] if own else none for own in taken]
+
+
+def _cost_of(rows: Rows, lengths: BatchLengths, cost: RowCost) -> float:
+    prompt = int(lengths.prompts_P[lengths.group_B[rows[0]]])
+    return cost.of_group(prompt, lengths.responses_B[rows].tolist())

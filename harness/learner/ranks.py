@@ -1,0 +1,156 @@
+"""The ranks of a Learner: one process, or several that share a model and a batch through torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.models.decoder import layers_of
+
+Sharding = Literal["none", "ddp", "fsdp2", "deepspeed"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """How many ranks copy, cut and split the model: ``replicate`` x ``shard`` x ``tensor`` of them, tensor innermost.
+
+    The same ranks form two meshes. The model's has these three dimensions. The data's has two: all of ``replicate`` and
+    ``shard`` take different rollouts, and the ranks of one ``tensor`` group take the same ones.
+    """
+
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.replicate * self.shard * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that take different rollouts."""
+        return self.replicate * self.shard
+
+    def data_rank(self, rank: int) -> int:
+        """Return which share of the rollouts a rank takes."""
+        return rank // self.tensor
+
+    def speaks(self, rank: int) -> bool:
+        """Whether a rank's figures count: those of one tensor group are the same."""
+        return rank % self.tensor == 0
+
+
+class Ranks(Protocol):
+    """What a trainer asks of its ranks.
+
+    Attributes:
+        data_ranks: ranks that take different rollouts.
+        data_rank: this one's number among them.
+    """
+
+    data_ranks: int
+    data_rank: int
+
+    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
+        """Return the module to call instead: the policy cut or copied over the ranks, in place."""
+
+    def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        """Return the context of a backward pass; gradients are exchanged in the last one of an optimizer step."""
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum of a value over the ranks that take different rollouts."""
+
+    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+        """Scale the gradients of the whole model down to this norm; return the norm before."""
+
+
+class OneProcess:
+    """No other ranks, and no process group."""
+
+    data_ranks, data_rank = 1, 0
+
+    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
+        """See ``Ranks``."""
+        return scoring
+
+    def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        """See ``Ranks``."""
+        return nullcontext()
+
+    def total(self, value: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return value
+
+    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+        """See ``Ranks``."""
+        return float(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+
+class TorchRanks:
+    """Ranks of DDP (Li et al. 2020) or FSDP2 (Zhao et al. 2023; with ``replicate`` above 1 hybrid sharding).
+
+    Both average gradients over the data ranks. The loss is divided by what the whole batch counts, so that the sum is
+    wanted: a trainer multiplies its loss by ``data_ranks``.
+
+    Args:
+        sharding: ``ddp`` or ``fsdp2``.
+        shape: of the mesh; the default process group has as many ranks.
+        reduce_dtype: in which FSDP2 exchanges gradients; None: their own.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        sharding: Sharding,
+        shape: MeshShape,
+        *,
+        reduce_dtype: torch.dtype | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self._sharding, self._reduce_dtype = sharding, reduce_dtype
+        sizes = (shape.replicate, shape.shard, shape.tensor)
+        self._mesh: DeviceMesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
+        self._shape = shape
+        self.data_ranks, self.data_rank = shape.data_ranks, shape.data_rank(dist.get_rank())
+        self._data_group = self._mesh["replicate", "shard"]._flatten("data").get_group()
+
+    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
+        """See ``Ranks``. Checkpointed layers must be so before."""
+        if self._sharding == "ddp":
+            return DistributedDataParallel(scoring, process_group=self._data_group) if trained else scoring
+        names = ("replicate", "shard") if self._shape.replicate > 1 else ("shard",)
+        policy = MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)
+        for layer in layers_of(scoring):
+            fully_shard(layer, mesh=self._mesh[names], mp_policy=policy)
+        fully_shard(scoring, mesh=self._mesh[names], mp_policy=policy)
+        return scoring
+
+    def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        """See ``Ranks``."""
+        if isinstance(scoring, FSDPModule):
+            scoring.set_requires_gradient_sync(last)
+        elif not last:
+            return cast(DistributedDataParallel, scoring).no_sync()
+        return nullcontext()
+
+    def total(self, value: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        summed = value.clone()
+        dist.all_reduce(summed, group=self._data_group)
+        return summed
+
+    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+        """See ``Ranks``."""
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
