@@ -80,20 +80,25 @@ class OptimizerStepPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The optimizer steps of one training step, pass by pass."""
+    """The optimizer steps of one training step, pass by pass; ``group_B`` is the group of each row."""
 
     epochs: tuple[tuple[OptimizerStepPlan, ...], ...]
-    num_rows: int
+    group_B: Rows
 
     def rows_of(self, rank: int, epochs: slice = slice(None)) -> Rows:
         """Return the rows that a data-parallel rank trains on in these passes, in their order, each once."""
         pieces = [rows for steps in self.epochs[epochs] for step in steps for rows in step.microbatches[rank]]
         return np.unique(np.concatenate(pieces))
 
+    def groups_of(self, rank: int) -> list[int]:
+        """Return the groups whose data a data-parallel rank needs; one that trains on nothing needs some tokens too."""
+        groups: list[int] = np.unique(self.group_B[self.rows_of(rank)]).tolist()
+        return groups or [0]
+
     @property
     def digest(self) -> str:
         """What two plans have in common only if they are the same."""
-        total = hashlib.sha256(f"{self.num_rows}".encode())
+        total = hashlib.sha256(self.group_B.tobytes())
         for steps in self.epochs:
             for step in steps:
                 total.update(f"|{step.num_sequences} {step.num_tokens}".encode())
@@ -142,7 +147,7 @@ def plan_batch(
             in_loss = lengths.responses_B[rows][lengths.in_loss_B[rows]]
             steps.append(OptimizerStepPlan(tuple(tuple(p[:most]) for p in pieces), len(rows), int(in_loss.sum())))
         passes.append(tuple(steps))
-    return BatchPlan(tuple(passes), len(lengths.group_B))
+    return BatchPlan(tuple(passes), lengths.group_B)
 
 
 def _deal(group_B: Rows, pieces: int, shuffle: bool, seed: int) -> list[Rows]:

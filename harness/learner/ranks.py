@@ -133,7 +133,8 @@ class TorchRanks:
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)
         for layer in layers_of(scoring):
             fully_shard(layer, mesh=self._mesh[names], mp_policy=policy)
-        fully_shard(scoring, mesh=self._mesh[names], mp_policy=policy)
+        # the root would keep what is outside of the layers whole after a forward pass, for a backward pass to come
+        fully_shard(scoring, mesh=self._mesh[names], mp_policy=policy, reshard_after_forward=True)
         return scoring
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:

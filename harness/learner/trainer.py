@@ -166,7 +166,7 @@ class PreparedBatch:
     Attributes:
         rollouts: the rows that this rank trains on, of the whole batch in one process.
         numbers: the numbers in the whole batch of these rows, ascending.
-        home_B1: rows whose figures this rank reports, where another one trains on them in a later pass.
+        home_B: rows whose figures this rank reports, where another one trains on them in a later pass.
         plan: who trains on what.
         prompt_ids, advantages: of the whole batch.
         drift: the monitored KL figures.
@@ -174,7 +174,7 @@ class PreparedBatch:
 
     rollouts: RolloutBatch
     numbers: Rows
-    home_B1: Tensor
+    home_B: Tensor
     plan: BatchPlan
     prompt_ids: tuple[int, ...]
     advantages: list[float]
@@ -275,9 +275,9 @@ class PolicyTrainer:
         rollouts = rollouts.to(self._device)
         if self.options.old_is_engine:
             rollouts = replace(rollouts, old_log_probs_BT=rollouts.engine_log_probs_BT)
-        home = torch.from_numpy(np.isin(numbers, plan.rows_of(self._ranks.data_rank, slice(1)))).to(self._device)
+        home_B = torch.from_numpy(np.isin(numbers, plan.rows_of(self._ranks.data_rank, slice(1)))).to(self._device)
         prompt_ids = tuple(group.prompt_id for group in groups)
-        return PreparedBatch(rollouts, numbers, home[:, None], plan, prompt_ids, advantages_B.tolist())
+        return PreparedBatch(rollouts, numbers, home_B, plan, prompt_ids, advantages_B.tolist())
 
     def advantages(self, batch: PreparedBatch) -> list[float]:
         """Return the advantage of each rollout of the whole batch, group by group."""
@@ -306,9 +306,10 @@ class PolicyTrainer:
         p_BT = rollouts.engine_log_probs_BT if stale else rollouts.old_log_probs_BT
         assert p_BT is not None
         previous_BT = self._no_grad_log_probs(self._previous, batch)
-        mask_BT = rollouts.response_mask_BT & batch.home_B1
-        tallies = kl_tallies(p_BT, reference_BT, mask_BT, "kl/reference")
-        tallies |= kl_tallies(p_BT, previous_BT, mask_BT, "kl/previous")
+        home_B = batch.home_B
+        mask_BT = rollouts.response_mask_BT[home_B]
+        tallies = kl_tallies(p_BT[home_B], reference_BT[home_B], mask_BT, "kl/reference")
+        tallies |= kl_tallies(p_BT[home_B], previous_BT[home_B], mask_BT, "kl/previous")
         if not stale:
             tallies |= self._exact_kl(batch, self._reference.model, "kl/reference")
             tallies |= self._exact_kl(batch, _policy_in(self._previous), "kl/previous")
@@ -385,12 +386,12 @@ class PolicyTrainer:
             temperature=self.options.temperature,
         )
         return (
-            {} if kl_BT is None else {f"{prefix}_exact": mean_tally(kl_BT, rollouts.response_mask_BT & batch.home_B1)}
+            {} if kl_BT is None else {f"{prefix}_exact": mean_tally(kl_BT[batch.home_B], rollouts.response_mask_BT[batch.home_B])}
         )
 
     def _left_out(self, batch: PreparedBatch) -> Metrics:
         """Return the share of rollouts without a token in the loss, where truncated ones are left out."""
-        home_B = batch.home_B1[:, 0]
+        home_B = batch.home_B
         if not self.options.mask_truncated or not home_B.any():
             return {}
         empty_B = ~batch.rollouts.response_mask_BT.any(dim=1)[home_B]

@@ -1,0 +1,213 @@
+"""A Learner of several ranks against one process: the same gradients, figures and weights, whatever is shared how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from harness.core.types import Metrics, RolloutGroup, combine_metrics
+from harness.grpo import LossOptions
+from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.ranks import MeshShape, Ranks, Sharding, TorchRanks
+from harness.learner.reference import ReferenceUpdates
+from harness.learner.trainer import plan_training_step
+from harness.models.decoder import DecoderLM
+from tests.learner.tiny_training import CONFIG, OPTIONS, groups
+from tests.rank_pool import RankPool
+
+MODES: dict[str, tuple[Sharding, MeshShape]] = {
+    "ddp": ("ddp", MeshShape(replicate=2)),
+    "fsdp2": ("fsdp2", MeshShape(shard=2)),
+    "fsdp2 on 3": ("fsdp2", MeshShape(shard=3)),
+    "hsdp": ("fsdp2", MeshShape(replicate=2, shard=2)),
+}
+Trained = tuple[dict[str, Tensor], dict[str, Tensor], Metrics]
+"""Weights, the gradients of the last optimizer step, and the last training step's metrics."""
+
+
+def sgd(trainer: PolicyTrainer) -> None:
+    trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), trainer.options.learning_rate)  # type: ignore[assignment]
+
+
+def keep(trainer: PolicyTrainer) -> None:
+    """Leave the optimizer as it is."""
+
+
+def train(
+    options: TrainerOptions,
+    batches: list[tuple[RolloutGroup, ...]],
+    change: Callable[[PolicyTrainer], None] = keep,
+    ranks: Ranks | None = None,
+) -> Trained:
+    """Train from the same initial weights, on this rank's share of each batch."""
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, ranks=ranks)
+    change(trainer)
+    gradients: dict[str, Tensor] = {}
+    zero_grad = trainer._optimizer.zero_grad
+
+    def note_gradients() -> None:
+        gradients.update({name: whole(parameter.grad) for name, parameter in trainer.model.named_parameters()})
+        zero_grad()
+
+    trainer._optimizer.zero_grad = note_gradients  # type: ignore[method-assign, assignment]
+    for step, made in enumerate(batches):
+        given, plan = made, trainer.plan(step, made)
+        if ranks is not None:
+            held = plan.groups_of(ranks.data_rank)
+            given = tuple(group if place in held else replace(group, data=None) for place, group in enumerate(made))
+        batch = trainer.prepare(given, plan)
+        if options.needs_old_log_probs:
+            trainer.compute_old_log_probs(batch)
+        if options.needs_reference:
+            trainer.compute_reference_log_probs(batch)
+        metrics = trainer.train(step, batch)
+    return {name: whole(tensor) for name, tensor in trainer.weights().items()}, gradients, metrics
+
+
+def whole(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def train_rank(
+    rank: int, mode: str, options: TrainerOptions, batches: list[tuple[RolloutGroup, ...]], change: Any
+) -> Trained:
+    return train(options, batches, change, TorchRanks(*MODES[mode]))
+
+
+def compare(
+    pool: RankPool, mode: str, options: TrainerOptions, batches: Any, change: Any
+) -> list[tuple[Trained, Trained]]:
+    """Return for each rank what it has and what one process has, after comparing what all ranks must share."""
+    wanted = train(options, batches, change)
+    found = pool.run(MODES[mode][1].ranks, train_rank, mode, options, batches, change)
+    for weights, gradients, metrics in found[1:]:
+        assert all(torch.equal(weights[name], found[0][0][name]) for name in weights)
+        assert all(torch.equal(gradients[name], found[0][1][name]) for name in gradients)
+        assert metrics["loss"] == found[0][2]["loss"]
+    return [(of_rank, wanted) for of_rank in found]
+
+
+def same_metrics(found: list[Metrics], wanted: Metrics) -> None:
+    combined = combine_metrics(found)
+    shared = {"loss", "grad_norm", "learning_rate"}  # of the whole step, the same on every rank
+    assert combined.keys() == wanted.keys()
+    for name, metric in wanted.items():
+        assert combined[name].value == pytest.approx(metric.value, rel=2e-4, abs=1e-6), name
+        assert combined[name].count == metric.count * (len(found) if name in shared else 1), name
+
+
+PLAIN = replace(OPTIONS, max_grad_norm=None)
+RICH = replace(
+    OPTIONS,
+    loss=LossOptions("grpo_clip", kl_coefficient=0.05, entropy_coefficient=0.01),
+    monitor_kl=True,
+    reference=ReferenceUpdates(every=1, alpha=0.5),
+    epochs_per_batch=2,
+    minibatches_per_epoch=2,
+    gradient_accumulation_steps=2,
+    max_grad_norm=0.5,
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_five_sgd_steps_are_those_of_one_process(mode: str, rank_pool: RankPool) -> None:
+    batches = [groups(seed, num_groups=5) for seed in range(5)]
+    options = replace(RICH, learning_rate=0.1)
+    pairs = compare(rank_pool, mode, options, batches, sgd)
+    for (weights, gradients, _), (wanted_weights, wanted_gradients, _) in pairs:
+        for name, wanted in wanted_gradients.items():
+            torch.testing.assert_close(gradients[name], wanted, rtol=0, atol=1e-6, msg=name)
+        for name, wanted in wanted_weights.items():
+            torch.testing.assert_close(weights[name], wanted, rtol=0, atol=1e-6, msg=name)
+    same_metrics([metrics for (_, _, metrics), _ in pairs], pairs[0][1][2])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_five_steps_of_adamw_end_within_a_fiftieth_of_the_way(mode: str, rank_pool: RankPool) -> None:
+    batches = [groups(seed) for seed in range(5)]
+    pairs = compare(rank_pool, mode, PLAIN, batches, keep)
+    start = dict(DecoderLM(CONFIG, seed=1).named_parameters())
+    for (weights, _, _), (wanted, _, _) in pairs[:1]:
+        moved = torch.cat([(wanted[name] - start[name]).flatten() for name in wanted]).norm()
+        apart = torch.cat([(weights[name] - wanted[name]).flatten() for name in wanted]).norm()
+        assert float(apart.detach() / moved.detach()) < 0.02
+
+
+def spread_out(rank: int, options: TrainerOptions, made: tuple[RolloutGroup, ...], shape: MeshShape) -> Trained:
+    return train(options, [made], keep, TorchRanks("fsdp2", shape))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_any_split_has_the_gradient_of_one_process(aggregation: Any, ranks: int, rank_pool: RankPool) -> None:
+    """Odd groups, a group that lost rollouts, fewer rows than ranks, truncated responses: drawn anew for each split."""
+    rng = np.random.default_rng([ranks, len(aggregation)])
+    for trial in range(4):
+        made = list(groups(trial, num_groups=int(rng.integers(1, 5)), group_size=int(rng.integers(2, 5))))
+        made[0] = without_rollouts(made[0], int(rng.integers(2, len(made[0].lengths) + 1)))
+        options = replace(
+            PLAIN,
+            aggregation=aggregation,
+            constant=8 if aggregation == "constant" else None,
+            gradient_accumulation_steps=int(rng.integers(1, 4)),
+            balance=str(rng.choice(["round_robin", "longest_first", "cost"])),  # type: ignore[arg-type]
+        )
+        _, wanted, metrics = train(options, [tuple(made)])
+        found = rank_pool.run(ranks, spread_out, options, tuple(made), MeshShape(shard=ranks))
+        for _, gradients, of_rank in found:
+            assert of_rank["loss"].value == pytest.approx(metrics["loss"].value, abs=1e-6)
+            for name, gradient in wanted.items():
+                torch.testing.assert_close(gradients[name], gradient, rtol=0, atol=1e-6, msg=name)
+
+
+def without_rollouts(group: RolloutGroup, count: int) -> RolloutGroup:
+    """The group with its first rollouts only, as after a failure or of a replay sample."""
+    assert group.rewards is not None
+    data = replace(group.data, completions=group.data.completions[:count])
+    return replace(group, lengths=group.lengths[:count], rewards=group.rewards[:count], data=data)
+
+
+def pieces(rank: int) -> list[tuple[str, int]]:
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, RICH, ranks=TorchRanks("fsdp2", MeshShape(shard=2)))
+    assert dist.get_world_size() == 2
+    held = [*trainer.model.named_parameters(), *trainer._reference.model.named_parameters()]  # type: ignore[union-attr]
+    return [(name, parameter.to_local().numel()) for name, parameter in held if isinstance(parameter, DTensor)]
+
+
+def test_every_parameter_of_policy_and_reference_is_cut(rank_pool: RankPool) -> None:
+    whole_sizes = {name: parameter.numel() for name, parameter in DecoderLM(CONFIG, seed=1).named_parameters()}
+    found = rank_pool.run(2, pieces)
+    for held in zip(*found, strict=True):
+        name = held[0][0]
+        assert sum(size for _, size in held) == whole_sizes[name]
+        assert held[0][1] == -(-DecoderLM(CONFIG).get_parameter(name).shape[0] // 2) * (
+            whole_sizes[name] // DecoderLM(CONFIG).get_parameter(name).shape[0]
+        )
+    assert len(found[0]) == 2 * len(whole_sizes)
+
+
+def test_the_plans_of_all_ranks_cover_each_row_once() -> None:
+    made = groups(3, num_groups=7)
+    for balance in ("round_robin", "longest_first", "cost"):
+        options = replace(RICH, balance=balance)
+        plan = plan_training_step(2, made, options, 3)
+        for minibatches in plan.epochs:
+            rows = [row for step in minibatches for rank in step.microbatches for piece in rank for row in piece]
+            assert sorted(rows) == list(range(28))
+            for step in minibatches:
+                assert len({len(of_rank) for of_rank in step.microbatches}) == 1
+                assert step.num_sequences == sum(len(piece) for rank in step.microbatches for piece in rank)
+        assert (
+            plan.digest
+            == plan_training_step(2, made, options, 3).digest
+            != plan_training_step(3, made, options, 3).digest
+        )
