@@ -3,7 +3,8 @@
 HarnessError
 ├── UserError (also a ValueError)   bad input: the message says what, where, the bound and the fix; exit code 2
 ├── RunStopped                      the run itself cannot go on (broken lag bound, dead Learner): exit code 1
-│   └── Diverged                    its loss or gradient was not finite: to an experiment that is a result
+│   ├── Diverged                    its loss or gradient was not finite: to an experiment that is a result
+│   └── PartDied                    a part that cannot be replaced
 ├── Interrupted                     Ctrl-C or SIGTERM, after the results were closed: exit code 130
 └── PartReplaced                    a part died; the loop repeats its work on the new one, nobody else sees this
 
@@ -57,6 +58,10 @@ class Diverged(RunStopped):
 
     def __str__(self) -> str:
         return self.message
+
+
+class PartDied(RunStopped):
+    """A part died that cannot be replaced: the Learner, or one of its ranks."""
 
 
 class PartReplaced(HarnessError):

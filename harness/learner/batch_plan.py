@@ -10,17 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from harness.core.seeds import derive_seed
+from harness.scenario.learner import Balance
 
 Rows = npt.NDArray[np.int64]
 """Row numbers of the rollout batch: its groups' rollouts behind one another."""
-Balance = Literal["round_robin", "longest_first", "cost"]
 
 
 @dataclass(frozen=True, slots=True)

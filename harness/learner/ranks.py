@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -16,39 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.models.decoder import layers_of
-
-Sharding = Literal["none", "ddp", "fsdp2", "deepspeed"]
-
-
-@dataclass(frozen=True, slots=True)
-class MeshShape:
-    """How many ranks copy, cut and split the model: ``replicate`` x ``shard`` x ``tensor`` of them, tensor innermost.
-
-    The same ranks form two meshes. The model's has these three dimensions. The data's has two: all of ``replicate`` and
-    ``shard`` take different rollouts, and the ranks of one ``tensor`` group take the same ones.
-    """
-
-    replicate: int = 1
-    shard: int = 1
-    tensor: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """All of them."""
-        return self.replicate * self.shard * self.tensor
-
-    @property
-    def data_ranks(self) -> int:
-        """Ranks that take different rollouts."""
-        return self.replicate * self.shard
-
-    def data_rank(self, rank: int) -> int:
-        """Return which share of the rollouts a rank takes."""
-        return rank // self.tensor
-
-    def speaks(self, rank: int) -> bool:
-        """Whether a rank's figures count: those of one tensor group are the same."""
-        return rank % self.tensor == 0
+from harness.scenario.learner import MeshShape, Sharding
 
 
 class Ranks(Protocol):

@@ -29,7 +29,7 @@ from harness.grpo import (
     to_metrics,
 )
 from harness.grpo.masking import unknown_choice
-from harness.learner.batch_plan import Balance, BatchLengths, BatchPlan, OptimizerStepPlan, RowCost, Rows, plan_batch
+from harness.learner.batch_plan import BatchLengths, BatchPlan, OptimizerStepPlan, RowCost, Rows, plan_batch
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import OneProcess, Ranks
 from harness.learner.reference import ReferencePolicy, ReferenceUpdates, frozen_copy
@@ -37,8 +37,13 @@ from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl
 from harness.models.scoring import TokenBan
 from harness.scenario import loss as passes
+from harness.scenario.learner import Balance
 
 Proximal = Literal["engine", "recompute"]
+
+
+OF_THE_WHOLE_STEP = ("loss", "grad_norm", "learning_rate", "float16/loss_scale", "float16/overflows")
+"""Metrics that every rank knows of the whole optimizer step; the others are of its own rows."""
 
 
 class OwnAdvantage(Protocol):
@@ -386,7 +391,9 @@ class PolicyTrainer:
             temperature=self.options.temperature,
         )
         return (
-            {} if kl_BT is None else {f"{prefix}_exact": mean_tally(kl_BT[batch.home_B], rollouts.response_mask_BT[batch.home_B])}
+            {}
+            if kl_BT is None
+            else {f"{prefix}_exact": mean_tally(kl_BT[batch.home_B], rollouts.response_mask_BT[batch.home_B])}
         )
 
     def _left_out(self, batch: PreparedBatch) -> Metrics:

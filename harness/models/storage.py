@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,12 @@ _WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _HUB_NAME_PARTS = 2
 
 
-def save_policy(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
+def save_policy(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write a folder that ``transformers`` loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
 
     Files are written beside the folder first and moved into it when all are complete, so that a reader never sees half
@@ -42,15 +47,16 @@ def save_policy(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: st
         model: a ``DecoderLM``, saved as the family it is of, or a model of transformers.
         tokenizer: its tokenizer.
         folder: made with its parents where it is missing.
+        weights: all weights by name, of a model that is cut over ranks; None: they are the model's own.
 
     Raises:
         UserError: the folder cannot be written, or the disk is full; what an earlier save left in it stays.
     """
     with _staged(Path(folder)) as staging:
         if isinstance(model, DecoderLM):
-            _write_decoder(model, tokenizer, staging)
+            _write_decoder(model, tokenizer, staging, weights or model.state_dict())
         else:
-            model.save_pretrained(staging)  # type: ignore[operator]
+            model.save_pretrained(staging, state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
         tokenizer.save_pretrained(staging)
 
 
@@ -82,8 +88,10 @@ def load_policy(
     return model.to(device).eval(), tokenizer
 
 
-def _write_decoder(model: DecoderLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+def _write_decoder(
+    model: DecoderLM, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, Tensor]
+) -> None:
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = model.config.to_hf(**ends)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")

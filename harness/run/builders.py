@@ -6,13 +6,13 @@ happen inside the makers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from harness.core.protocols import Engine, Task
 from harness.core.trace import Tracer
@@ -34,9 +34,16 @@ from harness.run.workers import (
     first_probe_rows,
 )
 from harness.scenario import Scenario
+from harness.scenario.learner import mesh_shape
 from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.protocol import WeightReceiver, WeightSender
+
+if TYPE_CHECKING:
+    from harness.learner import PolicyTrainer
+    from harness.learner.process_group import RankGroup
+    from harness.learner.ranks import Ranks
+    from harness.run.rank_worker import LearnerRank
 
 EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.5
 
@@ -149,12 +156,14 @@ def _paced_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> P
     return Policy(None, PacedTokenizer(), None)
 
 
-def _policy_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal) -> Trainer:
+def _policy_trainer(
+    scenario: Scenario, policy: Policy, should_stop: StopSignal, ranks: Ranks | None = None
+) -> PolicyTrainer:
     from harness.learner import PolicyTrainer
 
     assert policy.model is not None
     tokenizer, options = policy.tokenizer, trainer_options(scenario)
-    return PolicyTrainer(policy.model, tokenizer.pad_token_id, options, should_stop, tokenizer.eos_token_id)
+    return PolicyTrainer(policy.model, tokenizer.pad_token_id, options, should_stop, tokenizer.eos_token_id, ranks)
 
 
 def _paced_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal) -> Trainer:
@@ -312,6 +321,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         precision=scenario.model.precision,
+        balance=scenario.learner.balance,
         gradient_checkpointing=getattr(scenario.model, "gradient_checkpointing", False),
     )
 
@@ -455,8 +465,37 @@ def make_learner(
     return LearnerWorker(trainer, sender, tracer=tracer, verify=scenario.verifies_weights, save=save, first_probe=probe)
 
 
-def _save_policy(policy: Policy, folder: Path) -> None:
+def make_learner_rank(
+    scenario: Scenario, *, sender: WeightSender, policy: Policy, tracer: Tracer, group: RankGroup, device: str
+) -> LearnerRank:
+    """Return the worker of one of the Learner's ranks, whose group there is already."""
+    import torch
+
+    from harness.learner.ranks import TorchRanks
+    from harness.run.rank_worker import LearnerRank
+
+    settings = scenario.learner
+    ranks = TorchRanks(
+        settings.sharding,
+        mesh_shape(scenario),
+        reduce_dtype=getattr(torch, settings.reduce_dtype),
+        device=device,
+    )
+    proven = mismatch_bound(scenario) is not None
+    return LearnerRank(
+        _policy_trainer(scenario, policy, never, ranks),
+        sender,
+        tracer=tracer,
+        group=group,
+        publish=settings.publish,
+        verify=scenario.verifies_weights,
+        save=partial(_save_policy, policy) if scenario.save_policy else None,
+        first_probe=first_probe_rows(make_task(scenario), prompt_encoder(scenario, policy)) if proven else None,
+    )
+
+
+def _save_policy(policy: Policy, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     from harness.models.storage import save_policy
 
     assert policy.model is not None
-    save_policy(policy.model, policy.tokenizer, folder)
+    save_policy(policy.model, policy.tokenizer, folder, weights)

@@ -102,7 +102,7 @@ def _check_fits_here(scenario: Scenario) -> None:
         return
     generators, scorers = placement.generator, placement.scorer
     raise UserError(
-        f"the parts ask for {wanted:g} CPUs (learner {placement.learner.cpus:g}, {generators.count} x generator "
+        f"the parts ask for {wanted:g} CPUs (learner {_of_ranks(scenario):g}, {generators.count} x generator "
         f"{generators.cpus:g}, {scorers.count} x scorer {scorers.cpus:g}), and this machine has {cores}",
         "placement",
         "lower placement.*.cpus (fractions share a CPU), use fewer parts, or set placement.address to a cluster",
@@ -114,6 +114,10 @@ def _cpus(scenario: Scenario) -> float:
         return 0.0
     placement = scenario.placement
     if placement.colocated:
-        return max(placement.learner.cpus, placement.generator.cpus, placement.scorer.cpus)
+        return max(_of_ranks(scenario), placement.generator.cpus, placement.scorer.cpus)
     generators = placement.generator.count * placement.generator.cpus
-    return placement.learner.cpus + generators + placement.scorer.count * placement.scorer.cpus
+    return _of_ranks(scenario) + generators + placement.scorer.count * placement.scorer.cpus
+
+
+def _of_ranks(scenario: Scenario) -> float:
+    return scenario.placement.learner.ranks * scenario.placement.learner.cpus

@@ -193,7 +193,7 @@ class SweepActors:
         self._weights, self._version = weights, -1
         self._folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
 
-        def launch(lane: str, part: PartSettings, make: Callable[[str, Tracer], Any]) -> tuple[Any, Any]:
+        def launch(lane: str, part: PartSettings, make: Callable[[str, Tracer], Any]) -> tuple[Any, Any, Any]:
             device = resolve_device(scenario, part)
             environment = process_environment(1, placement.interface)
             return ActorSpec(
@@ -207,10 +207,10 @@ class SweepActors:
         launched = [launch("learner", placement.learner, learner)]
         for lane in numbered_lanes("generator", max(settings.receivers)):
             launched.append(launch(lane, placement.generator, partial(make_sweep_generator, transports, lane)))
-        self._handles = [handle for handle, _ in launched]
+        self._handles = [handle for handle, *_ in launched]
         try:
             with _plain_errors():
-                ray.get([facts for _, facts in launched])
+                ray.get([facts for _, facts, _ in launched])
             for name in transports:
                 if TRANSPORTS[name].two_sided:
                     make_group(self._handles, name)

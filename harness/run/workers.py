@@ -423,13 +423,16 @@ class LearnerWorker:
         with self.tracer.span(self.lane, Stage.UPDATE, step, step):
             metrics = self.trainer.train(step, batch)
         if self._probe_rows is not None:
-            self._probe_rows = probe_rows([group.data for group in groups]) or self._probe_rows
+            held = [group.data for group in groups if group.data is not None]
+            self._probe_rows = probe_rows(held) or self._probe_rows
         optimizer_steps = self.trainer.options.optimizer_steps_per_batch
         return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
 
     def _examples(self, step: int, groups: tuple[RolloutGroup, ...], batch: Any) -> tuple[ExampleRollout, ...]:
         """Return the rollouts of one group, each time of another one in turn."""
         number = step // EXAMPLES_EVERY % len(groups)
+        if groups[number].data is None:
+            return ()  # another rank has it
         first = sum(len(group.lengths) for group in groups[:number])
         advantages = self.trainer.advantages(batch)[first:][: len(groups[number].lengths)][:MOST_EXAMPLES]
         return tuple(_trained_example(groups[number], place, advantage) for place, advantage in enumerate(advantages))
@@ -449,15 +452,19 @@ class LearnerWorker:
             tracer=self.tracer,
             lane=self.lane,
         )
+        return replace(weight_handle, probe=self._proof(version))
+
+    def _proof(self, version: int) -> LogProbProbe | None:
+        """Return what the engines have to agree with; None where nothing is to be proven."""
         if not self._probe_rows:
-            return weight_handle
+            return None
         with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
             prompts, responses = zip(*self._probe_rows, strict=True)
             log_probs = cast(ScoringTrainer, self.trainer).log_probs_of(prompts, responses)
             if not all(np.isfinite(row_T).all() for row_T in log_probs):
                 made_by = max(0, version - 1)  # the step whose update made these weights
                 raise Diverged(f"the Learner's log-probabilities at policy version {version} are not finite", made_by)
-            return replace(weight_handle, probe=LogProbProbe(prompts, responses, tuple(log_probs)))
+            return LogProbProbe(prompts, responses, tuple(log_probs))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -43,6 +43,13 @@ class PartSettings(Section):
     """Its CPU threads; null takes model.threads, or else its CPUs."""
 
 
+class LearnerPartSettings(PartSettings):
+    """What each rank of the Learner may use."""
+
+    ranks: AtLeast1 = 1
+    """Processes that train together, see `learner`; cpus, gpus and threads are those of each."""
+
+
 class ReplicatedPartSettings(PartSettings):
     """What each of several equal parts may use."""
 
@@ -68,7 +75,7 @@ class PlacementSettings(Section):
     """The Generators."""
     scorer: Annotated[ScorerSettings, EmptyIfNull] = ScorerSettings()
     """The Scorers."""
-    learner: Annotated[PartSettings, EmptyIfNull] = PartSettings()
+    learner: Annotated[LearnerPartSettings, EmptyIfNull] = LearnerPartSettings()
     """The Learner."""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """How Ray lays the parts over the nodes of a cluster."""

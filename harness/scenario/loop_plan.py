@@ -54,6 +54,11 @@ def lanes_of(kind: str, scenario: Scenario) -> list[str]:
     return numbered_lanes(kind, getattr(scenario.placement, kind).count)
 
 
+def rank_lanes(scenario: Scenario) -> list[str]:
+    """Return the names of the Learner's ranks; the first one's lane is the Learner's."""
+    return ["learner", *(f"learner{rank}" for rank in range(1, scenario.placement.learner.ranks))]
+
+
 def all_lanes(scenario: Scenario) -> tuple[str, ...]:
     """Return the names of all lanes of a run."""
     return (*lanes_of("generator", scenario), *lanes_of("scorer", scenario), "learner")

@@ -25,6 +25,7 @@ from harness.scenario.distributed import (
     TransportSweepSettings,
 )
 from harness.scenario.dynamic_sampling import DYNAMIC_SAMPLING_RULES, DynamicSamplingSettings
+from harness.scenario.learner import LEARNER_RULES, LearnerSettings
 from harness.scenario.loss import (
     LOSS_RULES,
     AdvantageSettings,
@@ -92,6 +93,8 @@ class Scenario(Section):
     """How rewards become advantages."""
     optimizer: Annotated[OptimizerSettings, EmptyIfNull] = OptimizerSettings()
     """The optimizer."""
+    learner: Annotated[LearnerSettings, EmptyIfNull] = LearnerSettings()
+    """How the Learner is spread over its ranks."""
     evaluation: Annotated[EvaluationSettings, EmptyIfNull] = EvaluationSettings()
     """Validation on held-out prompts."""
     max_lag: AtLeast0 = 0
@@ -336,6 +339,7 @@ RULES: tuple[Rule, ...] = (
     endpoint_is_measured,
     *LOSS_RULES,
     *DISTRIBUTED_RULES,
+    *LEARNER_RULES,
     *DYNAMIC_SAMPLING_RULES,
     *TASK_AND_MODEL_RULES,
 )

@@ -16,10 +16,11 @@ from torch.distributed.tensor import DTensor
 from harness.core.types import Metrics, RolloutGroup, combine_metrics
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.ranks import MeshShape, Ranks, Sharding, TorchRanks
+from harness.learner.ranks import Ranks, TorchRanks
 from harness.learner.reference import ReferenceUpdates
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM
+from harness.scenario.learner import MeshShape, Sharding
 from tests.learner.tiny_training import CONFIG, OPTIONS, groups
 from tests.rank_pool import RankPool
 

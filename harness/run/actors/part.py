@@ -19,8 +19,8 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from harness.core.errors import HarnessError, PartReplaced, RunStopped, UserError
-from harness.core.trace import RecordingTracer, Span, Stage, Tracer
+from harness.core.errors import HarnessError, PartDied, PartReplaced, RunStopped, UserError
+from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import (
     GroupData,
     Metrics,
@@ -31,6 +31,7 @@ from harness.core.types import (
     WeightHandle,
     WorkItem,
 )
+from harness.learner.process_group import listen
 from harness.probes.memory import DeviceFigure
 from harness.probes.tracers import Tracers
 from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, first_line, own_error
@@ -45,7 +46,8 @@ PULSE_S = 5.0
 LOADING = "weights"
 """The concurrency group in which a Generator loads weights, while it samples."""
 
-Make = Callable[[Tracer], Any]
+Make = Callable[..., Any]
+"""Makes a worker, given its tracer."""
 
 
 # ---- in the actor's process
@@ -108,16 +110,27 @@ class PartActor:
         self._recorder = RecordingTracer(time.perf_counter_ns)
         self._instrumented = setup.tracers.for_process(self._recorder, (setup.lane,), setup.cuda)
         self._worker: Any = None
+        self._store: Any = None
 
-    def build(self, make: Make) -> ProcessFacts:
+    def listen(self, host: str) -> tuple[str, int]:
+        """Open the store over which ranks find each other, and return where it is."""
+        self._store = listen(host)
+        return host, self._store.port
+
+    def build(self, make: Make, store: tuple[str, int] | None = None) -> ProcessFacts:
         """Make the worker.
+
+        Args:
+            make: makes it; of the worker of a rank with the store, or where it is, as a second argument.
+            store: where the ranks find each other; None: this is no rank.
 
         Raises:
             UserError: the driver's working folder is not on this machine, or ``make`` raises it.
         """
         self._enter_working_folder()
         with self._recorder.underway(self._setup.lane, Stage.STARTUP):
-            self._worker = make(self._instrumented.tracer)
+            tracer = self._instrumented.tracer
+            self._worker = make(tracer) if store is None else make(tracer, self._store or store)
         for note in (*self._instrumented.notes, *getattr(self._worker, "notes", ())):
             print(note, flush=True)
         return ProcessFacts(os.getpid(), boot_id(), ray.get_runtime_context().get_node_id())
@@ -152,6 +165,11 @@ class PartActor:
             case "update":
                 step, groups, *data = arguments
                 return self._reply(self._worker.update(step, _with_data(groups, data)))
+            case "update_together":
+                step, groups, plan, held, *data = arguments
+                with_data = dict(zip(held, data, strict=True))
+                given = tuple(replace(group, data=with_data.get(place)) for place, group in enumerate(groups))
+                return self._reply(self._worker.update_together(step, given, plan))
         return self._reply(getattr(self._worker, method)(*arguments))
 
     def outgoing(self, *arguments: Any) -> list[torch.Tensor]:
@@ -213,6 +231,8 @@ class ActorSpec:
         options: Ray's options: resources, placement, environment.
         loads_apart: whether it loads weights on a thread of their own, while it samples.
         tensor_transport: whether it sends or receives tensors by Ray Direct Transport.
+        listens_at: of rank 0, the address at which the others find it.
+        store: of any other rank, the reference of where they find each other.
     """
 
     setup: ProcessSetup
@@ -220,15 +240,22 @@ class ActorSpec:
     options: dict[str, Any]
     loads_apart: bool = False
     tensor_transport: bool = False
+    listens_at: str | None = None
+    store: Any = None
 
-    def launch(self) -> tuple[Any, Any]:
-        """Start an actor; return its handle and the reference of its facts, which come when its worker is built."""
+    def launch(self) -> tuple[Any, Any, Any]:
+        """Start an actor.
+
+        Returns:
+            Its handle, the reference of its facts, which come when its worker is built, and that of its store.
+        """
         actor_class: Any = ray.remote
         remote_class = actor_class(
             concurrency_groups={LOADING: 1} if self.loads_apart else {}, enable_tensor_transport=self.tensor_transport
         )(PartActor)
         handle = remote_class.options(**self.options).remote(self.setup)
-        return handle, handle.build.remote(self.make)
+        store = self.store if self.listens_at is None else handle.listen.remote(self.listens_at)
+        return handle, handle.build.remote(self.make, store), store
 
 
 class Replacements:
@@ -278,7 +305,7 @@ class ActorPart:
         self._replacements, self._reconnect = replacements, reconnect
         self.incarnation = 0
         self._replacing = asyncio.Lock()
-        self.handle, self._building = spec.launch()
+        self.handle, self._building, self.store = spec.launch()
         self.facts: ProcessFacts | None = None
         self.device_figures: list[DeviceFigure] = []
         self._offset_ns = 0
@@ -375,7 +402,7 @@ class ActorPart:
         return PartReplaced(reason, self.incarnation)
 
     def _end_of_run(self, reason: str) -> RunStopped:
-        return RunStopped(f"the {self.lane} died: {reason}; what it had learnt since the last saved policy is lost")
+        return PartDied(f"the {self.lane} died: {reason}; what it had learnt since the last saved policy is lost")
 
     async def check_alive(self) -> None:
         """Return when the actor answers, or is so busy that it does not.
@@ -395,7 +422,7 @@ class ActorPart:
         while True:
             replacements.count(self.lane, reason)
             ray.kill(self.handle)
-            self.handle, self._building = self.spec.launch()
+            self.handle, self._building, self.store = self.spec.launch()
             try:
                 return await asyncio.to_thread(self._finish_building)
             except DEATHS as error:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from harness.core.errors import HarnessError, UserError
 from harness.core.trace import RecordingTracer, Tracer
 from harness.engines.vllm_machine import environment as vllm_environment
+from harness.learner.process_group import RankGroup
 from harness.probes.memory import DeviceFigure
 from harness.probes.nsight import new_tag, nsight_runtime_env, report_folders, wait_for_reports
 from harness.probes.windows import lanes_in
@@ -31,17 +36,33 @@ from harness.run.actors.part import (
     end_windows,
 )
 from harness.run.actors.placement import Placement, ResourceRequest
+from harness.run.actors.ranks import RanksHandle
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
-from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task, never
+from harness.run.builders import (
+    check_fits,
+    make_generator,
+    make_learner,
+    make_learner_rank,
+    make_policy,
+    make_scorer,
+    make_task,
+    never,
+    trainer_options,
+)
 from harness.run.devices import resolve_device, threads_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
+from harness.run.rank_worker import LearnerRank
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import PartSettings, Scenario
-from harness.scenario.loop_plan import lanes_of, loop_plan
+from harness.scenario.learner import mesh_shape
+from harness.scenario.loop_plan import lanes_of, loop_plan, rank_lanes
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.protocol import TransportOptions
+
+NCCL_LETS_GO = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+"""Keeps NCCL from memory of its own allocator, which it would hold while an engine on the same GPU samples."""
 
 
 class ActorParts(RunningParts):
@@ -102,25 +123,52 @@ class ActorParts(RunningParts):
         reconnect = self._reconnect if self._kind.two_sided else None
 
         def spawn(
-            lane: str, settings: PartSettings, make: Make, *, replaceable: bool = True, loads: bool = False
+            lane: str,
+            settings: PartSettings,
+            make: Make,
+            *,
+            replaceable: bool = True,
+            loads: bool = False,
+            spans: RecordingTracer = tracer,
+            **of_rank: Any,
         ) -> ActorPart:
             part = ActorPart(
-                self._spec(lane, settings, make, loads),
-                tracer,
+                replace(self._spec(lane, settings, make, loads), **of_rank),
+                spans,
                 replacements if replaceable else None,
                 reconnect if loads else None,
             )
             self._actors.append(part)
             return part
 
-        learner = spawn("learner", parts.learner, partial(_learner, scenario, options), replaceable=False)
+        several = parts.learner.ranks > 1
+        make = partial(_rank, scenario, options, 0) if several else partial(_learner, scenario, options)
+        host = host_of(parts.interface) if several else None
+        learner = spawn("learner", parts.learner, make, replaceable=False, listens_at=host)
+        unheard = RecordingTracer(time.perf_counter_ns)  # spans of the other ranks: rank 0's are the Learner's
+        others = [
+            spawn(
+                lane,
+                parts.learner,
+                partial(_rank, scenario, options, rank),
+                replaceable=False,
+                spans=unheard,
+                store=learner.store,
+            )
+            for rank, lane in enumerate(rank_lanes(scenario))
+            if rank
+        ]
         generators = [
             spawn(lane, parts.generator, partial(_generator, scenario, options, lane), loads=True)
             for lane in lanes_of("generator", scenario)
         ]
         scorers = [spawn(lane, parts.scorer, partial(_scorer, scenario, lane)) for lane in lanes_of("scorer", scenario)]
         self._members = [learner, *generators]
-        self._learner = LearnerHandle(learner, self._kind.tensor_transport if self._kind.two_sided else None)
+        self._learner: LearnerHandle | RanksHandle
+        if several:
+            self._learner = RanksHandle([learner, *others], mesh_shape(scenario), trainer_options(scenario))
+        else:
+            self._learner = LearnerHandle(learner, self._kind.tensor_transport if self._kind.two_sided else None)
         self.generators = tuple(GeneratorHandle(part, learner) for part in generators)
         self.scorers = tuple(ScorerHandle(part) for part in scorers)
         self.learner = self._learner
@@ -248,10 +296,15 @@ class ActorParts(RunningParts):
         close_parts(self._actors)
 
 
+def host_of(interface: str) -> str:
+    """Return this machine's address on an interface, at which the ranks find each other."""
+    return "127.0.0.1" if interface == "lo" else str(ray.util.get_node_ip_address())
+
+
 def requests_of(scenario: Scenario) -> list[ResourceRequest]:
     """Return what each lane of the scenario reserves."""
     placement = scenario.placement
-    named: list[tuple[str, PartSettings]] = [("learner", placement.learner)]
+    named: list[tuple[str, PartSettings]] = [(lane, placement.learner) for lane in rank_lanes(scenario)]
     named += [(lane, placement.generator) for lane in lanes_of("generator", scenario)]
     named += [(lane, placement.scorer) for lane in lanes_of("scorer", scenario)]
     return [ResourceRequest(lane, settings.cpus, settings.gpus) for lane, settings in named]
@@ -260,6 +313,8 @@ def requests_of(scenario: Scenario) -> list[ResourceRequest]:
 def environment_of(scenario: Scenario, lane: str, threads: int, device: str) -> dict[str, str]:
     """Return the environment variables of a lane's process, which computes on ``device`` with so many threads."""
     variables = process_environment(threads, scenario.placement.interface)
+    if device == "cuda" and scenario.placement.learner.ranks > 1 and lane in rank_lanes(scenario):
+        variables |= NCCL_LETS_GO
     if scenario.engine.type == "vllm" and lane in lanes_of("generator", scenario):
         variables |= vllm_environment(device)
     return variables
@@ -292,6 +347,15 @@ def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer:
 
 def _scorer(scenario: Scenario, lane: str, tracer: Tracer) -> ScorerWorker:
     return make_scorer(scenario, lane, make_task(scenario), tracer, never)
+
+
+def _rank(scenario: Scenario, options: TransportOptions, rank: int, tracer: Tracer, store: Any) -> LearnerRank:
+    device = resolve_device(scenario, scenario.placement.learner)
+    ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s
+    policy = make_policy(scenario, device, never)
+    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience)
+    sender = transport_kind(scenario.transport.type).sender(options)
+    return make_learner_rank(scenario, sender=sender, policy=policy, tracer=tracer, group=group, device=device)
 
 
 def _learner(scenario: Scenario, options: TransportOptions, tracer: Tracer) -> LearnerWorker:

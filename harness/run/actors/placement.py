@@ -36,7 +36,8 @@ class Placement:
 
     Args:
         requests: one for each part.
-        colocated: Generators and Learner share what the largest of them asks for, since they take turns.
+        colocated: Generators and Learner share what the largest of them asks for, since they take turns; the ranks of
+            a Learner work together, and count as one.
         strategy: how Ray lays the bundles over nodes.
 
     Raises:
@@ -89,9 +90,10 @@ def _bundles(requests: list[ResourceRequest], colocated: bool) -> tuple[dict[str
 
 
 def _largest(requests: list[ResourceRequest]) -> Resources:
-    return ResourceRequest(
-        "", max(request.cpus for request in requests), max(request.gpus for request in requests)
-    ).bundle
+    ranks = [request for request in requests if request.lane.startswith("learner")]
+    together = ResourceRequest("learner", sum(rank.cpus for rank in ranks), sum(rank.gpus for rank in ranks))
+    each = [together, *requests]
+    return ResourceRequest("", max(part.cpus for part in each), max(part.gpus for part in each)).bundle
 
 
 def could_fit(bundles: Sequence[Resources], strategy: str, nodes: Sequence[Resources]) -> bool:

@@ -206,7 +206,7 @@ def _actors(
     }
     parts, hosts = [], []
     for name, part, count in (
-        ("learner", placement.learner, 1),
+        ("learner", placement.learner, placement.learner.ranks),
         ("generator", placement.generator, placement.generator.count),
     ):
         on_gpu = devices[name] == "cuda"

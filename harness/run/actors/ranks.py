@@ -1,0 +1,129 @@
+"""The Learner of several ranks as the loop sees it: one part, whose actors are called together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.core.errors import HarnessError, PartDied, RunStopped
+from harness.core.trace import Stage
+from harness.core.types import Metrics, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
+from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
+from harness.run.actors.part import ActorPart, without_data
+from harness.run.rank_worker import RankResult
+from harness.run.workers import ProbeRow
+from harness.scenario.learner import MeshShape
+
+T = TypeVar("T")
+LAST_WORDS_S = 5.0
+"""Seconds in which the other ranks may say what happened, when one has failed."""
+
+
+class RanksHandle:
+    """The ranks of a Learner in actors.
+
+    Args:
+        parts: the actors, rank by rank; the first one's lane is the Learner's.
+        mesh: how they share the model and the rollouts.
+        options: how they train, which decides who trains on what.
+
+    Attributes:
+        policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
+    """
+
+    def __init__(self, parts: Sequence[ActorPart], mesh: MeshShape, options: TrainerOptions) -> None:
+        self._parts, self._mesh, self._options = tuple(parts), mesh, options
+        self.lane = parts[0].lane
+        self.policy_folder: Path | None = None
+        self._probe_rows: Sequence[ProbeRow] | None = None
+
+    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        """See ``protocols.Learner``. A rank is sent the rollouts that it trains on."""
+        plan = plan_training_step(step, groups, self._options, self._mesh.data_ranks)
+        bare = without_data(groups)
+
+        async def of_rank(rank: int, part: ActorPart) -> RankResult:
+            held = plan.groups_of(self._mesh.data_rank(rank))
+            data = [groups[place].data for place in held]
+            result, _ = await part.call(
+                "update_together", step, bare, plan, held, *data, stage=Stage.UPDATE, step=step, version=step
+            )
+            assert isinstance(result, RankResult)
+            return result
+
+        found = await self._together(of_rank)
+        self._probe_rows = next((each.probe_rows for each in found if each.probe_rows), None)
+        return one_result([each.result for rank, each in enumerate(found) if self._mesh.speaks(rank)])
+
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
+        """See ``protocols.Learner``."""
+
+        async def of_rank(rank: int, part: ActorPart) -> WeightHandle | None:
+            arguments = version, still_needed, self._probe_rows
+            handle, _ = await part.call(
+                "publish_together", *arguments, stage=Stage.WEIGHT_PUBLISH, step=version, version=version
+            )
+            assert handle is None or isinstance(handle, WeightHandle)
+            return handle
+
+        handle, *_ = await self._together(of_rank)
+        assert handle is not None
+        return handle
+
+    async def checkpoint(self, version: int) -> None:
+        """See ``protocols.Learner``."""
+
+        async def of_rank(rank: int, part: ActorPart) -> None:
+            await part.call(
+                "checkpoint", version, self.policy_folder, stage=Stage.CHECKPOINT, step=version, version=version
+            )
+
+        await self._together(of_rank)
+
+    async def _together(self, call: Callable[[int, ActorPart], Coroutine[Any, Any, T]]) -> list[T]:
+        """Call all ranks at once and return what each one returned.
+
+        Raises:
+            HarnessError: what says most of why a rank failed: its death comes before what the others say, whose
+                collectives break off with it.
+        """
+        calls = [asyncio.ensure_future(call(rank, part)) for rank, part in enumerate(self._parts)]
+        try:
+            _, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            if waiting:
+                await asyncio.wait(waiting, timeout=LAST_WORDS_S)
+        finally:
+            for each in calls:
+                each.cancel()
+        errors = [error for each in calls if each.done() and not each.cancelled() and (error := each.exception())]
+        if not errors:
+            return [each.result() for each in calls]
+        raise min(errors, key=_says_least)
+
+
+def _says_least(error: BaseException) -> int:
+    """How little an error says about the reason: a rank's own, a death, a collective that broke off."""
+    if isinstance(error, PartDied):
+        return 0
+    return 2 if type(error) is RunStopped or not isinstance(error, HarnessError) else 1
+
+
+def one_result(results: Sequence[UpdateResult]) -> UpdateResult:
+    """Put together what the ranks that speak returned of a training step."""
+    first = results[0]
+    by_step = zip(*(result.optimizer_step_metrics for result in results), strict=True)
+    return replace(
+        first,
+        metrics=_one(result.metrics for result in results),
+        optimizer_step_metrics=[_one(of_step) for of_step in by_step],
+        examples=next((result.examples for result in results if result.examples), ()),
+    )
+
+
+def _one(parts: Any) -> Metrics:
+    parts = list(parts)
+    shared = {name: metric for name, metric in parts[0].items() if name in OF_THE_WHOLE_STEP}
+    return combine_metrics(parts) | shared

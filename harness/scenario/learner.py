@@ -1,0 +1,146 @@
+"""How the Learner is spread over ranks, with the rules that bind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from harness.scenario.problems import Problem, broken
+from harness.scenario.sections import AtLeast1, EmptyIfNull, Section
+
+if TYPE_CHECKING:
+    from harness.scenario.schema import Scenario
+
+Sharding = Literal["none", "ddp", "fsdp2"]
+Balance = Literal["round_robin", "longest_first", "cost"]
+Publish = Literal["per_tensor", "rank0"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """How many ranks copy, cut and split the model: ``replicate`` x ``shard`` x ``tensor`` of them, tensor innermost.
+
+    The same ranks form two meshes. The model's has these three dimensions. The data's has two: all of ``replicate`` and
+    ``shard`` take different rollouts, and the ranks of one ``tensor`` group take the same ones.
+    """
+
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.replicate * self.shard * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that take different rollouts."""
+        return self.replicate * self.shard
+
+    def data_rank(self, rank: int) -> int:
+        """Return which share of the rollouts a rank takes."""
+        return rank // self.tensor
+
+    def speaks(self, rank: int) -> bool:
+        """Whether a rank's figures count: those of one tensor group are the same."""
+        return rank % self.tensor == 0
+
+
+class MeshSettings(Section):
+    """How ranks are laid out; the number of shards follows from the others."""
+
+    replicate: AtLeast1 | None = None
+    """Copies of the model, each on a group of ranks of its own; null: as many as there are ranks with ddp, else 1."""
+    tensor: AtLeast1 = 1
+    """Ranks that split each layer's matrices among them (tensor parallelism) and train on the same rollouts."""
+
+
+class LearnerSettings(Section):
+    """How the Learner is spread over `placement.learner.ranks`; without effect where that is 1."""
+
+    sharding: Sharding = "none"
+    """ddp: a whole copy of the model on each rank; fsdp2: weights, gradients and optimizer are cut over the ranks."""
+    mesh: Annotated[MeshSettings, EmptyIfNull] = MeshSettings()
+    """How the ranks are laid out."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which fsdp2 adds gradients up over ranks."""
+    balance: Balance = "longest_first"
+    """How groups are shared out: in turns, or the longest or the costliest first to the rank that has least."""
+    publish: Publish = "per_tensor"
+    """How weights leave the ranks: gathered tensor by tensor on rank 0, or all at once."""
+
+
+def mesh_shape(scenario: Scenario) -> MeshShape:
+    """Return the mesh of the Learner's ranks. The rules see to it that all ranks are in it."""
+    ranks, settings = scenario.placement.learner.ranks, scenario.learner
+    tensor = settings.mesh.tensor
+    if settings.sharding == "ddp":
+        return MeshShape(ranks // tensor, 1, tensor)
+    replicate = settings.mesh.replicate or 1
+    return MeshShape(replicate, ranks // (replicate * tensor), tensor)
+
+
+def ranks_share_something(scenario: Scenario) -> Problem | None:
+    """Several ranks need a way to share the model, and parts that are processes."""
+    ranks, sharding = scenario.placement.learner.ranks, scenario.learner.sharding
+    if ranks == 1:
+        return None
+    keys = "placement.learner.ranks", "learner.sharding"
+    if sharding == "none":
+        what = f"placement.learner.ranks is {ranks}, must be 1 with learner.sharding none"
+        return broken(what, "set learner.sharding to ddp or fsdp2, or placement.learner.ranks to 1", *keys)
+    if not scenario.uses_ray:
+        what = f"placement.learner.ranks is {ranks}, must be 1 with transport.type in_process"
+        fix = "set transport.type to shared_memory or object_store_numpy, so that each rank is a process"
+        return broken(what, fix, "placement.learner.ranks", "transport.type")
+    if scenario.transport.type in ("gloo", "nccl"):
+        what = (
+            f"transport.type is {scenario.transport.type} with {ranks} placement.learner.ranks: Ray makes the group of "
+            "such a transport torch's default one, which the ranks have already"
+        )
+        fix = "set transport.type to shared_memory, nixl or object_store_numpy"
+        return broken(what, fix, "transport.type", "placement.learner.ranks")
+    if scenario.model.type == "paced":
+        what = f"placement.learner.ranks is {ranks}, must be 1 with model.type paced, which trains nothing"
+        return broken(what, "set placement.learner.ranks to 1", "placement.learner.ranks", "model.type")
+    return None
+
+
+def mesh_takes_all_ranks(scenario: Scenario) -> Problem | None:
+    """The ranks are a whole number of copies and tensor groups."""
+    ranks, mesh, sharding = scenario.placement.learner.ranks, scenario.learner.mesh, scenario.learner.sharding
+    if ranks == 1 or sharding == "none":
+        return None
+    keys = "placement.learner.ranks", "learner.mesh.replicate", "learner.mesh.tensor"
+    if sharding == "ddp" and mesh.replicate not in (None, ranks // mesh.tensor):
+        what = (
+            f"learner.mesh.replicate is {mesh.replicate} with learner.sharding ddp, which copies the model to each rank"
+        )
+        return broken(
+            what, "leave it out, or set learner.sharding to fsdp2", "learner.mesh.replicate", "learner.sharding"
+        )
+    copies = 1 if sharding == "ddp" else mesh.replicate or 1
+    parts = copies * mesh.tensor
+    if ranks % parts == 0:
+        return None
+    what = (
+        f"placement.learner.ranks is {ranks}, must be a multiple of {parts} "
+        f"(learner.mesh.replicate {copies} x learner.mesh.tensor {mesh.tensor})"
+    )
+    return broken(what, f"set it to {-(-ranks // parts) * parts}, or make the mesh smaller", *keys)
+
+
+def ranks_have_rows(scenario: Scenario) -> Problem | None:
+    """Each rank that takes rollouts of its own has some in every optimizer step."""
+    if scenario.placement.learner.ranks == 1 or scenario.learner.sharding == "none":
+        return None
+    data_ranks, rows = mesh_shape(scenario).data_ranks, scenario.train_batch_size
+    if data_ranks <= rows:
+        return None
+    what = f"{data_ranks} ranks take rollouts of their own, and the train batch has {rows}"
+    fix = f"set placement.learner.ranks to at most {rows * scenario.learner.mesh.tensor}, or raise rollout_batch_size"
+    return broken(what, fix, "placement.learner.ranks", "rollout_batch_size", "minibatches_per_epoch")
+
+
+LEARNER_RULES = (ranks_share_something, mesh_takes_all_ranks, ranks_have_rows)
