@@ -112,8 +112,8 @@ class _Scores(torch.autograd.Function):
             log_probs.append(z.gather(-1, token_ids_M[piece, None])[:, 0] - normaliser)
             if with_entropy:  # a token of probability 0 adds nothing, where 0 * -inf is no number
                 entropies.append(normaliser - scratch.mul_(z).nansum(-1) / mass)
-            if needs_gradient and z.numel() <= room:
-                room -= z.numel()
+            room -= z.numel()
+            if needs_gradient and room >= 0:  # the first pieces, and none behind one that was not
                 kept.append(z)
         entropy_M = torch.cat(entropies) if with_entropy else None
         if entropy_M is not None and not entropy_gradient:
