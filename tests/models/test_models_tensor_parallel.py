@@ -13,16 +13,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.core.errors import UserError
+from harness.learner.gradient_norm import clip_gradients
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM, checkpoint_layers
 from harness.models.head import score_hidden
 from harness.models.policy import ScoringModel
 from harness.models.scoring import TokenBan
 from harness.models.shape import check_divides, shape_of_own
+from harness.models.sorting import SortingModel
 from harness.models.tensor_parallel import parallelise
 from tests.rank_pool import RankPool
 
@@ -32,11 +35,17 @@ SHAPES = {
     "llama, tied": SHAPE,
     "qwen2, untied": dataclasses.replace(SHAPE, model_type="qwen2", tie_word_embeddings=False),
     "qwen3, tied": dataclasses.replace(SHAPE, model_type="qwen3"),
+    "three key heads": dataclasses.replace(SHAPE, num_attention_heads=6, num_key_value_heads=3),
 }
-TOLERANCES = {
-    torch.float32: {"rtol": 1e-5, "atol": 5e-6},  # sums in another order, of gradients up to 10
-    torch.float64: {"rtol": 1e-12, "atol": 1e-13},
-}
+TOLERANCES = {torch.float32: 5e-6, torch.float64: 1e-14}
+"""Of a tensor's norm, of which 1.3e-6 and 2.3e-15 were seen: sums run in another order, and nothing else differs."""
+
+
+def assert_equal(found: Tensor, wanted: Tensor | None, name: str = "") -> None:
+    assert wanted is not None
+    assert found.shape == wanted.shape, name
+    error = float((found.detach() - wanted).norm() / wanted.detach().norm())
+    assert error < TOLERANCES[wanted.dtype], f"{name} is {error:.1e} of its norm off"
 
 
 def whole_model(shape: ModelConfig, dtype: torch.dtype = torch.float32) -> ScoringModel:
@@ -86,20 +95,63 @@ def compare(rank: int, ranks: int, shape: str, dtype: torch.dtype, checkpointed:
     wanted = step(whole)
     with NoWholeVocabulary():
         found = step(cut)
-    torch.testing.assert_close(found, wanted, **TOLERANCES[dtype])
+    for scores, of_whole in zip(found, wanted, strict=True):
+        assert_equal(scores, of_whole)
     for (name, parameter), of_whole in zip(cut.named_parameters(), whole.parameters(), strict=True):
         assert isinstance(parameter, DTensor), name
         assert isinstance(parameter.grad, DTensor), name
         assert parameter.grad.placements == parameter.placements, name
-        torch.testing.assert_close(parameter.grad.full_tensor(), of_whole.grad, **TOLERANCES[dtype], msg=name)
+        assert_equal(parameter.grad.full_tensor(), of_whole.grad, name)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_cut_over_two_ranks_it_is_the_same_policy_and_no_rank_has_all_logits(
-    shape: str, dtype: torch.dtype, rank_pool: RankPool
+@pytest.mark.parametrize(
+    ("ranks", "shape"), [(2, "llama, tied"), (2, "qwen2, untied"), (2, "qwen3, tied"), (3, "three key heads")]
+)
+def test_cut_over_ranks_it_is_the_same_policy_and_none_has_all_logits(
+    ranks: int, shape: str, dtype: torch.dtype, rank_pool: RankPool
 ) -> None:
-    rank_pool.run(2, compare, 2, shape, dtype, dtype is torch.float64)
+    rank_pool.run(ranks, compare, ranks, shape, dtype, dtype is torch.float64)
+
+
+def train(rank: int, shape: str, fully_sharded: bool) -> None:
+    """Three optimizer steps, clipped to less than a tenth of the gradient's norm, on one or two mesh dimensions."""
+    whole, cut = (whole_model(SHAPES[shape], torch.float64) for _ in range(2))
+    if fully_sharded:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+        parallelise(cut.policy, mesh["tensor"])
+        assert isinstance(cut.policy, DecoderLM)
+        for layer in cut.policy.model.layers:
+            fully_shard(layer, mesh=mesh["shard"])
+        fully_shard(cut, mesh=mesh["shard"])
+    else:
+        parallelise(cut.policy, init_device_mesh("cpu", (2,)))
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01, fused=True) for model in (whole, cut)]
+    for _ in range(3):
+        for scores, of_whole in zip(step(cut), step(whole), strict=True):
+            torch.testing.assert_close(scores, of_whole, rtol=1e-9, atol=1e-9)
+        norm = float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 5.0))
+        assert norm > 50
+        assert float(clip_gradients(cut.parameters(), 5.0)) == pytest.approx(norm, rel=1e-12)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for (name, parameter), of_whole in zip(cut.named_parameters(), whole.parameters(), strict=True):
+        assert isinstance(parameter, DTensor), name
+        torch.testing.assert_close(parameter.full_tensor(), of_whole.detach(), rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("shape", ["qwen2, untied", "qwen3, tied"])
+def test_optimizer_steps_and_clipping_are_those_of_one_process(shape: str, rank_pool: RankPool) -> None:
+    rank_pool.run(2, train, shape, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["llama, tied", "qwen2, untied", "qwen3, tied"])
+def test_so_are_they_where_each_rank_of_a_tensor_group_is_sharded_over_two_more(
+    shape: str, rank_pool: RankPool
+) -> None:
+    rank_pool.run(4, train, shape, True)
 
 
 def score_parts(rank: int, ranks: int, size: int, banned: int, kept: int, piece: int) -> None:
@@ -130,8 +182,9 @@ def score_parts(rank: int, ranks: int, size: int, banned: int, kept: int, piece:
     of_hidden, of_weight = torch.autograd.grad(
         (found[0] * of_score_M + found[1] * of_entropy_M).sum(), (hidden_MC, cut_VC)
     )
-    torch.testing.assert_close(found, wanted, **TOLERANCES[torch.float64])
-    torch.testing.assert_close((of_hidden, of_weight.full_tensor()), of_wanted, **TOLERANCES[torch.float64])
+    for tensor, by_definition in zip((*found, of_hidden, of_weight.full_tensor()), (*wanted, *of_wanted), strict=True):
+        assert tensor is not None
+        assert_equal(tensor, by_definition)
 
 
 @pytest.mark.parametrize(("kept", "piece"), [(10**6, 10**6), (9, 4), (0, 4)])
@@ -152,3 +205,21 @@ def test_heads_that_do_not_divide_over_the_ranks_are_refused_with_both_numbers()
     assert caught.value.fix == "set it to 1 or 2 or 3"
     with pytest.raises(UserError, match="50 columns of the MLP do not divide over 3"):
         check_divides(dataclasses.replace(shape, intermediate_size=50), 3)
+
+
+def test_tokens_outside_the_vocabulary_and_batches_that_are_not_packed_are_refused(rank_pool: RankPool) -> None:
+    rank_pool.run(2, refuse)
+
+
+def refuse(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    policy = DecoderLM(SHAPE)
+    parallelise(policy, mesh)
+    with pytest.raises(ValueError, match=r"tokens \(2, 6\)"):
+        policy(torch.zeros(2, 6, dtype=torch.long))
+    prompts_PL, *rest = batch()
+    for outside in (-1, VOCABULARY):
+        with pytest.raises(IndexError, match=f"{outside}"):
+            ScoringModel(policy)(prompts_PL.index_fill(1, torch.tensor([0]), outside), *rest)
+    with pytest.raises(UserError, match="SortingModel cannot be cut over 2 tensor ranks"):
+        parallelise(SortingModel(6, 8), mesh)
