@@ -10,8 +10,8 @@ Parameters are DTensors, all of them, because torch's optimizers and its clippin
 computed on plain tensors, each rank's own, and changes hands in the few functions below.
 
 Models of transformers are refused. Their own plan (``tp_plan``, 5.19) unties a tied output head when it is applied to
-a model that stands; it sums the gradient of Qwen3's head norms again with each microbatch, which after two is 0.4 to
-0.8 of its size off; and it leaves norms and embeddings plain.
+a model that stands; it sums the gradient of Qwen3's head norms again with each microbatch, so that after two it is 0.4
+of its largest entry off; and it leaves norms and embeddings plain.
 """
 
 from __future__ import annotations
