@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.learner.gradient_norm import clip_gradients
 from harness.models.decoder import layers_of
+from harness.models.tensor_parallel import parallelise
 from harness.scenario.learner import MeshShape, Sharding
 
 
@@ -38,7 +39,7 @@ class Ranks(Protocol):
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of a value over the ranks that take different rollouts."""
 
-    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """Scale the gradients of the whole model down to this norm; return the norm before."""
 
 
@@ -59,13 +60,14 @@ class OneProcess:
         """See ``Ranks``."""
         return value
 
-    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """See ``Ranks``."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
 
 class TorchRanks:
-    """Ranks of DDP (Li et al. 2020) or FSDP2 (Zhao et al. 2023; with ``replicate`` above 1 hybrid sharding).
+    """Ranks of DDP (Li et al. 2020), FSDP2 (Zhao et al. 2023; with ``replicate`` above 1 hybrid sharding), or
+    tensor parallelism (Shoeybi et al. 2019) alone or within either.
 
     Both average gradients over the data ranks. The loss is divided by what the whole batch counts, so that the sum is
     wanted: a trainer multiplies its loss by ``data_ranks``.
@@ -94,8 +96,13 @@ class TorchRanks:
 
     def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
         """See ``Ranks``. Checkpointed layers must be so before."""
-        if self._sharding == "ddp":
+        if self._shape.tensor > 1:
+            parallelise(_policy_in(scoring), self._mesh["tensor"])
+            if self.data_ranks == 1:
+                return scoring
+        elif self._sharding == "ddp":
             return DistributedDataParallel(scoring, process_group=self._data_group) if trained else scoring
+        # torch's DDP takes no unevenly cut parameters: copies of a cut model are hybrid shards of one piece each
         names = ("replicate", "shard") if self._shape.replicate > 1 else ("shard",)
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)
         for layer in layers_of(scoring):
@@ -108,8 +115,8 @@ class TorchRanks:
         """See ``Ranks``."""
         if isinstance(scoring, FSDPModule):
             scoring.set_requires_gradient_sync(last)
-        elif not last:
-            return cast(DistributedDataParallel, scoring).no_sync()
+        elif isinstance(scoring, DistributedDataParallel) and not last:
+            return scoring.no_sync()
         return nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
@@ -118,7 +125,12 @@ class TorchRanks:
         dist.all_reduce(summed, group=self._data_group)
         return summed
 
-    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """See ``Ranks``."""
-        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(clip_gradients(list(parameters), max_norm))
+
+
+def _policy_in(scoring: nn.Module) -> nn.Module:
+    policy = scoring.policy
+    assert isinstance(policy, nn.Module)
+    return policy
