@@ -279,8 +279,11 @@ def shards_of(weights: Mapping[str, Tensor], plan: WritePlan) -> list[Shard]:
     held = {block.name: block for block in plan.held}
     shards = []
     for piece in plan.written:
-        start = [at - zero for at, zero in zip(piece.offsets, held[piece.name].offsets, strict=True)]
-        shards.append(Shard(piece, _block(blocks[piece.name], start, piece.sizes)))
+        block, whole = blocks[piece.name], held[piece.name]
+        if piece.sizes != whole.sizes:
+            start = [at - zero for at, zero in zip(piece.offsets, whole.offsets, strict=True)]
+            block = _block(block, start, piece.sizes)
+        shards.append(Shard(piece, block))
     return shards
 
 

@@ -186,8 +186,6 @@ class SharedMemoryShardSender:
                 views = self._views(payload)
                 for shard in shards:
                     shard.slice.of(views[shard.slice.name]).copy_(shard.tensor)
-        if any(shard.tensor.is_cuda for shard in shards):
-            torch.cuda.synchronize()
         return Part(self._rank, tuple(shard.slice for shard in shards))
 
     def add_checksum(self, draft: Draft, part: Part) -> Part:
