@@ -28,7 +28,7 @@ from harness.transports.shards import Draft, Part, Shard, weight_handle_of
 
 _HEADER = struct.Struct("<16sq")  # nonce, version
 _WEIGHTS_AT = 64  # bytes: the header's line, so that the weights stay aligned
-_BEING_WRITTEN = -1
+_BEING_WRITTEN, _GIVEN_UP = -1, -2
 T = TypeVar("T")
 
 
@@ -140,6 +140,19 @@ class DraftSegment(Segment):
         """Name the version: the weights are complete."""
         self._write_header(version)
 
+    def close(self) -> None:
+        """Close it also to processes that have mapped it and have not begun to write."""
+        self._write_header(_GIVEN_UP)
+        super().close()
+
+    @property
+    def mapping(self) -> _Mapping:
+        """Its memory and the weights in it."""
+        return self._memory, self.views
+
+
+_Mapping = tuple[Tensor, Mapping[str, Tensor]]
+
 
 class SharedMemoryShardSender:
     """One segment for all ranks, each of which copies its pieces into it; see ``sharded.ShardSender``.
@@ -153,23 +166,20 @@ class SharedMemoryShardSender:
     def __init__(self, options: TransportOptions, rank: int) -> None:
         self.notes: tuple[str, ...] = ()
         self._rank = rank
-        self._made: list[DraftSegment] = []
         self._pool = BufferPool(self._make, options.buffers_at_start)
-        self._open: set[int] = set()  # versions that are not complete
-        self._mapped: dict[SegmentAddress, Mapping[str, Tensor]] = {}
+        self._made: list[DraftSegment] = []  # for the version begun last
+        self._begun: int | None = None  # the version that is not complete
+        self._mapped: dict[SegmentAddress, _Mapping] = {}
 
     def begin(self, version: int, still_needed: frozenset[int], weights: Mapping[str, Tensor]) -> Draft:
         """Take a segment that is not needed, or a new one.
 
         One that was begun and never finished is given up, not used again: a slow rank may still write into it.
         """
-        for given_up in self._open:
-            self._mapped = {at: views for at, views in self._mapped.items() if at != self._pool[given_up].address}
-            self._pool.drop(given_up)
-        self._open = set()
+        self._give_up()
         self._made.clear()
         segment = self._pool.put(weights, version, still_needed)
-        self._open = {version}
+        self._begun = version
         spare = tuple(SharedMemoryPayload(made.address, made.layout) for made in self._made if made is not segment)
         payload = SharedMemoryPayload(segment.address, segment.layout)
         return Draft(version, still_needed, segment.layout, payload, spare)
@@ -179,30 +189,33 @@ class SharedMemoryShardSender:
 
         Raises:
             UserError: rank 0 runs on another host or in another container.
-            RunStopped: rank 0 is gone.
+            RunStopped: rank 0 is gone, or the draft was given up or finished.
         """
         with torch.no_grad():
             for payload in (*draft.spare, draft.payload):
-                views = self._views(payload)
+                memory, views = self._map(payload)
+                if _HEADER.unpack_from(memory.numpy().data) != (payload.address.nonce, _BEING_WRITTEN):
+                    raise RunStopped(f"rank {self._rank} of the Learner cannot write version {draft.version} any more")
                 for shard in shards:
                     shard.slice.of(views[shard.slice.name]).copy_(shard.tensor)
         return Part(self._rank, tuple(shard.slice for shard in shards))
 
     def add_checksum(self, draft: Draft, part: Part) -> Part:
         """Read this rank's pieces back from the segment."""
-        return part.with_checksum(block.of(self._views(draft.payload)[block.name]) for block in part.slices)
+        _, views = self._map(draft.payload)
+        return part.with_checksum(block.of(views[block.name]) for block in part.slices)
 
     def finish(self, draft: Draft, parts: Sequence[Part]) -> WeightHandle:
         """Seal the segment.
 
         Raises:
-            RunStopped: the parts leave something out, or another version was begun meanwhile.
+            RunStopped: the parts leave something out, or the version is not the one begun last.
         """
-        if draft.version not in self._open:
-            raise RunStopped(f"version {draft.version} cannot be finished: versions {sorted(self._open)} are begun")
+        if draft.version != self._begun:
+            raise RunStopped(f"version {draft.version} cannot be finished: the one begun is {self._begun}")
         handle = weight_handle_of(draft, parts, draft.payload)
         self._pool[draft.version].seal(draft.version)
-        self._open = set()
+        self._begun = None
         return handle
 
     def close(self) -> None:
@@ -211,18 +224,28 @@ class SharedMemoryShardSender:
         self._made.clear()
         self._pool.close()
 
+    def _give_up(self) -> None:
+        if self._begun is None:
+            return
+        if len(self._made) > 1:  # spares, made where there was no other segment
+            self._pool.close()
+        else:
+            self._pool.drop(self._begun)
+        self._mapped, self._begun = {}, None
+
     def _make(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> DraftSegment:
         segment = DraftSegment(weights, layout)
         self._made.append(segment)
-        self._mapped = _of_size(self._mapped, segment.address.num_bytes) | {segment.address: segment.views}
+        self._mapped = _of_size(self._mapped, segment.address.num_bytes) | {segment.address: segment.mapping}
         return segment
 
-    def _views(self, payload: SharedMemoryPayload) -> Mapping[str, Tensor]:
-        if payload.address not in self._mapped:
-            memory = _map(payload.address, f"rank {self._rank} of the Learner", "its rank 0", writable=True)
+    def _map(self, payload: SharedMemoryPayload) -> _Mapping:
+        address = payload.address
+        if address not in self._mapped:
+            memory = _map(address, f"rank {self._rank} of the Learner", "its rank 0", writable=True)
             views = payload.layout.views(memory[_WEIGHTS_AT:])
-            self._mapped = _of_size(self._mapped, payload.address.num_bytes) | {payload.address: views}
-        return self._mapped[payload.address]
+            self._mapped = _of_size(self._mapped, address.num_bytes) | {address: (memory, views)}
+        return self._mapped[address]
 
 
 def _of_size(mapped: Mapping[SegmentAddress, T], num_bytes: int) -> dict[SegmentAddress, T]:

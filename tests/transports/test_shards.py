@@ -206,7 +206,7 @@ def corrupt_one_slice(rank: int) -> None:
     handle = published(sender, weights, plan, 3)
     if rank == 1:
         piece = plan.written[0]
-        memory = sender._views(handle.payload)[piece.name]  # type: ignore[attr-defined]
+        memory = sender._map(handle.payload)[1][piece.name]  # type: ignore[attr-defined]
         piece.of(memory).view(torch.uint8).flatten()[0] ^= 1
     dist.barrier()
     received = shard_receiver("shared_memory", TransportOptions()).receive(handle)
@@ -240,11 +240,14 @@ def leave_out_and_begin_again(rank: int) -> None:
     again = published(sender, weights, plan, 7)  # the first one was given up: a slow rank may still write into it
     assert again.payload.address != draft.payload.address
     wanted = full_tensors(weights)
-    sender.write(draft, [])
+    with pytest.raises(
+        RunStopped, match=f"rank {rank} of the Learner cannot write version 7 any more|cannot be opened"
+    ):
+        sender.write(draft, shards_of(weights, plan))
     assert differing(receiver.receive(again), wanted) == []
     dist.barrier()
     if rank == 0:
-        with pytest.raises(RunStopped, match=r"version 7 cannot be finished: versions \[\] are begun"):
+        with pytest.raises(RunStopped, match="version 7 cannot be finished: the one begun is None"):
             sender.finish(draft, parts)
         with pytest.raises(ValueError, match="version 7 is published already"):
             sender.begin(7, frozenset({7}), weights)
@@ -265,7 +268,15 @@ def fill_spares(rank: int) -> None:
     assert len(draft.spare) == 2
     for payload in (*draft.spare, draft.payload):
         assert isinstance(payload, SharedMemoryPayload)
-        assert differing(sender._views(payload), wanted) == []  # type: ignore[attr-defined]
+        assert differing(sender._map(payload)[1], wanted) == []  # type: ignore[attr-defined]
+    dist.barrier()
+    again = from_rank_0(sender.begin(0, frozenset(), weights) if rank == 0 else None)  # gives all of them up
+    places = {payload.address for payload in (*draft.spare, draft.payload, *again.spare, again.payload)}
+    assert len(places) == 6
+    with pytest.raises(
+        RunStopped, match=f"rank {rank} of the Learner cannot write version 0 any more|cannot be opened"
+    ):
+        sender.write(draft, shards_of(weights, plan))
     dist.barrier()
 
 
