@@ -192,8 +192,9 @@ def table(figures: dict[str, Any]) -> str:
         f"{figures['bytes'] / 1e6:.0f} MB in {figures['tensors']} tensors, {figures['ranks']} ranks; milliseconds, "
         "median (range):",
         "",
-        f"| publish | {' | '.join(STAGES)} | gather + copy, s/GB | CPU s/GB | times shards | CPU, times shards |",
-        f"|---|{'---|' * len(STAGES)}---|---|---|---|",
+        f"| publish | {' | '.join(STAGES)} | gather + copy, s/GB | CPU s/GB | plain, CPU s/GB | times shards "
+        "| CPU, times shards |",
+        f"|---|{'---|' * len(STAGES)}---|---|---|---|---|",
     ]
     totals = {
         (way, kind): [sum(pair) for pair in zip(stages[f"gather{kind}"], stages[f"copy{kind}"], strict=True)]
@@ -203,7 +204,9 @@ def table(figures: dict[str, Any]) -> str:
     for way, stages in figures["seconds"].items():
         cells = [_cell([1e3 * s for s in stages[stage]]) if any(stages[stage]) else "-" for stage in STAGES]
         wall, cpu = totals[way, ""], totals[way, " CPU"]
-        cells += [f"{statistics.median(total) / figures['bytes'] * 1e9:.3f}" for total in (wall, cpu)]
+        cells += [
+            f"{statistics.median(total) / figures['bytes'] * 1e9:.3f}" for total in (wall, cpu, stages["plain CPU"])
+        ]
         for total, shards in ((wall, totals["shards", ""]), (cpu, totals["shards", " CPU"])):
             cells.append(_cell([one / other for one, other in zip(total, shards, strict=True)]))
         lines.append(f"| {way} | {' | '.join(cells)} |")
