@@ -37,7 +37,9 @@ from harness.scenario import Scenario
 from harness.scenario.learner import mesh_shape
 from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
-from harness.transports.protocol import WeightReceiver, WeightSender
+from harness.transports.catalogue import transport_kind
+from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
+from harness.transports.sharded import shard_sender
 
 if TYPE_CHECKING:
     from harness.learner import PolicyTrainer
@@ -466,7 +468,7 @@ def make_learner(
 
 
 def make_learner_rank(
-    scenario: Scenario, *, sender: WeightSender, policy: Policy, tracer: Tracer, group: RankGroup, device: str
+    scenario: Scenario, *, options: TransportOptions, policy: Policy, tracer: Tracer, group: RankGroup, device: str
 ) -> LearnerRank:
     """Return the worker of one of the Learner's ranks, whose group there is already."""
     import torch
@@ -481,10 +483,11 @@ def make_learner_rank(
         reduce_dtype=getattr(torch, settings.reduce_dtype),
         device=device,
     )
-    proven = mismatch_bound(scenario) is not None
+    proven, name = mismatch_bound(scenario) is not None, scenario.transport.type
     return LearnerRank(
         _policy_trainer(scenario, policy, never, ranks),
-        sender,
+        transport_kind(name).sender(options),
+        shard_sender(name, options, group.rank) if settings.publish == "shards" else None,
         tracer=tracer,
         group=group,
         publish=settings.publish,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Sharding = Literal["none", "ddp", "fsdp2"]
 Balance = Literal["round_robin", "longest_first", "cost"]
-Publish = Literal["per_tensor", "rank0"]
+Publish = Literal["shards", "per_tensor", "rank0"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class LearnerSettings(Section):
     """In which fsdp2 adds gradients up over ranks."""
     balance: Balance = "longest_first"
     """How groups are shared out: in turns, or the longest or the costliest first to the rank that has least."""
-    publish: Publish = "per_tensor"
-    """How weights leave the ranks: gathered tensor by tensor on rank 0, or all at once."""
+    publish: Publish = "shards"
+    """How weights leave the ranks: each writes its pieces, or rank 0 gathers them tensor by tensor or all at once."""
 
 
 def mesh_shape(scenario: Scenario) -> MeshShape:
@@ -79,6 +79,11 @@ def mesh_shape(scenario: Scenario) -> MeshShape:
         return MeshShape(ranks // tensor, 1, tensor)
     replicate = settings.mesh.replicate or 1
     return MeshShape(replicate, ranks // (replicate * tensor), tensor)
+
+
+def in_shards(scenario: Scenario) -> bool:
+    """Return whether the weights leave several ranks in pieces."""
+    return scenario.placement.learner.ranks > 1 and scenario.learner.publish == "shards"
 
 
 def ranks_share_something(scenario: Scenario) -> Problem | None:
