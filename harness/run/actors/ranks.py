@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from harness.core.errors import HarnessError, PartDied, RunStopped
 from harness.core.trace import Stage
-from harness.core.types import Metrics, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
+from harness.core.types import Metric, Metrics, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
 from harness.run.actors.part import ActorPart, without_data
 from harness.run.rank_worker import RankResult, Written
@@ -59,7 +59,9 @@ class RanksHandle:
 
         found = await self._together(of_rank)
         self._probe_rows = next((each.probe_rows for each in found if each.probe_rows), None)
-        return one_result([each.result for rank, each in enumerate(found) if self._mesh.speaks(rank)])
+        result = one_result([each.result for rank, each in enumerate(found) if self._mesh.speaks(rank)])
+        balance = {"balance/tokens_max_over_mean": Metric(plan.imbalance)}
+        return replace(result, metrics=dict(result.metrics) | balance)
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``protocols.Learner``.
@@ -115,6 +117,8 @@ class RanksHandle:
         finally:
             for each in calls:
                 each.cancel()
+            for part in self._parts[1:]:
+                part.tracer.drain()  # rank 0's spans are the Learner's
         errors = [error for each in calls if each.done() and not each.cancelled() and (error := each.exception())]
         if not errors:
             return [each.result() for each in calls]
