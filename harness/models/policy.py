@@ -75,9 +75,9 @@ def policy_log_probs(
         return response_log_probs(model, *batch, **how)
     if isinstance(model, SortingModel):
         return sorting_log_probs(model, *batch, **how)
-    check_batch(*batch, temperature)
     if why_padded(model):  # looked up before the batch is, so that all ranks try a model at the same time
         return padded_response_log_probs(model, *batch, **how)
+    check_batch(*batch, temperature)
     hidden_size: int = model.config.get_text_config().hidden_size  # type: ignore[operator, union-attr]
     layout = cheapest_layout(prompt_lengths_P, response_mask_BT, prompt_index_B, hidden_size)
     if layout is None:
