@@ -62,19 +62,19 @@ class Work:
     pairs: int
 
 
-def work_of(groups: Iterable[tuple[int, Sequence[int]]], shares_prompt: bool) -> Work:
-    """Add up what groups ask for; padding and the last token of a response, which predicts nothing, do not count.
+def work_of(groups: Iterable[tuple[int, Sequence[int]]]) -> Work:
+    """Add up what groups ask for: a prompt once, whatever rows it goes through a model of transformers in.
+
+    Padding and the last token of a response, which predicts nothing, do not count.
 
     Args:
         groups: tokens of the prompt, and of each response to it.
-        shares_prompt: whether a prompt goes through the model once for its group, not once for each response.
     """
     tokens = scored = pairs = 0
     for prompt, lengths in groups:
-        copies = 1 if shares_prompt else len(lengths)
-        tokens += copies * prompt + sum(length - 1 for length in lengths)
+        tokens += prompt + sum(length - 1 for length in lengths)
         scored += sum(lengths)
-        pairs += copies * prompt * (prompt + 1) // 2
+        pairs += prompt * (prompt + 1) // 2
         pairs += sum((length - 1) * prompt + (length - 1) * length // 2 for length in lengths)
     return Work(tokens, scored, pairs)
 
@@ -130,7 +130,7 @@ class Utilisation:
         sizes = [(group.prompt_length, group.lengths) for group in groups if group.prompt_length is not None]
         if self.shape is None or nanoseconds <= 0 or len(sizes) < len(groups):
             return {}
-        work = work_of(sizes, shares_prompt=self.shape.runs_on == "own")
+        work = work_of(sizes)
         return {"perf/mfu": Metric(mfu(self.epochs * training_flops(self.shape, work), nanoseconds / 1e9, self.peak))}
 
 
