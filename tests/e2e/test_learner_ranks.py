@@ -110,6 +110,54 @@ learner: {{sharding: {sharding}}}
     assert all(sum(row.lags.values()) == 20 for row in run.steps[1:])  # 5 groups of 4
 
 
+COMBINATIONS = """
+interleaving: run
+loss: {proximal: recompute, importance: {mode: tis}}
+placement: {colocated: false, learner: {ranks: 2, cpus: 0.5}, generator: {cpus: 0.5}}
+learner: {sharding: fsdp2}
+arms:
+  k4_lag_replay_nixl:
+    epochs_per_batch: 4
+    max_lag: 2
+    replay: {capacity: 6, sample_groups: 5}
+    transport: {type: nixl}
+  in_flight_numpy:
+    max_lag: 2
+    lag_control: in_flight
+    transport: {type: object_store_numpy}
+    learner: {sharding: ddp}
+  drop_disk:
+    epochs_per_batch: 1
+    max_lag: 2
+    lag_control: drop
+    transport: {type: disk}
+  k4_replay_store:
+    epochs_per_batch: 4
+    replay: {capacity: 6}
+    transport: {type: object_store}
+    learner: {sharding: ddp, publish: per_tensor}
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_with_other_loops_and_transports(factory: PartsFactory, tmp_path: Path) -> None:
+    """Each weight sync is proven by checksum, and by log-probs of Learner and engine for the same tokens."""
+    text = TINY.replace("loss: {kl: {coefficient: 0.1}}\n", "") + COMBINATIONS
+    assert run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
+    runs = runs_in(tmp_path / "out")
+    assert set(runs) == {"k4_lag_replay_nixl", "in_flight_numpy", "drop_disk", "k4_replay_store"}
+    for name, run in runs.items():
+        assert run.status == "completed", name
+        assert [row.version for row in run.steps] == [1, 2, 3]
+        groups = 5 if name == "k4_lag_replay_nixl" else 3
+        assert [sum(row.lags.values()) for row in run.steps[1:]] == [4 * groups] * 2, name
+        assert run.steps[-1].optimizer_steps == {"drop_disk": 1, "in_flight_numpy": 2}.get(name, 4), name
+        balance = run.steps[-1].metric("balance/tokens_max_over_mean")
+        assert balance is not None
+        assert 1 <= balance.value <= 2, name
+        assert (run.folder / "policy" / "model.safetensors").exists()
+
+
 def test_a_killed_rank_ends_the_run_by_its_name(
     factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

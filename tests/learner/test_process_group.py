@@ -1,0 +1,166 @@
+"""Ranks that were handed different plans say so at once, and those of one plan train, however few its rows are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.core.errors import RunStopped
+from harness.core.trace import NullTracer
+from harness.core.types import Metrics, RolloutGroup
+from harness.grpo import LossOptions
+from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.process_group import RankGroup, listen
+from harness.learner.ranks import TorchRanks
+from harness.learner.trainer import plan_training_step
+from harness.models.decoder import DecoderLM
+from harness.run.rank_worker import LearnerRank
+from harness.scenario.learner import MeshShape, Sharding
+from tests.learner.test_ranks import MODES, SHAPE, whole
+from tests.learner.tiny_training import OPTIONS, groups
+from tests.rank_pool import RankPool
+
+T = TypeVar("T")
+TIMEOUT_S = 60.0
+"""Of a collective: what hangs takes so long."""
+
+
+def rank_group(rank: int) -> RankGroup:
+    """Have the ranks of the pool find each other over a store, as actors do, in place of the pool's own group."""
+    store = listen("127.0.0.1") if rank == 0 else None
+    place: list[Any] = [("127.0.0.1", store.port) if store else None]
+    ranks = dist.get_world_size()
+    dist.broadcast_object_list(place)
+    dist.destroy_process_group()
+    return RankGroup(rank, ranks, store or place[0], cuda=False, timeout_s=TIMEOUT_S)
+
+
+def outcome(call: Callable[[], T]) -> tuple[T | str, float]:
+    """What a call returns, or what it says when it stops the run, and its seconds."""
+    start = time.monotonic()
+    try:
+        found: T | str = call()
+    except RunStopped as error:
+        found = str(error)
+    return found, time.monotonic() - start
+
+
+def agree(rank: int, rounds: list[tuple[str, ...]]) -> list[str | None]:
+    group = rank_group(rank)
+    return [outcome(lambda digests=digests: group.agree("the plan", digests[rank]))[0] for digests in rounds]  # type: ignore[misc]
+
+
+def test_equal_digests_pass_and_a_different_one_is_an_error_on_each_rank_before_and_after(rank_pool: RankPool) -> None:
+    """A disagreement takes no part of the collectives that follow, and a long digest counts to its last letter."""
+    rounds = [("a", "a"), ("a", "b"), ("a", "a"), ("x" * 500 + "y", "x" * 500 + "z"), ("", "")]
+    said = "the Learner's ranks do not agree on the plan: [1] have another one than rank 0"
+    assert rank_pool.run(2, agree, rounds) == [[None, said, None, said, None]] * 2
+
+
+@pytest.mark.slow
+def test_the_error_names_all_ranks_that_differ_from_rank_0(rank_pool: RankPool) -> None:
+    rounds = [("a", "a", "b"), ("a", "b", "a"), ("a", "b", "c"), ("a", "b", "b")]
+    for found in rank_pool.run(3, agree, rounds):
+        named = [str(said).partition("plan: ")[2].partition(" have")[0] for said in found]
+        assert named == ["[2]", "[1]", "[1, 2]", "[1, 2]"]
+
+
+def close_and_begin_again(rank: int) -> list[bool]:
+    group = rank_group(rank)
+    before = dist.is_initialized()
+    group.close()
+    group.close()
+    between = dist.is_initialized()
+    store = listen("127.0.0.1")
+    alone = RankGroup(0, 1, store, cuda=False, timeout_s=TIMEOUT_S)
+    alone.agree("what one rank says", str(rank))
+    return [before, between, dist.get_world_size() == 1]
+
+
+def test_a_process_can_leave_its_group_and_join_another(rank_pool: RankPool) -> None:
+    assert rank_pool.run(2, close_and_begin_again) == [[True, False, True]] * 2
+
+
+def learner_rank(rank: int, sharding: Sharding, shape: MeshShape, options: TrainerOptions) -> LearnerRank:
+    group = rank_group(rank)
+    trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, options, ranks=TorchRanks(sharding, shape))
+    return LearnerRank(trainer, None, None, tracer=NullTracer(), group=group, publish="rank0")  # type: ignore[arg-type]
+
+
+def train_on_different_plans(
+    rank: int, mode: str, made: tuple[RolloutGroup, ...]
+) -> tuple[str, float, bool, Metrics, list[int]]:
+    """One more microbatch on rank 1, whose backward pass would wait for one that rank 0 never makes."""
+    sharding, shape = MODES[mode]
+    worker = learner_rank(rank, sharding, shape, OPTIONS)
+    before = {name: whole(tensor) for name, tensor in worker.trainer.weights().items()}
+    plans = [plan_training_step(4, made, replace(OPTIONS, gradient_accumulation_steps=1 + own), 2) for own in (0, rank)]
+    sizes = [len(plans[1].epochs[0][0].microbatches[rank])]
+    refused, seconds = outcome(lambda: worker.update_together(4, made, plans[1]))
+    assert isinstance(refused, str)
+    untouched = all(torch.equal(whole(tensor), before[name]) for name, tensor in worker.trainer.weights().items())
+    result = worker.update_together(4, made, plans[0]).result  # nothing of the refused step is left in any collective
+    return refused, seconds, untouched, result.metrics, sizes
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_one_microbatch_more_on_one_rank_is_an_error_and_no_hang(mode: str, rank_pool: RankPool) -> None:
+    found = rank_pool.run(2, train_on_different_plans, mode, groups(4))
+    said = "the Learner's ranks do not agree on the plan of training step 4: [1] have another one than rank 0"
+    for rank, (refused, seconds, untouched, metrics, sizes) in enumerate(found):
+        assert refused == said
+        assert seconds < TIMEOUT_S / 2
+        assert untouched
+        assert sizes == [1 + rank]
+        assert metrics["loss"] == found[0][3]["loss"]
+
+
+FEW = replace(
+    OPTIONS,
+    delta="rewards",
+    loss=LossOptions("grpo_clip", kl_coefficient=0.05),
+    monitor_kl=True,
+    epochs_per_batch=2,
+    gradient_accumulation_steps=2,
+    mask_truncated=True,
+)
+
+
+def one_row() -> tuple[RolloutGroup, ...]:
+    (group,) = groups(3, num_groups=1, group_size=1)
+    return (replace(group, rewards=(0.5,)),)
+
+
+def few_rows(rank: int, mode: str) -> tuple[dict[str, Tensor], Metrics, list[int]]:
+    sharding, shape = MODES[mode]
+    worker = learner_rank(rank, sharding, shape, FEW)
+    made = one_row()
+    plan = plan_training_step(0, made, FEW, shape.data_ranks)
+    metrics = worker.update_together(0, made, plan).result.metrics
+    return {name: whole(t) for name, t in worker.trainer.weights().items()}, metrics, plan.rows_of(rank).tolist()
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_a_plan_of_one_row_for_two_ranks_is_agreed_on_and_trained(mode: str, rank_pool: RankPool) -> None:
+    """As after faults: the rank without rows takes part, and reports nothing but what all know."""
+    alone = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, FEW)
+    batch = alone.prepare(one_row())
+    alone.compute_old_log_probs(batch)
+    alone.compute_reference_log_probs(batch)
+    wanted = alone.train(0, batch)
+    found = rank_pool.run(2, few_rows, mode)
+    assert [rows for _, _, rows in found] == [[0], []]
+    for weights, metrics, _ in found:
+        assert metrics["loss"].value == pytest.approx(wanted["loss"].value, abs=1e-6)
+        assert metrics["grad_norm"].value == pytest.approx(wanted["grad_norm"].value, rel=1e-4)
+        for name, tensor in alone.weights().items():
+            torch.testing.assert_close(weights[name], tensor.detach(), rtol=0, atol=1e-4, msg=name)
+    assert found[0][1].keys() == wanted.keys()
+    assert sorted(found[1][1]) == ["grad_norm", "learning_rate", "loss"]

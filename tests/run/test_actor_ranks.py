@@ -1,0 +1,188 @@
+"""The ranks of a Learner as one part: which of their errors the run ends with, and what their results make together.
+
+Fake actors on a virtual clock: a rank answers, or fails, at its own second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from harness.core.errors import Diverged, PartDied, RunStopped, UserError
+from harness.core.trace import RecordingTracer
+from harness.core.types import ExampleRollout, Metric, Metrics, UpdateResult
+from harness.grpo import LossOptions
+from harness.learner import TrainerOptions
+from harness.run.actors.ranks import LAST_WORDS_S, RanksHandle, one_result
+from harness.run.rank_worker import RankResult
+from harness.scenario.learner import MeshShape
+from harness.simulate.clock import run_virtual
+from tests.learner.tiny_training import groups
+
+OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("grpo_clip"), balance="longest_first")
+NEVER = 1e6
+
+
+@dataclass
+class FakePart:
+    """Answers after so many seconds, with a value or an error.
+
+    Attributes:
+        log: what it was asked and how that ended, with the second.
+    """
+
+    lane: str
+    after_s: float
+    answer: Any
+    log: list[tuple[float, str]]
+    arguments: tuple[Any, ...] = ()
+    tracer: RecordingTracer = field(default_factory=lambda: RecordingTracer(lambda: 0))
+
+    async def call(self, method: str, *arguments: Any, **stage: Any) -> tuple[Any, tuple[()]]:
+        now, self.arguments = asyncio.get_running_loop().time, arguments
+        try:
+            await asyncio.sleep(self.after_s)
+        except asyncio.CancelledError:
+            self.log.append((now(), f"{self.lane} cancelled"))
+            raise
+        self.log.append((now(), f"{self.lane} {type(self.answer).__name__}"))
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer, ()
+
+
+def ranks_of(*parts: tuple[float, Any]) -> tuple[list[FakePart], list[tuple[float, str]]]:
+    log: list[tuple[float, str]] = []
+    return [FakePart(f"learner{rank or ''}", after_s, answer, log) for rank, (after_s, answer) in enumerate(parts)], log
+
+
+def handle_of(parts: list[FakePart]) -> RanksHandle:
+    return RanksHandle(parts, MeshShape(replicate=len(parts)), OPTIONS, in_shards=False)  # type: ignore[arg-type]
+
+
+def failure(*parts: tuple[float, Any]) -> tuple[BaseException, float, list[tuple[float, str]]]:
+    """What a checkpoint on these ranks ends with, at which second, and all that happened."""
+    made, log = ranks_of(*parts)
+
+    async def main(_: RecordingTracer) -> tuple[BaseException, float]:
+        with pytest.raises((RunStopped, UserError)) as caught:
+            await handle_of(made).checkpoint(3)
+        ended = asyncio.get_running_loop().time()
+        await asyncio.sleep(0)  # those that were cancelled notice
+        return caught.value, ended
+
+    (error, ended), _ = run_virtual(main)
+    return error, ended, log
+
+
+DEATH = PartDied("the learner1 died")
+BROKEN = RunStopped("an actor failed with RuntimeError: Connection closed by peer")
+
+
+def test_a_death_is_what_the_run_ends_with_though_a_broken_collective_is_heard_of_first() -> None:
+    error, ended, log = failure((1.0, BROKEN), (3.0, DEATH), (2.0, BROKEN))
+    assert error is DEATH
+    assert ended == 3.0
+    assert log == [(1.0, "learner RunStopped"), (2.0, "learner2 RunStopped"), (3.0, "learner1 PartDied")]
+
+
+def test_the_others_have_some_seconds_for_last_words_and_are_then_cancelled() -> None:
+    error, ended, log = failure((NEVER, None), (1.0, BROKEN), (1.0 + LAST_WORDS_S + 0.5, DEATH))
+    assert error is BROKEN
+    assert ended == 1.0 + LAST_WORDS_S
+    assert log == [(1.0, "learner1 RunStopped"), (ended, "learner cancelled"), (ended, "learner2 cancelled")]
+
+
+def test_ranks_that_all_fail_at_once_are_not_waited_for() -> None:
+    error, ended, _ = failure((1.0, BROKEN), (1.0, RunStopped("another one")))
+    assert error is BROKEN  # rank 0's
+    assert ended == 1.0
+
+
+@pytest.mark.parametrize("own", [Diverged("the loss is nan", 3), UserError("what", "where", "fix")])
+def test_what_a_rank_says_itself_comes_before_collectives_and_behind_a_death(own: Exception) -> None:
+    assert failure((1.0, BROKEN), (2.0, own))[0] is own
+    assert failure((1.0, own), (2.0, DEATH))[0] is DEATH
+
+
+def test_a_run_that_is_stopped_from_outside_cancels_all_ranks() -> None:
+    made, log = ranks_of((NEVER, None), (NEVER, None))
+
+    async def main(_: RecordingTracer) -> None:
+        task = asyncio.ensure_future(handle_of(made).checkpoint(3))
+        await asyncio.sleep(2.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+
+    run_virtual(main)
+    assert log == [(2.0, "learner cancelled"), (2.0, "learner1 cancelled")]
+
+
+def test_each_rank_is_sent_the_plan_and_the_data_of_its_groups_alone() -> None:
+    made = groups(0, num_groups=3)
+    result = UpdateResult(1, 1, {"loss": Metric(0.5)})
+    parts, _ = ranks_of((1.0, RankResult(result, None)), (4.0, RankResult(result, [("probe", "rows")])))  # type: ignore[list-item]
+
+    async def main(_: RecordingTracer) -> tuple[UpdateResult, float]:
+        return await handle_of(parts).update(0, made), asyncio.get_running_loop().time()
+
+    (updated, ended), _ = run_virtual(main)
+    assert ended == 4.0  # all ranks together
+    assert updated.metrics["loss"] == Metric(0.5)
+    plans = [part.arguments[2] for part in parts]
+    assert plans[0].digest == plans[1].digest
+    assert updated.metrics["balance/tokens_max_over_mean"] == Metric(plans[0].imbalance)
+    held = [part.arguments[3] for part in parts]
+    assert sorted(held[0] + held[1]) == [0, 1, 2]
+    for part in parts:
+        _, bare, _, places, *data = part.arguments
+        assert [group.data for group in bare] == [None] * 3
+        assert data == [made[place].data for place in places]
+
+
+def of_rank(metrics: Metrics, *by_step: Metrics, examples: Any = ()) -> UpdateResult:
+    return UpdateResult(7, len(by_step), metrics, by_step, examples)
+
+
+def test_results_are_combined_by_their_counts_and_figures_of_the_whole_step_are_taken_once() -> None:
+    """Means (3 x 0.5 + 1 x 0.1) / 4 = 0.4, of unequal counts; the loss is the sum of all ranks already."""
+    whole = {"loss": Metric(0.25), "grad_norm": Metric(2.0), "learning_rate": Metric(1e-3)}
+    overflows = {"float16/overflows": Metric(2, "sum"), "float16/loss_scale": Metric(1024.0)}
+    example = ExampleRollout("p", "r", "g", 1.0, 2, "stop", 6, 0.5, (-1.0, -2.0))
+    found = one_result(
+        [
+            of_rank(
+                {**whole, **overflows, "clip_fraction": Metric(0.5, count=3), "ratio/max": Metric(1.5, "max")},
+                {**whole, "token_entropy": Metric(1.0, count=10)},
+                {**whole, "loss": Metric(0.125), "token_entropy": Metric(2.0, count=10)},
+            ),
+            of_rank(
+                {**whole, **overflows, "clip_fraction": Metric(0.1, count=1), "ratio/max": Metric(1.75, "max")},
+                {**whole, "token_entropy": Metric(3.0, count=30)},
+                {**whole, "loss": Metric(0.125)},  # this rank had no rows in it
+                examples=(example,),
+            ),
+        ]
+    )
+    assert found.metrics == {
+        **whole,
+        **overflows,
+        "clip_fraction": Metric(pytest.approx(0.4), count=4),  # type: ignore[arg-type]
+        "ratio/max": Metric(1.75, "max", 2),
+    }
+    assert found.optimizer_step_metrics == [
+        {**whole, "token_entropy": Metric(2.5, count=40)},
+        {**whole, "loss": Metric(0.125), "token_entropy": Metric(2.0, count=10)},
+    ]
+    assert (found.version, found.optimizer_steps, found.examples) == (7, 2, (example,))
+
+
+def test_a_rank_0_without_rows_does_not_hide_what_the_others_report() -> None:
+    whole = {"loss": Metric(0.25), "grad_norm": Metric(2.0), "learning_rate": Metric(1e-3)}
+    found = one_result([of_rank(whole), of_rank({**whole, "token_entropy": Metric(1.0, count=4)})])
+    assert found.metrics == {**whole, "token_entropy": Metric(1.0, count=4)}
