@@ -9,12 +9,13 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.learner.gradient_norm import clip_gradients
-from harness.models.decoder import layers_of
+from harness.models.decoder import DecoderLM, layers_of
 from harness.models.tensor_parallel import parallelise
 from harness.scenario.learner import MeshShape, Sharding
 
@@ -31,7 +32,7 @@ class Ranks(Protocol):
     data_rank: int
 
     def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
-        """Return the module to call instead: the policy cut or copied over the ranks, in place."""
+        """Return the module to call instead: the policy cut or copied over the ranks, in place, on its device."""
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Return the context of a backward pass; gradients are exchanged in the last one of an optimizer step."""
@@ -76,7 +77,7 @@ class TorchRanks:
         sharding: ``ddp`` or ``fsdp2``.
         shape: of the mesh; the default process group has as many ranks.
         reduce_dtype: in which FSDP2 exchanges gradients; None: their own.
-        device: where the model is.
+        device: where the model goes.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class TorchRanks:
         reduce_dtype: torch.dtype | None = None,
         device: str = "cpu",
     ) -> None:
-        self._sharding, self._reduce_dtype = sharding, reduce_dtype
+        self._sharding, self._reduce_dtype, self._device = sharding, reduce_dtype, device
         sizes = (shape.replicate, shape.shard, shape.tensor)
         self._mesh: DeviceMesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
         self._shape = shape
@@ -95,21 +96,41 @@ class TorchRanks:
         self._data_group = self._mesh["replicate", "shard"]._flatten("data").get_group()
 
     def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
-        """See ``Ranks``. Checkpointed layers must be so before."""
+        """See ``Ranks``. Checkpointed layers must be so before.
+
+        The harness' own model is cut without weights, and rank 0's are handed out tensor by tensor, so that no other
+        rank ever holds all of it: there it may lie on the device ``meta``. What transformers runs has buffers that only
+        a model with weights has right, and each rank cuts its own.
+        """
+        own = isinstance(_policy_in(scoring), DecoderLM)
+        whole = dict(scoring.state_dict()) if own and dist.get_rank() == 0 else {}
+        scoring.to("meta" if own else self._device)
+        self._cut(scoring)
+        if own:
+            scoring.to_empty(device=self._device)
+            hand_out = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+            set_model_state_dict(scoring, whole, options=hand_out)
+        if self._is_copied and trained:
+            return DistributedDataParallel(scoring, process_group=self._data_group)
+        return scoring
+
+    @property
+    def _is_copied(self) -> bool:
+        """Whether each rank has the whole model. torch's DDP takes no model that is cut over tensor ranks."""
+        return self._sharding == "ddp" and self._shape.tensor == 1
+
+    def _cut(self, scoring: nn.Module) -> None:
         if self._shape.tensor > 1:
             parallelise(_policy_in(scoring), self._mesh["tensor"])
-            if self.data_ranks == 1:
-                return scoring
-        elif self._sharding == "ddp":
-            return DistributedDataParallel(scoring, process_group=self._data_group) if trained else scoring
-        # torch's DDP takes no unevenly cut parameters: copies of a cut model are hybrid shards of one piece each
+        if self._is_copied or self.data_ranks == 1:
+            return
+        # copies of a model that is cut over tensor ranks are hybrid shards of one piece each
         names = ("replicate", "shard") if self._shape.replicate > 1 else ("shard",)
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)
         for layer in layers_of(scoring):
             fully_shard(layer, mesh=self._mesh[names], mp_policy=policy)
         # the root would keep what is outside of the layers whole after a forward pass, for a backward pass to come
         fully_shard(scoring, mesh=self._mesh[names], mp_policy=policy, reshard_after_forward=True)
-        return scoring
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """See ``Ranks``."""

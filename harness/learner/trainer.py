@@ -223,21 +223,22 @@ class PolicyTrainer:
         self._ban = _ban_of(options.ban_eos_first, eos_token_id)
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
-        self._device = next(model.parameters()).device
-        reference = frozen_copy(model) if options.needs_reference else None
-        previous = frozen_copy(model) if options.monitor_kl else None  # what is cut over ranks cannot be copied
+        # what is cut over ranks cannot be copied; one copy at a time is whole
+        previous = self._frozen_copy() if options.monitor_kl else None
+        reference = self._frozen_copy() if options.needs_reference else None
         if options.gradient_checkpointing:
             checkpoint_layers(model)
         self._scoring = self._ranks.wrap(ScoringModel(model), trained=True)
-        self._reference, self._reference_scoring = None, None
-        if reference is not None:
-            self._reference_scoring = self._ranks.wrap(ScoringModel(reference), trained=False)
-            self._reference = ReferencePolicy(reference, options.reference)
-        self._previous = None if previous is None else self._ranks.wrap(ScoringModel(previous), trained=False)
+        self._previous, self._reference_scoring = previous, reference
+        self._reference = None if reference is None else ReferencePolicy(_policy_in(reference), options.reference)
+        self._device = next(model.parameters()).device
         self._optimizer = make_optimizer(model, options.learning_rate, options.betas, options.weight_decay)
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
+
+    def _frozen_copy(self) -> nn.Module:
+        return self._ranks.wrap(ScoringModel(frozen_copy(self.model)), trained=False)
 
     def plan(self, step: int, groups: Sequence[RolloutGroup]) -> BatchPlan:
         """Plan a training step; see ``batch_plan``. Groups may come without their data."""

@@ -110,7 +110,7 @@ class Utilisation:
 
     Attributes:
         shape: of the policy; None where it or the peak is not known, and there is no metric.
-        peak: operations a second that the Learner's GPU is specified for.
+        peak: operations a second that the Learner's GPUs together, one for each rank, are specified for.
         epochs: passes over a rollout batch.
     """
 
@@ -147,4 +147,4 @@ def utilisation_of(scenario: Scenario, gpus: Sequence[Mapping[str, Any]]) -> Uti
     peaks = {peak_flops(gpu["name"], min(narrow, default="float32")) for gpu in gpus}
     peak = peaks.pop() if len(peaks) == 1 else None
     shape = None if peak is None else shape_for(scenario)[0]
-    return Utilisation(shape, peak or 0.0, scenario.epochs_per_batch)
+    return Utilisation(shape, (peak or 0.0) * scenario.placement.learner.ranks, scenario.epochs_per_batch)

@@ -118,10 +118,12 @@ def _sorting_task(settings: Any) -> Task:
 
 
 def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
-    from harness.learner.warm_start import initial_policy, warm_start_policy
+    from harness.learner.warm_start import initial_policy, policy_without_weights, warm_start_policy
 
     settings: Any = scenario.model
-    if settings.warm_start:
+    if device == "meta":
+        model, tokenizer = policy_without_weights(settings.preset)
+    elif settings.warm_start:
         model, tokenizer, _ = warm_start_policy(
             settings.preset,
             settings.warm_start_seed,
@@ -149,7 +151,7 @@ def _sorting_policy(scenario: Scenario, device: str, should_stop: StopSignal) ->
 
     settings: Any = scenario.model
     model, tokenizer = sorting_policy(scenario.seed if settings.seed is None else settings.seed)
-    return Policy(model.to(device), tokenizer, None)
+    return Policy(model.to("cpu" if device == "meta" else device), tokenizer, None)
 
 
 def _paced_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
@@ -368,7 +370,7 @@ def make_task(scenario: Scenario) -> Task:
 
 
 def make_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
-    """Return the policy before the first training step.
+    """Return the policy before the first training step; on ``meta`` without weights, for ranks that are handed theirs.
 
     Raises:
         UserError: the model cannot be used.

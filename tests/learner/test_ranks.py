@@ -19,7 +19,7 @@ from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.ranks import Ranks, TorchRanks
 from harness.learner.reference import ReferenceUpdates
 from harness.learner.trainer import plan_training_step
-from harness.models.decoder import DecoderLM
+from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.scenario.learner import MeshShape, Sharding
 from tests.learner.tiny_training import CONFIG, OPTIONS, groups
 from tests.rank_pool import RankPool
@@ -57,7 +57,9 @@ def train(
     ranks: Ranks | None = None,
 ) -> Trained:
     """Train from the same initial weights, on this rank's share of each batch."""
-    trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, options, ranks=ranks)
+    first = ranks is None or dist.get_rank() == 0
+    model = DecoderLM(SHAPE, seed=1) if first else decoder_without_weights(SHAPE)  # rank 0 hands them out
+    trainer = PolicyTrainer(model, 0, options, ranks=ranks)
     change(trainer)
     gradients: dict[str, Tensor] = {}
     zero_grad = trainer._optimizer.zero_grad

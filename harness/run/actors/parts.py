@@ -355,7 +355,7 @@ def _scorer(scenario: Scenario, lane: str, tracer: Tracer) -> ScorerWorker:
 def _rank(scenario: Scenario, options: TransportOptions, rank: int, tracer: Tracer, store: Any) -> LearnerRank:
     device = resolve_device(scenario, scenario.placement.learner)
     ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s
-    policy = make_policy(scenario, device, never)
+    policy = make_policy(scenario, "meta" if rank else "cpu", never)
     group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience)
     return make_learner_rank(scenario, options=options, policy=policy, tracer=tracer, group=group, device=device)
 
