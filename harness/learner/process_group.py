@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,9 @@ Place = tuple[str, int]
 
 def listen(host: str) -> Any:
     """Open that store, a ``TCPStore``, on a free port of this interface of the machine."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    listener = socket.create_server((host, 0))  # a store that opens its own listens on every interface
+    port, file = listener.getsockname()[1], listener.detach()
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=file)  # type: ignore[attr-defined]
 
 
 class RankGroup:

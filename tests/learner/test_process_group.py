@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -50,6 +51,18 @@ def outcome(call: Callable[[], T]) -> tuple[T | str, float]:
     except RunStopped as error:
         found = str(error)
     return found, time.monotonic() - start
+
+
+def test_the_store_listens_on_the_interface_it_is_given_and_on_no_other() -> None:
+    """Left to itself torch's store listens on all of them, and lets in whoever comes."""
+    store = listen("127.0.0.1")
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            address, port, state = (*line.split()[1].split(":"), line.split()[3])
+            if int(port, 16) == store.port and state == "0A":  # listens
+                found.append(address)
+    assert found == ["0100007F"]
 
 
 def agree(rank: int, rounds: list[tuple[str, ...]]) -> list[str | None]:
