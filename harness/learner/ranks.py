@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, cast
 
@@ -13,9 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from harness.models.decoder import layers_of
 from harness.scenario.learner import MeshShape, Sharding
+
+MakeOptimizer = Callable[[], Optimizer]
+"""Makes the optimizer of the parameters as they are when it is called."""
 
 
 class Ranks(Protocol):
@@ -29,8 +33,14 @@ class Ranks(Protocol):
     data_ranks: int
     data_rank: int
 
-    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
-        """Return the module to call instead: the policy cut or copied over the ranks, in place."""
+    def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        """Cut or copy the policy over the ranks, in place; return the module to call instead, and its optimizer.
+
+        Of the optimizer a trainer uses ``param_groups``, ``step`` and ``zero_grad``.
+        """
+
+    def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
+        """Cut a policy without gradients over the ranks, in place; return the module to call instead."""
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Return the context of a backward pass; gradients are exchanged in the last one of an optimizer step."""
@@ -41,13 +51,23 @@ class Ranks(Protocol):
     def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
         """Scale the gradients of the whole model down to this norm; return the norm before."""
 
+    def held(self, parameter: Tensor) -> Tensor:
+        """Return the part of a parameter that this rank holds, in place; equal parts of equally wrapped policies."""
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """Return all of a parameter, detached: a collective of all ranks where it is cut."""
+
 
 class OneProcess:
     """No other ranks, and no process group."""
 
     data_ranks, data_rank = 1, 0
 
-    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
+    def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        """See ``Ranks``."""
+        return scoring, make_optimizer()
+
+    def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
         """See ``Ranks``."""
         return scoring
 
@@ -62,6 +82,14 @@ class OneProcess:
     def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
         """See ``Ranks``."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+    def held(self, parameter: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return parameter
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return parameter.detach()
 
 
 class TorchRanks:
@@ -92,10 +120,16 @@ class TorchRanks:
         self.data_ranks, self.data_rank = shape.data_ranks, shape.data_rank(dist.get_rank())
         self._data_group = self._mesh["replicate", "shard"]._flatten("data").get_group()
 
-    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
+    def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         """See ``Ranks``. Checkpointed layers must be so before."""
         if self._sharding == "ddp":
-            return DistributedDataParallel(scoring, process_group=self._data_group) if trained else scoring
+            return DistributedDataParallel(scoring, process_group=self._data_group), make_optimizer()
+        return self.wrap_frozen(scoring), make_optimizer()  # of the pieces
+
+    def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
+        """See ``Ranks``."""
+        if self._sharding == "ddp":
+            return scoring
         names = ("replicate", "shard") if self._shape.replicate > 1 else ("shard",)
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)
         for layer in layers_of(scoring):
@@ -122,3 +156,11 @@ class TorchRanks:
         """See ``Ranks``."""
         norm = nn.utils.clip_grad_norm_(parameters, max_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def held(self, parameter: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -32,7 +33,7 @@ from harness.grpo.masking import unknown_choice
 from harness.learner.batch_plan import BatchLengths, BatchPlan, OptimizerStepPlan, RowCost, Rows, plan_batch
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import OneProcess, Ranks
-from harness.learner.reference import ReferencePolicy, ReferenceUpdates, frozen_copy
+from harness.learner.reference import ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
 from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl
 from harness.models.scoring import TokenBan
@@ -228,13 +229,13 @@ class PolicyTrainer:
         previous = frozen_copy(model) if options.monitor_kl else None  # what is cut over ranks cannot be copied
         if options.gradient_checkpointing:
             checkpoint_layers(model)
-        self._scoring = self._ranks.wrap(ScoringModel(model), trained=True)
+        make = partial(make_optimizer, model, options.learning_rate, options.betas, options.weight_decay)
+        self._scoring, self._optimizer = self._ranks.wrap_trained(ScoringModel(model), make)
         self._reference, self._reference_scoring = None, None
         if reference is not None:
-            self._reference_scoring = self._ranks.wrap(ScoringModel(reference), trained=False)
-            self._reference = ReferencePolicy(reference, options.reference)
-        self._previous = None if previous is None else self._ranks.wrap(ScoringModel(previous), trained=False)
-        self._optimizer = make_optimizer(model, options.learning_rate, options.betas, options.weight_decay)
+            self._reference_scoring = self._ranks.wrap_frozen(ScoringModel(reference))
+            self._reference = ReferencePolicy(reference, options.reference, self._ranks.held)
+        self._previous = None if previous is None else self._ranks.wrap_frozen(ScoringModel(previous))
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
@@ -328,7 +329,7 @@ class PolicyTrainer:
             Interrupted: ``should_stop`` said so.
         """
         if self._previous is not None:
-            _policy_in(self._previous).load_state_dict(self.model.state_dict())
+            copy_weights(self.model, _policy_in(self._previous), self._ranks.held)
         parts: list[Metrics] = []
         for epoch, minibatches in enumerate(batch.plan.epochs):
             for index, minibatch in enumerate(minibatches):
@@ -343,8 +344,13 @@ class PolicyTrainer:
         return metrics
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the policy's live weights by Hugging Face name."""
+        """Return the policy's live weights by Hugging Face name; of several ranks, what each one holds of them."""
         return dict(self.model.named_parameters())
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Gather the weights one after the other, by name: a collective of all ranks for each one that is cut."""
+        for name, parameter in self.model.named_parameters():
+            yield name, self._ranks.whole(parameter)
 
     @torch.no_grad()
     def log_probs_of(

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.tensor import DTensor
 
 from harness.core.trace import Stage, Tracer
 from harness.core.types import RolloutGroup, UpdateResult, WeightHandle
@@ -101,12 +100,13 @@ class LearnerRank(LearnerWorker):
 
     def _whole_weights(self) -> dict[str, Tensor]:
         """Gather the weights on rank 0; the others return none."""
-        names = self.trainer.weights().keys()
         if self._publish == "rank0":
+            names = self.trainer.weights().keys()
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             gathered: dict[str, Any] = get_model_state_dict(self._policy_trainer.model, options=options)
             return {name: gathered[name] for name in names if name in gathered}
-        return gather_per_tensor(self.trainer.weights(), keep=self._group.rank == 0)
+        keep = self._group.rank == 0  # where it is not kept, a tensor is forgotten before the next one is gathered
+        return {name: tensor for name, tensor in self._policy_trainer.whole_weights() if keep}
 
     def checkpoint(self, version: int, folder: Path | None) -> None:
         """Save the whole policy into the folder, on rank 0."""
@@ -121,13 +121,3 @@ class LearnerRank(LearnerWorker):
         """Give back what the sender holds, and leave the group."""
         super().close()
         self._group.close()
-
-
-def gather_per_tensor(weights: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Gather tensor by tensor, a collective for each one that is cut; where it is not kept, it is forgotten at once."""
-    whole = {}
-    for name, tensor in weights.items():
-        gathered = tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
-        if keep:
-            whole[name] = gathered
-    return whole
