@@ -74,7 +74,7 @@ class ZeroRanks:
         if device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"  # it would take a GPU that is there, and is asked for it when imported
         os.environ.setdefault("LOCAL_RANK", "0")
-        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # each of its calls
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # at each call
         beside_python = str(Path(sys.executable).parent)  # the part brings ninja, which is called by its name
         os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), beside_python])
         self.data_ranks, self.data_rank = dist.get_world_size(), dist.get_rank()

@@ -177,7 +177,7 @@ def deepspeed_trains_float32(scenario: Scenario) -> Problem | None:
     model: Any = scenario.model
     if model.precision == "float16":
         what = (
-            "model.precision is float16 with learner.sharding deepspeed, whose optimizer takes no scaled loss of ours"
+            "model.precision is float16 with learner.sharding deepspeed: its optimizer steps past our loss scaling"
         )
         return broken(what, "set model.precision to bfloat16 or float32", "model.precision", "learner.sharding")
     dtype = getattr(model, "dtype", "float32")
