@@ -176,9 +176,7 @@ def deepspeed_trains_float32(scenario: Scenario) -> Problem | None:
         return None
     model: Any = scenario.model
     if model.precision == "float16":
-        what = (
-            "model.precision is float16 with learner.sharding deepspeed: its optimizer steps past our loss scaling"
-        )
+        what = "model.precision is float16 with learner.sharding deepspeed: its optimizer steps past our loss scaling"
         return broken(what, "set model.precision to bfloat16 or float32", "model.precision", "learner.sharding")
     dtype = getattr(model, "dtype", "float32")
     if dtype == "float32":
