@@ -242,16 +242,26 @@ class LogProbProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class PartChecksum:
+    """Of what one rank of a Learner published: ``slices`` (``transports.shards.TensorSlice``) say of which blocks."""
+
+    rank: int
+    checksum: str
+    slices: tuple[Any, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class WeightHandle:
     """Published weights: version, size, checksum, and the opaque payload a Generator loads them from.
 
-    ``probe``, where the engine's log-probabilities are compared after each load, is of these weights.
+    ``checksum`` is of all weights, or in parts where several ranks published them. ``probe``, where the engine's
+    log-probabilities are compared after each load, is of these weights.
     """
 
     version: int
     num_bytes: int
     num_tensors: int
-    checksum: str | None = None
+    checksum: str | tuple[PartChecksum, ...] | None = None
     payload: Any = field(repr=False, default=None)
     probe: LogProbProbe | None = field(repr=False, default=None)
 

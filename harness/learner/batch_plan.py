@@ -79,10 +79,18 @@ class OptimizerStepPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The optimizer steps of one training step, pass by pass; ``group_B`` is the group of each row."""
+    """The optimizer steps of one training step, pass by pass.
+
+    Attributes:
+        epochs: the optimizer steps of each pass.
+        group_B: the group of each row.
+        imbalance: tokens of the rank that has most, over the mean of the ranks, in an optimizer step of the mean; 1 is
+            even. Ranks wait for each other in each one.
+    """
 
     epochs: tuple[tuple[OptimizerStepPlan, ...], ...]
     group_B: Rows
+    imbalance: float
 
     def rows_of(self, rank: int, epochs: slice = slice(None)) -> Rows:
         """Return the rows that a data-parallel rank trains on in these passes, in their order, each once."""
@@ -136,17 +144,25 @@ def plan_batch(
         cost: of ``balance: cost``.
     """
     price = cost if balance == "cost" else RowCost()
-    passes = []
+    passes, tokens = [], []
     for epoch in range(epochs):
         steps = []
         for rows in _deal(lengths.group_B, minibatches, shuffle, derive_seed("minibatches", seed, step, epoch)):
             shares = [rows] if ranks == 1 else _share_out(rows, lengths, ranks, balance, price)
+            tokens.append([_tokens_of(share, lengths) for share in shares])
             pieces = [np.array_split(share, microbatches) for share in shares]
             most = max(sum(len(piece) > 0 for piece in of_rank) for of_rank in pieces)
             in_loss = lengths.responses_B[rows][lengths.in_loss_B[rows]]
             steps.append(OptimizerStepPlan(tuple(tuple(p[:most]) for p in pieces), len(rows), int(in_loss.sum())))
         passes.append(tuple(steps))
-    return BatchPlan(tuple(passes), lengths.group_B)
+    in_steps = np.array(tokens)
+    imbalance = float(in_steps.max(axis=1).sum() / in_steps.mean(axis=1).sum())
+    return BatchPlan(tuple(passes), lengths.group_B, imbalance)
+
+
+def _tokens_of(rows: Rows, lengths: BatchLengths) -> float:
+    """Tokens that a rank runs for these rows: each prompt once, and the responses."""
+    return float(lengths.responses_B[rows].sum() + lengths.prompts_P[np.unique(lengths.group_B[rows])].sum())
 
 
 def _deal(group_B: Rows, pieces: int, shuffle: bool, seed: int) -> list[Rows]:

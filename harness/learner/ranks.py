@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from harness.models.decoder import layers_of
+from harness.learner.gradient_norm import clip_gradients
+from harness.models.decoder import DecoderLM, layers_of
+from harness.models.tensor_parallel import parallelise
 from harness.scenario.learner import MeshShape, Sharding
 
 MakeOptimizer = Callable[[], Optimizer]
@@ -34,13 +37,14 @@ class Ranks(Protocol):
     data_rank: int
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Cut or copy the policy over the ranks, in place; return the module to call instead, and its optimizer.
+        """Cut or copy the policy over the ranks, in place; on its device; return the module to call instead,
+        and its optimizer.
 
         Of the optimizer a trainer uses ``param_groups``, ``step`` and ``zero_grad``.
         """
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
-        """Cut a policy without gradients over the ranks, in place; return the module to call instead."""
+        """Cut a policy without gradients over the ranks, in place, on its device; return the module to call instead."""
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Return the context of a backward pass; gradients are exchanged in the last one of an optimizer step."""
@@ -48,7 +52,7 @@ class Ranks(Protocol):
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of a value over the ranks that take different rollouts."""
 
-    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """Scale the gradients of the whole model down to this norm; return the norm before."""
 
     def held(self, parameter: Tensor) -> Tensor:
@@ -79,7 +83,7 @@ class OneProcess:
         """See ``Ranks``."""
         return value
 
-    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """See ``Ranks``."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
@@ -93,7 +97,8 @@ class OneProcess:
 
 
 class TorchRanks:
-    """Ranks of DDP (Li et al. 2020) or FSDP2 (Zhao et al. 2023; with ``replicate`` above 1 hybrid sharding).
+    """Ranks of DDP (Li et al. 2020), FSDP2 (Zhao et al. 2023; with ``replicate`` above 1 hybrid sharding), or
+    tensor parallelism (Shoeybi et al. 2019) alone or within either.
 
     Both average gradients over the data ranks. The loss is divided by what the whole batch counts, so that the sum is
     wanted: a trainer multiplies its loss by ``data_ranks``.
@@ -102,7 +107,7 @@ class TorchRanks:
         sharding: ``ddp`` or ``fsdp2``.
         shape: of the mesh; the default process group has as many ranks.
         reduce_dtype: in which FSDP2 exchanges gradients; None: their own.
-        device: where the model is.
+        device: where the model goes.
     """
 
     def __init__(
@@ -113,7 +118,7 @@ class TorchRanks:
         reduce_dtype: torch.dtype | None = None,
         device: str = "cpu",
     ) -> None:
-        self._sharding, self._reduce_dtype = sharding, reduce_dtype
+        self._sharding, self._reduce_dtype, self._device = sharding, reduce_dtype, device
         sizes = (shape.replicate, shape.shard, shape.tensor)
         self._mesh: DeviceMesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
         self._shape = shape
@@ -122,28 +127,56 @@ class TorchRanks:
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         """See ``Ranks``. Checkpointed layers must be so before."""
-        if self._sharding == "ddp":
-            return DistributedDataParallel(scoring, process_group=self._data_group), make_optimizer()
-        return self.wrap_frozen(scoring), make_optimizer()  # of the pieces
+        self._hand_out(scoring)
+        if self._is_copied:
+            scoring = DistributedDataParallel(scoring, process_group=self._data_group)
+        return scoring, make_optimizer()
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
         """See ``Ranks``."""
-        if self._sharding == "ddp":
-            return scoring
+        self._hand_out(scoring)
+        return scoring
+
+    def _hand_out(self, scoring: nn.Module) -> None:
+        """Cut a policy over the ranks.
+
+        The harness' own model is cut without weights, and rank 0's are handed out tensor by tensor, so that no other
+        rank ever holds all of it: there it may lie on the device ``meta``. What transformers runs has buffers that only
+        a model with weights has right, and each rank cuts its own.
+        """
+        own = isinstance(_policy_in(scoring), DecoderLM)
+        whole = dict(scoring.state_dict()) if own and dist.get_rank() == 0 else {}
+        scoring.to("meta" if own else self._device)
+        self._cut(scoring)
+        if own:
+            scoring.to_empty(device=self._device)
+            hand_out = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+            set_model_state_dict(scoring, whole, options=hand_out)
+
+    @property
+    def _is_copied(self) -> bool:
+        """Whether each rank has the whole model. torch's DDP takes no model that is cut over tensor ranks."""
+        return self._sharding == "ddp" and self._shape.tensor == 1
+
+    def _cut(self, scoring: nn.Module) -> None:
+        if self._shape.tensor > 1:
+            parallelise(_policy_in(scoring), self._mesh["tensor"])
+        if self._is_copied or self.data_ranks == 1:
+            return
+        # copies of a model that is cut over tensor ranks are hybrid shards of one piece each
         names = ("replicate", "shard") if self._shape.replicate > 1 else ("shard",)
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)
         for layer in layers_of(scoring):
             fully_shard(layer, mesh=self._mesh[names], mp_policy=policy)
         # the root would keep what is outside of the layers whole after a forward pass, for a backward pass to come
         fully_shard(scoring, mesh=self._mesh[names], mp_policy=policy, reshard_after_forward=True)
-        return scoring
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """See ``Ranks``."""
         if isinstance(scoring, FSDPModule):
             scoring.set_requires_gradient_sync(last)
-        elif not last:
-            return cast(DistributedDataParallel, scoring).no_sync()
+        elif isinstance(scoring, DistributedDataParallel) and not last:
+            return scoring.no_sync()
         return nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
@@ -152,10 +185,9 @@ class TorchRanks:
         dist.all_reduce(summed, group=self._data_group)
         return summed
 
-    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """See ``Ranks``."""
-        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(clip_gradients(list(parameters), max_norm))
 
     def held(self, parameter: Tensor) -> Tensor:
         """See ``Ranks``."""
@@ -164,3 +196,9 @@ class TorchRanks:
     def whole(self, parameter: Tensor) -> Tensor:
         """See ``Ranks``."""
         return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
+
+
+def _policy_in(scoring: nn.Module) -> nn.Module:
+    policy = scoring.policy
+    assert isinstance(policy, nn.Module)
+    return policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, Protocol, get_args
@@ -224,21 +224,23 @@ class PolicyTrainer:
         self._ban = _ban_of(options.ban_eos_first, eos_token_id)
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
-        self._device = next(model.parameters()).device
-        reference = frozen_copy(model) if options.needs_reference else None
-        previous = frozen_copy(model) if options.monitor_kl else None  # what is cut over ranks cannot be copied
+        # what is cut over ranks cannot be copied; one copy at a time is whole
+        previous = self._frozen_copy() if options.monitor_kl else None
+        reference = self._frozen_copy() if options.needs_reference else None
         if options.gradient_checkpointing:
             checkpoint_layers(model)
         make = partial(make_optimizer, model, options.learning_rate, options.betas, options.weight_decay)
         self._scoring, self._optimizer = self._ranks.wrap_trained(ScoringModel(model), make)
-        self._reference, self._reference_scoring = None, None
+        self._previous, self._reference_scoring, self._reference = previous, reference, None
         if reference is not None:
-            self._reference_scoring = self._ranks.wrap_frozen(ScoringModel(reference))
-            self._reference = ReferencePolicy(reference, options.reference, self._ranks.held)
-        self._previous = None if previous is None else self._ranks.wrap_frozen(ScoringModel(previous))
+            self._reference = ReferencePolicy(_policy_in(reference), options.reference, self._ranks.held)
+        self._device = next(model.parameters()).device
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
+
+    def _frozen_copy(self) -> nn.Module:
+        return self._ranks.wrap_frozen(ScoringModel(frozen_copy(self.model)))
 
     def plan(self, step: int, groups: Sequence[RolloutGroup]) -> BatchPlan:
         """Plan a training step; see ``batch_plan``. Groups may come without their data."""
@@ -347,10 +349,9 @@ class PolicyTrainer:
         """Return the policy's live weights by Hugging Face name; of several ranks, what each one holds of them."""
         return dict(self.model.named_parameters())
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Gather the weights one after the other, by name: a collective of all ranks for each one that is cut."""
-        for name, parameter in self.model.named_parameters():
-            yield name, self._ranks.whole(parameter)
+    def whole(self, weight: Tensor) -> Tensor:
+        """Return all of one of the weights, detached: a collective of all ranks where it is cut."""
+        return self._ranks.whole(weight)
 
     @torch.no_grad()
     def log_probs_of(

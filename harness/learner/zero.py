@@ -66,11 +66,11 @@ class ZeroRanks:
     Args:
         stage: of ZeRO.
         precision: ``float32``, or ``bfloat16`` for autocast over float32 weights.
-        device: where the model is.
+        device: where the model goes.
     """
 
     def __init__(self, stage: ZeroStage, *, precision: str = "float32", device: str = "cpu") -> None:
-        self._stage, self._precision = stage, precision
+        self._stage, self._precision, self._device = stage, precision, device
         if device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"  # it would take a GPU that is there, and is asked for it when imported
         os.environ.setdefault("LOCAL_RANK", "0")
@@ -82,12 +82,14 @@ class ZeroRanks:
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         """See ``Ranks``. Checkpointed layers must be so before."""
+        self._hand_out(scoring)
         engine = self._engine(scoring, make_optimizer())
         self._optimizer = engine.optimizer
         return engine, self._optimizer
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
         """See ``Ranks``. Stages 1 and 2 leave weights whole."""
+        self._hand_out(scoring)
         return self._engine(scoring, None) if self._stage == 3 else scoring
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
@@ -102,7 +104,7 @@ class ZeroRanks:
         dist.all_reduce(summed)
         return summed
 
-    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> float:
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """See ``Ranks``. DeepSpeed has taken the gradients from the parameters; each rank scales its pieces."""
         pieces = list(self._pieces())
         squares = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float32).square() for piece in pieces])
@@ -126,6 +128,13 @@ class ZeroRanks:
 
         with deepspeed.zero.GatheredParameters(parameter):
             return parameter.detach().clone()
+
+    def _hand_out(self, scoring: nn.Module) -> None:
+        """Give every rank rank 0's weights, which may be on the device ``meta`` elsewhere; whole ones, until cut."""
+        without = any(parameter.is_meta for parameter in scoring.parameters())
+        scoring.to_empty(device=self._device) if without else scoring.to(self._device)
+        for tensor in (*scoring.parameters(), *scoring.buffers()):
+            dist.broadcast(tensor.data, 0)
 
     def _pieces(self) -> Iterator[Tensor]:
         """This rank's pieces of the gradient of an optimizer step, padding of zeros among them."""

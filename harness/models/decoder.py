@@ -227,6 +227,12 @@ class DecoderLM(nn.Module):
         return LMOutput(linear(hidden, self.output_weight))
 
 
+def decoder_without_weights(config: ModelConfig, dtype: torch.dtype = torch.float32) -> DecoderLM:
+    """Return a model on the device ``meta``: shapes and names, and no memory."""
+    with torch.device("meta"):
+        return DecoderLM(config, seed=None).to(dtype).eval()
+
+
 def rotation_at(positions: Tensor, config: ModelConfig) -> Rotation:
     """Cosines and sines (..., 1, D/2) in float32 of the rotary angles, position * frequency."""
     angles = positions[..., None, None].float() * rotary_frequencies(config, positions.device)

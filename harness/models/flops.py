@@ -62,19 +62,19 @@ class Work:
     pairs: int
 
 
-def work_of(groups: Iterable[tuple[int, Sequence[int]]], shares_prompt: bool) -> Work:
-    """Add up what groups ask for; padding and the last token of a response, which predicts nothing, do not count.
+def work_of(groups: Iterable[tuple[int, Sequence[int]]]) -> Work:
+    """Add up what groups ask for: a prompt once, whatever rows it goes through a model of transformers in.
+
+    Padding and the last token of a response, which predicts nothing, do not count.
 
     Args:
         groups: tokens of the prompt, and of each response to it.
-        shares_prompt: whether a prompt goes through the model once for its group, not once for each response.
     """
     tokens = scored = pairs = 0
     for prompt, lengths in groups:
-        copies = 1 if shares_prompt else len(lengths)
-        tokens += copies * prompt + sum(length - 1 for length in lengths)
+        tokens += prompt + sum(length - 1 for length in lengths)
         scored += sum(lengths)
-        pairs += copies * prompt * (prompt + 1) // 2
+        pairs += prompt * (prompt + 1) // 2
         pairs += sum((length - 1) * prompt + (length - 1) * length // 2 for length in lengths)
     return Work(tokens, scored, pairs)
 
@@ -110,7 +110,7 @@ class Utilisation:
 
     Attributes:
         shape: of the policy; None where it or the peak is not known, and there is no metric.
-        peak: operations a second that the Learner's GPU is specified for.
+        peak: operations a second that the Learner's GPUs together, one for each rank, are specified for.
         epochs: passes over a rollout batch.
     """
 
@@ -130,7 +130,7 @@ class Utilisation:
         sizes = [(group.prompt_length, group.lengths) for group in groups if group.prompt_length is not None]
         if self.shape is None or nanoseconds <= 0 or len(sizes) < len(groups):
             return {}
-        work = work_of(sizes, shares_prompt=self.shape.runs_on == "own")
+        work = work_of(sizes)
         return {"perf/mfu": Metric(mfu(self.epochs * training_flops(self.shape, work), nanoseconds / 1e9, self.peak))}
 
 
@@ -147,4 +147,4 @@ def utilisation_of(scenario: Scenario, gpus: Sequence[Mapping[str, Any]]) -> Uti
     peaks = {peak_flops(gpu["name"], min(narrow, default="float32")) for gpu in gpus}
     peak = peaks.pop() if len(peaks) == 1 else None
     shape = None if peak is None else shape_for(scenario)[0]
-    return Utilisation(shape, peak or 0.0, scenario.epochs_per_batch)
+    return Utilisation(shape, (peak or 0.0) * scenario.placement.learner.ranks, scenario.epochs_per_batch)

@@ -5,13 +5,17 @@ entropy make several of them. Here a piece needs its logits and one array more, 
 pieces as ``MAX_LOGITS`` allows are kept for the way back, those of the others are computed again. The gradients are
 written out, as in fused linear cross-entropies (Hsu et al. 2024, arXiv:2410.10989, section 3.2), for log-probabilities
 and entropies whose own gradients come later.
+
+An output matrix that is sharded over the vocabulary stays so: each rank has the logits of its own tokens, and what is
+summed over the vocabulary is summed over the ranks (Shoeybi et al. 2019, arXiv:1909.08053, section 3, for the loss).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -51,7 +55,8 @@ def score_hidden(
 
     Args:
         hidden_MC: the last layer's normed output where each token is predicted.
-        weight_VC: turns it into logits.
+        weight_VC: turns it into logits; or a DTensor, sharded over the vocabulary on a mesh of one dimension whose
+            ranks all have the other arguments.
         token_ids_M: the tokens.
         temperature: divides the logits.
         with_entropy: also return the entropies.
@@ -61,8 +66,10 @@ def score_hidden(
         piece_logits: most logits computed at a time.
 
     Returns:
-        Log-probabilities (M,), and entropies (M,) or None.
+        Log-probabilities (M,), and entropies (M,) or None. With sharded weights every rank has all of them, and given
+        their gradients, those of all ``hidden_MC``.
     """
+    part, weight_VC = own_part(weight_VC, token_ids_M)
     scores: tuple[Tensor, Tensor | None] = _Scores.apply(
         hidden_MC,
         weight_VC,
@@ -72,15 +79,54 @@ def score_hidden(
         with_entropy,
         with_entropy and entropy_gradient,
         max_logits,
-        max(1, piece_logits // weight_VC.shape[0]),
+        max(1, piece_logits // max(1, weight_VC.shape[0])),
+        part,
     )
     return scores
+
+
+class VocabularyPart(NamedTuple):
+    """The part of the vocabulary that a rank of ``group`` has: ``size`` tokens from ``first`` on, maybe none."""
+
+    first: int
+    size: int
+    group: dist.ProcessGroup
+
+    def places(self, token_ids_R: Tensor) -> Tensor:
+        """Return where tokens stand in this part, (R,); -1 for those that do not."""
+        places_R = token_ids_R - self.first
+        return torch.where((places_R >= 0) & (places_R < self.size), places_R, -1)
+
+
+def own_part(weight_VC: Tensor, token_ids_M: Tensor) -> tuple[VocabularyPart | None, Tensor]:
+    """Return which tokens' rows of a matrix this rank has, and those rows; None where it has all.
+
+    Parts are those of ``torch.chunk``, as everywhere in DTensor: of equal size but for the last ones.
+
+    Raises:
+        ValueError: the matrix is sharded in another way.
+        IndexError: no rank has one of the tokens, so that none would complain.
+    """
+    sharded: Any = weight_VC
+    mesh = getattr(sharded, "device_mesh", None)  # DTensor's own module takes half a second to import
+    if mesh is None:
+        return None, weight_VC
+    if mesh.ndim != 1 or not sharded.placements[0].is_shard(0):
+        raise ValueError(f"a matrix of the vocabulary is laid out as {sharded.placements} on {mesh}, not [Shard(0)]")
+    total = weight_VC.shape[0]
+    if token_ids_M.numel() and not 0 <= int(token_ids_M.min()) <= int(token_ids_M.max()) < total:
+        raise IndexError(f"tokens {int(token_ids_M.min())} to {int(token_ids_M.max())} of a vocabulary of {total}")
+    weight: Tensor = sharded.to_local()
+    first = min(mesh.get_local_rank() * -(-total // mesh.size()), total)
+    return VocabularyPart(first, weight.shape[0], mesh.get_group()), weight
 
 
 class _Scores(torch.autograd.Function):
     """With z the logits over the temperature T, log p = z - logsumexp(z) and H = logsumexp(z) - sum(p z).
 
-    For the gradients g of log p[token] and h of H: dz = g 1[token] - p (g + h (log p + H)).
+    For the gradients g of log p[token] and h of H: dz = g 1[token] - p (g + h (log p + H)). Over a part of the
+    vocabulary each is the same; the ranks have to add up sum(exp z), sum(p z), z[token] and the gradient of the hidden
+    states.
     """
 
     @staticmethod
@@ -95,31 +141,35 @@ class _Scores(torch.autograd.Function):
         entropy_gradient: bool,
         max_logits: int,
         rows: int,
+        part: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.temperature, ctx.entropy_gradient, ctx.rows = temperature, entropy_gradient, rows
+        ctx.temperature, ctx.entropy_gradient, ctx.rows, ctx.part = temperature, entropy_gradient, rows, part
         ctx.dtype = product_dtype(hidden_MC)
         hidden, weight = hidden_MC.to(ctx.dtype), weight_VC.to(ctx.dtype)
         needs_gradient = any(ctx.needs_input_grad[:2])
-        normalisers, log_probs, entropies, kept = [], [], [], []
-        room = max_logits
-        for piece in _pieces(len(hidden), rows):
-            z = _scaled_logits(hidden[piece], weight, temperature, None if banned_M is None else banned_M[piece])
-            highest = z.amax(-1, keepdim=True)
-            scratch = torch.sub(z, highest).exp_()
-            mass = scratch.sum(-1)
-            normaliser = mass.log() + highest[:, 0]
-            normalisers.append(normaliser)
-            log_probs.append(z.gather(-1, token_ids_M[piece, None])[:, 0] - normaliser)
+        highest_M, sums_3M = _start(hidden)
+        kept, room = [], max_logits
+        for piece in _pieces(hidden, weight, rows):
+            z = _scaled_logits(hidden[piece], weight, temperature, _banned(banned_M, piece, part))
+            highest_M[piece] = z.amax(-1).clamp_(min=torch.finfo(z.dtype).min)  # of a part, all may be banned
+            scratch = torch.sub(z, highest_M[piece, None]).exp_()
+            sums_3M[0, piece] = scratch.sum(-1)
+            index_R1, is_here_R1 = _chosen(token_ids_M[piece], part)
+            sums_3M[1, piece] = torch.where(is_here_R1, z.gather(1, index_R1), 0.0)[:, 0]
             if with_entropy:  # a token of probability 0 adds nothing, where 0 * -inf is no number
-                entropies.append(normaliser - scratch.mul_(z).nansum(-1) / mass)
-            if needs_gradient and z.numel() <= room:
-                room -= z.numel()
+                sums_3M[2, piece] = scratch.mul_(z).nansum(-1)
+            room -= z.numel()
+            if needs_gradient and room >= 0:  # the first pieces, and none behind one that was not
                 kept.append(z)
-        entropy_M = torch.cat(entropies) if with_entropy else None
+        if part is not None:
+            _sum_over_ranks(highest_M, sums_3M, part.group)
+        mass_M, chosen_M, weighted_M = sums_3M
+        normaliser_M = mass_M.log() + highest_M
+        entropy_M = normaliser_M - weighted_M / mass_M if with_entropy else None
         if entropy_M is not None and not entropy_gradient:
             ctx.mark_non_differentiable(entropy_M)
-        ctx.save_for_backward(hidden_MC, weight_VC, token_ids_M, banned_M, torch.cat(normalisers), entropy_M, *kept)
-        return torch.cat(log_probs), entropy_M
+        ctx.save_for_backward(hidden_MC, weight_VC, token_ids_M, banned_M, normaliser_M, entropy_M, *kept)
+        return chosen_M - normaliser_M, entropy_M
 
     @staticmethod
     @once_differentiable
@@ -127,12 +177,12 @@ class _Scores(torch.autograd.Function):
         hidden_MC, weight_VC, token_ids_M, banned_M, normaliser_M, entropy_M, *kept = ctx.saved_tensors
         hidden, weight = hidden_MC.to(ctx.dtype), weight_VC.to(ctx.dtype)
         grad_M = (grad_M / ctx.temperature).to(normaliser_M.dtype)[:, None]
-        of_hidden, of_weight = [], torch.zeros_like(weight_VC)
-        for number, piece in enumerate(_pieces(len(hidden), ctx.rows)):
+        of_hidden, of_weight = torch.zeros_like(hidden_MC), torch.zeros_like(weight_VC)
+        for number, piece in enumerate(_pieces(hidden, weight, ctx.rows)):
             if number < len(kept):
                 gradient = kept[number] - normaliser_M[piece, None]
             else:
-                banned = None if banned_M is None else banned_M[piece]
+                banned = _banned(banned_M, piece, ctx.part)
                 gradient = _scaled_logits(hidden[piece], weight, ctx.temperature, banned).sub_(
                     normaliser_M[piece, None]
                 )
@@ -143,16 +193,50 @@ class _Scores(torch.autograd.Function):
                 gradient.add_(grad_M[piece]).mul_(probabilities).neg_()
             else:
                 gradient.exp_().mul_(-grad_M[piece])
-            gradient.scatter_add_(1, token_ids_M[piece, None], grad_M[piece])
+            index_R1, is_here_R1 = _chosen(token_ids_M[piece], ctx.part)
+            gradient.scatter_add_(1, index_R1, grad_M[piece] * is_here_R1)
             gradient = gradient.to(ctx.dtype)
-            of_hidden.append(product(gradient, weight.t()))
+            of_hidden[piece] = product(gradient, weight.t())
             add_weight_gradient(of_weight, gradient, hidden[piece])
-        return torch.cat(of_hidden).to(hidden_MC.dtype), of_weight, *[None] * 7
+        if ctx.part is not None:
+            dist.all_reduce(of_hidden, group=ctx.part.group)
+        return of_hidden, of_weight, *[None] * 8
 
 
-def _pieces(total: int, rows: int) -> list[slice]:
-    """Consecutive rows, at least one piece, if an empty one."""
-    return [slice(first, min(first + rows, total)) for first in range(0, max(total, 1), rows)]
+def _pieces(hidden_MC: Tensor, weight_VC: Tensor, rows: int) -> list[slice]:
+    """Consecutive rows of the hidden states; none where the part of the vocabulary is empty."""
+    total = len(hidden_MC) if len(weight_VC) else 0
+    return [slice(first, min(first + rows, total)) for first in range(0, total, rows)]
+
+
+def _start(hidden_MC: Tensor) -> tuple[Tensor, Tensor]:
+    """Of no logits the highest (M,) and the sums (3, M): exp(z - highest), z of the token, exp(z - highest) z."""
+    dtype = torch.promote_types(hidden_MC.dtype, torch.float32)
+    highest_M = hidden_MC.new_full((len(hidden_MC),), torch.finfo(dtype).min, dtype=dtype)
+    return highest_M, highest_M.new_zeros(3, len(hidden_MC))
+
+
+def _sum_over_ranks(highest_M: Tensor, sums_3M: Tensor, group: dist.ProcessGroup) -> None:
+    """Turn the highest logits and the sums of a rank's part, see ``_start``, into those of the whole vocabulary."""
+    of_part_M = highest_M.clone()
+    dist.all_reduce(highest_M, dist.ReduceOp.MAX, group)
+    sums_3M[::2] *= (of_part_M - highest_M).exp_()
+    dist.all_reduce(sums_3M, group=group)
+
+
+def _chosen(token_ids_R: Tensor, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
+    """Where the chosen tokens stand among this rank's, (R, 1), and whether they do; those of others stand at 0."""
+    if part is None:
+        return token_ids_R[:, None], torch.ones_like(token_ids_R, dtype=torch.bool)[:, None]
+    places_R1 = part.places(token_ids_R)[:, None]
+    return places_R1.clamp(min=0), places_R1 >= 0
+
+
+def _banned(banned_M: Tensor | None, piece: slice, part: VocabularyPart | None) -> Tensor | None:
+    """Where a piece's banned tokens stand among this rank's; -1 for none."""
+    if banned_M is None or part is None:
+        return None if banned_M is None else banned_M[piece]
+    return part.places(banned_M[piece])
 
 
 def _scaled_logits(hidden_RC: Tensor, weight_VC: Tensor, temperature: float, banned_R: Tensor | None) -> Tensor:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from harness.models.decoder import DecoderLM
 from harness.models.head import has_plain_head, score_hidden
+from harness.models.layers import product_dtype
 from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_tokens
 from harness.models.shared_prompt import response_log_probs
+from harness.models.shared_rows import (
+    Rows,
+    added_mask,
+    cheapest_layout,
+    lay_out,
+    shared_rows,
+    why_not_by_config,
+)
 from harness.models.sorting import SortingModel, sorting_kl, sorting_log_probs
 
 
@@ -50,7 +61,8 @@ def policy_log_probs(
 ) -> tuple[Tensor, Tensor | None]:
     """Score responses under any policy; arguments and results as in ``shared_prompt.response_log_probs``.
 
-    The own models encode each prompt once; any other runs padded rows.
+    The own models encode each prompt once. Any other does so for a group, or for parts of it, where that is exact (see
+    ``why_padded``) and fewer products (``shared_rows.cheapest_layout``), and else runs padded rows.
     """
     batch = (prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B)
     how: dict[str, Any] = {
@@ -63,7 +75,15 @@ def policy_log_probs(
         return response_log_probs(model, *batch, **how)
     if isinstance(model, SortingModel):
         return sorting_log_probs(model, *batch, **how)
-    return padded_response_log_probs(model, *batch, **how)
+    if why_padded(model):  # looked up before the batch is, so that all ranks try a model at the same time
+        return padded_response_log_probs(model, *batch, **how)
+    check_batch(*batch, temperature)
+    hidden_size: int = model.config.get_text_config().hidden_size  # type: ignore[operator, union-attr]
+    layout = cheapest_layout(prompt_lengths_P, response_mask_BT, prompt_index_B, hidden_size)
+    if layout is None:
+        return padded_response_log_probs(model, *batch, **how)
+    rows = shared_rows(*batch, layout=layout, dtype=_mask_dtype(model))
+    return score_rows(model, rows, response_ids_BT, response_mask_BT.bool(), **how)
 
 
 def exact_policy_kl(
@@ -102,65 +122,146 @@ def padded_response_log_probs(
     """Score responses with a model that takes ``(input_ids, attention_mask)`` and returns an object with ``.logits``.
 
     Each row is its prompt and its response behind one another, padded at the right, so that positions are those the
-    model counts by itself. Logits start at the shortest prompt's last token where the model can leave the others out.
-    Arguments, results and errors as in ``shared_prompt.response_log_probs``.
+    model counts by itself. Arguments, results and errors as in ``shared_prompt.response_log_probs``.
     """
     check_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B, temperature)
     mask_BT = response_mask_BT.bool()
-    lengths_B = prompt_lengths_P[prompt_index_B]
-    rows, attention_mask = _join(prompt_ids_PL[prompt_index_B], lengths_B, response_ids_BT, mask_BT)
-    plain = has_plain_head(model)
-    skipped = 0 if plain else int(prompt_lengths_P.min()) - 1
-    out = _hidden(model, rows, attention_mask) if plain else _logits_from(model, rows, attention_mask, skipped)
-    steps_T = torch.arange(mask_BT.shape[1], device=rows.device)
-    columns_BT = lengths_B[:, None] - 1 - skipped + steps_T
-    rows_BT = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(columns_BT)
-    chosen, token_ids_M = out[rows_BT[mask_BT], columns_BT[mask_BT]], response_ids_BT[mask_BT]
-    banned_M = None if ban is None else ban.of_tokens(mask_BT)
-    if plain:
-        weight_VC = model.get_output_embeddings().weight  # type: ignore[operator]
-        scored = score_hidden(
-            chosen,
-            weight_VC,
-            token_ids_M,
-            temperature,
-            with_entropy,
-            entropy_gradient=entropy_gradient,
-            banned_M=banned_M,
-        )
+    rows = _padded_rows(prompt_ids_PL[prompt_index_B], prompt_lengths_P[prompt_index_B], response_ids_BT, mask_BT)
+    return score_rows(
+        model,
+        rows,
+        response_ids_BT,
+        mask_BT,
+        temperature=temperature,
+        with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
+        ban=ban,
+    )
+
+
+_WHY_PADDED: WeakKeyDictionary[nn.Module, dict[tuple[str, torch.dtype], str]] = WeakKeyDictionary()
+"""Of each model that was tried: for its kind of attention and the type of its products, what spoke against it."""
+
+
+def why_padded(model: nn.Module) -> str:
+    """Why a model of transformers runs padded rows; empty where a group's responses may share a row with their prompt.
+
+    A model whose config allows it is tried once on a few tokens, without gradient, dropout off, in the precision that
+    holds at the time: the log-probs of shared rows must be those of padded rows, up to rounding.
+    """
+    reason = why_not_by_config(model)
+    if reason:
+        return reason
+    tried = _WHY_PADDED.setdefault(model, {})
+    config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    key = config._attn_implementation, _mask_dtype(model)
+    if key not in tried:
+        training = [module for module in model.modules() if module.training]
+        model.eval()
+        try:
+            with torch.no_grad():
+                tried[key] = _try_shared_rows(model, config.vocab_size)
+        except Exception as error:  # whatever somebody else's code makes of a mask that it does not know
+            tried[key] = f"on shared rows it raises {type(error).__name__}"
+        finally:
+            torch.clear_autocast_cache()  # narrow weights that were made here have no gradient
+            for module in training:
+                module.training = True
+    return tried[key]
+
+
+def _try_shared_rows(model: nn.Module, vocab_size: int) -> str:
+    """Compare shared with padded rows, and both with rows that are wrong on purpose; empty where shared ones are right.
+
+    The difference must be within 4 sqrt(eps) of the type that products have, or float32, in which transformers norms:
+    room for what rounding adds up in many layers. It must be within that share too of what comes of positions that go
+    on from response to response, and of a mask that lets responses see each other, so that a model that ignores either
+    is found whatever its weights.
+    """
+    generator, device = torch.Generator().manual_seed(0), _embeddings(model).device
+    prompts_PL = torch.randint(vocab_size, (2, 6), generator=generator).to(device)
+    responses_BT = torch.randint(vocab_size, (5, 5), generator=generator).to(device)
+    mask_BT = (torch.arange(5) < torch.tensor([5, 3, 4, 5, 4])[:, None]).to(device)
+    lengths_P, index = torch.tensor([6, 4], device=device), [0, 0, 0, 1, 1]
+    batch = prompts_PL, lengths_P, responses_BT, mask_BT, torch.tensor(index, device=device)
+    dtype, layout = _mask_dtype(model), lay_out([6, 4], [5, 3, 4, 5, 4], index, per_row=3)
+    rows = shared_rows(*batch, layout=layout, dtype=dtype)
+    onwards_RW = torch.arange(layout.width, device=device).expand_as(rows.token_ids_RW)
+    all_RWW = torch.ones_like(rows.attention_mask[:, 0], dtype=torch.bool)
+    wrong = [
+        dataclasses.replace(rows, position_ids_RW=onwards_RW),
+        dataclasses.replace(rows, attention_mask=added_mask(all_RWW, dtype)),
+    ]
+    padded_BT, _ = padded_response_log_probs(model, *batch)
+    gap, *gaps = (
+        float((score_rows(model, these, responses_BT, mask_BT)[0] - padded_BT).abs().max()) for these in (rows, *wrong)
+    )
+    eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    if gap <= 4 * eps**0.5 * min(1.0, *gaps):
+        return ""
+    return f"shared rows change its log-probs by {gap:.1g}, and wrong ones by {min(gaps):.1g}"
+
+
+def score_rows(
+    model: nn.Module,
+    rows: Rows,
+    response_ids_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    entropy_gradient: bool = False,
+    ban: TokenBan | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Run rows and score the responses in them; logits start at the first column that predicts, where a model can."""
+    token_ids_M = response_ids_BT[mask_BT]
+    how: dict[str, Any] = {
+        "entropy_gradient": entropy_gradient,
+        "banned_M": None if ban is None else ban.of_tokens(mask_BT),
+    }
+    if has_plain_head(model):
+        base: Any = model.base_model
+        hidden: Tensor = base(**rows.inputs(), use_cache=False).last_hidden_state
+        chosen, weight_VC = hidden[rows.rows_M, rows.columns_M], model.get_output_embeddings().weight  # type: ignore[operator]
+        scored = score_hidden(chosen, weight_VC, token_ids_M, temperature, with_entropy, **how)
     else:
-        scored = score_tokens(
-            chosen, token_ids_M, temperature, with_entropy, entropy_gradient=entropy_gradient, banned_M=banned_M
-        )
+        skipped = int(rows.columns_M.min()) if len(rows.columns_M) else rows.token_ids_RW.shape[1] - 1
+        logits = _logits_from(model, rows, skipped)
+        chosen = logits[rows.rows_M, rows.columns_M - skipped]
+        scored = score_tokens(chosen, token_ids_M, temperature, with_entropy, **how)
     return scatter_scores(*scored, mask_BT)
 
 
-def _join(prompt_ids_BL: Tensor, lengths_B: Tensor, response_ids_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (B, W) of prompt and response but for the last token, which predicts nothing scored, and their mask."""
+def _padded_rows(prompt_ids_BL: Tensor, lengths_B: Tensor, response_ids_BT: Tensor, mask_BT: Tensor) -> Rows:
+    """Rows (B, W) of prompt and response but for the last token, which predicts nothing scored."""
     totals_B = lengths_B + mask_BT.sum(1)
     columns_W = torch.arange(max(int(totals_B.max()) - 1, 1), device=lengths_B.device)
     offset = prompt_ids_BL.shape[1]
     from_response_BW = (offset + columns_W - lengths_B[:, None]).clamp(max=offset + response_ids_BT.shape[1] - 1)
     source_BW = torch.where(columns_W < lengths_B[:, None], columns_W.clamp(max=offset - 1), from_response_BW)
-    rows = torch.cat((prompt_ids_BL, response_ids_BT), dim=1).gather(1, source_BW)
-    return rows, (columns_W < totals_B[:, None]).long()
+    ids_BW = torch.cat((prompt_ids_BL, response_ids_BT), dim=1).gather(1, source_BW)
+    rows_M, steps_M = mask_BT.nonzero(as_tuple=True)
+    return Rows(ids_BW, (columns_W < totals_B[:, None]).long(), rows_M, lengths_B[rows_M] - 1 + steps_M)
 
 
-def _hidden(model: nn.Module, rows: Tensor, attention_mask: Tensor) -> Tensor:
-    """The last layer's normed output (B, W, C)."""
-    base: Any = model.base_model
-    hidden: Tensor = base(input_ids=rows, attention_mask=attention_mask, use_cache=False).last_hidden_state
-    return hidden
-
-
-def _logits_from(model: nn.Module, rows: Tensor, attention_mask: Tensor, skipped: int) -> Tensor:
+def _logits_from(model: nn.Module, rows: Rows, skipped: int) -> Tensor:
     """Logits of the columns from ``skipped`` on."""
     options: dict[str, Any] = {"use_cache": False} if _takes(model, "use_cache") else {}
     if not _takes(model, "logits_to_keep"):
-        return model(input_ids=rows, attention_mask=attention_mask, **options).logits[:, skipped:]
-    options["logits_to_keep"] = rows.shape[1] - skipped
-    logits: Tensor = model(input_ids=rows, attention_mask=attention_mask, **options).logits
+        return model(**rows.inputs(), **options).logits[:, skipped:]
+    options["logits_to_keep"] = rows.token_ids_RW.shape[1] - skipped
+    logits: Tensor = model(**rows.inputs(), **options).logits
     return logits
+
+
+def _embeddings(model: nn.Module) -> Tensor:
+    table: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]
+    return table
+
+
+def _mask_dtype(model: nn.Module) -> torch.dtype:
+    """The type that a mask is added in, which is that of queries and keys."""
+    return product_dtype(_embeddings(model))
 
 
 def _takes(model: nn.Module, name: str) -> bool:

@@ -9,6 +9,7 @@ tries it with known numbers before anything relies on it.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -62,12 +63,13 @@ def add_weight_gradient(total_MK: Tensor, grad_NM: Tensor, x_NK: Tensor) -> None
         total_MK += grad_NM.t() @ x_NK
 
 
-def rounded_up(rows: int) -> int:
+def rounded_up(rows: int, multiple: int = 1) -> int:
     """Return the next of a few numbers of rows, at most a sixteenth larger, for products whose rows vary all the time.
 
     oneDNN compiles a product for its exact shape, which takes about 0.3 ms and 0.5 MiB, and keeps the last 1,024.
+    Where the rows are shared out, their number is a ``multiple`` of the ranks.
     """
-    step = max(1, 2 ** (rows.bit_length() - 1) // 16)
+    step = math.lcm(max(1, 2 ** (rows.bit_length() - 1) // 16), multiple)
     return rows + -rows % step
 
 
@@ -125,6 +127,7 @@ def _goes_by_onednn(a: Tensor, b: Tensor) -> bool:
         and type(b) in (Tensor, nn.Parameter)
         and a.dim() > 1
         and a.numel() > 0
+        and b.numel() > 0
         and not torch.is_autocast_enabled("cpu")
         and onednn_works()
     )

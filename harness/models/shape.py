@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.core.errors import UserError
 from harness.models.config import PRESETS, PUBLISHED, ModelConfig
 from harness.scenario import Scenario
 
@@ -114,6 +115,29 @@ def shape_of_own(config: ModelConfig) -> Shape:
         attention_bias=config.attention_bias,
         head_norms=config.head_norms,
     )
+
+
+def check_divides(shape: Shape, ranks: int) -> None:
+    """Refuse to cut a model over so many tensor ranks that heads or the MLP's width would have to be split unevenly.
+
+    The vocabulary may have any size.
+
+    Raises:
+        UserError: naming the first size that does not divide, and the number of ranks.
+    """
+    sizes = {
+        "key/value heads": shape.num_key_value_heads,
+        "query heads": shape.num_heads,
+        "columns of the MLP": shape.intermediate_size,
+    }
+    for what, size in sizes.items():
+        if size % ranks:
+            fits = [fewer for fewer in range(1, ranks) if not any(size % fewer for size in sizes.values())]
+            raise UserError(
+                f"{size} {what} do not divide over {ranks} tensor ranks",
+                "learner.mesh.tensor",
+                f"set it to {' or '.join(map(str, fits))}",
+            )
 
 
 def read_shape(folder: Path) -> Shape | None:

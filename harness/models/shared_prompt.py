@@ -9,6 +9,7 @@ predicts nothing that is scored, so it is not run; the first is predicted by the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,7 +89,15 @@ def response_log_probs(
         ValueError: shapes, lengths, mask, index or temperature are not as described.
     """
     check_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B, temperature)
-    batch = pack_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B)
+    mesh: Any = getattr(model.output_weight, "device_mesh", None)  # of a tensor-parallel model
+    batch = pack_batch(
+        prompt_ids_PL,
+        prompt_lengths_P,
+        response_ids_BT,
+        response_mask_BT,
+        prompt_index_B,
+        multiple=1 if mesh is None else mesh.size(),
+    )
     hidden_ND = model.model(batch.token_ids_N, batch.positions_N, _shared_prompt_attention(batch))
     hidden_MD = hidden_ND.index_select(0, batch.scored_slots_M)
     scores = score_hidden(
@@ -109,8 +118,10 @@ def pack_batch(
     response_ids_BT: Tensor,
     response_mask_BT: Tensor,
     prompt_index_B: Tensor,
+    *,
+    multiple: int = 1,
 ) -> PackedBatch:
-    """Lay a batch out for one forward pass; arguments as in ``response_log_probs``."""
+    """Lay a batch out for one forward pass; arguments as in ``response_log_probs``, and what N is a ``multiple`` of."""
     device = prompt_ids_PL.device
     positions_L = torch.arange(prompt_ids_PL.shape[1], device=device)
     steps_S = torch.arange(max(response_ids_BT.shape[1] - 1, 0), device=device)
@@ -127,7 +138,8 @@ def pack_batch(
     )
 
     def pack(of_prompts_PL: Tensor, of_responses_BS: Tensor) -> Tensor:
-        return _fill_up(torch.cat((of_prompts_PL[in_prompt_PL], of_responses_BS[is_run_BS])))
+        packed_N = torch.cat((of_prompts_PL[in_prompt_PL], of_responses_BS[is_run_BS]))
+        return _fill_up(packed_N, multiple=multiple)
 
     return PackedBatch(
         token_ids_N=pack(prompt_ids_PL, response_ids_BT[:, :-1]),
@@ -191,8 +203,8 @@ def _rows(packed_NHD: Tensor, slots: Tensor) -> Tensor:
     return packed_NHD.index_select(0, slots.flatten()).unflatten(0, slots.shape)
 
 
-def _fill_up(values_N: Tensor, fill: int = 0) -> Tensor:
-    return F.pad(values_N, (0, rounded_up(len(values_N)) - len(values_N)), value=fill)
+def _fill_up(values_N: Tensor, fill: int = 0, *, multiple: int = 1) -> Tensor:
+    return F.pad(values_N, (0, rounded_up(len(values_N), multiple) - len(values_N)), value=fill)
 
 
 def _number(present: Tensor, first: Tensor | int) -> Tensor:

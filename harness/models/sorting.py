@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,10 @@ class SortingModel(nn.Module):
                 fix="set task.type to sorting, or model.type to preset",
             )
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write the weights as safetensors, and a config that says what they are; ``transformers`` cannot load it."""
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        tensors = state_dict or self.state_dict()
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(weights, Path(folder) / "model.safetensors", metadata={"format": "pt"})
         config = {
             "model_type": "harness_sorting",

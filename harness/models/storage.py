@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from harness.core.errors import UserError
 from harness.models.config import ModelConfig
-from harness.models.decoder import DecoderLM
+from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.models.products import use_fast_products
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def load_policy(
 
     Args:
         name: a Hugging Face folder, or a model's name on the Hugging Face hub (``owner/model``).
-        device: where the weights go.
+        device: where the weights go. With ``meta`` none are read, but for a model that transformers runs: that one is
+            then on the CPU.
         dtype: their type, whatever the files hold.
 
     Returns:
@@ -84,8 +85,12 @@ def load_policy(
     _require_safetensors(folder)
     tokenizer = _load_tokenizer(folder, config)
     shape = _own_shape(config)
-    model = _load_with_transformers(folder, dtype) if shape is None else _load_decoder(folder, shape, dtype)
-    return model.to(device).eval(), tokenizer
+    without_weights = str(device) == "meta"
+    if shape is None:
+        return _load_with_transformers(folder, dtype).to("cpu" if without_weights else device).eval(), tokenizer
+    if without_weights:
+        return decoder_without_weights(shape, dtype), tokenizer
+    return _load_decoder(folder, shape, dtype).to(device).eval(), tokenizer
 
 
 def _write_decoder(

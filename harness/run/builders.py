@@ -34,10 +34,12 @@ from harness.run.workers import (
     first_probe_rows,
 )
 from harness.scenario import Scenario
-from harness.scenario.learner import mesh_shape, zero_stage
+from harness.scenario.learner import in_shards, mesh_shape, zero_stage
 from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
-from harness.transports.protocol import WeightReceiver, WeightSender
+from harness.transports.catalogue import transport_kind
+from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
+from harness.transports.sharded import shard_sender
 
 if TYPE_CHECKING:
     from harness.learner import PolicyTrainer
@@ -116,10 +118,12 @@ def _sorting_task(settings: Any) -> Task:
 
 
 def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
-    from harness.learner.warm_start import initial_policy, warm_start_policy
+    from harness.learner.warm_start import initial_policy, policy_without_weights, warm_start_policy
 
     settings: Any = scenario.model
-    if settings.warm_start:
+    if device == "meta":
+        model, tokenizer = policy_without_weights(settings.preset)
+    elif settings.warm_start:
         model, tokenizer, _ = warm_start_policy(
             settings.preset,
             settings.warm_start_seed,
@@ -147,7 +151,7 @@ def _sorting_policy(scenario: Scenario, device: str, should_stop: StopSignal) ->
 
     settings: Any = scenario.model
     model, tokenizer = sorting_policy(scenario.seed if settings.seed is None else settings.seed)
-    return Policy(model.to(device), tokenizer, None)
+    return Policy(model.to("cpu" if device == "meta" else device), tokenizer, None)
 
 
 def _paced_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
@@ -366,7 +370,7 @@ def make_task(scenario: Scenario) -> Task:
 
 
 def make_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
-    """Return the policy before the first training step.
+    """Return the policy before the first training step; on ``meta`` without weights, for ranks that are handed theirs.
 
     Raises:
         UserError: the model cannot be used.
@@ -466,15 +470,16 @@ def make_learner(
 
 
 def make_learner_rank(
-    scenario: Scenario, *, sender: WeightSender, policy: Policy, tracer: Tracer, group: RankGroup, device: str
+    scenario: Scenario, *, options: TransportOptions, policy: Policy, tracer: Tracer, group: RankGroup, device: str
 ) -> LearnerRank:
     """Return the worker of one of the Learner's ranks, whose group there is already."""
     from harness.run.rank_worker import LearnerRank
 
-    proven = mismatch_bound(scenario) is not None
+    proven, name = mismatch_bound(scenario) is not None, scenario.transport.type
     return LearnerRank(
         _policy_trainer(scenario, policy, never, _ranks(scenario, device)),
-        sender,
+        transport_kind(name).sender(options),
+        shard_sender(name, options, group.rank) if in_shards(scenario) else None,
         tracer=tracer,
         group=group,
         publish=scenario.learner.publish,

@@ -10,6 +10,7 @@ import torch
 
 from harness.core.errors import UserError
 from harness.engines.vllm_machine import check_no_share
+from harness.models.shape import check_divides, shape_for
 from harness.probes.load import load_profile
 from harness.probes.nsight import check_nsight
 from harness.probes.nvml import list_gpus
@@ -41,8 +42,8 @@ def check_before_start(
 
     Raises:
         UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's
-            own loss or advantage that cannot be used, an unknown profile, a window outside of the run, a profiler or
-            tracker that cannot work here.
+            own loss or advantage that cannot be used, heads that tensor ranks cannot share, an unknown profile, a
+            window outside of the run, a profiler or tracker that cannot work here.
     """
     runs = sum(map(len, points))
     points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
@@ -53,6 +54,8 @@ def check_before_start(
         if scenario.device_of(scenario.placement.generator, free.has_gpu) == "cpu":
             check_no_share(getattr(scenario.engine, "gpu_memory_utilization", None))
         own_functions(scenario)
+        if scenario.placement.learner.ranks > 1 and (shape := shape_for(scenario)[0]) is not None:
+            check_divides(shape, scenario.learner.mesh.tensor)
         check_trackers(scenario.trackers)
         profile = load_profile(scenario.profile)
         check_windows(profile, all_lanes(scenario), scenario.steps)

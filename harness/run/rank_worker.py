@@ -1,7 +1,7 @@
 """What one rank of a Learner does: as ``LearnerWorker``, together with the others.
 
-Every method is called on all ranks at once and makes the same collectives on each. Rank 0 speaks for them: it has the
-transport, the saved policy and the spans of the lane ``learner``.
+Methods are called on all ranks at once and make the same collectives on each, but for those that say rank 0. That one
+speaks for all: it has the saved policy and the spans of the lane ``learner``.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from harness.core.errors import RunStopped
 from harness.core.trace import Stage, Tracer
-from harness.core.types import RolloutGroup, UpdateResult, WeightHandle
+from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightHandle
 from harness.learner import PolicyTrainer
 from harness.learner.batch_plan import BatchPlan
 from harness.learner.process_group import RankGroup
 from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
 from harness.scenario.learner import Publish
+from harness.transports import shards
+from harness.transports.gather import gather_per_tensor, gather_whole
 from harness.transports.protocol import WeightSender
+from harness.transports.sharded import ShardSender
 
 
 @dataclass(frozen=True)
@@ -32,23 +34,34 @@ class RankResult:
     probe_rows: Sequence[ProbeRow] | None
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a rank has published of a version, and what engines that load all of it have to agree with."""
+
+    part: shards.Part
+    proof: LogProbProbe | None
+    replicas: dict[str, str] | None
+
+
 class LearnerRank(LearnerWorker):
     """One rank.
 
     Args:
         trainer: has this rank's part of the policy.
-        sender: takes the weights on rank 0.
+        sender: takes the weights: whole ones on rank 0.
+        shard_sender: takes this rank's pieces instead.
         tracer: records the stages.
         group: the ranks.
-        publish: how weights are gathered.
+        publish: how weights leave the ranks.
         save: writes into a folder, given the whole weights, on rank 0; None saves nothing.
-        verify, lane, first_probe: see ``LearnerWorker``.
+        verify, first_probe: see ``LearnerWorker``.
     """
 
     def __init__(
         self,
         trainer: PolicyTrainer,
         sender: WeightSender,
+        shard_sender: ShardSender | None,
         *,
         tracer: Tracer,
         group: RankGroup,
@@ -59,6 +72,8 @@ class LearnerRank(LearnerWorker):
     ) -> None:
         super().__init__(trainer, sender, tracer=tracer, verify=verify, first_probe=first_probe)
         self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save
+        self._shard_sender = shard_sender
+        self.plans = shards.agree(trainer.weights()) if shard_sender is not None else ()
 
     def update_together(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan) -> RankResult:
         """Train on this rank's share; see ``LearnerWorker.update``.
@@ -67,22 +82,61 @@ class LearnerRank(LearnerWorker):
             RunStopped: the ranks were handed different plans.
         """
         self._group.agree(f"the plan of training step {step}", plan.digest)
-        result = self.update(step, groups, plan)
-        return RankResult(result, self._probe_rows)
+        return RankResult(self.update(step, groups, plan), self._probe_rows)
 
-    def publish_together(
-        self, version: int, still_needed: frozenset[int], rows: Sequence[ProbeRow] | None
-    ) -> WeightHandle | None:
-        """Publish the weights; the handle is rank 0's, the others return None.
+    def begin_publish(self, version: int, still_needed: frozenset[int]) -> shards.Draft:
+        """On rank 0: make room for a version that all ranks will write; see ``ShardSender``."""
+        with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
+            return self._own_sender.begin(version, still_needed, self.trainer.weights())
+
+    def write_shards(self, draft: shards.Draft, rows: Sequence[ProbeRow] | None) -> Written:
+        """Write this rank's pieces of the weights.
 
         Args:
-            version: of these weights.
-            still_needed: see ``protocols.Learner``.
+            draft: from rank 0.
             rows: by whose tokens the sync is proven, the same on all ranks; None: those of the start.
         """
-        self._probe_rows = self._probe_rows if rows is None else rows
+        version, weights, plan = draft.version, self.trainer.weights(), self.plans[self._group.rank]
         with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
-            weights = self._whole_weights()
+            part = self._own_sender.write(draft, shards.shards_of(weights, plan))
+        replicas = None
+        if self.verify:
+            with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
+                part = self._own_sender.add_checksum(draft, part)
+                replicas = shards.replica_checksums(weights, plan)
+        return Written(part, self._proof_by(rows, version), replicas)
+
+    def finish_publish(self, draft: shards.Draft, written: Sequence[Written]) -> WeightHandle:
+        """On rank 0: make the version readable, when every rank has written its pieces.
+
+        Raises:
+            RunStopped: ranks that hold copies of the same weights differ, or a piece is missing.
+        """
+        with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, draft.version, draft.version):
+            self._compare_replicas(draft.version, [each.replicas for each in written if each.replicas is not None])
+            handle = self._own_sender.finish(draft, [each.part for each in written])
+            return replace(handle, probe=written[0].proof)
+
+    def _compare_replicas(self, version: int, checksums: Sequence[dict[str, str]]) -> None:
+        differing = shards.differing_replicas(self.plans, checksums) if checksums else ()
+        if differing:
+            sides = " and ".join(str(list(ranks)) for ranks in differing[0].ranks)
+            raise RunStopped(
+                f"the Learner's ranks have drifted apart: {differing[0].slice} of version {version} is not the same on "
+                f"ranks {sides}; {len(differing)} blocks differ"
+            )
+
+    def publish_whole(
+        self, version: int, still_needed: frozenset[int], rows: Sequence[ProbeRow] | None
+    ) -> WeightHandle | None:
+        """Gather the weights and publish them; the handle is rank 0's, the others return None.
+
+        Args:
+            version, still_needed: see ``protocols.Learner``.
+            rows: see ``write_shards``.
+        """
+        with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
+            weights = self._gather()
         handle = None
         if self._group.rank == 0:
             handle = publish_weights(
@@ -95,29 +149,35 @@ class LearnerRank(LearnerWorker):
                 lane=self.lane,
             )
         del weights
-        proof = self._proof(version)
+        proof = self._proof_by(rows, version)
         return None if handle is None else replace(handle, probe=proof)
-
-    def _whole_weights(self) -> dict[str, Tensor]:
-        """Gather the weights on rank 0; the others return none."""
-        if self._publish == "rank0":
-            names = self.trainer.weights().keys()
-            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            gathered: dict[str, Any] = get_model_state_dict(self._policy_trainer.model, options=options)
-            return {name: gathered[name] for name in names if name in gathered}
-        keep = self._group.rank == 0  # where it is not kept, a tensor is forgotten before the next one is gathered
-        return {name: tensor for name, tensor in self._policy_trainer.whole_weights() if keep}
 
     def checkpoint(self, version: int, folder: Path | None) -> None:
         """Save the whole policy into the folder, on rank 0."""
         if self._save_whole is None or folder is None:
             return
         with self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
-            weights = self._whole_weights()
+            weights = self._gather()
             if self._group.rank == 0:
                 self._save_whole(folder, weights)
 
     def close(self) -> None:
-        """Give back what the sender holds, and leave the group."""
+        """Give back what the senders hold, and leave the group."""
         super().close()
+        if self._shard_sender is not None:
+            self._shard_sender.close()
         self._group.close()
+
+    @property
+    def _own_sender(self) -> ShardSender:
+        assert self._shard_sender is not None
+        return self._shard_sender
+
+    def _gather(self) -> dict[str, Tensor]:
+        if self._publish == "rank0":
+            return gather_whole(self._policy_trainer.model)
+        return gather_per_tensor(self.trainer.weights(), self._policy_trainer.whole)
+
+    def _proof_by(self, rows: Sequence[ProbeRow] | None, version: int) -> LogProbProbe | None:
+        self._probe_rows = self._probe_rows if rows is None else rows
+        return self._proof(version)

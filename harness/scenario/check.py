@@ -111,18 +111,18 @@ class _Translation:
         word, section = str(self.name), dotted(self.path[:-1])
         known = [name for owner in self.owners for name in owner.model_fields]
         close = nearest(word, known, 2)
-        if close and "." not in word:
+        keys = list(dotted_keys(self.root))
+        by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
+        if close and "." not in word and (section or word not in by_leaf):
             here = section + "." if section else ""
             return "did you mean " + " or ".join(f"`{here}{name}`" for name in close) + "?"
         for other in classes_at(self.path[:-1], self.root):
             if word in other.model_fields and "type" in other.model_fields:
                 kind = other.model_fields["type"].default
                 return f"it belongs to `{section}.type: {kind}`: set that type, or leave it out"
-        keys = list(dotted_keys(self.root))
         if "." in word and word in keys:
             top = word.split(".")[0]
             return f"dotted keys are for --set, arms and sweep; here write `{top}:` and the rest below it"
-        by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
         found = nearest(word.rsplit(".", 1)[-1], by_leaf)
         if not found:
             return f"valid here: {', '.join(known)}"

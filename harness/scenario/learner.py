@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Sharding = Literal["none", "ddp", "fsdp2", "deepspeed"]
 ZeroStage = Literal[1, 2, 3]
 Balance = Literal["round_robin", "longest_first", "cost"]
-Publish = Literal["per_tensor", "rank0"]
+Publish = Literal["shards", "per_tensor", "rank0"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class LearnerSettings(Section):
     """In which fsdp2 adds gradients up over ranks."""
     balance: Balance = "longest_first"
     """How groups are shared out: in turns, or the longest or the costliest first to the rank that has least."""
-    publish: Publish = "per_tensor"
-    """How weights leave the ranks: gathered tensor by tensor on rank 0, or all at once."""
+    publish: Publish = "shards"
+    """How weights leave the ranks: each writes its pieces, or rank 0 gathers them tensor by tensor or all at once."""
 
 
 def mesh_shape(scenario: Scenario) -> MeshShape:
@@ -88,6 +88,11 @@ def mesh_shape(scenario: Scenario) -> MeshShape:
 def zero_stage(scenario: Scenario) -> ZeroStage:
     """Return what DeepSpeed cuts over the ranks."""
     return scenario.learner.zero_stage or 2
+
+
+def in_shards(scenario: Scenario) -> bool:
+    """Return whether the weights leave several ranks in pieces."""
+    return scenario.placement.learner.ranks > 1 and scenario.learner.publish == "shards"
 
 
 def ranks_share_something(scenario: Scenario) -> Problem | None:
@@ -151,7 +156,7 @@ def zero_stage_is_deepspeeds(scenario: Scenario) -> Problem | None:
 
 
 def deepspeed_takes_one_dimension(scenario: Scenario) -> Problem | None:
-    """DeepSpeed cuts over all ranks, and gathers what it has cut tensor by tensor."""
+    """DeepSpeed cuts over all ranks, and weights that it has cut are gathered tensor by tensor."""
     learner = scenario.learner
     if learner.sharding != "deepspeed":
         return None
@@ -162,11 +167,9 @@ def deepspeed_takes_one_dimension(scenario: Scenario) -> Problem | None:
             )
             fix = "leave it out, or set learner.sharding to fsdp2"
             return broken(what, fix, f"learner.mesh.{name}", "learner.sharding")
-    if learner.publish == "rank0":
-        what = (
-            "learner.publish is rank0 with learner.sharding deepspeed, whose weights are gathered one after the other"
-        )
-        return broken(what, "set learner.publish to per_tensor", "learner.publish", "learner.sharding")
+    if zero_stage(scenario) == 3 and scenario.placement.learner.ranks > 1 and learner.publish != "per_tensor":
+        what = f"learner.publish is {learner.publish} with learner.zero_stage 3, whose pieces are no blocks of a tensor"
+        return broken(what, "set learner.publish to per_tensor", "learner.publish", "learner.zero_stage")
     return None
 
 

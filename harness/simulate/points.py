@@ -100,6 +100,12 @@ def variants_of(scenario: Scenario, arm: str | None) -> list[Variant]:
         what = f"{scenario.name} measures weight syncs alone, and there is no training to simulate"
         raise UserError(what, "transport_sweep", "take a scenario that trains")
     variants = [variant for variant in expand(scenario) if arm is None or variant.arm == arm]
+    several = [variant for variant in variants if variant.scenario.placement.learner.ranks > 1]
+    if several:
+        ranks = several[0].scenario.placement.learner.ranks
+        what = f"placement.learner.ranks is {ranks}, and no profile prices what the ranks of a Learner exchange"
+        fix = "--set placement.learner.ranks=1, with --learners N for ranks that share the work evenly"
+        raise UserError(what, "placement.learner.ranks", fix)
     if not variants:
         arms = ", ".join(scenario.arms) or "none"
         raise UserError(f"{scenario.name} has no arm called {arm!r}", "--arm", f"it has {arms}")

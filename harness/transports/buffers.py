@@ -203,6 +203,15 @@ class BufferPool(Generic[P]):
             raise ValueError(f"version {version} is not held; versions {sorted(self._held)} are")
         return self._held[version]
 
+    def drop(self, version: int) -> None:
+        """Close the buffer of a version that will never be complete, which somebody may still write to.
+
+        Raises:
+            ValueError: the version is not held.
+        """
+        self[version].close()
+        del self._held[version]
+
     def close(self) -> None:
         """Close every buffer."""
         for buffer in [*self._held.values(), *self._free]:

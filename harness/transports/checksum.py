@@ -9,13 +9,14 @@ the memory of CPU tensors in place; ``wsum64`` sums on the tensors' own device, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import xxhash
 from torch import Tensor
 
 from harness.core.errors import RunStopped
+from harness.core.types import PartChecksum
 
 _CHUNK_WORDS = 1 << 22  # words summed at a time: each temporary tensor takes 32 MiB
 # 2^64 / golden ratio, and the first multiplier of SplitMix64: odd, as signed integers
@@ -31,18 +32,41 @@ def checksum(weights: Mapping[str, Tensor]) -> str:
     return _checksum(weights, "xxh3_128" if on_cpu else "wsum64")
 
 
-def verify(weights: Mapping[str, Tensor], expected: str, version: int, lane: str) -> None:
-    """Compare received weights with the published checksum, by the algorithm that it names.
+def verify(weights: Mapping[str, Tensor], expected: str | Sequence[PartChecksum], version: int, lane: str) -> None:
+    """Compare received weights with the published checksum, or with each part's, by the algorithm that it names.
 
     Raises:
-        RunStopped: they differ.
+        RunStopped: they differ, with the ranks whose parts do; or the parts leave something out.
     """
+    if isinstance(expected, str):
+        _compare(weights, expected, version, f"{lane} received")
+        return
+    covered = sum(block.numel for part in expected for block in part.slices)
+    elements = sum(tensor.numel() for tensor in weights.values())
+    unknown = {block.name for part in expected for block in part.slices} - weights.keys()
+    if covered != elements or unknown:
+        raise RunStopped(
+            f"the checksums of version {version} cover {covered} of the {elements} elements that {lane} received; "
+            f"tensors that did not arrive: {', '.join(sorted(unknown)) or 'none'}"
+        )
+    wrong = []
+    for part in expected:
+        try:
+            blocks = {block.name: block.of(weights[block.name]) for block in part.slices}
+            _compare(blocks, part.checksum, version, f"{lane} received from rank {part.rank} of the Learner")
+        except RunStopped as differs:
+            wrong.append(str(differs))
+    if wrong:
+        raise RunStopped("; ".join(wrong))
+
+
+def _compare(weights: Mapping[str, Tensor], expected: str, version: int, received_by: str) -> None:
     received = _checksum(weights, expected.partition(":")[0])
     if received == expected:
         return
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     raise RunStopped(
-        f"the weights of version {version} that {lane} received are not the published ones: "
+        f"the weights of version {version} that {received_by} are not the published ones: "
         f"published {expected}, received {received} ({len(weights)} tensors, {num_bytes} bytes)"
     )
 

@@ -11,9 +11,10 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,12 +22,14 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.transports.buffers import BucketLayout, BufferSender, copy_weights, from_read_only
+from harness.transports.buffers import BucketLayout, BufferPool, BufferSender, copy_weights, from_read_only
 from harness.transports.protocol import TransportOptions
+from harness.transports.shards import Draft, Part, Shard, weight_handle_of
 
 _HEADER = struct.Struct("<16sq")  # nonce, version
 _WEIGHTS_AT = 64  # bytes: the header's line, so that the weights stay aligned
-_BEING_WRITTEN = -1
+_BEING_WRITTEN, _GIVEN_UP = -1, -2
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +123,155 @@ class SharedMemoryReceiver:
         self._mapped = {}
 
     def _memory(self, address: SegmentAddress) -> Tensor:
-        if address not in self._mapped:  # segments of another size hold weights that are no longer published
-            self._mapped = {old: mapped for old, mapped in self._mapped.items() if old.num_bytes == address.num_bytes}
-            self._mapped[address] = _map(address)
+        if address not in self._mapped:
+            mapped = _map(address, "this Generator", "the Learner")
+            self._mapped = _of_size(self._mapped, address.num_bytes) | {address: mapped}
         return self._mapped[address]
 
 
-def _map(address: SegmentAddress) -> Tensor:
+class DraftSegment(Segment):
+    """A segment that several processes fill, and that names its version once they all have."""
+
+    def fill(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Let it be filled: the header names no version."""
+        self._write_header(_BEING_WRITTEN)
+
+    def seal(self, version: int) -> None:
+        """Name the version: the weights are complete."""
+        self._write_header(version)
+
+    def close(self) -> None:
+        """Close it also to processes that have mapped it and have not begun to write."""
+        self._write_header(_GIVEN_UP)
+        super().close()
+
+    @property
+    def mapping(self) -> _Mapping:
+        """Its memory and the weights in it."""
+        return self._memory, self.views
+
+
+_Mapping = tuple[Tensor, Mapping[str, Tensor]]
+
+
+class SharedMemoryShardSender:
+    """One segment for all ranks, each of which copies its pieces into it; see ``sharded.ShardSender``.
+
+    Rank 0 makes the segments. The others map each of them once, to write.
+
+    Args:
+        rank: of this process in the Learner.
+    """
+
+    def __init__(self, options: TransportOptions, rank: int) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._rank = rank
+        self._pool = BufferPool(self._make, options.buffers_at_start)
+        self._made: list[DraftSegment] = []  # for the version begun last
+        self._begun: int | None = None  # the version that is not complete
+        self._mapped: dict[SegmentAddress, _Mapping] = {}
+
+    def begin(self, version: int, still_needed: frozenset[int], weights: Mapping[str, Tensor]) -> Draft:
+        """Take a segment that is not needed, or a new one.
+
+        One that was begun and never finished is given up, not used again: a slow rank may still write into it.
+        """
+        self._give_up()
+        self._made.clear()
+        segment = self._pool.put(weights, version, still_needed)
+        self._begun = version
+        spare = tuple(SharedMemoryPayload(made.address, made.layout) for made in self._made if made is not segment)
+        payload = SharedMemoryPayload(segment.address, segment.layout)
+        return Draft(version, still_needed, segment.layout, payload, spare)
+
+    def write(self, draft: Draft, shards: Sequence[Shard]) -> Part:
+        """Copy the pieces in; into spare segments too, so that no later version waits for fresh memory.
+
+        Raises:
+            UserError: rank 0 runs on another host or in another container.
+            RunStopped: rank 0 is gone, or the draft was given up or finished.
+        """
+        with torch.no_grad():
+            for payload in (*draft.spare, draft.payload):
+                memory, views = self._map(payload)
+                if _HEADER.unpack_from(memory.numpy().data) != (payload.address.nonce, _BEING_WRITTEN):
+                    raise RunStopped(f"rank {self._rank} of the Learner cannot write version {draft.version} any more")
+                for shard in shards:
+                    shard.slice.of(views[shard.slice.name]).copy_(shard.tensor)
+        return Part(self._rank, tuple(shard.slice for shard in shards))
+
+    def add_checksum(self, draft: Draft, part: Part) -> Part:
+        """Read this rank's pieces back from the segment."""
+        _, views = self._map(draft.payload)
+        return part.with_checksum(block.of(views[block.name]) for block in part.slices)
+
+    def finish(self, draft: Draft, parts: Sequence[Part]) -> WeightHandle:
+        """Seal the segment.
+
+        Raises:
+            RunStopped: the parts leave something out, or the version is not the one begun last.
+        """
+        if draft.version != self._begun:
+            raise RunStopped(f"version {draft.version} cannot be finished: the one begun is {self._begun}")
+        handle = weight_handle_of(draft, parts, draft.payload)
+        self._pool[draft.version].seal(draft.version)
+        self._begun = None
+        return handle
+
+    def close(self) -> None:
+        """Unmap the segments, and give back those of rank 0."""
+        self._mapped = {}
+        self._made.clear()
+        self._pool.close()
+
+    def _give_up(self) -> None:
+        if self._begun is None:
+            return
+        if len(self._made) > 1:  # spares, made where there was no other segment
+            self._pool.close()
+        else:
+            self._pool.drop(self._begun)
+        self._mapped, self._begun = {}, None
+
+    def _make(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> DraftSegment:
+        segment = DraftSegment(weights, layout)
+        self._made.append(segment)
+        self._mapped = _of_size(self._mapped, segment.address.num_bytes) | {segment.address: segment.mapping}
+        return segment
+
+    def _map(self, payload: SharedMemoryPayload) -> _Mapping:
+        address = payload.address
+        if address not in self._mapped:
+            memory = _map(address, f"rank {self._rank} of the Learner", "its rank 0", writable=True)
+            views = payload.layout.views(memory[_WEIGHTS_AT:])
+            self._mapped = _of_size(self._mapped, address.num_bytes) | {address: (memory, views)}
+        return self._mapped[address]
+
+
+def _of_size(mapped: Mapping[SegmentAddress, T], num_bytes: int) -> dict[SegmentAddress, T]:
+    """Those of this size: segments of another size hold weights that are no longer published."""
+    return {address: memory for address, memory in mapped.items() if address.num_bytes == num_bytes}
+
+
+def _map(address: SegmentAddress, who: str, whose: str, *, writable: bool = False) -> Tensor:
     if address.host != this_host():
         raise UserError(
-            "transport.type is shared_memory, and this Generator is on another host or in another container than the "
-            "Learner",
+            f"transport.type is shared_memory, and {who} is on another host or in another container than {whose}",
             "transport.type",
             "set transport.type to nixl or object_store_numpy",
         )
     try:
-        descriptor = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        access = os.O_RDWR if writable else os.O_RDONLY
+        descriptor = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", access | os.O_CLOEXEC)
     except OSError as error:
         raise RunStopped(f"the Learner's shared memory cannot be opened: {error}") from error
     try:
         size = os.fstat(descriptor).st_size
         if size != address.num_bytes:
             raise RunStopped(f"the Learner's shared memory has {size} bytes instead of {address.num_bytes}")
-        mapping = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+        mapping = mmap.mmap(descriptor, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     finally:
         os.close(descriptor)
+    if writable:
+        return torch.frombuffer(mapping, dtype=torch.uint8)
     return from_read_only({"memory": np.frombuffer(mapping, dtype=np.uint8)})["memory"]

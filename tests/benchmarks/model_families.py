@@ -1,11 +1,14 @@
 """Llama, Mistral, Qwen2 and Qwen3 on the own code against transformers: do they agree, and what does it save?
 
-Two tables. Parity, at small widths with wide weights: the largest difference of logits, of the log-probabilities and of
+Two tables. Parity, at small widths with wide weights: the largest difference of logits, of log-probabilities and of
 the gradients of a training batch (shared prompts packed, against padded rows), and greedy tokens that differ. Speed, on
-two layers of Qwen2.5-1.5B's shape with random weights: a training pass and a generation on the own code, and on the
-path of models that it does not run. Rounds take turns, so both meet the same weather; CPU seconds of the process.
+two layers of Qwen2.5-1.5B's shape with random weights: a training pass and a generation on the own code, and on
+transformers' over padded rows. With ``--rows`` another: a training pass of transformers' code over padded rows, over
+those that ``cheapest_layout`` chooses, and over one row for each group. Rounds take turns, so all meet the same
+weather; CPU seconds of the process.
 
     python tests/benchmarks/model_families.py --rounds 5 --markdown docs/measured/model_families.md
+    python tests/benchmarks/model_families.py --rounds 5 --rows
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ from torch import Tensor, nn
 from harness.core.types import SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import native_engine
-from harness.models.config import ModelConfig, RopeScaling, shape_config
+from harness.models.config import PRESETS, ModelConfig, RopeScaling, shape_config
 from harness.models.decoder import DecoderLM
-from harness.models.policy import padded_response_log_probs, policy_log_probs
+from harness.models.policy import padded_response_log_probs, policy_log_probs, score_rows, why_padded
 from harness.models.products import use_fast_products
+from harness.models.shared_rows import Layout, cheapest_layout, lay_out, shared_rows
 from harness.models.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer([""], 258)
@@ -45,6 +49,8 @@ FAMILIES = {
     "Qwen3, tied": dataclasses.replace(SMALL, model_type="qwen3", tie_word_embeddings=True),
 }
 PROMPTS, SAMPLES, PROMPT_TOKENS, TOKENS = 2, 8, 48, 32
+ROWS = {"1.5B, 2 layers": [(256, 64), (16, 32)], "small preset": [(256, 64), (16, 32), (16, 512), (512, 512)]}
+"""Models, and tokens of the prompt and of each of its 8 responses."""
 
 
 def of_transformers(model: DecoderLM) -> nn.Module:
@@ -143,8 +149,59 @@ def speed(rounds: int) -> dict[str, tuple[list[float], list[float]]]:
     return taken
 
 
+def speed_of_rows(rounds: int) -> str:
+    """Return the table of rows in Markdown."""
+    lines = [
+        "| model | prompt + 8 responses | padded rows, s | as chosen, s | times as fast, median (quartiles) | chosen "
+        "| one row, s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    configs = {
+        "1.5B, 2 layers": ModelConfig.from_hf(shape_config("qwen2.5-math-1.5b", layers=2, vocab_size=512)),
+        "small preset": dataclasses.replace(PRESETS["small"], vocab_size=512, max_position_embeddings=8192),
+    }
+    for name, config in configs.items():
+        model = of_transformers(DecoderLM(config))
+        use_fast_products(model)
+        assert not why_padded(model)
+        for prompt, response in ROWS[name]:
+            lines.append(f"| {name} | {prompt} + 8 x {response} | {_rows_of(model, prompt, response, rounds)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rows_of(model: nn.Module, prompt: int, response: int, rounds: int) -> str:
+    generator = torch.Generator().manual_seed(0)
+    prompts_PL = torch.randint(2, 512, (1, prompt), generator=generator)
+    responses_BT = torch.randint(2, 512, (8, response), generator=generator)
+    mask_BT, index_B = torch.ones_like(responses_BT, dtype=torch.bool), torch.zeros(8, dtype=torch.long)
+    batch = prompts_PL, torch.tensor([prompt]), responses_BT, mask_BT, index_B
+    whole = lay_out([prompt], [response] * 8, [0] * 8, per_row=8)
+
+    def in_one_row(policy: nn.Module, *_: Tensor) -> tuple[Tensor, Tensor | None]:
+        rows = shared_rows(*batch, layout=whole, dtype=torch.float32)
+        return score_rows(policy, rows, responses_BT, mask_BT)
+
+    def train(log_probs: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
+        model.zero_grad()
+        log_probs_BT, _ = log_probs(model, *batch)
+        (-log_probs_BT.mean()).backward()
+
+    ways = padded_response_log_probs, policy_log_probs, in_one_row
+    taken: list[list[float]] = [[], [], []]
+    for number in range(rounds + 1):  # the first warms up
+        for which in (0, 1, 2) if number % 2 else (2, 1, 0):
+            found = seconds(lambda way=ways[which]: train(way))  # type: ignore[misc]
+            if number:
+                taken[which].append(found)
+    low, middle, high = statistics.quantiles([b / a for b, a in zip(taken[0], taken[1], strict=True)], n=4)
+    layout: Layout | None = cheapest_layout(batch[1], mask_BT, index_B, model.config.hidden_size)  # type: ignore[union-attr, arg-type]
+    chosen = "padded" if layout is None else f"{len(layout.prompt_R)} of {layout.width} tokens"
+    padded, as_chosen, one_row = (statistics.median(times) for times in taken)
+    return f"{padded:.2f} | {as_chosen:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}) | {chosen} | {one_row:.2f}"
+
+
 def tables(rounds: int) -> str:
-    """Return both tables in Markdown."""
+    """Return the tables in Markdown."""
     lines = [
         "| family | logits | log-probs | gradients, relative | greedy tokens that differ |",
         "|---|---|---|---|---|",
@@ -169,17 +226,18 @@ def tables(rounds: int) -> str:
 def main() -> None:
     """Print the tables, and write them where that is asked for."""
     parser = argparse.ArgumentParser(
-        description="Compare the own model with transformers': agreement, and speed on two layers of a 1.5B model.",
+        description="Compare the own model with transformers': agreement and speed, and its own rows of tokens.",
         epilog="example:\n  python tests/benchmarks/model_families.py --rounds 5",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds, from 2 (default: 5)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to this file")
+    parser.add_argument("--rows", action="store_true", help="rows of transformers' code instead of the own model")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the two tables to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    text = tables(arguments.rounds)
+    text = speed_of_rows(arguments.rounds) if arguments.rows else tables(arguments.rounds)
     print(text)
-    if arguments.markdown is not None:
+    if arguments.markdown is not None and not arguments.rows:
         head = (
             "# The own model's families against transformers\n\n"
             f"Made by `python tests/benchmarks/model_families.py --rounds {arguments.rounds}`, torch"

@@ -152,7 +152,7 @@ def _microbatch(model: DecoderLM, groups: int, length: int) -> dict[str, float |
 
     _reset_peak()
     step_s = seconds(step, repeats=3)
-    flops = training_flops(shape_of_own(model.config), work_of([(PROMPT, [length] * GROUP)] * groups, True))
+    flops = training_flops(shape_of_own(model.config), work_of([(PROMPT, [length] * GROUP)] * groups))
     peak = peak_flops(NAME, "bfloat16")
     used = None if peak is None else round(mfu(flops, step_s, peak), 3)
     return {"s": step_s, TOKENS: rows * length / step_s, "mfu": used, "peak_gib": _peak_gib()}

@@ -20,7 +20,7 @@ from harness.core.types import Metrics, RolloutGroup
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.ranks import MakeOptimizer
 from harness.learner.zero import ZeroRanks, check_usable
-from harness.models.decoder import DecoderLM
+from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.scenario.learner import ZeroStage
 from tests.learner.test_ranks import PLAIN, RICH, same_metrics, without_rollouts
 from tests.learner.tiny_training import CONFIG, groups
@@ -90,7 +90,9 @@ def train(job: Job) -> Trained:
     """Train from the same initial weights, on this rank's share of each batch."""
     ranks = None if job.stage is None else NotingRanks(job.stage, job.sgd, job.options.precision)
     options = replace(job.options, gradient_checkpointing=job.checkpointing)
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options, ranks=ranks)
+    first = ranks is None or ranks.data_rank == 0
+    model = DecoderLM(CONFIG, seed=1) if first else decoder_without_weights(CONFIG)  # rank 0 hands them out
+    trainer = PolicyTrainer(model, 0, options, ranks=ranks)
     gradients: dict[str, Tensor] = {}
     if ranks is None:
         note_gradients(trainer, gradients)
@@ -111,7 +113,7 @@ def train(job: Job) -> Trained:
     named = [pair for model in models for pair in model.named_parameters()]
     pieces = [] if ranks is None else [(name, ranks.held(parameter).numel()) for name, parameter in named]
     left = [name for name, parameter in named if parameter.numel()]
-    weights = {name: tensor.clone() for name, tensor in trainer.whole_weights()}
+    weights = {name: trainer.whole(tensor).clone() for name, tensor in trainer.weights().items()}
     return Trained(weights, gradients if ranks is None else ranks.gradients, metrics, pieces, left)
 
 
@@ -245,15 +247,16 @@ def diverge(rank: int) -> list[tuple[str, bool]]:
         trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, PLAIN, ranks=ZeroRanks(stage))
         bad, good = list(groups(0)), groups(1)
         bad[1] = replace(bad[1], rewards=(float("nan"), 1.0, 0.0, 0.5))
-        before = {name: tensor.clone() for name, tensor in trainer.whole_weights()}
+        before = {name: trainer.whole(tensor).clone() for name, tensor in trainer.weights().items()}
         with pytest.raises(Diverged) as caught:
             trainer.train(0, trainer.prepare(tuple(bad)))
-        same = all(torch.equal(tensor, before[name]) for name, tensor in trainer.whole_weights())
+        same = all(torch.equal(trainer.whole(tensor), before[name]) for name, tensor in trainer.weights().items())
         said.append((str(caught.value)[:15], same))
         trainer.train(0, trainer.prepare(good))
         one = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, PLAIN)
         one.train(0, one.prepare(good))
-        apart = [float((tensor - one.weights()[name].detach()).abs().max()) for name, tensor in trainer.whole_weights()]
+        wanted = {name: tensor.detach() for name, tensor in one.weights().items()}
+        apart = [float((trainer.whole(each) - wanted[name]).abs().max()) for name, each in trainer.weights().items()]
         said.append(("goes on", max(apart) < 1e-4))
     return said
 

@@ -22,7 +22,7 @@ from harness.models.activations import (
 )
 from harness.models.config import PRESETS, PUBLIC_SHAPES, ModelConfig
 from harness.models.decoder import DecoderLM, checkpoint_layers
-from harness.models.policy import policy_log_probs
+from harness.models.policy import padded_response_log_probs, policy_log_probs
 from harness.models.shape import Shape, shape_of, shape_of_own
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
@@ -58,8 +58,11 @@ def own_qwen3(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     return DecoderLM(dataclasses.replace(PRESETS["small"], num_hidden_layers=layers, model_type="qwen3")).to(dtype)
 
 
-def bytes_kept(model: nn.Module, autocast: bool) -> int:
-    """Bytes of the distinct tensors that autograd keeps of a forward pass, weights left out."""
+def bytes_kept(model: nn.Module, autocast: bool, *, padded: bool = False) -> int:
+    """Bytes of the distinct tensors that autograd keeps of a forward pass, weights left out.
+
+    ``padded``: of transformers' rows that share no prompt, which the plan counts.
+    """
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(2, 300, (2, max(LENGTHS)), generator=generator)
     responses = torch.randint(2, 300, (2 * GROUP, RESPONSE), generator=generator)
@@ -72,7 +75,7 @@ def bytes_kept(model: nn.Module, autocast: bool) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), torch.autocast("cpu", enabled=autocast):
-        policy_log_probs(
+        (padded_response_log_probs if padded else policy_log_probs)(
             model,
             prompts,
             torch.tensor(LENGTHS),
@@ -117,7 +120,8 @@ def test_a_layer_keeps_what_is_planned(
     make: Callable[..., nn.Module], sizes: Shape, dtype: torch.dtype, autocast: bool
 ) -> None:
     """The second layer's share of what autograd keeps, against the plan, to within a tenth; autocast's casts apart."""
-    real = bytes_kept(make(2, dtype), autocast) - bytes_kept(make(1, dtype), autocast)
+    two, one = (bytes_kept(make(layers, dtype), autocast, padded=make is qwen) for layers in (2, 1))
+    real = two - one
     planned = layer_bytes(sizes, BATCH, dtype.itemsize, autocast)
     if autocast:  # a narrow copy of each matrix
         vectors = 2 * sizes.hidden_size
@@ -128,13 +132,29 @@ def test_a_layer_keeps_what_is_planned(
     assert planned == pytest.approx(real, rel=0.1)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)]
+)
+def test_rows_that_share_a_prompt_keep_less_than_is_planned(
+    dtype: torch.dtype, autocast: bool, checkpointing: bool
+) -> None:
+    """Masks included: less in all layers than rows that share none, which the plan counts."""
+    shared, padded = qwen(2, dtype), qwen(2, dtype)
+    if checkpointing:
+        for model in (shared, padded):
+            checkpoint_layers(model)
+    assert bytes_kept(shared, autocast) < 0.9 * bytes_kept(padded, autocast, padded=True)
+
+
 @pytest.mark.parametrize("make", [qwen, own], ids=["qwen2", "own"])
 def test_checkpointing_keeps_the_inputs_of_layers(make: Callable[..., nn.Module]) -> None:
     three, two = make(3), make(2)
     for model in (three, two):
         checkpoint_layers(model)
     tokens, width = (BATCH.padded_tokens, 384) if make is qwen else (sum(LENGTHS) + 8 * 32, 256)
-    real = bytes_kept(three, autocast=False) - bytes_kept(two, autocast=False)
+    real, other = (bytes_kept(model, autocast=False, padded=make is qwen) for model in (three, two))
+    real -= other
     assert real == pytest.approx(tokens * width * 4, rel=0.01)
     planned = [
         kept_bytes(dataclasses.replace(of_transformers(NARROW), num_layers=layers), BATCH, 4, False, True)

@@ -22,9 +22,8 @@ def test_operations_of_the_public_model() -> None:
 def test_work_of_a_group_by_hand() -> None:
     # A prompt of 3 tokens attends to 1 + 2 + 3 = 6. Of a response of 4 tokens 3 are run, which attend to 4 + 5 + 6 =
     # 15; of one of 1 token none is run. Every response token is scored.
-    assert work_of([(3, (4, 1))], shares_prompt=True) == Work(tokens=3 + 3, scored=5, pairs=6 + 15)
-    assert work_of([(3, (4, 1))], shares_prompt=False) == Work(tokens=2 * 3 + 3, scored=5, pairs=2 * 6 + 15)
-    assert work_of([(3, (4,)), (1, (2,))], shares_prompt=True) == Work(6 + 2, 6, 21 + 3)
+    assert work_of([(3, (4, 1))]) == Work(tokens=3 + 3, scored=5, pairs=6 + 15)
+    assert work_of([(3, (4,)), (1, (2,))]) == Work(6 + 2, 6, 21 + 3)
 
 
 @pytest.mark.parametrize(

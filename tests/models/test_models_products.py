@@ -121,6 +121,7 @@ def test_a_gradient_that_is_one_number_seen_everywhere():
 
 def test_rows_are_rounded_up_by_a_sixteenth_at_most_to_few_numbers():
     assert [rounded_up(rows) for rows in (0, 1, 31, 33, 1000, 1025)] == [0, 1, 31, 34, 1024, 1088]
+    assert [rounded_up(rows, 3) for rows in (0, 1, 31, 33, 1000)] == [0, 3, 33, 36, 1056]  # 3, 3, 3, 6 and 96 apart
     taken = [rounded_up(rows) for rows in range(1, 4097)]
     assert all(rows <= got <= rows * 17 / 16 for rows, got in enumerate(taken, 1))
     assert len(set(taken)) == 31 + 16 * 7 + 1  # each below 32, sixteen in every octave above, and 4096

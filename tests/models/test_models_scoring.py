@@ -60,7 +60,8 @@ def test_the_gradient_of_the_entropy_is_that_of_its_definition(temperature):
 
     p = (hidden @ weight.T / temperature).softmax(-1)
     expected = gradients(-(p * p.log()).sum(-1))
-    for kept, piece in ((10**6, 10**6), (20, 10), (0, 10)):  # at once, and in pieces of two tokens, two kept or none
+    # at once, and in pieces of two tokens: two kept, two and room for the last one's single token, or none
+    for kept, piece in ((10**6, 10**6), (20, 10), (25, 10), (0, 10)):
         _, entropy = score_hidden(
             hidden, weight, tokens, temperature, True, entropy_gradient=True, max_logits=kept, piece_logits=piece
         )

@@ -1,4 +1,4 @@
-"""The own model under FSDP2 and under a tensor-parallel plan, on two ranks: the same scores, the same gradients.
+"""A policy under FSDP2 and under a tensor-parallel plan, on two ranks: the same scores, the same gradients.
 
 Each rank compares with the whole model, which it keeps beside its shards.
 """
@@ -6,6 +6,8 @@ Each rank compares with the whole model, which it keeps beside its shards.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -15,25 +17,28 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
-from harness.models.policy import ScoringModel
+from harness.models.policy import ScoringModel, why_padded
 from tests.rank_pool import RankPool
 
 RANKS = 2
 SHAPE = ModelConfig(53, 32, 48, 2, 4, 2, 8, 64)
-SHAPES = {
-    "llama, tied": SHAPE,
-    "qwen2, untied": dataclasses.replace(SHAPE, model_type="qwen2", tie_word_embeddings=False),
-    "qwen3, tied": dataclasses.replace(SHAPE, model_type="qwen3"),
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "llama, tied": lambda: DecoderLM(SHAPE),
+    "qwen2, untied": lambda: DecoderLM(dataclasses.replace(SHAPE, model_type="qwen2", tie_word_embeddings=False)),
+    "qwen3, tied": lambda: DecoderLM(dataclasses.replace(SHAPE, model_type="qwen3")),
+    "transformers' llama": lambda: LlamaForCausalLM(LlamaConfig.from_dict(SHAPE.to_hf())).eval(),
 }
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-def whole_model(shape: ModelConfig) -> ScoringModel:
-    model = DecoderLM(shape)
+def whole_model(name: str) -> ScoringModel:
+    torch.manual_seed(0)
+    model = MODELS[name]()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -49,18 +54,22 @@ def batch() -> tuple[Tensor, ...]:
     return prompts_PL, torch.tensor([6, 4]), responses_BT, mask_BT, torch.tensor([0, 0, 1, 1])
 
 
+def layers_of(scoring: ScoringModel) -> Iterable[nn.Module]:
+    policy: Any = scoring.policy
+    layers: nn.ModuleList = policy.model.layers
+    return layers
+
+
 def shard_fully(scoring: ScoringModel) -> None:
-    assert isinstance(scoring.policy, DecoderLM)
-    for layer in scoring.policy.model.layers:
+    for layer in layers_of(scoring):
         fully_shard(layer)
     fully_shard(scoring)
 
 
 def shard_tensors(scoring: ScoringModel) -> None:
-    assert isinstance(scoring.policy, DecoderLM)
     mesh = init_device_mesh("cpu", (RANKS,))
     plan = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
-    for layer in scoring.policy.model.layers:
+    for layer in layers_of(scoring):
         parallelize_module(layer, mesh, plan)
 
 
@@ -73,10 +82,12 @@ def step(scoring: nn.Module) -> Tensor:
     return scores_BT.detach()
 
 
-def compare(rank: int, sharding: str, shape: str) -> None:
-    whole, sharded = whole_model(SHAPES[shape]), whole_model(SHAPES[shape])
+def compare(rank: int, sharding: str, model: str) -> None:
+    whole, sharded = whole_model(model), whole_model(model)
     SHARDINGS[sharding](sharded)
     torch.testing.assert_close(step(sharded), step(whole), rtol=1e-5, atol=1e-5)
+    if not isinstance(whole.policy, DecoderLM):  # tried within the forward pass of the sharded one too
+        assert why_padded(whole.policy) == why_padded(sharded.policy) == ""
     gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
     num_sharded = 0
     for name, parameter in sharded.named_parameters():
@@ -91,7 +102,7 @@ def compare(rank: int, sharding: str, shape: str) -> None:
     assert num_sharded >= len(COLUMNS + ROWS) * SHAPE.num_hidden_layers
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("sharding", SHARDINGS)
-def test_sharded_over_two_ranks_it_is_the_same_policy(sharding: str, shape: str, rank_pool: RankPool) -> None:
-    rank_pool.run(RANKS, compare, sharding, shape)
+def test_sharded_over_two_ranks_it_is_the_same_policy(sharding: str, model: str, rank_pool: RankPool) -> None:
+    rank_pool.run(RANKS, compare, sharding, model)

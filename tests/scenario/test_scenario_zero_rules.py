@@ -40,11 +40,11 @@ CASES = [
         ["learner.mesh.replicate", "learner.sharding"],
     ),
     (
-        settings(publish="rank0"),
+        settings(zero_stage=3),
         "deepspeed_takes_one_dimension",
-        "0",
+        "3",
         "",
-        ["learner.publish", "learner.sharding"],
+        ["learner.publish", "learner.zero_stage"],
     ),
     (
         settings(model={"precision": "float16"}),
@@ -72,7 +72,7 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, 
     [
         settings(),
         settings(zero_stage=1),
-        settings(zero_stage=3, mesh={"tensor": 1, "replicate": 1}),
+        settings(zero_stage=3, publish="per_tensor", mesh={"tensor": 1, "replicate": 1}),
         settings(3, model={"precision": "bfloat16"}),
         settings(1, zero_stage=3, model={"precision": "float16"}),
     ],

@@ -156,6 +156,15 @@ def test_a_version_is_published_once():
         pool.put(SMALL, 4, frozenset())
 
 
+def test_a_version_that_will_never_be_complete_takes_its_buffer_along():
+    pool, diary = shelves()
+    pool.put(SMALL, 0, frozenset())
+    pool.drop(0)
+    pool.put(SMALL, 0, frozenset())
+    assert diary == ["make 0", "fill 0 with 0", "close 0", "make 1", "fill 1 with 0"]
+    assert len(pool) == 1
+
+
 def test_closing_closes_every_place():
     pool, diary = shelves(at_first=3)
     pool.put(SMALL, 0, frozenset())

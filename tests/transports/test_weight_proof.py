@@ -145,7 +145,7 @@ class FixedTrainer:
     def __init__(self, log_prob: float) -> None:
         self.log_prob = log_prob
 
-    def prepare(self, groups): ...
+    def prepare(self, groups, plan=None, step=0): ...
 
     def advantages(self, batch):
         return []

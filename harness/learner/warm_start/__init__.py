@@ -20,9 +20,17 @@ from harness.learner.warm_start.curriculum import RECIPES, Curriculum, Recipe, t
 from harness.learner.warm_start.presets import content_key, preset_config, preset_curriculum
 from harness.learner.warm_start.progress import WarmStartProgress
 from harness.learner.warm_start.training import WarmStartTraining, initialize_as_copier
-from harness.models.decoder import DecoderLM
+from harness.models.decoder import DecoderLM, decoder_without_weights
 
-__all__ = ["RECIPES", "Recipe", "WarmStartReport", "default_cache_folder", "initial_policy", "warm_start_policy"]
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "WarmStartReport",
+    "default_cache_folder",
+    "initial_policy",
+    "policy_without_weights",
+    "warm_start_policy",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,15 @@ def initial_policy(preset: str, seed: int) -> tuple[DecoderLM, PreTrainedTokeniz
     model = DecoderLM(preset_config(preset), seed=None)
     initialize_as_copier(model, seed)
     return model.eval(), preset_curriculum(preset).train_tokenizer()
+
+
+def policy_without_weights(preset: str) -> tuple[DecoderLM, PreTrainedTokenizerBase]:
+    """Return the preset on the device ``meta``, and its tokenizer.
+
+    Raises:
+        UserError: there is no such preset.
+    """
+    return decoder_without_weights(preset_config(preset)), preset_curriculum(preset).train_tokenizer()
 
 
 def warm_start_policy(

@@ -55,11 +55,12 @@ from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.rank_worker import LearnerRank
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import PartSettings, Scenario
-from harness.scenario.learner import mesh_shape
+from harness.scenario.learner import in_shards, mesh_shape
 from harness.scenario.loop_plan import lanes_of, loop_plan, rank_lanes
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.protocol import TransportOptions
+from harness.transports.sharded import shard_receiver
 
 NCCL_LETS_GO = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 """Keeps NCCL from memory of its own allocator, which it would hold while an engine on the same GPU samples."""
@@ -166,7 +167,9 @@ class ActorParts(RunningParts):
         self._members = [learner, *generators]
         self._learner: LearnerHandle | RanksHandle
         if several:
-            self._learner = RanksHandle([learner, *others], mesh_shape(scenario), trainer_options(scenario))
+            self._learner = RanksHandle(
+                [learner, *others], mesh_shape(scenario), trainer_options(scenario), in_shards=in_shards(scenario)
+            )
         else:
             self._learner = LearnerHandle(learner, self._kind.tensor_transport if self._kind.two_sided else None)
         self.generators = tuple(GeneratorHandle(part, learner) for part in generators)
@@ -333,11 +336,11 @@ def transport_options(scenario: Scenario, session: RaySession) -> TransportOptio
 
 
 def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer: Tracer) -> GeneratorWorker:
-    device = resolve_device(scenario, scenario.placement.generator)
+    device, name = resolve_device(scenario, scenario.placement.generator), scenario.transport.type
     return make_generator(
         scenario,
         lane=lane,
-        receiver=transport_kind(scenario.transport.type).receiver(options),
+        receiver=shard_receiver(name, options) if in_shards(scenario) else transport_kind(name).receiver(options),
         task=make_task(scenario),
         policy=make_policy(scenario, device, never),
         tracer=tracer,
@@ -352,10 +355,9 @@ def _scorer(scenario: Scenario, lane: str, tracer: Tracer) -> ScorerWorker:
 def _rank(scenario: Scenario, options: TransportOptions, rank: int, tracer: Tracer, store: Any) -> LearnerRank:
     device = resolve_device(scenario, scenario.placement.learner)
     ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s
-    policy = make_policy(scenario, device, never)
+    policy = make_policy(scenario, "meta" if rank else "cpu", never)
     group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience)
-    sender = transport_kind(scenario.transport.type).sender(options)
-    return make_learner_rank(scenario, sender=sender, policy=policy, tracer=tracer, group=group, device=device)
+    return make_learner_rank(scenario, options=options, policy=policy, tracer=tracer, group=group, device=device)
 
 
 def _learner(scenario: Scenario, options: TransportOptions, tracer: Tracer) -> LearnerWorker:

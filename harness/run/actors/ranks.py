@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from harness.core.errors import HarnessError, PartDied, RunStopped
 from harness.core.trace import Stage
-from harness.core.types import Metrics, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
+from harness.core.types import Metric, Metrics, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
 from harness.run.actors.part import ActorPart, without_data
-from harness.run.rank_worker import RankResult
+from harness.run.rank_worker import RankResult, Written
 from harness.run.workers import ProbeRow
 from harness.scenario.learner import MeshShape
 
@@ -29,13 +29,16 @@ class RanksHandle:
         parts: the actors, rank by rank; the first one's lane is the Learner's.
         mesh: how they share the model and the rollouts.
         options: how they train, which decides who trains on what.
+        in_shards: whether each rank publishes its own pieces of the weights; else rank 0 publishes all.
 
     Attributes:
         policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
     """
 
-    def __init__(self, parts: Sequence[ActorPart], mesh: MeshShape, options: TrainerOptions) -> None:
-        self._parts, self._mesh, self._options = tuple(parts), mesh, options
+    def __init__(
+        self, parts: Sequence[ActorPart], mesh: MeshShape, options: TrainerOptions, *, in_shards: bool
+    ) -> None:
+        self._parts, self._mesh, self._options, self._in_shards = tuple(parts), mesh, options, in_shards
         self.lane = parts[0].lane
         self.policy_folder: Path | None = None
         self._probe_rows: Sequence[ProbeRow] | None = None
@@ -56,21 +59,37 @@ class RanksHandle:
 
         found = await self._together(of_rank)
         self._probe_rows = next((each.probe_rows for each in found if each.probe_rows), None)
-        return one_result([each.result for rank, each in enumerate(found) if self._mesh.speaks(rank)])
+        result = one_result([each.result for rank, each in enumerate(found) if self._mesh.speaks(rank)])
+        balance = {"balance/tokens_max_over_mean": Metric(plan.imbalance)}
+        return replace(result, metrics=dict(result.metrics) | balance)
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
-        """See ``protocols.Learner``."""
+        """See ``protocols.Learner``.
 
-        async def of_rank(rank: int, part: ActorPart) -> WeightHandle | None:
-            arguments = version, still_needed, self._probe_rows
-            handle, _ = await part.call(
-                "publish_together", *arguments, stage=Stage.WEIGHT_PUBLISH, step=version, version=version
-            )
-            assert handle is None or isinstance(handle, WeightHandle)
-            return handle
+        Raises:
+            RunStopped: ranks that hold copies of the same weights differ.
+        """
+        stage: dict[str, Any] = {"stage": Stage.WEIGHT_PUBLISH, "step": version, "version": version}
+        if not self._in_shards:
 
-        handle, *_ = await self._together(of_rank)
-        assert handle is not None
+            async def of_rank(rank: int, part: ActorPart) -> WeightHandle | None:
+                handle, _ = await part.call("publish_whole", version, still_needed, self._probe_rows, **stage)
+                assert handle is None or isinstance(handle, WeightHandle)
+                return handle
+
+            first, *_ = await self._together(of_rank)
+            assert first is not None
+            return first
+        draft, _ = await self._parts[0].call("begin_publish", version, still_needed, **stage)
+
+        async def write(rank: int, part: ActorPart) -> Written:
+            written, _ = await part.call("write_shards", draft, self._probe_rows, **stage)
+            assert isinstance(written, Written)
+            return written
+
+        written = await self._together(write)
+        handle, _ = await self._parts[0].call("finish_publish", draft, written, **stage)
+        assert isinstance(handle, WeightHandle)
         return handle
 
     async def checkpoint(self, version: int) -> None:
@@ -98,6 +117,8 @@ class RanksHandle:
         finally:
             for each in calls:
                 each.cancel()
+            for part in self._parts[1:]:
+                part.tracer.drain()  # rank 0's spans are the Learner's
         errors = [error for each in calls if each.done() and not each.cancelled() and (error := each.exception())]
         if not errors:
             return [each.result() for each in calls]

@@ -428,8 +428,8 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
     """Return the training runs and the transport sweeps that a profile can be fitted to.
 
     Raises:
-        UserError: none is left, one was simulated, slowed down or knows no lengths, they are of several machines or
-            versions, or none is of a model that is to be left out.
+        UserError: none is left, one was simulated, slowed down, of several ranks or knows no lengths, they are of
+            several machines or versions, or none is of a model that is to be left out.
     """
     finished = [run for run in runs if run.status == "completed"]
     if not finished:
@@ -444,6 +444,8 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
     _refuse(delayed, "was slowed down on purpose (faults.delays)")
     again = [run for run in training if run.setting("dynamic_sampling.attempts")]
     _refuse(again, "sampled groups again (dynamic_sampling), so that its stages cannot be told from their rollouts")
+    several = [run for run in training if (run.setting("placement.learner.ranks") or 1) > 1]
+    _refuse(several, "has a Learner of several ranks, and what they exchange is not priced")
     _check_alike([*training, *sweeps])
     _check_models(exclude_models, {model_of(run) for run in training})
     kept = [run for run in training if model_of(run) not in exclude_models]

@@ -1,0 +1,132 @@
+"""Learners of two ranks in real runs: what they learn, with lag and replay too, and how a rank's death ends the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from harness.core.errors import RunStopped
+from harness.core.trace import RecordingTracer
+from harness.results import Run, find_runs
+from harness.run.experiment import run_scenario
+from harness.run.factory import PartsFactory
+from harness.run.parts import RunningParts
+from harness.scenario import Scenario, load_scenario
+from tests.e2e.test_actors import unseen
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Traces
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray")
+
+TINY = """
+model: {type: preset, preset: tiny, warm_start: false, threads: 1}
+sampling: {max_tokens: 8}
+rollout_batch_size: 12
+group_size: 4
+epochs_per_batch: 2
+steps: 3
+optimizer: {learning_rate: 0.001}
+loss: {kl: {coefficient: 0.1}}
+evaluation: {every: 3, prompts: 2, examples: 1}
+engine: {type: native, mismatch_bound: 1.0e-4}
+transport: {type: shared_memory}
+"""
+
+
+@pytest.fixture(scope="module")
+def factory(own_traces: Traces) -> Iterator[PartsFactory]:
+    """Builds parts on one Ray; when that is closed, nothing is left of it."""
+    with PartsFactory() as factory:
+        yield factory
+    own_traces.assert_nothing_left()
+
+
+def scenario_of(folder: Path, text: str) -> Scenario:
+    file = folder / "trial.yaml"
+    file.write_text(text)
+    return load_scenario(str(file))
+
+
+def runs_in(folder: Path) -> dict[str, Run]:
+    runs, damaged = find_runs(folder)
+    assert damaged == []
+    return {run.folder.name: run for run in runs}
+
+
+def test_two_ranks_learn_what_one_process_learns(factory: PartsFactory, tmp_path: Path) -> None:
+    """Three groups for two ranks; weights proven at each sync by checksum and log-probs."""
+    arms = """
+interleaving: run
+arms:
+  one: {}
+  ddp: {placement.learner.ranks: 2, learner.sharding: ddp}
+  fsdp2: {placement.learner.ranks: 2, learner.sharding: fsdp2, learner.publish: rank0}
+"""
+    scenario = scenario_of(tmp_path, TINY + arms)
+    assert run_scenario(scenario, tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
+    runs = runs_in(tmp_path / "out")
+    one = runs["one"]
+    trained = load_file(one.folder / "policy" / "model.safetensors")
+    for name in ("ddp", "fsdp2"):
+        run = runs[name]
+        assert [row.version for row in run.steps] == [1, 2, 3]
+        for row, wanted in zip(run.steps, one.steps, strict=True):
+            assert row.metric("reward/total") == wanted.metric("reward/total")
+            for metric in ("loss", "grad_norm", "token_entropy", "kl/penalty"):
+                found, expected = row.metric(metric), wanted.metric(metric)
+                assert found is not None
+                assert expected is not None
+                assert found.value == pytest.approx(expected.value, rel=1e-3, abs=1e-5), metric
+        saved = load_file(run.folder / "policy" / "model.safetensors")
+        assert saved.keys() == trained.keys()
+        for tensor_name, tensor in saved.items():
+            torch.testing.assert_close(tensor, trained[tensor_name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp2", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_two_ranks_with_lag_replay_and_several_passes(sharding: str, factory: PartsFactory, tmp_path: Path) -> None:
+    text = f"""{TINY}
+max_lag: 2
+lag_control: drop
+replay: {{capacity: 6, sample_groups: 5}}
+loss: {{proximal: recompute, importance: {{mode: tis}}}}
+placement: {{colocated: false, learner: {{ranks: 2, cpus: 0.5}}, generator: {{cpus: 0.5}}}}
+learner: {{sharding: {sharding}}}
+""".replace("loss: {kl: {coefficient: 0.1}}\n", "")
+    scenario = scenario_of(tmp_path, text)
+    assert run_scenario(scenario, tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
+    (run,) = runs_in(tmp_path / "out").values()
+    assert run.status == "completed"
+    assert [row.version for row in run.steps] == [1, 2, 3]
+    assert all(sum(row.lags.values()) == 20 for row in run.steps[1:])  # 5 groups of 4
+
+
+def test_a_killed_rank_ends_the_run_by_its_name(
+    factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    pids: dict[str, int] = {}
+
+    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        parts = factory(scenario, tracer, should_stop)
+        pids.update(parts.processes())
+        threading.Timer(2.0, os.kill, [pids["learner1"], signal.SIGKILL]).start()
+        return parts
+
+    text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: fsdp2}}\n".replace(
+        "steps: 3", "steps: 500"
+    )
+    with pytest.raises(RunStopped, match="learner1 died"):
+        run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=build, show=unseen)
+    (run,) = runs_in(tmp_path / "out").values()
+    assert run.status == "failed"
+    assert set(pids) == {"learner", "learner1", "generator", "scorer"}
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "processes ended", 10)

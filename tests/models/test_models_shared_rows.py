@@ -1,0 +1,358 @@
+"""Models that transformers runs, with several responses behind one prompt: which may, and it changes nothing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from harness.models import policy
+from harness.models.decoder import checkpoint_layers
+from harness.models.head import has_plain_head
+from harness.models.policy import ScoringModel, padded_response_log_probs, policy_log_probs, why_padded
+from harness.models.scoring import TokenBan
+from harness.models.shared_rows import Layout, added_mask, cheapest_layout, lay_out, shared_rows
+
+Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+NAMED = {
+    "vocab_size": 53,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": 53, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+LAYERS = {"vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 2}
+HEADS = {**LAYERS, "num_attention_heads": 4}
+WINDOW = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1}
+SHARED = {
+    "llama with biases": ("llama", {**NAMED, "attention_bias": True}),
+    "llama with yarn": ("llama", {**NAMED, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}),
+    "mistral without a window": ("mistral", {**NAMED, "sliding_window": None}),
+    "qwen2 that names a window and does not use it": ("qwen2", {**NAMED, "sliding_window": 4096}),
+    "gpt2, learned positions": ("gpt2", GPT2),
+    "opt, learned positions": (
+        "opt",
+        {**HEADS, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    ),
+    "gpt_neox": ("gpt_neox", NAMED),
+    "gemma": ("gemma", {**NAMED, "head_dim": 8}),
+    "phi": ("phi", NAMED),
+    "phi3": ("phi3", NAMED),
+    "olmo2": ("olmo2", NAMED),
+    "granite, scaled logits": ("granite", {**NAMED, "logits_scaling": 2.0}),
+    "cohere, layers side by side": ("cohere", NAMED),
+    "smollm3, layers without positions": ("smollm3", {**NAMED, "no_rope_layers": [1, 0]}),
+    "mixtral, experts": ("mixtral", {**NAMED, "num_local_experts": 4}),
+}
+PADDED = {
+    "qwen2 with a window": ("qwen2", {**NAMED, **WINDOW}, "layers of sliding_attention"),
+    "mistral with a window": ("mistral", NAMED, "config has sliding_window"),
+    "phi3 with a window": ("phi3", {**NAMED, "sliding_window": 2047}, "config has sliding_window"),
+    "gemma2": ("gemma2", {**NAMED, "head_dim": 8}, "layers of sliding_attention"),
+    "gemma2 of full layers, whose masks are made with a window all the same": (
+        "gemma2",
+        {**NAMED, "head_dim": 8, "layer_types": ["full_attention"] * 2},
+        "config has sliding_window",
+    ),
+    "gpt_neo, local layers": (
+        "gpt_neo",
+        {**LAYERS, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+        "attention has a code of its own",
+    ),
+    "bloom, ALiBi": ("bloom", {"vocab_size": 53, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "takes no positions"),
+    "falcon with ALiBi": ("falcon", {**HEADS, "alibi": True}, "attention has a code of its own"),
+    "falcon": ("falcon", HEADS, "attention has a code of its own"),
+    "mamba": ("mamba", LAYERS, "layers do more than attend"),
+    "jamba": (
+        "jamba",
+        {**NAMED, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
+        "layers do more than attend",
+    ),
+}
+IN_FLOAT64 = [
+    "llama with biases",
+    "mistral without a window",
+    "qwen2 that names a window and does not use it",
+    "gpt2, learned positions",
+    "opt, learned positions",
+    "gpt_neox",
+    "phi",
+    "phi3",
+    "olmo2",
+    "granite, scaled logits",
+]
+RAGGED = ([4, 7, 2, 5], [5, 1, 3, 8, 2, 6, 4, 0, 3], [0, 0, 1, 1, 2, 2, 2, 2, 1])  # the last prompt has no rollouts
+
+
+def made(kind: str, values: dict[str, Any], attention: str | None = None) -> nn.Module:
+    """A small model with weights spread widely enough for logits far from uniform."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, bos_token_id=1, eos_token_id=2, **values)
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        config, trust_remote_code=False, attn_implementation=attention
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.15)
+    return model
+
+
+def make_batch(prompt_lengths: list[int], response_lengths: list[int], prompt_index: list[int]) -> Batch:
+    """Random tokens; padding holds random tokens too, which must not matter."""
+    generator = torch.Generator().manual_seed(7)
+    width = max([*response_lengths, 1])
+    prompts_PL = torch.randint(53, (len(prompt_lengths), max(prompt_lengths) + 1), generator=generator)
+    responses_BT = torch.randint(53, (len(response_lengths), width), generator=generator)
+    mask_BT = torch.arange(width) < torch.tensor(response_lengths)[:, None]
+    return prompts_PL, torch.tensor(prompt_lengths), responses_BT, mask_BT, torch.tensor(prompt_index)
+
+
+def one_by_one(model: nn.Module, batch: Batch, temperature: float) -> Tensor:
+    """log softmax of one unpadded row after another: the definition."""
+    prompts_PL, lengths_P, responses_BT, mask_BT, index_B = batch
+    rows = []
+    for row, index in enumerate(index_B.tolist()):
+        length, count = int(lengths_P[index]), int(mask_BT[row].sum())
+        ids = torch.cat((prompts_PL[index, :length], responses_BT[row, :count]))
+        scored = (model(input_ids=ids[None]).logits[0, length - 1 : -1] / temperature).log_softmax(-1)
+        picked = scored.gather(-1, responses_BT[row, :count, None])[:, 0]
+        rows.append(nn.functional.pad(picked, (0, mask_BT.shape[1] - count)))
+    return torch.stack(rows)
+
+
+def gradients(model: nn.Module, log_probs_BT: Tensor) -> list[Tensor]:
+    weights_BT = torch.randn(log_probs_BT.shape, generator=torch.Generator().manual_seed(11)).to(log_probs_BT)
+    wanted = list(model.parameters())
+    found = torch.autograd.grad((log_probs_BT * weights_BT).sum(), wanted, allow_unused=True)  # experts without tokens
+    return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(wanted, found, strict=True)]
+
+
+def shapes_run(model: nn.Module) -> list[tuple[int, ...]]:
+    """A list that every forward pass adds the shape of its rows to."""
+    shapes: list[tuple[int, ...]] = []
+    table: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+    table.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
+    return shapes
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """The model in float64 through and through: transformers' RMSNorm would compute in float32."""
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            if type(norm).__name__.endswith("RMSNorm"):
+                own = nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon)
+                own.weight = norm.weight
+                setattr(parent, name, own)
+    return model.double()
+
+
+def assert_shared_rows_change_nothing(model: nn.Module, batch: Batch, tolerance: float) -> None:
+    """Values and gradients are those of one row after another, and one pass over shared rows made them."""
+    shapes = shapes_run(model)
+    why_padded(model)
+    tried = len(shapes)
+    log_probs_BT, _ = policy_log_probs(model, *batch, temperature=0.7)
+    (shape,) = shapes[tried:]
+    assert shape[0] < len(batch[4])
+    expected_BT = one_by_one(model, batch, 0.7)
+    torch.testing.assert_close(log_probs_BT, expected_BT, rtol=tolerance, atol=tolerance)
+    assert_equal(gradients(model, log_probs_BT), gradients(model, expected_BT), tolerance)
+
+
+def assert_equal(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
+    for mine, other in zip(found, wanted, strict=True):
+        assert (mine - other).abs().max() <= tolerance * other.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("kind", "values"), SHARED.values(), ids=SHARED)
+def test_families_that_share_rows(kind: str, values: dict[str, Any], attention: str) -> None:
+    model, batch = made(kind, values, attention), make_batch(*RAGGED)
+    assert why_padded(model) == ""
+    assert_shared_rows_change_nothing(model, batch, 1e-5)
+
+
+@pytest.mark.parametrize("name", IN_FLOAT64)
+def test_in_float64_nothing_but_its_last_digits_changes(name: str) -> None:
+    model, batch = in_float64(made(*SHARED[name])), make_batch(*RAGGED)
+    assert_shared_rows_change_nothing(model, batch, 1e-12)
+
+
+@pytest.mark.parametrize(("kind", "values", "reason"), PADDED.values(), ids=PADDED)
+def test_families_that_do_not(kind, values, reason):
+    model, batch = made(kind, values), make_batch(*RAGGED)
+    assert reason in why_padded(model)
+    log_probs_BT, _ = policy_log_probs(model, *batch)
+    expected_BT, _ = padded_response_log_probs(model, *batch)
+    assert torch.equal(log_probs_BT, expected_BT)
+    torch.testing.assert_close(log_probs_BT, one_by_one(model, batch, 1.0), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ignored", ["attention_mask", "position_ids"])
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_the_trial_finds_a_model_that_ignores_what_it_takes(scale, ignored, dtype):
+    model = made(*SHARED["gpt2, learned positions"])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    model.to(dtype)
+    assert why_padded(model) == ""
+    model = copy.deepcopy(model)
+    model.transformer.register_forward_pre_hook(
+        lambda _, args, given: (args, {**given, ignored: None}), with_kwargs=True
+    )
+    assert "shared rows change its log-probs by" in why_padded(model)
+
+
+def test_a_model_is_tried_once_and_left_as_it_was():
+    model, batch = made(*SHARED["llama with biases"]).train(), make_batch(*RAGGED)
+    model.model.layers[0].eval()
+    flags, attributes = {name: m.training for name, m in model.named_modules()}, set(vars(model))
+    shapes, drawn = shapes_run(model), torch.get_rng_state()
+    for _ in range(2):
+        policy_log_probs(ScoringModel(model).policy, *batch)
+    # a trial of four passes: five responses, then two prompts, three times; and two batches of three prompts
+    assert shapes == [(5, 10), *[(2, 15)] * 3, *[(3, 18)] * 2]
+    assert {name: m.training for name, m in model.named_modules()} == flags
+    assert set(vars(model)) == attributes
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_what_somebody_elses_code_raises_is_a_reason(monkeypatch):
+    model, batch = made(*SHARED["gpt2, learned positions"]), make_batch(*RAGGED)
+    expected_BT, _ = padded_response_log_probs(model, *batch)
+
+    def refuse(module, args, kwargs):
+        if kwargs["attention_mask"].dim() == 4:
+            raise NotImplementedError
+
+    model.transformer.register_forward_pre_hook(refuse, with_kwargs=True)
+    assert why_padded(model) == "on shared rows it raises NotImplementedError"
+    assert torch.equal(policy_log_probs(model, *batch)[0], expected_BT)
+
+
+@pytest.mark.parametrize("name", ["mistral without a window", "gpt2, learned positions"])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_entropy_and_banned_tokens_through_the_scoring_model(name, entropy_gradient):
+    model, batch = in_float64(made(*SHARED[name])), make_batch(*RAGGED)
+    assert has_plain_head(model) == name.startswith("mistral")
+    how = {"temperature": 1.3, "with_entropy": True, "entropy_gradient": entropy_gradient, "ban": TokenBan(5, 2)}
+    log_probs_BT, entropy_BT = ScoringModel(model)(*batch, **how)
+    expected_BT, expected_entropy_BT = padded_response_log_probs(model, *batch, **how)
+    torch.testing.assert_close(log_probs_BT, expected_BT, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy_BT, expected_entropy_BT, rtol=1e-12, atol=1e-12)
+    assert entropy_BT.requires_grad == entropy_gradient
+    sums = [(log_probs_BT + entropy_BT), (expected_BT + expected_entropy_BT)]
+    assert_equal(gradients(model, sums[0]), gradients(model, sums[1]), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["mistral without a window", "gpt2, learned positions"])
+def test_autocast_still_gives_every_weight_its_gradient(name):
+    model, batch = made(*SHARED[name]), make_batch(*RAGGED)
+    with torch.autocast("cpu", torch.bfloat16):
+        log_probs_BT, _ = policy_log_probs(model, *batch)
+        assert why_padded(model) == ""
+        expected_BT, _ = padded_response_log_probs(model, *batch)
+    log_probs_BT.sum().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert (log_probs_BT - expected_BT).abs().max() < 0.25  # bfloat16 keeps 8 bits, logits are of size 8
+
+
+def test_checkpointed_layers_share_rows_too():
+    model, batch = in_float64(made(*SHARED["llama with biases"])), make_batch(*RAGGED)
+    expected_BT, _ = padded_response_log_probs(model, *batch)
+    checkpointed = copy.deepcopy(model)
+    checkpoint_layers(checkpointed)
+    log_probs_BT, _ = policy_log_probs(checkpointed, *batch)
+    assert why_padded(checkpointed) == ""
+    assert_equal(gradients(checkpointed, log_probs_BT), gradients(model, expected_BT), 1e-12)
+
+
+def test_rows_by_hand():
+    prompts_PL, lengths_P = torch.tensor([[11, 12, 99], [21, 22, 23]]), torch.tensor([2, 3])
+    responses_BT = torch.tensor([[31, 32, 33], [41, 98, 97], [51, 52, 96]])
+    mask_BT, index_B = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]]), torch.tensor([0, 1, 0])
+    layout = lay_out([2, 3], [3, 1, 2], [0, 1, 0], per_row=2)
+    # 11 12 | 31 32 | 51, and 21 22 23 with a response that runs nothing
+    assert layout == Layout(prompt_R=[0, 1], row_B=[0, 1, 0], start_B=[2, 3, 4], width=5)
+    rows = shared_rows(prompts_PL, lengths_P, responses_BT, mask_BT, index_B, layout=layout, dtype=torch.float64)
+    assert rows.token_ids_RW.tolist() == [[11, 12, 31, 32, 51], [21, 22, 23, 0, 0]]
+    assert rows.position_ids_RW.tolist() == [[0, 1, 2, 3, 2], [0, 1, 2, 0, 0]]
+    assert rows.rows_M.tolist() == [0, 0, 0, 1, 0, 0]
+    assert rows.columns_M.tolist() == [1, 2, 3, 2, 1, 4]
+    seen = (rows.attention_mask == 0).int().tolist()
+    assert seen[0][0] == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
+    assert seen[1][0][:3] == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]
+    assert rows.attention_mask.min() == torch.finfo(torch.float64).min
+
+
+def test_a_mask_of_all_is_causal():
+    assert (added_mask(torch.ones(1, 3, 3, dtype=torch.bool), torch.float32)[0, 0] == 0).tolist() == [
+        [True, False, False],
+        [True, True, False],
+        [True, True, True],
+    ]
+
+
+def chosen(prompt: int, response: int, group: int, hidden_size: int) -> tuple[int, int] | None:
+    """Rows and columns of one group; None for unshared rows."""
+    mask_BT = torch.ones(group, response, dtype=torch.bool)
+    layout = cheapest_layout(torch.tensor([prompt]), mask_BT, torch.zeros(group, dtype=torch.long), hidden_size)
+    return layout and (len(layout.prompt_R), layout.width)
+
+
+def test_the_cheapest_layout_by_hand():
+    # unshared 8 x 319 x (4 x 1536 + 319) = 16.5 million; one row of 256 + 8 x 63 = 760: 768 x 6,912 = 5.3 million
+    assert chosen(256, 64, 8, 1536) == (1, 768)  # of which rows are filled up, so that products have few shapes
+    # unshared 8 x 527 x (1024 + 527) = 6.5 million; one row 21 million, two 13 million, four of 1,038: 8.7 million
+    assert chosen(16, 512, 8, 256) is None
+    # unshared 8 x 1,023 x (1024 + 1,023) = 16.8 million; four of 1,534: 15.9 million, which is not a tenth less
+    assert chosen(512, 512, 8, 256) is None
+    assert chosen(16, 32, 1, 1536) is None
+    # one token each: prompts alone
+    assert chosen(7, 1, 4, 32) == (1, 7)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_shared_rows_never_take_more_tokens(data):
+    prompts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    rows = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, len(prompts) - 1)), min_size=1))
+    lengths, index = (list(part) for part in zip(*rows, strict=True))
+    _, lengths_P, _, mask_BT, index_B = make_batch(prompts, lengths, index)
+    layout = cheapest_layout(lengths_P, mask_BT, index_B, 64)
+    unshared = lay_out(prompts, lengths, index, per_row=1)
+    assert len(unshared.prompt_R) == len(rows)
+    if layout is not None:
+        assert len(layout.prompt_R) * layout.width <= len(rows) * unshared.width
+        assert layout.cost(64) < unshared.cost(64)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_values_equal_padded_rows_for_any_lengths_and_any_number_in_a_row(data):
+    prompts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    rows = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, len(prompts) - 1)), min_size=1))
+    lengths, index = (list(part) for part in zip(*rows, strict=True))
+    batch = make_batch(prompts, lengths, index)
+    with torch.no_grad():
+        expected_BT, _ = padded_response_log_probs(MODEL, *batch)
+        layout = lay_out(prompts, lengths, index, data.draw(st.integers(1, 5)))
+        these = shared_rows(*batch, layout=layout, dtype=torch.float64)
+        found_BT, _ = policy.score_rows(MODEL, these, batch[2], batch[3])
+    torch.testing.assert_close(found_BT, expected_BT, rtol=1e-12, atol=1e-12)
+
+
+MODEL = made(*SHARED["phi"]).double()

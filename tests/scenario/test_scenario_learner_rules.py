@@ -1,0 +1,94 @@
+"""Rules of a Learner's ranks: what each refuses, the values just inside it, and the mesh that follows."""
+
+import pytest
+
+from harness.scenario import Scenario, broken_rules
+from harness.scenario.learner import MeshShape, mesh_shape
+from tests.messages import facts
+
+SHARED = {"transport": {"type": "shared_memory"}}
+RANKS = ("placement.learner.ranks",)
+
+
+def of_ranks(ranks: int, sharding: str = "fsdp2", **learner: object) -> dict[str, object]:
+    return {"placement": {"learner": {"ranks": ranks}}, "learner": {"sharding": sharding, **learner}, **SHARED}
+
+
+MESH = ["placement.learner.ranks", "learner.mesh.replicate", "learner.mesh.tensor"]
+CASES = [
+    (of_ranks(2, "none"), "ranks_share_something", "2 1", "1", ["placement.learner.ranks", "learner.sharding"]),
+    (
+        of_ranks(2) | {"transport": {"type": "in_process"}},
+        "ranks_share_something",
+        "2 1",
+        "",
+        ["placement.learner.ranks", "transport.type"],
+    ),
+    (
+        of_ranks(2) | {"transport": {"type": "gloo"}},
+        "ranks_share_something",
+        "2",
+        "",
+        ["transport.type", "placement.learner.ranks"],
+    ),
+    (
+        of_ranks(2) | {"model": {"type": "paced"}, "engine": {"type": "paced"}},
+        "ranks_share_something",
+        "2 1",
+        "1",
+        ["placement.learner.ranks", "model.type"],
+    ),
+    (of_ranks(3, mesh={"replicate": 2}), "mesh_takes_all_ranks", "3 2 2 1", "4", MESH),
+    (of_ranks(6, mesh={"replicate": 2, "tensor": 2}), "mesh_takes_all_ranks", "6 4 2 2", "8", MESH),
+    (of_ranks(3, "ddp", mesh={"tensor": 2}), "mesh_takes_all_ranks", "3 2 1 2", "4", MESH),
+    (
+        of_ranks(4, "ddp", mesh={"replicate": 2}),
+        "mesh_takes_all_ranks",
+        "2",
+        "2",
+        ["learner.mesh.replicate", "learner.sharding"],
+    ),
+    (
+        of_ranks(9) | {"minibatches_per_epoch": 8},
+        "ranks_have_rows",
+        "9 8",
+        "8",
+        ["placement.learner.ranks", "rollout_batch_size", "minibatches_per_epoch"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "rule", "said", "advised", "keys"), CASES)
+def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, advised, keys, message_is):
+    (problem,) = broken_rules(Scenario.model_validate(settings))
+    what, _, named = problem.what.partition(" [rule: ")
+    found = [number for number in facts(what).split() if number.isdigit()]
+    assert (named, " ".join(found)) == (f"{rule}]", said)
+    assert [".".join(map(str, path)) for path in problem.paths] == keys
+    message_is(f"{problem.what}\n{problem.fix}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape"),
+    [
+        (of_ranks(1, "none"), MeshShape()),
+        (of_ranks(1), MeshShape()),
+        (of_ranks(2, "ddp"), MeshShape(replicate=2)),
+        (of_ranks(3), MeshShape(shard=3)),
+        (of_ranks(8, mesh={"replicate": 2, "tensor": 2}), MeshShape(2, 2, 2)),
+        (of_ranks(4, "ddp", mesh={"tensor": 2}), MeshShape(2, 1, 2)),
+        (of_ranks(2, mesh={"tensor": 2}), MeshShape(tensor=2)),
+    ],
+)
+def test_the_mesh_that_follows(settings, shape):
+    scenario = Scenario.model_validate(settings)
+    assert broken_rules(scenario) == []
+    assert mesh_shape(scenario) == shape
+    assert shape.ranks == scenario.placement.learner.ranks
+
+
+def test_ranks_of_a_tensor_group_take_the_same_rollouts_and_one_of_them_speaks():
+    shape = MeshShape(2, 2, 2)
+    assert [shape.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [rank for rank in range(8) if shape.speaks(rank)] == [0, 2, 4, 6]
+    assert shape.data_ranks == 4
