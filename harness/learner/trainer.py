@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -32,7 +33,7 @@ from harness.grpo.masking import unknown_choice
 from harness.learner.batch_plan import BatchLengths, BatchPlan, OptimizerStepPlan, RowCost, Rows, plan_batch
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import OneProcess, Ranks
-from harness.learner.reference import ReferencePolicy, ReferenceUpdates, frozen_copy
+from harness.learner.reference import ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
 from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl
 from harness.models.scoring import TokenBan
@@ -228,17 +229,18 @@ class PolicyTrainer:
         reference = self._frozen_copy() if options.needs_reference else None
         if options.gradient_checkpointing:
             checkpoint_layers(model)
-        self._scoring = self._ranks.wrap(ScoringModel(model), trained=True)
-        self._previous, self._reference_scoring = previous, reference
-        self._reference = None if reference is None else ReferencePolicy(_policy_in(reference), options.reference)
+        make = partial(make_optimizer, model, options.learning_rate, options.betas, options.weight_decay)
+        self._scoring, self._optimizer = self._ranks.wrap_trained(ScoringModel(model), make)
+        self._previous, self._reference_scoring, self._reference = previous, reference, None
+        if reference is not None:
+            self._reference = ReferencePolicy(_policy_in(reference), options.reference, self._ranks.held)
         self._device = next(model.parameters()).device
-        self._optimizer = make_optimizer(model, options.learning_rate, options.betas, options.weight_decay)
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
 
     def _frozen_copy(self) -> nn.Module:
-        return self._ranks.wrap(ScoringModel(frozen_copy(self.model)), trained=False)
+        return self._ranks.wrap_frozen(ScoringModel(frozen_copy(self.model)))
 
     def plan(self, step: int, groups: Sequence[RolloutGroup]) -> BatchPlan:
         """Plan a training step; see ``batch_plan``. Groups may come without their data."""
@@ -329,7 +331,7 @@ class PolicyTrainer:
             Interrupted: ``should_stop`` said so.
         """
         if self._previous is not None:
-            _policy_in(self._previous).load_state_dict(self.model.state_dict())
+            copy_weights(self.model, _policy_in(self._previous), self._ranks.held)
         parts: list[Metrics] = []
         for epoch, minibatches in enumerate(batch.plan.epochs):
             for index, minibatch in enumerate(minibatches):
@@ -344,8 +346,12 @@ class PolicyTrainer:
         return metrics
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the policy's live weights by Hugging Face name."""
+        """Return the policy's live weights by Hugging Face name; of several ranks, what each one holds of them."""
         return dict(self.model.named_parameters())
+
+    def whole(self, weight: Tensor) -> Tensor:
+        """Return all of one of the weights, detached: a collective of all ranks where it is cut."""
+        return self._ranks.whole(weight)
 
     @torch.no_grad()
     def log_probs_of(

@@ -34,7 +34,7 @@ from harness.run.workers import (
     first_probe_rows,
 )
 from harness.scenario import Scenario
-from harness.scenario.learner import mesh_shape
+from harness.scenario.learner import in_shards, mesh_shape, zero_stage
 from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.catalogue import transport_kind
@@ -473,30 +473,33 @@ def make_learner_rank(
     scenario: Scenario, *, options: TransportOptions, policy: Policy, tracer: Tracer, group: RankGroup, device: str
 ) -> LearnerRank:
     """Return the worker of one of the Learner's ranks, whose group there is already."""
-    import torch
-
-    from harness.learner.ranks import TorchRanks
     from harness.run.rank_worker import LearnerRank
 
-    settings = scenario.learner
-    ranks = TorchRanks(
-        settings.sharding,
-        mesh_shape(scenario),
-        reduce_dtype=getattr(torch, settings.reduce_dtype),
-        device=device,
-    )
     proven, name = mismatch_bound(scenario) is not None, scenario.transport.type
     return LearnerRank(
-        _policy_trainer(scenario, policy, never, ranks),
+        _policy_trainer(scenario, policy, never, _ranks(scenario, device)),
         transport_kind(name).sender(options),
-        shard_sender(name, options, group.rank) if settings.publish == "shards" else None,
+        shard_sender(name, options, group.rank) if in_shards(scenario) else None,
         tracer=tracer,
         group=group,
-        publish=settings.publish,
+        publish=scenario.learner.publish,
         verify=scenario.verifies_weights,
         save=partial(_save_policy, policy) if scenario.save_policy else None,
         first_probe=first_probe_rows(make_task(scenario), prompt_encoder(scenario, policy)) if proven else None,
     )
+
+
+def _ranks(scenario: Scenario, device: str) -> Ranks:
+    import torch
+
+    from harness.learner.ranks import TorchRanks
+    from harness.learner.zero import ZeroRanks
+
+    settings = scenario.learner
+    if settings.sharding == "deepspeed":
+        return ZeroRanks(zero_stage(scenario), precision=scenario.model.precision, device=device)
+    reduce_dtype = getattr(torch, settings.reduce_dtype)
+    return TorchRanks(settings.sharding, mesh_shape(scenario), reduce_dtype=reduce_dtype, device=device)
 
 
 def _save_policy(policy: Policy, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:

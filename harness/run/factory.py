@@ -47,12 +47,16 @@ class PartsFactory:
         if not scenario.uses_ray:
             return InProcessParts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
+        from harness.learner.zero import check_usable
         from harness.run.actors.parts import ActorParts
+        from harness.run.devices import resolve_device
         from harness.transports.catalogue import transport_kind
 
         for each in everything:  # report what one arm lacks before another one has run
             if each.uses_ray:
                 transport_kind(each.transport.type).check_usable()
+            if each.learner.sharding == "deepspeed" and each.placement.learner.ranks > 1:
+                check_usable(cuda=resolve_device(each, each.placement.learner) == "cuda")
         return ActorParts(scenario, tracer, should_stop, self.session)
 
     def session(self, scenario: Scenario) -> RaySession:

@@ -176,7 +176,7 @@ class LearnerRank(LearnerWorker):
     def _gather(self) -> dict[str, Tensor]:
         if self._publish == "rank0":
             return gather_whole(self._policy_trainer.model)
-        return gather_per_tensor(self.trainer.weights())
+        return gather_per_tensor(self.trainer.weights(), self._policy_trainer.whole)
 
     def _proof_by(self, rows: Sequence[ProbeRow] | None, version: int) -> LogProbProbe | None:
         self._probe_rows = self._probe_rows if rows is None else rows

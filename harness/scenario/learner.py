@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from harness.scenario.problems import Problem, broken
 from harness.scenario.sections import AtLeast1, EmptyIfNull, Section
@@ -11,7 +11,8 @@ from harness.scenario.sections import AtLeast1, EmptyIfNull, Section
 if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
 
-Sharding = Literal["none", "ddp", "fsdp2"]
+Sharding = Literal["none", "ddp", "fsdp2", "deepspeed"]
+ZeroStage = Literal[1, 2, 3]
 Balance = Literal["round_robin", "longest_first", "cost"]
 Publish = Literal["shards", "per_tensor", "rank0"]
 
@@ -60,7 +61,10 @@ class LearnerSettings(Section):
     """How the Learner is spread over `placement.learner.ranks`; without effect where that is 1."""
 
     sharding: Sharding = "none"
-    """ddp: a whole copy of the model on each rank; fsdp2: weights, gradients and optimizer are cut over the ranks."""
+    """ddp: a whole copy of the model on each rank; fsdp2: weights, gradients and optimizer are cut over the ranks;
+    deepspeed: as much of these as zero_stage says, by DeepSpeed's engine."""
+    zero_stage: ZeroStage | None = None
+    """What ZeRO cuts with deepspeed: 1 the optimizer, 2 gradients too, 3 weights too; null: 2."""
     mesh: Annotated[MeshSettings, EmptyIfNull] = MeshSettings()
     """How the ranks are laid out."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -81,6 +85,11 @@ def mesh_shape(scenario: Scenario) -> MeshShape:
     return MeshShape(replicate, ranks // (replicate * tensor), tensor)
 
 
+def zero_stage(scenario: Scenario) -> ZeroStage:
+    """Return what DeepSpeed cuts over the ranks."""
+    return scenario.learner.zero_stage or 2
+
+
 def in_shards(scenario: Scenario) -> bool:
     """Return whether the weights leave several ranks in pieces."""
     return scenario.placement.learner.ranks > 1 and scenario.learner.publish == "shards"
@@ -94,7 +103,8 @@ def ranks_share_something(scenario: Scenario) -> Problem | None:
     keys = "placement.learner.ranks", "learner.sharding"
     if sharding == "none":
         what = f"placement.learner.ranks is {ranks}, must be 1 with learner.sharding none"
-        return broken(what, "set learner.sharding to ddp or fsdp2, or placement.learner.ranks to 1", *keys)
+        fix = "set learner.sharding to ddp, fsdp2 or deepspeed, or placement.learner.ranks to 1"
+        return broken(what, fix, *keys)
     if not scenario.uses_ray:
         what = f"placement.learner.ranks is {ranks}, must be 1 with transport.type in_process"
         fix = "set transport.type to shared_memory or object_store_numpy, so that each rank is a process"
@@ -136,6 +146,49 @@ def mesh_takes_all_ranks(scenario: Scenario) -> Problem | None:
     return broken(what, f"set it to {-(-ranks // parts) * parts}, or make the mesh smaller", *keys)
 
 
+def zero_stage_is_deepspeeds(scenario: Scenario) -> Problem | None:
+    """Only DeepSpeed has stages."""
+    stage, sharding = scenario.learner.zero_stage, scenario.learner.sharding
+    if stage is None or sharding == "deepspeed":
+        return None
+    what = f"learner.zero_stage is {stage} with learner.sharding {sharding}, which has no stages"
+    return broken(what, "set learner.sharding to deepspeed, or leave it out", "learner.zero_stage", "learner.sharding")
+
+
+def deepspeed_takes_one_dimension(scenario: Scenario) -> Problem | None:
+    """DeepSpeed cuts over all ranks, and weights that it has cut are gathered tensor by tensor."""
+    learner = scenario.learner
+    if learner.sharding != "deepspeed":
+        return None
+    for name, parts in (("tensor", learner.mesh.tensor), ("replicate", learner.mesh.replicate)):
+        if parts not in (None, 1):
+            what = (
+                f"learner.mesh.{name} is {parts}, must be 1 with learner.sharding deepspeed, which cuts over all ranks"
+            )
+            fix = "leave it out, or set learner.sharding to fsdp2"
+            return broken(what, fix, f"learner.mesh.{name}", "learner.sharding")
+    if zero_stage(scenario) == 3 and scenario.placement.learner.ranks > 1 and learner.publish != "per_tensor":
+        what = f"learner.publish is {learner.publish} with learner.zero_stage 3, whose pieces are no blocks of a tensor"
+        return broken(what, "set learner.publish to per_tensor", "learner.publish", "learner.zero_stage")
+    return None
+
+
+def deepspeed_trains_float32(scenario: Scenario) -> Problem | None:
+    """DeepSpeed's own way with weights or losses of 16 bits is another than ours."""
+    if scenario.learner.sharding != "deepspeed" or scenario.placement.learner.ranks == 1:
+        return None
+    model: Any = scenario.model
+    if model.precision == "float16":
+        what = "model.precision is float16 with learner.sharding deepspeed: its optimizer steps past our loss scaling"
+        return broken(what, "set model.precision to bfloat16 or float32", "model.precision", "learner.sharding")
+    dtype = getattr(model, "dtype", "float32")
+    if dtype == "float32":
+        return None
+    what = f"model.dtype is {dtype} with learner.sharding deepspeed, which would train float32 copies of the weights"
+    fix = f"set model.dtype to float32 and model.precision to {dtype}, or learner.sharding to fsdp2"
+    return broken(what, fix, "model.dtype", "learner.sharding")
+
+
 def ranks_have_rows(scenario: Scenario) -> Problem | None:
     """Each rank that takes rollouts of its own has some in every optimizer step."""
     if scenario.placement.learner.ranks == 1 or scenario.learner.sharding == "none":
@@ -148,4 +201,11 @@ def ranks_have_rows(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "placement.learner.ranks", "rollout_batch_size", "minibatches_per_epoch")
 
 
-LEARNER_RULES = (ranks_share_something, mesh_takes_all_ranks, ranks_have_rows)
+LEARNER_RULES = (
+    ranks_share_something,
+    zero_stage_is_deepspeeds,
+    deepspeed_takes_one_dimension,
+    deepspeed_trains_float32,
+    mesh_takes_all_ranks,
+    ranks_have_rows,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,20 +12,29 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor, a collective call where it is a DTensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 @torch.no_grad()
-def gather_per_tensor(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gather_per_tensor(weights: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor] = whole) -> dict[str, Tensor]:
     """Gather one tensor after the other, on all ranks together; on one rank, at most one is whole beside the result.
+
+    Args:
+        weights: what this rank holds, by name.
+        whole: gathers one of them.
 
     Returns:
         On rank 0 the whole tensors by name, on the CPU: those that were whole already may be the live ones. On other
         ranks nothing.
     """
-    keeps, whole = dist.get_rank() == 0, {}
+    keeps, gathered = dist.get_rank() == 0, {}
     for name, tensor in weights.items():
-        full = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+        full = whole(tensor).detach()
         if keeps:
-            whole[name] = full.cpu()
-    return whole
+            gathered[name] = full.cpu()
+    return gathered
 
 
 def gather_whole(model: nn.Module) -> dict[str, Tensor]:
