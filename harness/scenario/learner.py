@@ -189,6 +189,15 @@ def deepspeed_trains_float32(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "model.dtype", "learner.sharding")
 
 
+def gradients_are_added_up_by_fsdp2(scenario: Scenario) -> Problem | None:
+    """DDP and DeepSpeed add gradients up as they are."""
+    settings = scenario.learner
+    if settings.reduce_dtype == "float32" or settings.sharding in ("none", "fsdp2"):
+        return None
+    what = f"learner.reduce_dtype is {settings.reduce_dtype}, must be float32 with learner.sharding {settings.sharding}"
+    return broken(what, "leave it out, or set learner.sharding to fsdp2", "learner.reduce_dtype", "learner.sharding")
+
+
 def ranks_have_rows(scenario: Scenario) -> Problem | None:
     """Each rank that takes rollouts of its own has some in every optimizer step."""
     if scenario.placement.learner.ranks == 1 or scenario.learner.sharding == "none":
@@ -205,6 +214,7 @@ LEARNER_RULES = (
     ranks_share_something,
     zero_stage_is_deepspeeds,
     deepspeed_takes_one_dimension,
+    gradients_are_added_up_by_fsdp2,
     deepspeed_trains_float32,
     mesh_takes_all_ranks,
     ranks_have_rows,
