@@ -34,7 +34,7 @@ def rules_broken(settings: dict[str, object]) -> set[str]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp2", "deepspeed"])
 def test_which_rule_refuses_which_combination(sharding: str, transport: str) -> None:
     accepted = 0
     for (k, lag, control, capacity), colocated, cuda in product(LOOPS, (True, False), (False, True)):
