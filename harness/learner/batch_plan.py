@@ -8,7 +8,7 @@ or trained twice. Ranks compare the plan's digest before their first collective.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,26 +22,13 @@ Rows = npt.NDArray[np.int64]
 """Row numbers of the rollout batch: its groups' rollouts behind one another."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowCost:
-    """What a row costs to train on: so much for each token, and for each pair of a token and one it attends to.
+GroupCost = Callable[[int, Sequence[int]], float]
+"""Returns what rollouts that share a prompt cost to train on, given the tokens of the prompt and of each response."""
 
-    The defaults price tokens alone.
-    """
 
-    token: float = 1.0
-    pair: float = 0.0
-
-    def of_group(self, prompt: int, responses: Sequence[int]) -> float:
-        """Return the cost of rollouts that share a prompt, which is encoded once.
-
-        Args:
-            prompt: tokens of the prompt.
-            responses: tokens of each response.
-        """
-        tokens = prompt + sum(responses)
-        pairs = prompt**2 / 2 + sum(prompt * length + length**2 / 2 for length in responses)
-        return self.token * tokens + self.pair * pairs
+def num_tokens(prompt: int, responses: Sequence[int]) -> float:
+    """Return the tokens that are run; the prompt is, once."""
+    return prompt + sum(responses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +113,7 @@ def plan_batch(
     shuffle: bool = True,
     ranks: int = 1,
     balance: Balance = "round_robin",
-    cost: RowCost = RowCost(),
+    cost: GroupCost = num_tokens,
 ) -> BatchPlan:
     """Plan one training step.
 
@@ -143,7 +130,7 @@ def plan_batch(
             tokens or by ``cost``.
         cost: of ``balance: cost``.
     """
-    price = cost if balance == "cost" else RowCost()
+    price = cost if balance == "cost" else num_tokens
     passes, tokens = [], []
     for epoch in range(epochs):
         steps = []
@@ -161,8 +148,9 @@ def plan_batch(
 
 
 def _tokens_of(rows: Rows, lengths: BatchLengths) -> float:
-    """Tokens that a rank runs for these rows: each prompt once, and the responses."""
-    return float(lengths.responses_B[rows].sum() + lengths.prompts_P[np.unique(lengths.group_B[rows])].sum())
+    """Tokens that a rank runs for these rows."""
+    prompts = lengths.prompts_P[np.unique(lengths.group_B[rows])]
+    return num_tokens(int(prompts.sum()), lengths.responses_B[rows].tolist())
 
 
 def _deal(group_B: Rows, pieces: int, shuffle: bool, seed: int) -> list[Rows]:
@@ -180,7 +168,7 @@ def _deal(group_B: Rows, pieces: int, shuffle: bool, seed: int) -> list[Rows]:
     return [piece for piece in np.array_split(rows, pieces) if len(piece)]
 
 
-def _share_out(rows: Rows, lengths: BatchLengths, ranks: int, balance: Balance, cost: RowCost) -> list[Rows]:
+def _share_out(rows: Rows, lengths: BatchLengths, ranks: int, balance: Balance, cost: GroupCost) -> list[Rows]:
     """Give each rank its share of a minibatch, in the minibatch's order.
 
     Groups stay whole, so that a prompt is encoded once; where there are fewer than ranks, the largest are halved.
@@ -205,6 +193,6 @@ def _share_out(rows: Rows, lengths: BatchLengths, ranks: int, balance: Balance, 
     return [rows[np.sort(np.concatenate(own))] if own else none for own in taken]
 
 
-def _cost_of(rows: Rows, lengths: BatchLengths, cost: RowCost) -> float:
+def _cost_of(rows: Rows, lengths: BatchLengths, cost: GroupCost) -> float:
     prompt = int(lengths.prompts_P[lengths.group_B[rows[0]]])
-    return cost.of_group(prompt, lengths.responses_B[rows].tolist())
+    return cost(prompt, lengths.responses_B[rows].tolist())

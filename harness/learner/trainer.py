@@ -30,7 +30,15 @@ from harness.grpo import (
     to_metrics,
 )
 from harness.grpo.masking import unknown_choice
-from harness.learner.batch_plan import BatchLengths, BatchPlan, OptimizerStepPlan, RowCost, Rows, plan_batch
+from harness.learner.batch_plan import (
+    BatchLengths,
+    BatchPlan,
+    GroupCost,
+    OptimizerStepPlan,
+    Rows,
+    num_tokens,
+    plan_batch,
+)
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import OneProcess, Ranks
 from harness.learner.reference import ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
@@ -90,7 +98,7 @@ class TrainerOptions:
             scaled up, so that small gradients do not vanish (Micikevicius et al., arXiv:1710.03740, section 3.2).
         gradient_checkpointing: compute each layer's activations again on the way back, instead of keeping them.
         balance: how several ranks share a minibatch, see ``harness.learner.batch_plan``.
-        row_cost: what ``balance`` reckons with where it is ``cost``.
+        group_cost: what ``balance`` reckons with where it is ``cost``.
 
     Raises:
         UserError: ``proximal`` is unknown, or the importance weights it leads to would all be 1.
@@ -123,7 +131,7 @@ class TrainerOptions:
     precision: str = "float32"
     gradient_checkpointing: bool = False
     balance: Balance = "round_robin"
-    row_cost: RowCost = field(default_factory=RowCost)
+    group_cost: GroupCost = num_tokens
 
     def __post_init__(self) -> None:
         if self.proximal not in get_args(Proximal):
@@ -566,7 +574,7 @@ def plan_training_step(
         shuffle=options.shuffle_minibatches,
         ranks=data_ranks,
         balance=options.balance,
-        cost=options.row_cost,
+        cost=options.group_cost,
     )
 
 

@@ -93,6 +93,11 @@ def training_flops(shape: Shape, work: Work) -> float:
     return 3.0 * (2 * products + 4 * shape.num_layers * shape.query_size * work.pairs)
 
 
+def group_flops(shape: Shape, prompt: int, responses: Sequence[int]) -> float:
+    """Return the operations of one pass over rollouts that share a prompt; arguments as of ``work_of``."""
+    return training_flops(shape, work_of([(prompt, responses)]))
+
+
 def mfu(flops: float, seconds: float, peak: float) -> float:
     """Return the share of the peak that was used.
 

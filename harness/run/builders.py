@@ -19,6 +19,7 @@ from harness.core.trace import Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
 from harness.learner import TrainerOptions
+from harness.learner.batch_plan import num_tokens
 from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.learner.reference import ReferenceUpdates
@@ -277,11 +278,13 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
     """
     from harness.grpo import LossOptions
     from harness.grpo.importance import ImportanceOptions
+    from harness.models.flops import group_flops
+    from harness.models.shape import shape_for
 
     loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
     weights = loss.importance
     own_loss, own_advantage = own_functions(scenario)
-    delta = scenario.advantage.delta_for(loss.type)
+    delta, shape = scenario.advantage.delta_for(loss.type), shape_for(scenario)[0]
     return TrainerOptions(
         group_size=scenario.group_size,
         loss=LossOptions(
@@ -326,6 +329,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
         max_grad_norm=optimizer.max_grad_norm,
         precision=scenario.model.precision,
         balance=scenario.learner.balance,
+        group_cost=num_tokens if shape is None else partial(group_flops, shape),
         gradient_checkpointing=getattr(scenario.model, "gradient_checkpointing", False),
     )
 

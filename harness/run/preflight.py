@@ -56,6 +56,10 @@ def check_before_start(
         own_functions(scenario)
         if scenario.placement.learner.ranks > 1 and (shape := shape_for(scenario)[0]) is not None:
             check_divides(shape, scenario.learner.mesh.tensor)
+            if shape.runs_on != "own" and scenario.learner.mesh.tensor > 1:
+                what = f"learner.mesh.tensor is {scenario.learner.mesh.tensor}, and transformers runs this model"
+                fix = "set it to 1: see docs/learner.md for what is wrong with transformers' own plans"
+                raise UserError(what, "learner.mesh.tensor", fix)
         check_trackers(scenario.trackers)
         profile = load_profile(scenario.profile)
         check_windows(profile, all_lanes(scenario), scenario.steps)

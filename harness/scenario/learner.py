@@ -109,6 +109,11 @@ def ranks_share_something(scenario: Scenario) -> Problem | None:
         what = f"placement.learner.ranks is {ranks}, must be 1 with transport.type in_process"
         fix = "set transport.type to shared_memory or object_store_numpy, so that each rank is a process"
         return broken(what, fix, "placement.learner.ranks", "transport.type")
+    address, interface = scenario.placement.address, scenario.placement.interface
+    if address != "local" and interface == "lo":
+        what = f"placement.interface is lo with {ranks} placement.learner.ranks at placement.address {address}"
+        fix = "set placement.interface to the network interface that connects the machines"
+        return broken(what, fix, "placement.interface", "placement.learner.ranks")
     if scenario.transport.type in ("gloo", "nccl"):
         what = (
             f"transport.type is {scenario.transport.type} with {ranks} placement.learner.ranks: Ray makes the group of "

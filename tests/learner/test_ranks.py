@@ -223,3 +223,20 @@ def test_the_plans_of_all_ranks_cover_each_row_once() -> None:
             == plan_training_step(2, made, options, 3).digest
             != plan_training_step(3, made, options, 3).digest
         )
+
+
+def test_cost_tells_long_responses_from_many_where_tokens_do_not() -> None:
+    """Four groups of 104 tokens: one response of 100, or two of 50, whose attention has half of the pairs."""
+
+    def group(lengths: tuple[int, ...]) -> RolloutGroup:
+        return replace(groups()[0], lengths=lengths, prompt_length=4, data=None, rewards=(0.0,) * len(lengths))
+
+    made = (group((100,)), group((50, 50)), group((100,)), group((50, 50)))
+    shared = {}
+    for balance in ("longest_first", "cost"):
+        options = replace(PLAIN, balance=balance, group_cost=lambda prompt, lengths: sum(n * n for n in lengths))
+        plan = plan_training_step(0, made, options, 2)
+        shared[balance] = [plan.groups_of(rank) for rank in range(2)]
+        assert plan.imbalance == 1.0
+    assert shared["longest_first"] == [[0, 2], [1, 3]]
+    assert shared["cost"] == [[0, 1], [2, 3]]

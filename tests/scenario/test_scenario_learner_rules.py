@@ -38,6 +38,13 @@ CASES = [
         "1",
         ["placement.learner.ranks", "model.type"],
     ),
+    (
+        of_ranks(2) | {"placement": {"learner": {"ranks": 2}, "address": "auto"}, "transport": {"type": "nixl"}},
+        "ranks_share_something",
+        "2",
+        "",
+        ["placement.interface", "placement.learner.ranks"],
+    ),
     (of_ranks(3, mesh={"replicate": 2}), "mesh_takes_all_ranks", "3 2 2 1", "4", MESH),
     (of_ranks(6, mesh={"replicate": 2, "tensor": 2}), "mesh_takes_all_ranks", "6 4 2 2", "8", MESH),
     (of_ranks(3, "ddp", mesh={"tensor": 2}), "mesh_takes_all_ranks", "3 2 1 2", "4", MESH),

@@ -112,8 +112,13 @@ class PartActor:
         self._worker: Any = None
         self._store: Any = None
 
-    def listen(self, host: str) -> tuple[str, int]:
-        """Open the store over which ranks find each other, and return where it is."""
+    def listen(self, interface: str) -> tuple[str, int]:
+        """Open the store over which ranks find each other, and return where it is.
+
+        Args:
+            interface: ``lo``; with any other one it is where Ray reaches this node.
+        """
+        host = "127.0.0.1" if interface == "lo" else str(ray.util.get_node_ip_address())
         self._store = listen(host)
         return host, self._store.port
 
@@ -231,7 +236,7 @@ class ActorSpec:
         options: Ray's options: resources, placement, environment.
         loads_apart: whether it loads weights on a thread of their own, while it samples.
         tensor_transport: whether it sends or receives tensors by Ray Direct Transport.
-        listens_at: of rank 0, the address at which the others find it.
+        listens_on: of rank 0, the network interface on which the others find it.
         store: of any other rank, the reference of where they find each other.
     """
 
@@ -240,7 +245,7 @@ class ActorSpec:
     options: dict[str, Any]
     loads_apart: bool = False
     tensor_transport: bool = False
-    listens_at: str | None = None
+    listens_on: str | None = None
     store: Any = None
 
     def launch(self) -> tuple[Any, Any, Any]:
@@ -254,7 +259,7 @@ class ActorSpec:
             concurrency_groups={LOADING: 1} if self.loads_apart else {}, enable_tensor_transport=self.tensor_transport
         )(PartActor)
         handle = remote_class.options(**self.options).remote(self.setup)
-        store = self.store if self.listens_at is None else handle.listen.remote(self.listens_at)
+        store = self.store if self.listens_on is None else handle.listen.remote(self.listens_on)
         return handle, handle.build.remote(self.make, store), store
 
 

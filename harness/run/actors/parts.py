@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from harness.core.errors import HarnessError, UserError
 from harness.core.trace import RecordingTracer, Tracer
 from harness.engines.vllm_machine import environment as vllm_environment
@@ -143,9 +141,9 @@ class ActorParts(RunningParts):
             return part
 
         several = parts.learner.ranks > 1
+        interface = parts.interface if several else None
         make = partial(_rank, scenario, options, 0) if several else partial(_learner, scenario, options)
-        host = host_of(parts.interface) if several else None
-        learner = spawn("learner", parts.learner, make, replaceable=False, listens_at=host)
+        learner = spawn("learner", parts.learner, make, replaceable=False, listens_on=interface)
         unheard = RecordingTracer(time.perf_counter_ns)  # spans of the other ranks: rank 0's are the Learner's
         others = [
             spawn(
@@ -297,11 +295,6 @@ class ActorParts(RunningParts):
         if self._kind.two_sided:
             end_group()
         close_parts(self._actors)
-
-
-def host_of(interface: str) -> str:
-    """Return this machine's address on an interface, at which the ranks find each other."""
-    return "127.0.0.1" if interface == "lo" else str(ray.util.get_node_ip_address())
 
 
 def requests_of(scenario: Scenario) -> list[ResourceRequest]:

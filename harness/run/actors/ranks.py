@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.core.errors import HarnessError, PartDied, RunStopped
+from harness.core.errors import PartDied, RunStopped
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
@@ -129,7 +129,7 @@ def _says_least(error: BaseException) -> int:
     """How little an error says about the reason: a rank's own, a death, a collective that broke off."""
     if isinstance(error, PartDied):
         return 0
-    return 2 if type(error) is RunStopped or not isinstance(error, HarnessError) else 1
+    return 2 if type(error) is RunStopped else 1
 
 
 def one_result(results: Sequence[UpdateResult]) -> UpdateResult:
