@@ -92,7 +92,8 @@ arms:
             torch.testing.assert_close(tensor, trained[tensor_name], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("sharding", ["fsdp2", pytest.param("ddp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["fsdp2", "ddp"])
 def test_two_ranks_with_lag_replay_and_several_passes(sharding: str, factory: PartsFactory, tmp_path: Path) -> None:
     text = f"""{TINY}
 max_lag: 2

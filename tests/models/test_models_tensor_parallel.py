@@ -108,7 +108,13 @@ def compare(rank: int, ranks: int, shape: str, dtype: torch.dtype, checkpointed:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(
-    ("ranks", "shape"), [(2, "llama, tied"), (2, "qwen2, untied"), (2, "qwen3, tied"), (3, "three key heads")]
+    ("ranks", "shape"),
+    [
+        (2, "llama, tied"),
+        (2, "qwen2, untied"),
+        (2, "qwen3, tied"),
+        pytest.param(3, "three key heads", marks=pytest.mark.slow),
+    ],
 )
 def test_cut_over_ranks_it_is_the_same_policy_and_none_has_all_logits(
     ranks: int, shape: str, dtype: torch.dtype, rank_pool: RankPool

@@ -108,7 +108,9 @@ def crew():
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", [pytest.param(name, marks=() if name == "nixl" else pytest.mark.slow) for name in TRANSPORTS]
+)
 def test_parts_of_two_actors_arrive_whole(crew, transport):
     wanted = {name: (w.shape, w.dtype) for name, w in model().named_parameters()}
     places, old = set(), None
