@@ -309,7 +309,10 @@ def test_an_answer_too_many_spoils_the_next_group_and_no_reward(timed, write: Wr
 
 
 def test_bytes_that_never_make_an_answer_do_not_outlast_the_limit(timed, write: Write) -> None:
-    dribbles = "fd = next(fd for fd in map(int, os.listdir('/proc/self/fd')) if 'socket' in link(fd))\n    while True: os.write(fd, b'x')\n"
+    dribbles = (
+        "fd = next(fd for fd in map(int, os.listdir('/proc/self/fd')) if 'socket' in link(fd))\n"
+        "    while True: os.write(fd, b'x')\n"
+    )
 
     def bytes_have_come() -> bool:
         select.select([rewards._process._connection], [], [])
