@@ -134,7 +134,7 @@ def plan_batch(
     passes, tokens = [], []
     for epoch in range(epochs):
         steps = []
-        for rows in _deal(lengths.group_B, minibatches, shuffle, derive_seed("minibatches", seed, step, epoch)):
+        for rows in deal(lengths.group_B, minibatches, shuffle=shuffle, seed=seed, step=step, epoch=epoch):
             shares = [rows] if ranks == 1 else _share_out(rows, lengths, ranks, balance, price)
             tokens.append([_tokens_of(share, lengths) for share in shares])
             pieces = [np.array_split(share, microbatches) for share in shares]
@@ -153,15 +153,15 @@ def _tokens_of(rows: Rows, lengths: BatchLengths) -> float:
     return num_tokens(int(prompts.sum()), lengths.responses_B[rows].tolist())
 
 
-def _deal(group_B: Rows, pieces: int, shuffle: bool, seed: int) -> list[Rows]:
-    """Deal the rows to minibatches whose sizes differ by at most one; none is empty.
+def deal(group_B: Rows, pieces: int, *, seed: int, step: int, epoch: int, shuffle: bool = True) -> list[Rows]:
+    """Deal the rows to the minibatches of a pass, whose sizes differ by at most one; none is empty.
 
     Groups are shuffled, and the rows within each, so that a group's rows stay together but for those at the border of
     two minibatches, and a minibatch encodes few prompts.
     """
     rows = np.arange(len(group_B))
     if shuffle and pieces > 1:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(derive_seed("minibatches", seed, step, epoch))
         rank_P = torch.randperm(int(group_B.max()) + 1, generator=generator).numpy()
         rows = torch.randperm(len(group_B), generator=generator).numpy()
         rows = rows[rank_P[group_B[rows]].argsort(kind="stable")]

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from harness.learner.gradient_norm import clip_gradients
 from harness.models.decoder import DecoderLM, layers_of
+from harness.models.policy import policy_in
 from harness.models.tensor_parallel import parallelise
 from harness.scenario.learner import MeshShape, Sharding
 
@@ -144,7 +145,7 @@ class TorchRanks:
         rank ever holds all of it: there it may lie on the device ``meta``. What transformers runs has buffers that only
         a model with weights has right, and each rank cuts its own.
         """
-        own = isinstance(_policy_in(scoring), DecoderLM)
+        own = isinstance(policy_in(scoring), DecoderLM)
         whole = dict(scoring.state_dict()) if own and dist.get_rank() == 0 else {}
         scoring.to("meta" if own else self._device)
         self._cut(scoring)
@@ -160,7 +161,7 @@ class TorchRanks:
 
     def _cut(self, scoring: nn.Module) -> None:
         if self._shape.tensor > 1:
-            parallelise(_policy_in(scoring), self._mesh["tensor"])
+            parallelise(policy_in(scoring), self._mesh["tensor"])
         if self._is_copied or self.data_ranks == 1:
             return
         # copies of a model that is cut over tensor ranks are hybrid shards of one piece each
@@ -196,9 +197,3 @@ class TorchRanks:
     def whole(self, parameter: Tensor) -> Tensor:
         """See ``Ranks``."""
         return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
-
-
-def _policy_in(scoring: nn.Module) -> nn.Module:
-    policy = scoring.policy
-    assert isinstance(policy, nn.Module)
-    return policy

@@ -43,7 +43,7 @@ from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import OneProcess, Ranks
 from harness.learner.reference import ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
 from harness.models.decoder import checkpoint_layers
-from harness.models.policy import ScoringModel, exact_policy_kl
+from harness.models.policy import ScoringModel, exact_policy_kl, policy_in
 from harness.models.scoring import TokenBan
 from harness.scenario import loss as passes
 from harness.scenario.learner import Balance
@@ -241,7 +241,7 @@ class PolicyTrainer:
         self._scoring, self._optimizer = self._ranks.wrap_trained(ScoringModel(model), make)
         self._previous, self._reference_scoring, self._reference = previous, reference, None
         if reference is not None:
-            self._reference = ReferencePolicy(_policy_in(reference), options.reference, self._ranks.held)
+            self._reference = ReferencePolicy(policy_in(reference), options.reference, self._ranks.held)
         self._device = next(model.parameters()).device
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._last_good = "none, this is the first one"
@@ -328,7 +328,7 @@ class PolicyTrainer:
         tallies |= kl_tallies(p_BT[home_B], previous_BT[home_B], mask_BT, "kl/previous")
         if not stale:
             tallies |= self._exact_kl(batch, self._reference.model, "kl/reference")
-            tallies |= self._exact_kl(batch, _policy_in(self._previous), "kl/previous")
+            tallies |= self._exact_kl(batch, policy_in(self._previous), "kl/previous")
         batch.drift = to_metrics(tallies) | ({"kl/biased": Metric(1.0)} if stale else {})
 
     def train(self, step: int, batch: PreparedBatch) -> Metrics:
@@ -339,7 +339,7 @@ class PolicyTrainer:
             Interrupted: ``should_stop`` said so.
         """
         if self._previous is not None:
-            copy_weights(self.model, _policy_in(self._previous), self._ranks.held)
+            copy_weights(self.model, policy_in(self._previous), self._ranks.held)
         parts: list[Metrics] = []
         for epoch, minibatches in enumerate(batch.plan.epochs):
             for index, minibatch in enumerate(minibatches):
@@ -576,13 +576,6 @@ def plan_training_step(
         balance=options.balance,
         cost=options.group_cost,
     )
-
-
-def _policy_in(scoring: nn.Module) -> nn.Module:
-    """The policy inside of a scoring model, which FSDP2 leaves in its place."""
-    policy = scoring.policy
-    assert isinstance(policy, nn.Module)
-    return policy
 
 
 def _any_rows(groups: Sequence[RolloutGroup]) -> Rows:

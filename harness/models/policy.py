@@ -46,6 +46,13 @@ class ScoringModel(nn.Module):
         return policy_log_probs(self.policy, *batch, **how)
 
 
+def policy_in(scoring: nn.Module) -> nn.Module:
+    """Return the policy inside of a scoring model, which sharding leaves in its place."""
+    policy = scoring.policy
+    assert isinstance(policy, nn.Module)
+    return policy
+
+
 def policy_log_probs(
     model: nn.Module,
     prompt_ids_PL: Tensor,

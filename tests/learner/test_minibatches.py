@@ -3,21 +3,18 @@
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from harness.learner.batch_plan import BatchLengths, plan_batch
+from harness.learner.batch_plan import deal
 from tests.learner.tiny_training import OPTIONS, trained
 
 GROUP_OF = torch.arange(8).repeat_interleave(4)  # 8 groups of 4 rows
 
 
 def dealt(pieces: int = 4, seed: int = 0, step: int = 0, epoch: int = 0, group_of: torch.Tensor = GROUP_OF) -> list:
-    groups, rows = int(group_of.max()) + 1, len(group_of)
-    lengths = BatchLengths(np.ones(groups, int), np.ones(rows, int), group_of.numpy(), np.ones(rows, bool))
-    plan = plan_batch(lengths, step=step, seed=seed, epochs=epoch + 1, minibatches=pieces)
-    return [minibatch.microbatches[0][0].tolist() for minibatch in plan.epochs[epoch]]
+    rows = deal(group_of.numpy(), pieces, seed=seed, step=step, epoch=epoch)
+    return [piece.tolist() for piece in rows]
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 4, 5, 8, 32, 40])

@@ -21,7 +21,7 @@ from harness.learner.reference import ReferenceUpdates
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.scenario.learner import MeshShape, Sharding
-from tests.learner.tiny_training import CONFIG, OPTIONS, groups
+from tests.learner.tiny_training import CONFIG, OPTIONS, groups, train_on
 from tests.rank_pool import RankPool
 
 MODES: dict[str, tuple[Sharding, MeshShape]] = {
@@ -69,17 +69,7 @@ def train(
         zero_grad()
 
     trainer._optimizer.zero_grad = note_gradients  # type: ignore[method-assign, assignment]
-    for step, made in enumerate(batches):
-        given, plan = made, trainer.plan(step, made)
-        if ranks is not None:
-            held = plan.groups_of(ranks.data_rank)
-            given = tuple(group if place in held else replace(group, data=None) for place, group in enumerate(made))
-        batch = trainer.prepare(given, plan)
-        if options.needs_old_log_probs:
-            trainer.compute_old_log_probs(batch)
-        if options.needs_reference:
-            trainer.compute_reference_log_probs(batch)
-        metrics = trainer.train(step, batch)
+    metrics = train_on(trainer, batches, None if ranks is None else ranks.data_rank)
     return {name: whole(tensor) for name, tensor in trainer.weights().items()}, gradients, metrics
 
 

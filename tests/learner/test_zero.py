@@ -23,7 +23,7 @@ from harness.learner.zero import ZeroRanks, check_usable
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.scenario.learner import ZeroStage
 from tests.learner.test_ranks import PLAIN, RICH, same_metrics, without_rollouts
-from tests.learner.tiny_training import CONFIG, groups
+from tests.learner.tiny_training import CONFIG, groups, train_on
 from tests.rank_pool import RankPool
 
 HERE = find_spec("deepspeed") is not None
@@ -98,17 +98,7 @@ def train(job: Job) -> Trained:
         note_gradients(trainer, gradients)
         if job.sgd:
             trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), options.learning_rate)
-    for step, made in enumerate(job.batches):
-        given, plan = made, trainer.plan(step, made)
-        if ranks is not None:
-            held = plan.groups_of(ranks.data_rank)
-            given = tuple(group if place in held else replace(group, data=None) for place, group in enumerate(made))
-        batch = trainer.prepare(given, plan)
-        if options.needs_old_log_probs:
-            trainer.compute_old_log_probs(batch)
-        if options.needs_reference:
-            trainer.compute_reference_log_probs(batch)
-        metrics = trainer.train(step, batch)
+    metrics = train_on(trainer, job.batches, None if ranks is None else ranks.data_rank)
     models = [trainer.model, *([trainer._reference.model] if trainer._reference else [])]
     named = [pair for model in models for pair in model.named_parameters()]
     pieces = [] if ranks is None else [(name, ranks.held(parameter).numel()) for name, parameter in named]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from harness.core.types import Completion, GroupData, Prompt, RolloutGroup
+from harness.core.types import Completion, GroupData, Metrics, Prompt, RolloutGroup
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import ModelConfig
@@ -40,15 +43,33 @@ def groups(seed: int = 0, num_groups: int = 3, group_size: int = 4) -> tuple[Rol
     return tuple(made)
 
 
+def train_on(
+    trainer: PolicyTrainer, batches: Sequence[tuple[RolloutGroup, ...]], data_rank: int | None = None
+) -> Metrics:
+    """Make a training step of each batch, as the worker does; return the last one's metrics.
+
+    Args:
+        trainer: of this process, or of a rank.
+        batches: the groups of each training step.
+        data_rank: of a rank, which is given the data of its own groups alone; None: of the only process.
+    """
+    for step, made in enumerate(batches):
+        given, plan = made, trainer.plan(step, made)
+        if data_rank is not None:
+            held = plan.groups_of(data_rank)
+            given = tuple(group if place in held else replace(group, data=None) for place, group in enumerate(made))
+        batch = trainer.prepare(given, plan)
+        if trainer.options.needs_old_log_probs:
+            trainer.compute_old_log_probs(batch)
+        if trainer.options.needs_reference:
+            trainer.compute_reference_log_probs(batch)
+        metrics = trainer.train(step, batch)
+    return metrics
+
+
 def trained(options: TrainerOptions, steps: int = 1) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Train from the same initial weights; return the weights and the last step's metrics."""
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
-    for step in range(steps):
-        batch = trainer.prepare(groups(seed=step), step=step)
-        if options.needs_old_log_probs:
-            trainer.compute_old_log_probs(batch)
-        if options.needs_reference:
-            trainer.compute_reference_log_probs(batch)
-        metrics = trainer.train(step, batch)
+    metrics = train_on(trainer, [groups(seed=step) for step in range(steps)])
     weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
     return weights, {name: metric.value for name, metric in metrics.items()}
