@@ -187,7 +187,7 @@ def _changes(base: Scenario, other: Scenario) -> dict[str, Any]:
 # ---- written out
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     """Quotes text that either version of YAML would read as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:

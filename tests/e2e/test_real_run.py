@@ -17,6 +17,7 @@ from harness.results import Run, find_runs
 
 TINY = [
     "--set=model.preset=tiny",
+    "--set=model.warm_start=false",
     "--set=rollout_batch_size=32",
     "--set=evaluation.prompts=64",
     "--set=evaluation.every=2",
@@ -136,7 +137,7 @@ def test_the_saved_policy_can_be_trained_further(
         command(
             "run",
             "quickstart",
-            *TINY[1:],
+            *TINY[2:],
             "--set=steps=1",
             "--set=model.type=folder",
             f"--set=model.path={policy}",

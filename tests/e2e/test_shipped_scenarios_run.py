@@ -19,10 +19,10 @@ def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) 
     scenario = load_scenario(str(path))
     fewer = ["blocks=2", "stop_at_half_width=null"] if scenario.blocks > 1 else []  # however steady this machine is
     if len(expand(load_scenario(str(path), fewer))) > 8:  # every combination once, few steps
-        fewer = ["blocks=1", "stop_at_half_width=null", "steps=3"] if fewer else ["sweep.seed=[0]", "steps=3"]
+        fewer = ["blocks=1", "stop_at_half_width=null", "steps=2"] if fewer else ["sweep.seed=[0]", "steps=2"]
         fewer += ["endpoint=seconds_per_step"]  # rewards are not compared over a single seed
-    elif scenario.steps > 4:
-        fewer += ["steps=4"]
+    elif scenario.steps > 2:
+        fewer += ["steps=2"]
     scenario = load_scenario(str(path), fewer)
     assert run_scenario(scenario, tmp_path, quiet=True, build=build_simulated_parts, show=lambda folder: None) == 0
     runs, damaged = find_runs(tmp_path)

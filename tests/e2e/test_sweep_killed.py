@@ -127,6 +127,7 @@ def test_a_sweep_killed_twice_goes_on_without_losing_or_redoing_a_point(tmp_path
     assert sorted(cut_short) == ["failed", "failed", "running", "running"]
 
 
+@pytest.mark.slow
 def test_control_c_says_how_it_stands_and_the_run_says_that_it_was_interrupted(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(tmp_path, holds=2)

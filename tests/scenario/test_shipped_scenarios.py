@@ -36,7 +36,8 @@ def test_its_text_tells_a_newcomer_what_to_look_at(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_resolves_and_survives_a_round_trip(name, tmp_path):
     path = tmp_path / "scenario.resolved.yaml"
-    for variant in expand(shipped(name)):
+    variants = expand(shipped(name))
+    for variant in variants[:4] + variants[-1:]:  # a sweep has hundreds of a kind
         path.write_text(resolved_yaml(variant.scenario))
         again = load_scenario(path)
         assert again == variant.scenario

@@ -16,7 +16,12 @@ from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_r
 from harness.tasks.maths.symbolic import MAX_DEPTH, MAX_SYMBOLIC_CHARS, SymbolicComparer, as_latex
 
 NEVER_S = 600.0  # a limit that no test reaches
-BOMBS = [r"9^{9^{9^9}}", "(10^9)!", r"\sum_{k=1}^{10^9} \frac{1}{k^k}", r"\operatorname{eye}(10^6)"]
+BOMBS = [
+    r"9^{9^{9^9}}",
+    pytest.param("(10^9)!", marks=pytest.mark.slow),
+    pytest.param(r"\sum_{k=1}^{10^9} \frac{1}{k^k}", marks=pytest.mark.slow),
+    r"\operatorname{eye}(10^6)",
+]
 """Each would keep a computer algebra system busy for hours, or eat all memory."""
 
 
