@@ -33,6 +33,8 @@ class Stage(StrEnum):
     WEIGHT_LOAD = "weight_load"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
+    OFFLOAD = "offload"
+    ONLOAD = "onload"
     WAIT_FOR_BATCH = "wait_for_batch"
     WAIT_FOR_ROLLOUTS = "wait_for_rollouts"
     WAIT_FOR_WEIGHTS = "wait_for_weights"
@@ -155,6 +157,49 @@ class _SynchronizedSpan:
             self._synchronize()
         finally:
             self._span.__exit__(kind, error, trace)
+
+
+class ConsecutiveTracer:
+    """Ends a span while another one of its lane is open inside of it, and begins it anew afterwards.
+
+    So the stages of a lane follow each other, and their sums count no second twice. A span without step and version
+    takes those of the one that it interrupts.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: dict[str, list[_Interruptible]] = {}
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        """Open a span; see ``Tracer``."""
+        return _Interruptible(self._tracer, self._open.setdefault(lane, []), (lane, stage, step, version))
+
+
+class _Interruptible:
+    def __init__(self, tracer: Tracer, outer: list[_Interruptible], what: tuple[str, Stage, int, int]) -> None:
+        self._tracer, self._outer, self._what = tracer, outer, what
+
+    def __enter__(self) -> None:
+        if self._outer:
+            self._outer[-1]._piece.__exit__(None, None, None)
+            if self._what[2:] == (-1, -1):
+                self._what = (*self._what[:2], *self._outer[-1]._what[2:])
+        self._outer.append(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._piece = self._tracer.span(*self._what)
+        self._piece.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._outer.pop()
+        try:
+            self._piece.__exit__(kind, error, trace)
+        finally:
+            if self._outer:
+                self._outer[-1]._begin()
 
 
 class DelayedTracer:

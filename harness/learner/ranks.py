@@ -56,6 +56,9 @@ class Ranks(Protocol):
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """Scale the gradients of the whole model down to this norm; return the norm before."""
 
+    def gradient_buffers(self) -> list[Tensor]:
+        """Return what gradients were exchanged in since the last call, and is of no use until the next exchange."""
+
     def held(self, parameter: Tensor) -> Tensor:
         """Return the part of a parameter that this rank holds, in place; equal parts of equally wrapped policies."""
 
@@ -88,6 +91,10 @@ class OneProcess:
         """See ``Ranks``."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
+    def gradient_buffers(self) -> list[Tensor]:
+        """See ``Ranks``."""
+        return []
+
     def held(self, parameter: Tensor) -> Tensor:
         """See ``Ranks``."""
         return parameter
@@ -109,6 +116,7 @@ class TorchRanks:
         shape: of the mesh; the default process group has as many ranks.
         reduce_dtype: in which FSDP2 exchanges gradients; None: their own.
         device: where the model goes.
+        keeps_buckets: whether ``gradient_buffers`` is asked for DDP's buckets.
     """
 
     def __init__(
@@ -118,7 +126,9 @@ class TorchRanks:
         *,
         reduce_dtype: torch.dtype | None = None,
         device: str = "cpu",
+        keeps_buckets: bool = False,
     ) -> None:
+        self._keeps_buckets, self._buckets = keeps_buckets, list[Tensor]()
         self._sharding, self._reduce_dtype, self._device = sharding, reduce_dtype, device
         sizes = (shape.replicate, shape.shard, shape.tensor)
         self._mesh: DeviceMesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
@@ -131,6 +141,8 @@ class TorchRanks:
         self._hand_out(scoring)
         if self._is_copied:
             scoring = DistributedDataParallel(scoring, process_group=self._data_group)
+            if self._keeps_buckets:
+                scoring.register_comm_hook(None, lambda _, bucket: self._exchange(bucket))
         return scoring, make_optimizer()
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
@@ -189,6 +201,20 @@ class TorchRanks:
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """See ``Ranks``."""
         return float(clip_gradients(list(parameters), max_norm))
+
+    def gradient_buffers(self) -> list[Tensor]:
+        """See ``Ranks``: DDP's buckets."""
+        buckets, self._buckets = self._buckets, []
+        return buckets
+
+    def _exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket over the data ranks, as DDP does by itself: times 1 / ranks, then the sum."""
+        self._buckets.append(bucket.buffer())
+        shared = bucket.buffer().mul_(1.0 / self.data_ranks)
+        summed = dist.all_reduce(shared, group=self._data_group, async_op=True)
+        assert summed is not None
+        done: torch.futures.Future[Tensor] = summed.get_future().then(lambda future: future.value()[0])
+        return done
 
     def held(self, parameter: Tensor) -> Tensor:
         """See ``Ranks``."""

@@ -67,10 +67,19 @@ class ReferencePolicy:
                 if parameter.dtype in (torch.bfloat16, torch.float16)
             }
 
+    @property
+    def averages(self) -> list[Tensor]:
+        """What is kept beside the model's own parameters."""
+        return list(self._averages.values())
+
+    def is_due(self, step: int) -> bool:
+        """Whether the reference is updated after this training step, counted from 0."""
+        return self._updates.every is not None and (step + 1) % self._updates.every == 0
+
     @torch.no_grad()
     def follow(self, policy: nn.Module, step: int) -> None:
         """Update the reference if it is due after this training step, counted from 0."""
-        if self._updates.every is None or (step + 1) % self._updates.every != 0:
+        if not self.is_due(step):
             return
         current = dict(policy.named_parameters())
         for name, whole in self.model.named_parameters():

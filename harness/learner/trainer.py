@@ -39,6 +39,7 @@ from harness.learner.batch_plan import (
     num_tokens,
     plan_batch,
 )
+from harness.learner.offload import Offload, movable
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import OneProcess, Ranks
 from harness.learner.reference import ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
@@ -211,6 +212,8 @@ class PolicyTrainer:
         should_stop: asked between microbatches.
         eos_token_id: the end of sequence, needed for ``options.ban_eos_first``.
         ranks: that share the policy and its batches.
+        offload: moves what only some phases use. The caller moves the weights out (``Offload.between_steps``) and has
+            the reference back for ``compute_reference_log_probs``.
 
     Attributes:
         optimizer_step_metrics: of each optimizer step of the last training step, in order.
@@ -227,7 +230,9 @@ class PolicyTrainer:
         should_stop: Callable[[], bool] = lambda: False,
         eos_token_id: int | None = None,
         ranks: Ranks | None = None,
+        offload: Offload | None = None,
     ) -> None:
+        self.offload = offload or Offload()
         self.model, self.options, self._ranks = model, options, ranks or OneProcess()
         self._ban = _ban_of(options.ban_eos_first, eos_token_id)
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
@@ -246,6 +251,25 @@ class PolicyTrainer:
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
+        self._watch_memory()
+
+    def _watch_memory(self) -> None:
+        """Say what can leave the device."""
+        frozen = [policy for policy in (self._previous, self._reference_scoring) if policy is not None]
+        for module in (self.model, *frozen):
+            movable(module.parameters())
+        self.offload.watch("weights", self.model.parameters)
+        for policy in frozen:
+            self.offload.watch("reference", policy.parameters)
+        if self._reference is not None:
+            self.offload.watch("reference", lambda reference=self._reference: reference.averages)
+        self.offload.watch("optimizer", self._optimizer_state)
+        self.offload.watch("gradients", self._ranks.gradient_buffers, has_contents=False)
+
+    def _optimizer_state(self) -> list[Tensor]:
+        """The optimizer's averages; its step counts are numbers that the host reads."""
+        state = [value for of_parameter in self._optimizer.state.values() for value in of_parameter.values()]
+        return [value for value in state if isinstance(value, Tensor) and value.ndim]
 
     def _frozen_copy(self) -> nn.Module:
         return self._ranks.wrap_frozen(ScoringModel(frozen_copy(self.model)))
@@ -301,6 +325,7 @@ class PolicyTrainer:
 
     def compute_old_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the policy before the first optimizer step."""
+        self.offload.back("weights")
         old_BT = self._no_grad_log_probs(self._scoring, batch)
         batch.rollouts = replace(batch.rollouts, old_log_probs_BT=old_BT)
 
@@ -314,6 +339,8 @@ class PolicyTrainer:
         """
         assert self._reference is not None
         assert self._reference_scoring is not None
+        self.offload.back("weights")
+        self.offload.back("reference")
         reference_BT = self._no_grad_log_probs(self._reference_scoring, batch)
         batch.rollouts = replace(batch.rollouts, reference_log_probs_BT=reference_BT)
         if self._previous is None:
@@ -338,8 +365,10 @@ class PolicyTrainer:
             Diverged: a loss or gradient is not finite; the weights stay those of the last good optimizer step.
             Interrupted: ``should_stop`` said so.
         """
+        self.offload.back("weights")
         if self._previous is not None:
-            copy_weights(self.model, policy_in(self._previous), self._ranks.held)
+            with self.offload.resident("reference"):
+                copy_weights(self.model, policy_in(self._previous), self._ranks.held)
         parts: list[Metrics] = []
         for epoch, minibatches in enumerate(batch.plan.epochs):
             for index, minibatch in enumerate(minibatches):
@@ -348,13 +377,15 @@ class PolicyTrainer:
                 parts.append(self._optimizer_step(batch, minibatch, number, step, where))
         self.optimizer_step_metrics = parts
         metrics = combine_metrics(parts) | batch.drift | self._left_out(batch)
-        if self._reference is not None:
-            self._reference.follow(self.model, step)
+        if self._reference is not None and self._reference.is_due(step):
+            with self.offload.resident("reference"):
+                self._reference.follow(self.model, step)
         self._last_good = f"step {step}: loss {metrics['loss'].value:.6g}, grad_norm {metrics['grad_norm'].value:.6g}"
         return metrics
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the policy's live weights by Hugging Face name; of several ranks, what each one holds of them."""
+        self.offload.back("weights")
         return dict(self.model.named_parameters())
 
     def whole(self, weight: Tensor) -> Tensor:
@@ -366,6 +397,7 @@ class PolicyTrainer:
         self, prompts: Sequence[npt.NDArray[np.int64]], responses: Sequence[npt.NDArray[np.int64]]
     ) -> list[npt.NDArray[np.float32]]:
         """Return the policy's log-probs (T,) of each response behind its prompt, at temperature 1."""
+        self.offload.back("weights")
         prompt_ids_PL, lengths_P = _padded(prompts, self._pad_token_id)
         response_ids_BT, lengths_B = _padded(responses, self._pad_token_id)
         mask_BT = torch.arange(response_ids_BT.shape[1]) < lengths_B[:, None]
@@ -444,9 +476,11 @@ class PolicyTrainer:
                 f"the last good training step was {self._last_good}",
                 step,
             )
-        self._loss_scale.step(self._optimizer)
+        with self.offload.resident("optimizer"):
+            self._loss_scale.step(self._optimizer)
         self._loss_scale.update()
         self._optimizer.zero_grad()
+        self.offload.out("gradients")
         metrics |= {"loss": Metric(loss), "grad_norm": Metric(grad_norm), "learning_rate": Metric(learning_rate)}
         if self._loss_scale.is_enabled():
             metrics |= {"float16/loss_scale": Metric(scale), "float16/overflows": Metric(overflows, "sum")}
@@ -462,6 +496,7 @@ class PolicyTrainer:
         """Accumulate the gradient of a minibatch, times the loss scale; return its loss and its metrics."""
         options = self.options
         denominator = Denominator(options.aggregation, minibatch.num_sequences, minibatch.num_tokens, options.constant)
+        self.offload.back("gradients")
         parts: list[Metrics] = []
         loss = torch.zeros((), device=self._device)
         microbatches = minibatch.microbatches[self._ranks.data_rank]

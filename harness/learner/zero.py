@@ -115,6 +115,10 @@ class ZeroRanks:
                 piece.mul_(scale)
         return norm
 
+    def gradient_buffers(self) -> list[Tensor]:
+        """See ``Ranks``. DeepSpeed's are its own."""
+        return []
+
     def held(self, parameter: Tensor) -> Tensor:
         """See ``Ranks``."""
         piece: Tensor = getattr(parameter, "ds_tensor", parameter)

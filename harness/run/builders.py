@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from harness.core.protocols import Engine, Task
-from harness.core.trace import Tracer
+from harness.core.trace import ConsecutiveTracer, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
 from harness.learner import TrainerOptions
@@ -35,7 +35,7 @@ from harness.run.workers import (
     first_probe_rows,
 )
 from harness.scenario import Scenario
-from harness.scenario.learner import in_shards, mesh_shape, zero_stage
+from harness.scenario.learner import in_shards, mesh_shape, offloaded, zero_stage
 from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.catalogue import transport_kind
@@ -44,6 +44,7 @@ from harness.transports.sharded import shard_sender
 
 if TYPE_CHECKING:
     from harness.learner import PolicyTrainer
+    from harness.learner.offload import Offload
     from harness.learner.process_group import RankGroup
     from harness.learner.ranks import Ranks
     from harness.run.rank_worker import LearnerRank
@@ -162,16 +163,36 @@ def _paced_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> P
 
 
 def _policy_trainer(
-    scenario: Scenario, policy: Policy, should_stop: StopSignal, ranks: Ranks | None = None
+    scenario: Scenario,
+    policy: Policy,
+    should_stop: StopSignal,
+    ranks: Ranks | None = None,
+    offload: Offload | None = None,
 ) -> PolicyTrainer:
     from harness.learner import PolicyTrainer
 
     assert policy.model is not None
     tokenizer, options = policy.tokenizer, trainer_options(scenario)
-    return PolicyTrainer(policy.model, tokenizer.pad_token_id, options, should_stop, tokenizer.eos_token_id, ranks)
+    return PolicyTrainer(
+        policy.model, tokenizer.pad_token_id, options, should_stop, tokenizer.eos_token_id, ranks, offload
+    )
 
 
-def _paced_trainer(scenario: Scenario, policy: Policy, should_stop: StopSignal) -> Trainer:
+def _offload(scenario: Scenario, tracer: Tracer, device: str) -> tuple[Offload, Tracer]:
+    """Return what moves a Learner's memory, and the tracer that its other stages are to be recorded with."""
+    from harness.learner.offload import FilePlace, HostPlace, Offload
+
+    settings = scenario.learner.offload
+    if settings is None or scenario.model.type == "paced":
+        return Offload(), tracer
+    tracer = ConsecutiveTracer(tracer)
+    place = HostPlace() if device == "cuda" else FilePlace(settings.folder)
+    return Offload(offloaded(scenario), place, tracer), tracer
+
+
+def _paced_trainer(
+    scenario: Scenario, policy: Policy, should_stop: StopSignal, ranks: None = None, offload: Offload | None = None
+) -> Trainer:
     from harness.learner.paced import PacedTrainer
 
     settings: Any = scenario.model
@@ -466,11 +487,20 @@ def make_learner(
     task: Task | None = None,
 ) -> LearnerWorker:
     """Return the Learner's worker; without a task it makes one where weight syncs are proven by its prompts."""
-    trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, should_stop)
+    offload, tracer = _offload(scenario, tracer, resolve_device(scenario, scenario.placement.learner))
+    trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, should_stop, None, offload)
     save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
     proven = mismatch_bound(scenario) is not None
     probe = first_probe_rows(task or make_task(scenario), prompt_encoder(scenario, policy)) if proven else None
-    return LearnerWorker(trainer, sender, tracer=tracer, verify=scenario.verifies_weights, save=save, first_probe=probe)
+    return LearnerWorker(
+        trainer,
+        sender,
+        tracer=tracer,
+        verify=scenario.verifies_weights,
+        save=save,
+        first_probe=probe,
+        offload=offload,
+    )
 
 
 def make_learner_rank(
@@ -480,8 +510,9 @@ def make_learner_rank(
     from harness.run.rank_worker import LearnerRank
 
     proven, name = mismatch_bound(scenario) is not None, scenario.transport.type
+    offload, tracer = _offload(scenario, tracer, device)
     return LearnerRank(
-        _policy_trainer(scenario, policy, never, _ranks(scenario, device)),
+        _policy_trainer(scenario, policy, never, _ranks(scenario, device), offload),
         transport_kind(name).sender(options),
         shard_sender(name, options, group.rank) if in_shards(scenario) else None,
         tracer=tracer,
@@ -490,6 +521,7 @@ def make_learner_rank(
         verify=scenario.verifies_weights,
         save=partial(_save_policy, policy) if scenario.save_policy else None,
         first_probe=first_probe_rows(make_task(scenario), prompt_encoder(scenario, policy)) if proven else None,
+        offload=offload,
     )
 
 
@@ -503,7 +535,13 @@ def _ranks(scenario: Scenario, device: str) -> Ranks:
     if settings.sharding == "deepspeed":
         return ZeroRanks(zero_stage(scenario), precision=scenario.model.precision, device=device)
     reduce_dtype = getattr(torch, settings.reduce_dtype)
-    return TorchRanks(settings.sharding, mesh_shape(scenario), reduce_dtype=reduce_dtype, device=device)
+    return TorchRanks(
+        settings.sharding,
+        mesh_shape(scenario),
+        reduce_dtype=reduce_dtype,
+        device=device,
+        keeps_buckets="gradients" in offloaded(scenario),
+    )
 
 
 def _save_policy(policy: Policy, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:

@@ -24,6 +24,7 @@ from harness.run.devices import resolve_device, threads_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import Scenario
+from harness.scenario.learner import offloaded
 from harness.scenario.loop_plan import all_lanes, loop_plan
 from harness.transports.in_process import InProcessTransport
 
@@ -161,7 +162,12 @@ class InProcessParts(RunningParts):
             cuda=device == "cuda",
             synchronize=None if streams is None else streams.synchronize,
         )
-        tracer, transport = self._instrumented.tracer, InProcessTransport(snapshot=not colocated, streams=streams)
+        tracer, transport = (
+            self._instrumented.tracer,
+            InProcessTransport(
+                snapshot=not colocated or "weights" in offloaded(scenario), streams=streams, to_host=colocated
+            ),
+        )
         generator = make_generator(
             scenario,
             lane="generator",

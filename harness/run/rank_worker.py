@@ -17,6 +17,7 @@ from harness.core.trace import Stage, Tracer
 from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightHandle
 from harness.learner import PolicyTrainer
 from harness.learner.batch_plan import BatchPlan
+from harness.learner.offload import Offload
 from harness.learner.process_group import RankGroup
 from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
 from harness.scenario.learner import Publish
@@ -54,7 +55,7 @@ class LearnerRank(LearnerWorker):
         group: the ranks.
         publish: how weights leave the ranks.
         save: writes into a folder, given the whole weights, on rank 0; None saves nothing.
-        verify, first_probe: see ``LearnerWorker``.
+        verify, first_probe, offload: see ``LearnerWorker``.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class LearnerRank(LearnerWorker):
         verify: bool = False,
         save: Callable[[Path, Mapping[str, Tensor]], None] | None = None,
         first_probe: Sequence[ProbeRow] | None = None,
+        offload: Offload | None = None,
     ) -> None:
-        super().__init__(trainer, sender, tracer=tracer, verify=verify, first_probe=first_probe)
+        super().__init__(trainer, sender, tracer=tracer, verify=verify, first_probe=first_probe, offload=offload)
         self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save
         self._shard_sender = shard_sender
         self.plans = shards.agree(trainer.weights()) if shard_sender is not None else ()
@@ -104,7 +106,9 @@ class LearnerRank(LearnerWorker):
             with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
                 part = self._own_sender.add_checksum(draft, part)
                 replicas = shards.replica_checksums(weights, plan)
-        return Written(part, self._proof_by(rows, version), replicas)
+        proof = self._proof_by(rows, version)
+        self._offload.between_steps(version - 1, version)
+        return Written(part, proof, replicas)
 
     def finish_publish(self, draft: shards.Draft, written: Sequence[Written]) -> WeightHandle:
         """On rank 0: make the version readable, when every rank has written its pieces.
@@ -150,13 +154,17 @@ class LearnerRank(LearnerWorker):
             )
         del weights
         proof = self._proof_by(rows, version)
+        self._offload.between_steps(version - 1, version)
         return None if handle is None else replace(handle, probe=proof)
 
     def checkpoint(self, version: int, folder: Path | None) -> None:
         """Save the whole policy into the folder, on rank 0."""
         if self._save_whole is None or folder is None:
             return
-        with self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
+        with (
+            self._offload.resident("weights", version - 1, version),
+            self.tracer.span(self.lane, Stage.CHECKPOINT, version, version),
+        ):
             weights = self._gather()
             if self._group.rank == 0:
                 self._save_whole(folder, weights)

@@ -37,6 +37,7 @@ from harness.core.types import (
 )
 from harness.learner import TrainerOptions
 from harness.learner.batch_plan import BatchPlan
+from harness.learner.offload import Offload
 from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify
@@ -386,6 +387,7 @@ class LearnerWorker:
         lane: name of the lane.
         first_probe: prompts and what follows them, by whose tokens the engines prove at version 0 that they hold these
             weights; later the tokens are of the rollouts trained on last. None: nothing is to be proven.
+        offload: the trainer's, where it has one.
     """
 
     def __init__(
@@ -398,8 +400,10 @@ class LearnerWorker:
         save: Callable[[Path], None] | None = None,
         lane: str = "learner",
         first_probe: Sequence[ProbeRow] | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.trainer, self.sender, self.tracer, self.verify = trainer, sender, tracer, verify
+        self._offload = offload or Offload()
         self.save, self.lane = save, lane
         self._probe_rows = first_probe
 
@@ -414,14 +418,18 @@ class LearnerWorker:
         with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
             batch = self.trainer.prepare(groups, plan, step)
             examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
+        self._offload.back("weights", step, step)
         if self.trainer.options.needs_old_log_probs:
             with self.tracer.span(self.lane, Stage.OLD_LOGPROBS, step, step):
                 self.trainer.compute_old_log_probs(batch)
         if self.trainer.options.needs_reference:
-            with self.tracer.span(self.lane, Stage.REFERENCE_LOGPROBS, step, step):
+            with (
+                self._offload.resident("reference", step, step),
+                self.tracer.span(self.lane, Stage.REFERENCE_LOGPROBS, step, step),
+            ):
                 self.trainer.compute_reference_log_probs(batch)
         with self.tracer.span(self.lane, Stage.UPDATE, step, step):
-            metrics = self.trainer.train(step, batch)
+            metrics = self.trainer.train(step, batch) | self._offload.metrics()
         if self._probe_rows is not None:
             held = [group.data for group in groups if group.data is not None]
             self._probe_rows = probe_rows(held) or self._probe_rows
@@ -452,7 +460,9 @@ class LearnerWorker:
             tracer=self.tracer,
             lane=self.lane,
         )
-        return replace(weight_handle, probe=self._proof(version))
+        proof = self._proof(version)
+        self._offload.between_steps(version - 1, version)
+        return replace(weight_handle, probe=proof)
 
     def _proof(self, version: int) -> LogProbProbe | None:
         """Return what the engines have to agree with; None where nothing is to be proven."""
@@ -478,12 +488,16 @@ class LearnerWorker:
     def checkpoint(self, version: int, folder: Path | None) -> None:
         """Save the policy into the folder, if it is to be saved."""
         if self.save is not None and folder is not None:
-            with self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
+            with (
+                self._offload.resident("weights", version - 1, version),
+                self.tracer.span(self.lane, Stage.CHECKPOINT, version, version),
+            ):
                 self.save(folder)
 
     def close(self) -> None:
-        """Give back what the sender holds."""
+        """Give back what the sender holds, and what was moved away."""
         self.sender.close()
+        self._offload.close()
 
 
 def check_prompts_fit(

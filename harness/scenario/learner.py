@@ -15,6 +15,14 @@ Sharding = Literal["none", "ddp", "fsdp2", "deepspeed"]
 ZeroStage = Literal[1, 2, 3]
 Balance = Literal["round_robin", "longest_first", "cost"]
 Publish = Literal["shards", "per_tensor", "rank0"]
+Held = Literal["weights", "reference", "gradients", "optimizer"]
+"""What a Learner holds: the policy's weights, those of the reference and the previous policy, what gradients are kept
+in beside themselves, and the optimizer's state."""
+Phase = Literal[
+    "sampling", "old_logprobs", "reference_logprobs", "gradients", "optimizer_step", "reference_update", "publish"
+]
+"""What a Learner does: ``sampling`` is all of the time between two training steps. The previous policy is replaced in
+``reference_update`` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +65,23 @@ class MeshSettings(Section):
     """Ranks that split each layer's matrices among them (tensor parallelism) and train on the same rollouts."""
 
 
+class OffloadSettings(Section):
+    """What leaves the Learner's device between the phases that use it: a GPU's memory for that of the host, a CPU's for
+    a file."""
+
+    weights: bool = False
+    """The policy, from when it is published until the next training step; reference and previous policy, but for their
+    own stage."""
+    gradients: bool = False
+    """What DDP exchanges gradients in; gradients themselves are freed after each optimizer step in any case."""
+    optimizer: bool = False
+    """The optimizer's state, but for each optimizer step."""
+    folder: str | None = None
+    """Where a Learner on a CPU puts the file; null: the system's folder for temporary files."""
+
+
 class LearnerSettings(Section):
-    """How the Learner is spread over `placement.learner.ranks`; without effect where that is 1."""
+    """How the Learner is spread over `placement.learner.ranks`; but for `offload` without effect where that is 1."""
 
     sharding: Sharding = "none"
     """ddp: a whole copy of the model on each rank; fsdp2: weights, gradients and optimizer are cut over the ranks;
@@ -73,6 +96,8 @@ class LearnerSettings(Section):
     """How groups are shared out: in turns, or the longest or the costliest first to the rank that has least."""
     publish: Publish = "shards"
     """How weights leave the ranks: each writes its pieces, or rank 0 gathers them tensor by tensor or all at once."""
+    offload: OffloadSettings | None = None
+    """What leaves the device between phases; null: nothing, and nothing of it is measured."""
 
 
 def mesh_shape(scenario: Scenario) -> MeshShape:
@@ -83,6 +108,31 @@ def mesh_shape(scenario: Scenario) -> MeshShape:
         return MeshShape(ranks // tensor, 1, tensor)
     replicate = settings.mesh.replicate or 1
     return MeshShape(replicate, ranks // (replicate * tensor), tensor)
+
+
+_USED_IN: dict[Held, tuple[Phase, ...]] = {
+    "weights": ("old_logprobs", "reference_logprobs", "gradients", "optimizer_step", "reference_update", "publish"),
+    "reference": ("reference_logprobs", "reference_update"),
+    "gradients": ("gradients", "optimizer_step"),
+    "optimizer": ("optimizer_step",),
+}
+
+
+def offloaded(scenario: Scenario) -> frozenset[Held]:
+    """Return what leaves the Learner's device between phases."""
+    settings = scenario.learner.offload or OffloadSettings()
+    kinds: dict[Held, bool] = {
+        "weights": settings.weights,
+        "reference": settings.weights,
+        "gradients": settings.gradients,
+        "optimizer": settings.optimizer,
+    }
+    return frozenset(kind for kind, leaves in kinds.items() if leaves)
+
+
+def is_resident(held: Held, phase: Phase, leaving: frozenset[Held]) -> bool:
+    """Return whether a Learner has this on its device in a phase, where ``leaving`` leaves between phases."""
+    return held not in leaving or phase in _USED_IN[held]
 
 
 def zero_stage(scenario: Scenario) -> ZeroStage:
@@ -215,7 +265,23 @@ def ranks_have_rows(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "placement.learner.ranks", "rollout_batch_size", "minibatches_per_epoch")
 
 
+def offload_has_something(scenario: Scenario) -> Problem | None:
+    """DeepSpeed keeps hold of its own buffers, and a paced Learner has nothing."""
+    if not offloaded(scenario):
+        return None
+    settings = scenario.learner.offload
+    given = [f"learner.offload.{name}" for name in ("weights", "gradients", "optimizer") if getattr(settings, name)]
+    if scenario.learner.sharding == "deepspeed" and scenario.placement.learner.ranks > 1:
+        what = f"{' and '.join(given)} with learner.sharding deepspeed, whose engine holds its own copies of all of it"
+        return broken(what, "leave learner.offload out, or set learner.sharding to fsdp2", *given, "learner.sharding")
+    if scenario.model.type == "paced":
+        what = f"{' and '.join(given)} with model.type paced, which trains nothing"
+        return broken(what, "leave learner.offload out", *given, "model.type")
+    return None
+
+
 LEARNER_RULES = (
+    offload_has_something,
     ranks_share_something,
     zero_stage_is_deepspeeds,
     deepspeed_takes_one_dimension,

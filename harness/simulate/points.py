@@ -20,6 +20,7 @@ from harness.core.spawn_pool import spawn_pool
 from harness.models.config import PRESETS, PUBLISHED
 from harness.scenario import Scenario, Variant, expand, load_scenario
 from harness.scenario.check import check_variant
+from harness.scenario.learner import offloaded
 from harness.scenario.problems import as_user_error
 from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
 from harness.simulate.cost_model import with_learners
@@ -106,6 +107,10 @@ def variants_of(scenario: Scenario, arm: str | None) -> list[Variant]:
         what = f"placement.learner.ranks is {ranks}, and no profile prices what the ranks of a Learner exchange"
         fix = "--set placement.learner.ranks=1, with --learners N for ranks that share the work evenly"
         raise UserError(what, "placement.learner.ranks", fix)
+    moving = [variant for variant in variants if offloaded(variant.scenario)]
+    if moving:
+        what = f"learner.offload moves {', '.join(sorted(offloaded(moving[0].scenario)))}, and no profile prices that"
+        raise UserError(what, "learner.offload", "--set learner.offload=null")
     if not variants:
         arms = ", ".join(scenario.arms) or "none"
         raise UserError(f"{scenario.name} has no arm called {arm!r}", "--arm", f"it has {arms}")

@@ -22,15 +22,16 @@ class InProcessTransport:
 
     Args:
         snapshot: copy the weights when publishing. Needed where the Learner may go on training while a Generator
-            loads them (max_lag > 0); colocated parts take turns and need no copy.
+            loads them (max_lag > 0), or gives their memory away; else colocated parts take turns and need no copy.
+        to_host: make that copy in main memory.
         streams: of parts that share a GPU and have a stream each: the Generator's reads a copy only when it is made,
             and the Learner's uses its memory again only when it was read. None where one stream keeps that order.
     """
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, snapshot: bool, streams: Streams | None = None) -> None:
-        self._snapshot, self._streams = snapshot, streams
+    def __init__(self, snapshot: bool, streams: Streams | None = None, to_host: bool = False) -> None:
+        self._snapshot, self._streams, self._to_host = snapshot, streams, to_host
         self._published: dict[int, Mapping[str, torch.Tensor]] = {}
 
     def publish_weights(
@@ -38,13 +39,16 @@ class InProcessTransport:
     ) -> WeightHandle:
         """Return a weight_handle for these weights, by Hugging Face name."""
         payload = {
-            name: tensor.detach().clone() if self._snapshot else tensor.detach() for name, tensor in weights.items()
+            name: self._copy(tensor.detach()) if self._snapshot else tensor.detach() for name, tensor in weights.items()
         }
         self._published = {held: kept for held, kept in self._published.items() if held in still_needed}
         self._published[version] = payload
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
         copied = None if self._streams is None else self._streams.learner.record_event()
         return WeightHandle(version, num_bytes, len(payload), None, (payload, copied))
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("cpu", copy=True) if self._to_host else tensor.clone()
 
     def published(self, version: int) -> Mapping[str, torch.Tensor]:
         """Return the published weights by name.

@@ -1,0 +1,276 @@
+"""What a Learner holds leaves its device between the phases that use it, and comes back before the next one.
+
+A storage is copied away and then resized to nothing, and on its way back resized and filled. So every tensor on it
+stays what it was: a parameter, a rank's shard of a DTensor, FSDP2's view of that shard, the optimizer's state. No
+reference changes, and a training step with offload makes the same bits as one without.
+
+On a GPU the memory of the host takes the bytes, pinned so that the copies run at the bus's speed. On a CPU a file takes
+them, and the process's resident memory falls for real.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol
+
+import psutil
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from harness.core.trace import NullTracer, Stage, Tracer
+from harness.core.types import Metric, Metrics
+from harness.scenario.learner import Held
+
+Tensors = Callable[[], Iterable[Tensor]]
+"""Returns tensors as they are at the time; of DTensors this rank's shards are meant."""
+
+
+class Place(Protocol):
+    """Takes the bytes of storages, each by its number. Copies may be under way until ``settle`` returns."""
+
+    def keep(self, number: int, memory: Tensor) -> None:
+        """Begin to copy all bytes (N,) of a storage away; those kept by this number before may be overwritten."""
+
+    def fetch(self, number: int, memory: Tensor) -> None:
+        """Begin to copy them back."""
+
+    def settle(self) -> None:
+        """Return when all copies are made."""
+
+    def give_back(self) -> None:
+        """Return freed memory to who else wants it: the allocators keep nothing."""
+
+    def resident_bytes(self) -> int:
+        """Return the bytes of the device that this process holds."""
+
+    def close(self) -> None:
+        """Let go of what is kept."""
+
+
+class FilePlace:
+    """A file without a name, for a Learner on a CPU. The kernel may keep its pages while memory is free.
+
+    Args:
+        folder: where it lies; None: the system's folder for temporary files. In one that is memory itself (tmpfs), the
+            process shrinks and the machine gains nothing.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - open until `close`
+        self._starts: dict[int, int] = {}
+        self._end, self._process = 0, psutil.Process()
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if platform.libc_ver()[0] == "glibc" else None
+
+    def keep(self, number: int, memory: Tensor) -> None:
+        """See ``Place``."""
+        if number not in self._starts:
+            self._starts[number], self._end = self._end, self._end + len(memory)
+        self._all_of(memory, number, lambda part, place: os.pwrite(self._file.fileno(), part, place))
+
+    def fetch(self, number: int, memory: Tensor) -> None:
+        """See ``Place``."""
+        self._all_of(memory, number, lambda part, place: os.preadv(self._file.fileno(), [part], place))
+
+    def _all_of(self, memory: Tensor, number: int, move: Callable[[memoryview, int], int]) -> None:
+        # numpy would mark the storage as one that cannot be resized
+        left = memoryview((ctypes.c_char * len(memory)).from_address(memory.data_ptr())).cast("B")
+        place = self._starts[number]
+        while len(left):
+            moved = move(left, place)
+            if not moved:
+                raise OSError(f"the file of offloaded memory ends {len(left)} bytes early")
+            left, place = left[moved:], place + moved
+
+    def settle(self) -> None:
+        """See ``Place``. Each copy is made when it is asked for."""
+
+    def give_back(self) -> None:
+        """See ``Place``. Free pages stay with the C library, however it is set up, until it is told to let go."""
+        if self._trim is not None:
+            self._trim(0)
+
+    def resident_bytes(self) -> int:
+        """See ``Place``."""
+        resident: int = self._process.memory_info().rss
+        return resident
+
+    def close(self) -> None:
+        """See ``Place``."""
+        self._file.close()
+
+
+class HostPlace:
+    """Pinned memory of the host, for a Learner on a GPU. It is made once and used again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Tensor] = {}
+
+    def keep(self, number: int, memory: Tensor) -> None:
+        """See ``Place``."""
+        if number not in self._kept:
+            self._kept[number] = torch.empty(len(memory), dtype=torch.uint8, pin_memory=True)
+        self._kept[number].copy_(memory, non_blocking=True)
+
+    def fetch(self, number: int, memory: Tensor) -> None:
+        """See ``Place``."""
+        memory.copy_(self._kept[number], non_blocking=True)
+
+    def settle(self) -> None:
+        """See ``Place``. The stream of the calling thread has made the copies."""
+        torch.cuda.current_stream().synchronize()
+
+    def give_back(self) -> None:
+        """See ``Place``."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def resident_bytes(self) -> int:
+        """See ``Place``: what torch's allocator holds, in use or not."""
+        return torch.cuda.memory_reserved()
+
+    def close(self) -> None:
+        """See ``Place``."""
+        self._kept.clear()
+
+
+@dataclass
+class _Watched:
+    """Attributes: ``away`` has the storages that are away, with their bytes and their numbers."""
+
+    tensors: Tensors
+    has_contents: bool
+    away: list[tuple[torch.UntypedStorage, int, int]] = field(default_factory=list)
+
+
+class Offload:
+    """Moves what it was told to watch, kind by kind, and says in the Learner's lane how long that took.
+
+    Args:
+        kinds: that leave the device; moving another kind does nothing.
+        place: where to; None moves nothing and measures nothing.
+        tracer, lane: record the stages ``offload`` and ``onload``. A move in the middle of another stage opens a span
+            inside of that one's; see ``ConsecutiveTracer``.
+    """
+
+    def __init__(
+        self,
+        kinds: Collection[Held] = (),
+        place: Place | None = None,
+        tracer: Tracer | None = None,
+        lane: str = "learner",
+    ) -> None:
+        self._kinds, self._place = frozenset(kinds), place
+        self._tracer, self._lane = tracer or NullTracer(), lane
+        self._watched: dict[Held, list[_Watched]] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._moved = {Stage.OFFLOAD: 0, Stage.ONLOAD: 0}
+        self._resident: int | None = None
+
+    def watch(self, kind: Held, tensors: Tensors, *, has_contents: bool = True) -> None:
+        """Count tensors to a kind.
+
+        Args:
+            kind: what they are.
+            tensors: is asked at each move.
+            has_contents: false frees their memory and copies nothing: what comes back is not defined.
+        """
+        if self.moves(kind):
+            self._watched.setdefault(kind, []).append(_Watched(tensors, has_contents))
+
+    def moves(self, kind: Held) -> bool:
+        """Whether this kind leaves the device."""
+        return self._place is not None and kind in self._kinds
+
+    def out(self, kind: Held, step: int = -1, version: int = -1) -> None:
+        """Move a kind away; what is away already stays there."""
+        parts = [watched for watched in self._watched.get(kind, ()) if not watched.away]
+        found = [(watched, storage) for watched in parts for storage in _storages(watched.tensors())]
+        if not found or self._place is None:
+            return
+        with self._tracer.span(self._lane, Stage.OFFLOAD, step, version):
+            for watched, storage in found:
+                number = self._numbers.setdefault((storage._cdata, storage.nbytes()), len(self._numbers))
+                if watched.has_contents:
+                    self._place.keep(number, _bytes_of(storage))
+                    self._moved[Stage.OFFLOAD] += storage.nbytes()
+                watched.away.append((storage, storage.nbytes(), number))
+            self._place.settle()  # before the memory is anybody else's
+            for _, storage in found:
+                storage.resize_(0)
+            self._place.give_back()
+
+    def back(self, kind: Held, step: int = -1, version: int = -1) -> None:
+        """Bring a kind back; what is there already stays there."""
+        parts = [watched for watched in self._watched.get(kind, ()) if watched.away]
+        if not parts or self._place is None:
+            return
+        with self._tracer.span(self._lane, Stage.ONLOAD, step, version):
+            for watched in parts:
+                for storage, num_bytes, number in watched.away:
+                    storage.resize_(num_bytes)
+                    if watched.has_contents:
+                        self._place.fetch(number, _bytes_of(storage))
+                        self._moved[Stage.ONLOAD] += num_bytes
+                watched.away.clear()
+            self._place.settle()
+
+    @contextmanager
+    def resident(self, kind: Held, step: int = -1, version: int = -1) -> Iterator[None]:
+        """Have a kind on the device for the block."""
+        self.back(kind, step, version)
+        yield
+        self.out(kind, step, version)
+
+    def between_steps(self, step: int = -1, version: int = -1) -> None:
+        """Move away what only training and publishing use, and measure what is left on the device."""
+        self.out("weights", step, version)
+        self.out("reference", step, version)
+        if self._place is not None:
+            self._resident = self._place.resident_bytes()
+
+    def metrics(self) -> Metrics:
+        """Return what was moved since the last call, and what was left when all was away; of ranks the most."""
+        if self._place is None:
+            return {}
+        metrics = {
+            "offload/moved_bytes": Metric(self._moved[Stage.OFFLOAD], "sum"),
+            "offload/returned_bytes": Metric(self._moved[Stage.ONLOAD], "sum"),
+        }
+        if self._resident is not None:
+            metrics["offload/resident_bytes"] = Metric(self._resident, "max")
+        self._moved = dict.fromkeys(self._moved, 0)
+        return metrics
+
+    def close(self) -> None:
+        """Let go of what was moved away."""
+        if self._place is not None:
+            self._place.close()
+
+
+def movable(tensors: Iterable[Tensor]) -> None:
+    """Give each tensor whose memory is not torch's own, such as a mapped file, memory that can be given back."""
+    for tensor in tensors:
+        if not isinstance(tensor, DTensor) and not tensor.untyped_storage().resizable():
+            tensor.data = tensor.data.clone()
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """Each storage once, without empty ones."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    found = {storage._cdata: storage for tensor in local if (storage := tensor.untyped_storage()).nbytes()}
+    return list(found.values())
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,269 @@
+"""Offload: the same bits as without it, what is where in each phase, and the order of what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.core.types import Metrics, RolloutGroup
+from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.offload import FilePlace, Offload, movable
+from harness.learner.ranks import OneProcess, Ranks, TorchRanks
+from harness.models.decoder import DecoderLM, decoder_without_weights
+from harness.scenario.learner import Held
+from harness.transports.in_process import InProcessTransport
+from tests.learner.test_ranks import EVERY_MODE, MODES, RICH, SHAPE, whole
+from tests.learner.tiny_training import groups, train_on
+from tests.rank_pool import RankPool
+
+EVERYTHING: tuple[Held, ...] = get_args(Held)
+Result = tuple[dict[str, Tensor], list[dict[str, Tensor]], Metrics, Metrics]
+"""Weights of the policy; those of the reference and the previous one; metrics of training and of moving."""
+
+
+def train(
+    options: TrainerOptions, kinds: Collection[Held], ranks: Ranks, batches: Sequence[tuple[RolloutGroup, ...]]
+) -> Result:
+    """Train as the worker does, with everything away between two training steps."""
+    place = FilePlace()
+    first = getattr(ranks, "rank", 0) == 0
+    model = DecoderLM(SHAPE, seed=1) if first else decoder_without_weights(SHAPE)
+    trainer = PolicyTrainer(model, 0, options, ranks=ranks, offload=Offload(kinds, place))
+    metrics: Metrics = {}
+    for batch in batches:
+        trainer.offload.between_steps()
+        metrics = train_on(trainer, [batch], ranks.data_rank)
+    weights = {name: whole(tensor) for name, tensor in trainer.weights().items()}
+    trainer.offload.back("reference")
+    frozen = [policy for policy in (trainer._reference_scoring, trainer._previous) if policy is not None]
+    others = [{name: whole(tensor) for name, tensor in policy.named_parameters()} for policy in frozen]
+    moved = trainer.offload.metrics()
+    trainer.offload.close()
+    return weights, others, metrics, moved
+
+
+def train_rank(rank: int, mode: str, options: TrainerOptions, kinds: Collection[Held], batches: Any) -> Result:
+    ranks = TorchRanks(*MODES[mode], keeps_buckets="gradients" in kinds)
+    ranks.rank = rank  # type: ignore[attr-defined]
+    return train(options, kinds, ranks, batches)
+
+
+def same_bits(found: Result, wanted: Result) -> None:
+    assert found[0].keys() == wanted[0].keys()
+    assert all(torch.equal(found[0][name], wanted[0][name]) for name in wanted[0])
+    assert len(found[1]) == len(wanted[1])
+    for of_found, of_wanted in zip(found[1], wanted[1], strict=True):
+        assert all(torch.equal(of_found[name], of_wanted[name]) for name in of_wanted)
+    assert found[2] == wanted[2]
+
+
+BATCHES = [groups(seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_ranks_train_the_same_bits_with_everything_away_between_steps(mode: str, rank_pool: RankPool) -> None:
+    ranks = MODES[mode][1].ranks
+    wanted = rank_pool.run(ranks, train_rank, mode, RICH, (), BATCHES)
+    found = rank_pool.run(ranks, train_rank, mode, RICH, EVERYTHING, BATCHES)
+    for of_found, of_wanted in zip(found, wanted, strict=True):
+        same_bits(of_found, of_wanted)
+        assert of_found[3]["offload/moved_bytes"].value > 0
+
+
+@pytest.mark.parametrize("kinds", [("weights",), ("reference",), ("optimizer",), ("gradients",), EVERYTHING])
+def test_one_process_trains_the_same_bits_with_each_switch(kinds: tuple[Held, ...]) -> None:
+    wanted = train(RICH, (), OneProcess(), BATCHES)
+    same_bits(train(RICH, kinds, OneProcess(), BATCHES), wanted)
+
+
+class Counted:
+    """A device of the test: bytes in the place of memory, and what happens in the order in which it does."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+        self.events: list[str] = []
+
+    def keep(self, number: int, memory: Tensor) -> None:
+        self.kept[number] = memory.clone()
+        self.events.append(f"keep {len(memory)}")
+
+    def fetch(self, number: int, memory: Tensor) -> None:
+        memory.copy_(self.kept[number])
+        self.events.append(f"fetch {len(memory)}")
+
+    def settle(self) -> None:
+        self.events.append("settle")
+
+    def give_back(self) -> None:
+        self.events.append("give back")
+
+    def resident_bytes(self) -> int:
+        return 77
+
+    def close(self) -> None:
+        self.kept.clear()
+
+
+def test_memory_is_given_away_when_the_copies_are_made_and_each_storage_goes_once() -> None:
+    place, weight = Counted(), torch.arange(6.0)
+    offload = Offload(["weights"], place)
+    offload.watch("weights", lambda: [weight, weight[2:].view(2, 2), torch.ones(3, dtype=torch.int64)])
+    offload.watch("optimizer", lambda: [weight])  # not asked for
+    offload.out("optimizer")
+    offload.between_steps()
+    offload.out("weights")
+    assert weight.untyped_storage().nbytes() == 0
+    offload.back("weights")
+    offload.back("weights")
+    assert weight.tolist() == [0, 1, 2, 3, 4, 5]
+    assert place.events == ["keep 24", "keep 24", "settle", "give back", "fetch 24", "fetch 24", "settle"]
+    moved = {name: (metric.value, metric.reduction) for name, metric in offload.metrics().items()}
+    assert moved == {
+        "offload/moved_bytes": (48, "sum"),
+        "offload/returned_bytes": (48, "sum"),
+        "offload/resident_bytes": (77, "max"),
+    }
+    assert offload.metrics()["offload/moved_bytes"].value == 0
+
+
+def test_what_has_no_contents_is_freed_and_not_copied() -> None:
+    place, buffer = Counted(), torch.ones(8)
+    offload = Offload(["gradients"], place)
+    offload.watch("gradients", lambda: [buffer], has_contents=False)
+    offload.out("gradients")
+    assert (buffer.untyped_storage().nbytes(), place.kept) == (0, {})
+    offload.back("gradients")
+    assert buffer.untyped_storage().nbytes() == 32
+    assert offload.metrics()["offload/moved_bytes"].value == 0
+
+
+def test_a_file_takes_memory_off_the_process() -> None:
+    size = 48 * 2**20
+    place, weight = FilePlace(), torch.ones(size // 4)
+    offload = Offload(["weights"], place)
+    offload.watch("weights", lambda: [weight])
+    before = place.resident_bytes()
+    offload.out("weights")
+    away = place.resident_bytes()
+    offload.back("weights")
+    assert before - away > 0.9 * size
+    assert place.resident_bytes() - away > 0.9 * size
+    assert torch.equal(weight, torch.ones(size // 4))
+    offload.close()
+
+
+def test_memory_that_is_not_torchs_own_can_be_moved_too() -> None:
+    weight = torch.from_numpy(np.arange(4.0))
+    movable([weight])
+    offload = Offload(["weights"], Counted())
+    offload.watch("weights", lambda: [weight])
+    offload.out("weights")
+    offload.back("weights")
+    assert weight.tolist() == [0, 1, 2, 3]
+
+
+class Watching(PolicyTrainer):
+    """Notes what is on the device while it computes: by phase, the kinds that are."""
+
+    seen: dict[Phase, set[Held]]
+
+    def look(self, phase: Phase) -> None:
+        assert self._reference_scoring is not None
+        weights = next(self.model.parameters())
+        reference = next(self._reference_scoring.parameters())
+        here: dict[Held, bool] = {
+            "weights": weights.untyped_storage().nbytes() > 0,
+            "reference": reference.untyped_storage().nbytes() > 0,
+            "optimizer": any(state.untyped_storage().nbytes() for state in self._optimizer_state()),
+        }
+        self.seen.setdefault(phase, set()).update(held for held, is_here in here.items() if is_here)
+
+    def compute_old_log_probs(self, batch: Any) -> None:
+        super().compute_old_log_probs(batch)
+        self.look("old_logprobs")
+
+    def compute_reference_log_probs(self, batch: Any) -> None:
+        super().compute_reference_log_probs(batch)
+        self.look("reference_logprobs")
+
+    def _gradients(self, *arguments: Any) -> Any:
+        self.look("gradients")
+        return super()._gradients(*arguments)
+
+
+@pytest.mark.parametrize("leaving", [frozenset(), frozenset(["optimizer"]), frozenset(EVERYTHING)])
+def test_what_is_on_the_device_in_each_phase_is_what_the_memory_plan_is_told(leaving: frozenset[Held]) -> None:
+    offload = Offload(leaving, Counted())
+    trainer = Watching(DecoderLM(SHAPE, seed=1), 0, RICH, offload=offload)
+    worker = LearnerWorker(trainer, InProcessTransport(snapshot=True), tracer=NullTracer(), offload=offload)
+    worker.publish_weights(0, frozenset())
+    for step in range(2):
+        trainer.seen = {}
+        worker.update(step, groups(step))
+        worker.publish_weights(step + 1, frozenset())
+        trainer.look("sampling")
+    for phase, seen in trainer.seen.items():
+        told = {held for held in EVERYTHING if held != "gradients" and is_resident(held, phase, leaving)}
+        assert seen == told, phase
+    assert set(trainer.seen) == {"old_logprobs", "reference_logprobs", "gradients", "sampling"}
+
+
+class Sleeper:
+    """An engine with its memory on the same device: awake from a load to the end of the batch."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def load(self, handle: WeightHandle, wanted: dict[str, Tensor]) -> None:
+        self.events.append("engine wakes")
+        weights, _ = handle.payload
+        assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+
+    def generate(self) -> None:
+        self.events.append("engine sleeps")
+
+
+def test_the_learner_is_away_before_the_engine_wakes_and_comes_back_after_it_sleeps() -> None:
+    """One training step of a colocated Learner, stage by stage."""
+    tracer = RecordingTracer(count(0, 10).__next__)
+    lane = ConsecutiveTracer(tracer)
+    offload = Offload(EVERYTHING, Counted(), lane)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(RICH, minibatches_per_epoch=1), offload=offload)
+    worker = LearnerWorker(trainer, InProcessTransport(snapshot=True), tracer=lane, offload=offload)
+    events: list[str] = []
+
+    def note() -> None:
+        spans = tracer.drain()
+        events.extend(f"{span.stage} {span.step}" for span in spans)
+        assert all(one.end_ns < other.start_ns for one, other in pairwise(spans))
+
+    engine = Sleeper(events)
+    for version in range(2):
+        wanted = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+        handle = worker.publish_weights(version, frozenset())
+        note()
+        engine.load(handle, wanted)
+        engine.generate()
+        result = worker.update(version, groups(version))
+        note()
+        assert {"offload/moved_bytes", "offload/resident_bytes"} <= result.metrics.keys()
+    one_pass = ["update 1", "onload 1", "update 1", "offload 1"]
+    assert events[events.index("engine wakes", 5) :] == [
+        "engine wakes",
+        "engine sleeps",
+        "prepare_batch 1",
+        "onload 1",
+        "old_logprobs 1",
+        "onload 1",
+        "reference_logprobs 1",
+        "offload 1",
+        *one_pass,  # the previous policy is replaced
+        *one_pass * 2,  # two optimizer steps
+        *one_pass,  # the reference follows
+        "update 1",
+    ]
+    assert events[: events.index("engine wakes")] == ["weight_publish 0", "offload -1", "offload -1"]
