@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from harness.core.types import Metrics, RolloutGroup
+from harness.core.trace import ConsecutiveTracer, NullTracer, RecordingTracer
+from harness.core.types import Metrics, RolloutGroup, WeightHandle
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.offload import FilePlace, Offload, movable
 from harness.learner.ranks import OneProcess, Ranks, TorchRanks
 from harness.models.decoder import DecoderLM, decoder_without_weights
-from harness.scenario.learner import Held
+from harness.run.workers import LearnerWorker
+from harness.scenario.learner import Held, Phase, is_resident
 from harness.transports.in_process import InProcessTransport
 from tests.learner.test_ranks import EVERY_MODE, MODES, RICH, SHAPE, whole
-from tests.learner.tiny_training import groups, train_on
+from tests.learner.tiny_training import CONFIG, groups, train_on
 from tests.rank_pool import RankPool
 
 EVERYTHING: tuple[Held, ...] = get_args(Held)

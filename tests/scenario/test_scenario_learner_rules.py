@@ -69,7 +69,28 @@ CASES = [
         "8",
         ["placement.learner.ranks", "rollout_batch_size", "minibatches_per_epoch"],
     ),
+    (
+        of_ranks(2, "deepspeed", offload={"weights": True, "optimizer": True}),
+        "offload_has_something",
+        "",
+        "2",
+        ["learner.offload.weights", "learner.offload.optimizer", "learner.sharding"],
+    ),
+    (
+        {"model": {"type": "paced"}, "engine": {"type": "paced"}, "learner": {"offload": {"gradients": True}}},
+        "offload_has_something",
+        "",
+        "",
+        ["learner.offload.gradients", "model.type"],
+    ),
 ]
+
+
+def test_moving_is_refused_for_what_has_nothing_to_move_alone() -> None:
+    for settings in (of_ranks(2, "ddp", offload={"gradients": True}), {"learner": {"offload": {"weights": True}}}):
+        assert broken_rules(Scenario.model_validate(settings)) == []
+    measured_alone = of_ranks(2, "deepspeed", offload={})
+    assert broken_rules(Scenario.model_validate(measured_alone)) == []
 
 
 @pytest.mark.parametrize(("settings", "rule", "said", "advised", "keys"), CASES)
