@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -207,7 +207,7 @@ class TorchRanks:
         buckets, self._buckets = self._buckets, []
         return buckets
 
-    def _exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _exchange(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Average a bucket over the data ranks, as DDP does by itself: times 1 / ranks, then the sum."""
         self._buckets.append(bucket.buffer())
         shared = bucket.buffer().mul_(1.0 / self.data_ranks)

@@ -261,8 +261,8 @@ class PolicyTrainer:
         self.offload.watch("weights", self.model.parameters)
         for policy in frozen:
             self.offload.watch("reference", policy.parameters)
-        if self._reference is not None:
-            self.offload.watch("reference", lambda reference=self._reference: reference.averages)
+        if (reference := self._reference) is not None:
+            self.offload.watch("reference", lambda: reference.averages)
         self.offload.watch("optimizer", self._optimizer_state)
         self.offload.watch("gradients", self._ranks.gradient_buffers, has_contents=False)
 
