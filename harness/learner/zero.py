@@ -26,10 +26,7 @@ from torch.optim import Optimizer
 from harness.core.errors import UserError
 from harness.learner.ranks import MakeOptimizer
 from harness.models.decoder import layers_of
-from harness.scenario.learner import ZeroStage
-
-MOST_AT_ONCE = 50_000_000
-"""Most gradients added up at once. DeepSpeed's own 500 million would be a buffer of 2 GB, for a small model too."""
+from harness.scenario.learner import MOST_ADDED_AT_ONCE, ZeroStage
 
 
 def check_usable(*, cuda: bool) -> None:
@@ -151,7 +148,7 @@ class ZeroRanks:
         if self._stage == 3:
             for layer in layers_of(scoring):
                 deepspeed.utils.set_z3_leaf_module(layer, True)
-        most = min(MOST_AT_ONCE, sum(parameter.numel() for parameter in scoring.parameters()))
+        most = min(MOST_ADDED_AT_ONCE, sum(parameter.numel() for parameter in scoring.parameters()))
         config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,  # it wants a number and makes no batches
             "zero_allow_untested_optimizer": True,

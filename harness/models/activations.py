@@ -8,7 +8,7 @@ Letters: h hidden, q all query heads, k all key heads, i inside of the MLP.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.models.shape import Shape
 
@@ -50,7 +50,9 @@ def keeps_scores(scores: int, keys: int, head_dim: int, max_scores: int = MAX_SC
     return keys <= 2 * head_dim and scores <= max_scores
 
 
-def layer_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *, on_gpu: bool = False) -> int:
+def layer_bytes(
+    shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *, on_gpu: bool = False, tensor: int = 1
+) -> int:
     """Bytes that one layer keeps of one microbatch.
 
     Args:
@@ -59,21 +61,29 @@ def layer_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *
         weight_bytes: of one trained weight, 4 or 2.
         autocast: whether products are computed in 16 bits over float32 weights.
         on_gpu: where the harness' own attention always takes the fused kernel.
+        tensor: ranks that cut each matrix of the harness' own model, of which this is one.
     """
     if shape.runs_on == "own":
-        return _own_layer(shape, batch, weight_bytes, autocast, on_gpu)
+        return _own_layer(shape, batch, weight_bytes, autocast, on_gpu, tensor)
     return batch.padded_tokens * _transformers_token(shape, weight_bytes, autocast)
 
 
 def kept_bytes(
-    shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, checkpointing: bool, *, on_gpu: bool = False
+    shape: Shape,
+    batch: Batch,
+    weight_bytes: int,
+    autocast: bool,
+    checkpointing: bool,
+    *,
+    on_gpu: bool = False,
+    tensor: int = 1,
 ) -> int:
     """Bytes that all layers keep of one microbatch; with checkpointing the inputs of all and the insides of one."""
-    one = layer_bytes(shape, batch, weight_bytes, autocast, on_gpu=on_gpu)
+    one = layer_bytes(shape, batch, weight_bytes, autocast, on_gpu=on_gpu, tensor=tensor)
     if not checkpointing:
         return shape.num_layers * one
     tokens = batch.packed_tokens if shape.runs_on == "own" else batch.padded_tokens
-    return shape.num_layers * tokens * shape.hidden_size * weight_bytes + one
+    return shape.num_layers * (tokens // tensor) * shape.hidden_size * weight_bytes + one
 
 
 def logit_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool) -> int:
@@ -104,20 +114,29 @@ def _transformers_token(shape: Shape, weight_bytes: int, autocast: bool) -> int:
     return 4 * (6 * h + 4 * q + 4 * i)
 
 
-def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on_gpu: bool) -> int:
+def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on_gpu: bool, tensor: int) -> int:
     """The harness' own layer: tokens are packed, and attention sees padded rows.
 
     Packed, for each token: the normed values and the output of both norms, the attention's output, 4i of the MLP, and
     the normed heads where the model norms them. Padded, for each row: queries, keys and values, and the probabilities
     unless the kernel is fused.
+
+    A tensor rank has some of the heads and of the MLP's width for all tokens, norms for some of the tokens, and their
+    outputs for all, since the matrices behind them take these.
     """
-    h, q, k, i = shape.hidden_size, shape.query_size, shape.key_size, shape.intermediate_size
+    cut = replace(
+        shape,
+        num_heads=shape.num_heads // tensor,
+        num_key_value_heads=shape.num_key_value_heads // tensor,
+        intermediate_size=shape.intermediate_size // tensor,
+    )
+    h, q, k, i = cut.hidden_size, cut.query_size, cut.key_size, cut.intermediate_size
     narrow = 2 if autocast or weight_bytes == 2 else 4
-    packed = batch.packed_tokens * (2 * 4 * h + narrow * (2 * h + q + 4 * i))
+    packed = batch.packed_tokens * (2 * 4 * h // tensor + narrow * (2 * h + q + 4 * i))
     if shape.head_norms:
         packed += batch.packed_tokens * 4 * (q + k)
     queries, keys = batch.response - 1, batch.prompt + batch.response - 1
-    scores = batch.rows * shape.num_heads * queries * keys
+    scores = batch.rows * cut.num_heads * queries * keys
     if on_gpu or not keeps_scores(scores, keys, shape.head_dim):
         padded = (narrow if on_gpu else 4) * batch.rows * (2 * q * queries + 2 * q * keys)
     else:

@@ -117,6 +117,12 @@ def shape_of_own(config: ModelConfig) -> Shape:
     )
 
 
+def can_be_cut(shape: Shape, ranks: int) -> bool:
+    """Whether so many tensor ranks can share the model; see ``check_divides``."""
+    sizes = (shape.num_key_value_heads, shape.num_heads, shape.intermediate_size)
+    return ranks == 1 or (shape.runs_on == "own" and not any(size % ranks for size in sizes))
+
+
 def check_divides(shape: Shape, ranks: int) -> None:
     """Refuse to cut a model over so many tensor ranks that heads or the MLP's width would have to be split unevenly.
 

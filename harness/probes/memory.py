@@ -220,6 +220,14 @@ def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainM
     return MainMemory(sum(own) + sum(files.values()) + shared, len(own)) if own else None
 
 
+def own_peak(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Return what a process held at most, without files and shared memory; None where that cannot be read."""
+    with suppress(OSError, LookupError, ValueError):
+        sizes = _sizes(proc / str(pid) / "status")
+        return sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"]
+    return None
+
+
 def _sizes(status: Path) -> dict[str, int]:
     """The lines of a process's status that are sizes in kB, in bytes."""
     lines = [line.split() for line in status.read_text(encoding="utf-8", errors="replace").splitlines()]

@@ -18,12 +18,12 @@ from harness.loop import Throttle, first_error, run_loop
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
-from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, with_children
+from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
 from harness.results.recorder import RowListener
 from harness.results.writer import POLICY, PROFILES
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
-from harness.run.memory.check import memory_line, planned_bytes
+from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
 from harness.run.session import Arm, Experiment, RunSession, run_label
@@ -237,10 +237,10 @@ def _alone(arm: Arm) -> Alone:
     return Alone(arm.clock, None if arm.speed is None else arm.speed.measure)
 
 
-def _measure_memory(sessions: Sequence[RunSession], has_gpu: bool) -> dict[str, Any]:
+def _measure_memory(sessions: Sequence[RunSession], has_gpu: bool, of: RunSession) -> dict[str, Any]:
     """Return what the runs side by side have held at most so far, beside what was planned; see ``memory.check``.
 
-    Empty where main memory cannot be read.
+    ``lanes`` are those of one of them. Empty where main memory cannot be read.
     """
     pids, on_gpus = {os.getpid()}, dict[int, Peak]()
     for session in sessions:
@@ -250,12 +250,21 @@ def _measure_memory(sessions: Sequence[RunSession], has_gpu: bool) -> dict[str, 
     main = main_memory_peak(with_children(pids))
     if main is None:
         return {}
-    found: dict[str, dict[str, int]] = {"main": {"peak_bytes": main.num_bytes, "processes": main.processes}}
+    found: dict[str, dict[str, Any]] = {"main": {"peak_bytes": main.num_bytes, "processes": main.processes}}
     if on_gpus:
         allocated, reserved = (sum(sizes) for sizes in zip(*on_gpus.values(), strict=True))
         found["gpu"] = {"peak_bytes": allocated, "reserved_bytes": reserved, "processes": len(on_gpus)}
     planned = planned_bytes([session.arm.variant.scenario for session in sessions], has_gpu)
-    return {
-        memory: figures | ({"planned_bytes": planned[memory]} if memory in planned else {})
-        for memory, figures in found.items()
-    }
+    for memory, num_bytes in planned.items():
+        if memory in found:
+            found[memory]["planned_bytes"] = num_bytes
+    own = planned_of_lanes(of.arm.variant.scenario, has_gpu)
+    for lane, pid in of.arm.parts.processes().items():
+        peaks = {"main": own_peak(pid), "gpu": on_gpus[pid].allocated if pid in on_gpus else None}
+        for memory, peak_bytes in peaks.items():
+            if memory in found and peak_bytes is not None:
+                figures = {"peak_bytes": peak_bytes}
+                if (memory, lane) in own:
+                    figures["planned_bytes"] = own[memory, lane]
+                found[memory].setdefault("lanes", {})[lane] = figures
+    return found

@@ -69,7 +69,7 @@ class RunSession:
         recorder: writes its rows.
         probes: what runs beside it.
         streams: its metrics for other programs.
-        measure_memory: called once at the end: returns what the run held at most, for the manifest.
+        measure_memory: called once at the end, with this run: returns what it held at most, for the manifest.
         durable: see ``Experiment``.
 
     Attributes:
@@ -84,7 +84,7 @@ class RunSession:
         recorder: RunRecorder,
         probes: RunProbes,
         streams: Streams,
-        measure_memory: Callable[[], dict[str, Any]] = dict,
+        measure_memory: Callable[[RunSession], dict[str, Any]] = lambda _: {},
         durable: bool = False,
     ) -> None:
         self.arm, self.folder, self.recorder, self.probes, self._streams = arm, folder, recorder, probes, streams
@@ -127,7 +127,7 @@ class RunSession:
             self.probes.close()
         self.recorder.write_spans()
         self.recorder.drain_probes()
-        self.memory = self._measure_memory()
+        self.memory = self._measure_memory(self)
         if self.memory:
             self.folder.log(memory_line(self.memory))
         if self._durable:
@@ -208,7 +208,7 @@ class Experiment:
         interleaving: str | None = None,
         row_listeners: Sequence[RowListener] = (),
         pass_turn: StepListener = lambda step: None,
-        measure_memory: Callable[[], dict[str, Any]] = dict,
+        measure_memory: Callable[[RunSession], dict[str, Any]] = lambda _: {},
     ) -> RunSession:
         """Make a run's folder with its manifest and resolved scenario, and what records the run there.
 

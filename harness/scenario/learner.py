@@ -23,6 +23,8 @@ Phase = Literal[
 ]
 """What a Learner does: ``sampling`` is all of the time between two training steps. The previous policy is replaced in
 ``reference_update`` too."""
+MOST_ADDED_AT_ONCE = 50_000_000
+"""Most gradients that DeepSpeed adds up at once. Its own 500 million would be 2 GB, for a small model too."""
 
 
 @dataclass(frozen=True, slots=True)

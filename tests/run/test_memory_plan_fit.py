@@ -130,7 +130,9 @@ def test_actors_have_a_process_each(tmp_path: Path) -> None:
         ("scorer", 1),
         ("ray and driver", 1),
     ]
-    assert sizes(plan.processes[1])["received weights"] == 4 * WEIGHTS
+    assert "received weights" not in sizes(plan.processes[1])  # it maps the Learner's
+    other = make_plan(scenario(tmp_path, text.replace("shared_memory", "nixl")), qwen())
+    assert sizes(other.processes[1])["received weights"] == 4 * WEIGHTS
     assert plan.total("cpu") == sum(process.count * process.peak for process in plan.processes)
 
 

@@ -12,7 +12,14 @@ from harness.scenario import Scenario
 
 MEMORIES = {"gpu": "GPU memory", "main": "main memory"}
 """Where a run holds something, by its key in the manifest."""
-_PHASES = {"held": "", "sampling": "while sampling", "loading": "while weights come", "update": "while training"}
+_PHASES = {
+    "startup": "while starting",
+    "held": "",
+    "sampling": "while sampling",
+    "loading": "while weights come",
+    "update": "while training",
+    "publish": "while publishing",
+}
 _SHOWN = 3
 
 
@@ -63,12 +70,23 @@ def planned_bytes(scenarios: Sequence[Scenario], has_gpu: bool) -> dict[str, int
     return {"main": needed_main(plans), "gpu": sum(plan.total("cuda") for plan in plans) + taken_where_free}
 
 
+def planned_of_lanes(scenario: Scenario, has_gpu: bool) -> dict[tuple[str, str], int]:
+    """Return what is planned for the process of each lane alone, without what it shares, by memory and lane."""
+    plan, _ = plan_of(scenario, has_gpu)
+    found: dict[tuple[str, str], int] = {}
+    for process in plan.processes if plan else ():
+        memory = "main" if process.device == "cpu" else "gpu"
+        found |= {(memory, lane): process.own_peak for lane in process.lanes}
+    return found
+
+
 def memory_line(outcome: Mapping[str, Mapping[str, Any]]) -> str:
     """Return ``planned 1.4 GiB, peak 1.3 GiB (main memory, 4 processes)``, for each memory that was measured.
 
     Args:
-        outcome: by memory: ``peak_bytes`` and ``processes``; ``planned_bytes`` where there was a plan, and
-            ``reserved_bytes`` where an allocator took more than it gave out.
+        outcome: by memory: ``peak_bytes`` and ``processes``; ``planned_bytes`` where there was a plan,
+            ``reserved_bytes`` where an allocator took more than it gave out, and ``lanes`` with the first two of each
+            part that is a process, without what it shares with others.
     """
     parts = []
     for key, name in MEMORIES.items():
@@ -78,8 +96,18 @@ def memory_line(outcome: Mapping[str, Mapping[str, Any]]) -> str:
         planned = f"planned {gib(found['planned_bytes'])}, " if "planned_bytes" in found else ""
         reserved = f", {gib(found['reserved_bytes'])} reserved" if "reserved_bytes" in found else ""
         number = "1 process" if found["processes"] == 1 else f"{found['processes']} processes"
-        parts.append(f"{planned}peak {gib(found['peak_bytes'])}{reserved} ({name}, {number})")
+        parts.append(f"{planned}peak {gib(found['peak_bytes'])}{reserved} ({name}, {number}{_ranks(found)})")
     return "memory: " + "; ".join(parts)
+
+
+def _ranks(found: Mapping[str, Any]) -> str:
+    """Peak and plan of each rank of a Learner that has several, or nothing."""
+    ranks = {lane: each for lane, each in found.get("lanes", {}).items() if lane_kind(lane) == "learner"}
+    shown = []
+    for lane, each in ranks.items():
+        planned = f" of {gib(each['planned_bytes'])} planned" if "planned_bytes" in each else ""
+        shown.append(f"{lane} {gib(each['peak_bytes'])}{planned}")
+    return "; of its own: " + ", ".join(shown) if len(ranks) > 1 else ""
 
 
 def memory_table(scenario: Scenario, has_gpu: bool) -> list[str]:

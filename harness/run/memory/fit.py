@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from harness.core.errors import UserError
+from harness.models.shape import can_be_cut
 from harness.run.memory.plan import MemoryPlan, make_plan
 from harness.scenario import Scenario, broken_rules
 
@@ -219,7 +220,7 @@ def first_changes(plan: MemoryPlan, part: str) -> list[Change]:
 
     def need(plans: Plans) -> int:
         processes = plans[0].processes
-        return max((each.peak for each in processes if each.device == "cuda" and each.name in (part, "run")), default=0)
+        return max((each.peak for each in processes if each.device == "cuda" and each.kind in (part, "run")), default=0)
 
     found: list[Change] = []
     tunables = _tunables_in_order([plan], need)
@@ -247,8 +248,10 @@ def _with(section: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def _is_valid(plans: Plans) -> bool:
-    """Whether every scenario keeps the rules."""
-    return not any(broken_rules(plan.scenario) for plan in plans)
+    """Whether every scenario keeps the rules, and its model can be cut over its tensor ranks."""
+    return not any(broken_rules(plan.scenario) for plan in plans) and all(
+        can_be_cut(plan.shape, plan.scenario.learner.mesh.tensor) for plan in plans
+    )
 
 
 def _tunables_in_order(plans: Plans, need: Callable[[Plans], int]) -> list[Tunable]:
@@ -322,10 +325,33 @@ def _smaller_engine_batch(scenario: Scenario) -> Iterator[int]:
     yield from _halves(min(now, used), 1)
 
 
+def _to(key: str, best: str) -> Callable[[Scenario], Iterator[str]]:
+    def values(scenario: Scenario) -> Iterator[str]:
+        if scenario.placement.learner.ranks > 1 and getattr(scenario.learner, key) != best:
+            yield best
+
+    return values
+
+
+def _more_ranks(scenario: Scenario) -> Iterator[int]:
+    now = scenario.placement.learner.ranks
+    if now > 1 and scenario.learner.sharding != "ddp":
+        yield from (now * 2**power for power in range(1, 7))
+
+
+def _more_tensor_ranks(scenario: Scenario) -> Iterator[int]:
+    now, ranks = scenario.learner.mesh.tensor, scenario.placement.learner.ranks
+    yield from (size for size in range(now + 1, ranks + 1) if ranks % size == 0)
+
+
 TUNABLES = (
     Tunable("gradient_accumulation_steps", True, _more_microbatches),
     Tunable("engine.max_batch", True, _smaller_engine_batch),
     Tunable("model.gradient_checkpointing", True, _checkpointing),
+    Tunable("learner.sharding", True, _to("sharding", "fsdp2")),
+    Tunable("learner.publish", True, _to("publish", "shards")),
+    Tunable("learner.mesh.tensor", True, _more_tensor_ranks),
+    Tunable("placement.learner.ranks", True, _more_ranks),
     Tunable("engine.precision", False, _bfloat16("engine", "precision")),
     Tunable("model.precision", False, _bfloat16("model", "precision")),
     Tunable("model.dtype", False, _bfloat16("model", "dtype")),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.errors import UserError
 from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours
-from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 from harness.models.shape import Shape, shape_for
+from harness.run.memory.amounts import WIDTH, Amount, Phase
+from harness.run.memory.learner import learner_amounts, present, startup_amounts
 from harness.scenario import Scenario
-from harness.scenario.loop_plan import on_one_thread
+from harness.scenario.loop_plan import lanes_of, rank_lanes
 
-Phase = Literal["held", "sampling", "loading", "update"]
 Device = Literal["cpu", "cuda"]
 
 PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
@@ -25,6 +24,8 @@ PROCESS_BYTES = 576 * 2**20
 ACTOR_BYTES = {"learner": 320 * 2**20, "generator": 320 * 2**20, "scorer": 208 * 2**20, "ray and driver": 368 * 2**20}
 """What each process of a run with actors holds before it loads anything, pages that processes share counted in parts
 (PSS): fewer libraries than a run in one process, and one copy of them for all; see docs/memory.md."""
+ACTOR_OWN_BYTES = {"learner": 240 * 2**20, "generator": 240 * 2**20, "scorer": 150 * 2**20}
+"""What of them is the process's alone, without pages of files."""
 VLLM_BYTES = 288 * 2**20
 """What vLLM adds to its process before it loads anything, likewise."""
 RAY_BYTES = 416 * 2**20
@@ -42,22 +43,9 @@ _LEAST_STORE = 75 * 2**20
 _MOST_SLOW_STORE = 10**10
 """Bytes of a store outside of shared memory; Ray refuses more."""
 _VLLM_AMOUNTS = ("engine weights", "key/value cache", "vLLM's workspace")
-_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+_LIBRARIES = ("Python and its libraries", "CUDA", "Ray")
 _PUBLISHED_COPIES = 2
 """Versions that a transport keeps at the sender: the one in use, and the one being published."""
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """Bytes for one purpose: ``held`` from start to end, or only during a phase.
-
-    ``more`` bytes are taken beyond those where there is room for them.
-    """
-
-    name: str
-    num_bytes: int
-    phase: Phase = "held"
-    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +60,7 @@ class ProcessPlan:
         count: how many such processes there are.
         gpus: share of a GPU that one reserves; 0 on a GPU takes the first, as all runs of one process do.
         vllm_share: of its GPU's whole memory that a vLLM in it is told to take; None where it is told none.
+        lanes: whose processes these are.
     """
 
     name: str
@@ -81,6 +70,7 @@ class ProcessPlan:
     count: int = 1
     gpus: float = 0.0
     vllm_share: float | None = None
+    lanes: tuple[str, ...] = ()
 
     def of(self, phase: Phase) -> int:
         """Bytes of this phase."""
@@ -89,9 +79,21 @@ class ProcessPlan:
     @property
     def peak(self) -> int:
         """Most bytes that one such process has to hold at a time."""
-        sampling = max(self.of("sampling"), self.of("loading"))
-        passing = sampling + self.of("update") if self.overlapping else max(sampling, self.of("update"))
-        return self.of("held") + passing
+        sampling, training = max(self.of("sampling"), self.of("loading")), max(self.of("update"), self.of("publish"))
+        passing = sampling + training if self.overlapping else max(sampling, training)
+        libraries = sum(amount.num_bytes for amount in self.amounts if amount.name in _LIBRARIES)
+        return max(self.of("held") + passing, libraries + self.of("startup"))
+
+    @property
+    def kind(self) -> str:
+        """The part, whichever of its ranks."""
+        return self.name.partition(",")[0]
+
+    @property
+    def own_peak(self) -> int:
+        """What of its peak no other process maps; of the libraries that is what ``ACTOR_OWN_BYTES`` says."""
+        shared = sum(amount.num_bytes for amount in self.amounts if amount.shared)
+        return self.peak - shared - ACTOR_BYTES.get(self.kind, 0) + ACTOR_OWN_BYTES.get(self.kind, 0)
 
     def peak_on(self, gpu_size: int | None) -> int:
         """Most bytes that one holds at a time on a GPU of this size (None: not known): a vLLM takes all of its share.
@@ -147,11 +149,11 @@ def make_plan(
     parts = {"learner": scenario.placement.learner, "generator": scenario.placement.generator}
     devices = {name: scenario.device_of(part, has_gpu) for name, part in parts.items()}
     on_gpu = devices["learner"] == "cuda"
-    learner = learner_amounts(scenario, shape, prompt, on_gpu)
     generator = generator_amounts(scenario, shape, prompt, devices["generator"] == "cuda")
     if scenario.uses_ray:
-        processes = _actors(scenario, {"learner": learner, "generator": generator}, devices)
+        processes = _actors(scenario, shape, prompt, generator, devices)
     else:
+        learner = learner_amounts(scenario, shape, prompt, on_gpu)
         base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
         amounts = (_cuda() if on_gpu else base, *learner, *generator)
         run = ProcessPlan(
@@ -196,68 +198,44 @@ def longest_prompt(scenario: Scenario, shape: Shape, counted: int | None = None)
 
 
 def _actors(
-    scenario: Scenario, held: Mapping[str, tuple[Amount, ...]], devices: Mapping[str, Device]
+    scenario: Scenario, shape: Shape, prompt: int, generator: tuple[Amount, ...], devices: Mapping[str, Device]
 ) -> tuple[ProcessPlan, ...]:
     """The processes of a run with Ray actors; a part on a GPU has a process in main memory too."""
-    placement = scenario.placement
-    libraries = {
-        "learner": _libraries(ACTOR_BYTES["learner"]),
-        "generator": _libraries(ACTOR_BYTES["generator"] + _engine_bytes(scenario)),
-    }
+    placement, lanes = scenario.placement, rank_lanes(scenario)
+    rows = [("learner", lanes[:1], 0)] + ([("learner, other ranks", lanes[1:], 1)] if lanes[1:] else [])
     parts, hosts = [], []
-    for name, part, count in (
-        ("learner", placement.learner, placement.learner.ranks),
-        ("generator", placement.generator, placement.generator.count),
-    ):
-        on_gpu = devices[name] == "cuda"
-        base = _cuda() if on_gpu else libraries[name]
-        asked = vllm_share(scenario) if name == "generator" else None
-        parts.append(
-            ProcessPlan(name, devices[name], (base, *held[name]), count=count, gpus=part.gpus, vllm_share=asked)
-        )
-        if on_gpu:
-            hosts.append(ProcessPlan(f"host of the {name}", "cpu", (libraries[name],), count=count))
-    scorers = ProcessPlan("scorer", "cpu", (_libraries(ACTOR_BYTES["scorer"]),), count=placement.scorer.count)
+
+    def add(
+        name: str,
+        lanes: Sequence[str],
+        kind: str,
+        held: tuple[Amount, ...],
+        starting: tuple[Amount, ...] = (),
+        vllm: float | None = None,
+    ) -> None:
+        """Plan processes; ``starting`` is main memory in any case."""
+        device, gpus = devices[kind], getattr(placement, kind).gpus
+        base = _libraries(ACTOR_BYTES[kind] + (_engine_bytes(scenario) if kind == "generator" else 0))
+        own = (_cuda(), *held) if device == "cuda" else (base, *held, *starting)
+        parts.append(ProcessPlan(name, device, own, count=len(lanes), gpus=gpus, vllm_share=vllm, lanes=tuple(lanes)))
+        if device == "cuda":
+            hosts.append(ProcessPlan(f"host of the {name}", "cpu", (base, *starting), count=len(lanes)))
+
+    on_gpu = devices["learner"] == "cuda"
+    for name, of_row, rank in rows:
+        whole, parts_of_it = startup_amounts(scenario, shape, rank)
+        held = (*learner_amounts(scenario, shape, prompt, on_gpu, rank), *parts_of_it)
+        add(name, of_row, "learner", held, whole)
+    add("generator", lanes_of("generator", scenario), "generator", generator, vllm=vllm_share(scenario))
+    scorers = lanes_of("scorer", scenario)
+    base = _libraries(ACTOR_BYTES["scorer"])
     of_driver = (_libraries(ACTOR_BYTES["ray and driver"]), Amount("Ray", RAY_BYTES))
-    return (*parts, scorers, ProcessPlan("ray and driver", "cpu", of_driver), *hosts)
-
-
-def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool) -> tuple[Amount, ...]:
-    """What training holds: the policy, AdamW's two averages, copies for KL, what is published, and one microbatch."""
-    model: Any = scenario.model
-    width = _WIDTH[getattr(model, "dtype", "float32")]
-    autocast = model.precision != "float32" and width == 4
-    weights = shape.num_parameters * width
-    copies = int(scenario.needs_reference) + int(scenario.loss.kl.monitor)
-    averaged = scenario.needs_reference and scenario.loss.kl.reference == "polyak" and width < 4
-    rows = scenario.microbatch_size
-    batch = Batch(rows, min(rows, math.ceil(rows / scenario.group_size)), prompt, scenario.sampling.max_tokens)
-    checkpointing = getattr(model, "gradient_checkpointing", False)
-    kept = kept_bytes(shape, batch, width, autocast, checkpointing, on_gpu=on_gpu)
-    return tuple(
-        amount
-        for amount in (
-            Amount("policy", weights),
-            Amount("optimizer", 2 * weights),
-            Amount("reference and previous policy", copies * weights),
-            Amount("float32 average of the reference policy", 4 * shape.num_parameters if averaged else 0),
-            Amount("published weights", _published(scenario) * weights),
-            Amount("gradients", weights, "update"),
-            Amount("activations", kept + cast_bytes(shape, autocast), "update"),
-            backward_amount(shape, batch, width, autocast, on_gpu),
-        )
-        if amount.num_bytes
+    return (
+        *parts,
+        ProcessPlan("scorer", "cpu", (base,), count=len(scorers), lanes=tuple(scorers)),
+        ProcessPlan("ray and driver", "cpu", of_driver),
+        *hosts,
     )
-
-
-def backward_amount(shape: Shape, batch: Batch, width: int, autocast: bool, on_gpu: bool) -> Amount:
-    """What passes on the way back: first the gradient of the logits, then that of one layer after the other.
-
-    The gradients inside of a layer are taken to be as large as what it keeps: each has the shape of a kept tensor.
-    """
-    logits = logit_bytes(shape, batch, width, autocast)
-    layer = layer_bytes(shape, batch, width, autocast, on_gpu=on_gpu)
-    return Amount(*max((("logits", logits), ("one layer's way back", layer)), key=lambda item: item[1]), "update")
 
 
 def generator_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool) -> tuple[Amount, ...]:
@@ -265,12 +243,12 @@ def generator_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: boo
     engine: Any = scenario.engine
     if engine.type == "fake":
         return ()
-    width = _WIDTH[engine.precision]
+    width = WIDTH[engine.precision]
     rows = min(engine.max_batch, max(scenario.rollout_batch_size, scenario.evaluation.prompts))
     own = shape.runs_on == "own" and engine.type == "native"
     table = shape.embedding_parameters if shape.tied and own else 0  # its output matrix has the last norm folded in
     weights = (shape.num_parameters + table) * width
-    cache_width = _WIDTH[engine.kv_cache] if own else width
+    cache_width = WIDTH[engine.kv_cache] if own else width
     cache = Amount(
         "key/value cache",
         rows * (prompt + scenario.sampling.max_tokens) * shape.key_values_per_token * cache_width,
@@ -279,16 +257,14 @@ def generator_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: boo
     if engine.type == "vllm":
         cache = _vllm_cache(engine, shape, width, on_gpu)
         logits = Amount("vLLM's workspace", WORKSPACE_BYTES) if on_gpu else logits
-    return tuple(
-        amount
-        for amount in (
+    return present(
+        (
             Amount("engine weights", weights),
-            Amount("received weights", _received(scenario, shape)),
+            Amount("received weights", _received(scenario, shape, on_gpu)),
             cache,
             Amount("new engine weights", weights if own else 0, "loading"),
             logits,
         )
-        if amount.num_bytes
     )
 
 
@@ -324,7 +300,7 @@ def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
     engines = count if together else min(count, max(1, int(1 / share + 1e-9)))
     if shape is None:
         return Neighbours(0, engines)
-    num_bytes = engines * (_received(scenario, shape) + CUDA_BYTES)
+    num_bytes = engines * (_received(scenario, shape, True) + CUDA_BYTES)
     on_gpu = scenario.device_of(placement.learner, has_gpu=True) == "cuda"
     if on_gpu and (together or learner + share <= 1 + 1e-9):
         prompt = longest_prompt(scenario, shape)
@@ -333,9 +309,14 @@ def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
     return Neighbours(num_bytes, engines)
 
 
-def _received(scenario: Scenario, shape: Shape) -> int:
-    """Bytes of the weights that lie in a Generator's process beside its engine's; one process has them already."""
-    return shape.num_parameters * _WIDTH[getattr(scenario.model, "dtype", "float32")] if scenario.uses_ray else 0
+def _received(scenario: Scenario, shape: Shape, on_gpu: bool) -> int:
+    """Bytes of the weights that lie in a Generator's process beside its engine's.
+
+    One process has them already, and main memory that is shared holds them once, as the Learner's.
+    """
+    if not scenario.uses_ray or (scenario.transport.type == "shared_memory" and not on_gpu):
+        return 0
+    return shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
 
 
 def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
@@ -350,7 +331,7 @@ def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
         return 0
     if sweep:
         return round(_PUBLISHED_COPIES * max(sweep.megabytes) * 1e6)
-    width = _WIDTH[getattr(scenario.model, "dtype", "float32")]
+    width = WIDTH[getattr(scenario.model, "dtype", "float32")]
     return _PUBLISHED_COPIES * shape.num_parameters * width if shape else 0
 
 
@@ -381,11 +362,6 @@ def object_store_bytes(weights: int, free: int, shared: int) -> int:
     in_memory = shared >= 2**30 or (weights and needed <= 0.95 * shared)
     most = round(0.95 * shared) if in_memory else _MOST_SLOW_STORE
     return max(min(round(STORE_SHARE * free), most), needed)
-
-
-def _published(scenario: Scenario) -> int:
-    """Copies of the weights that wait to be loaded; colocated parts of one process share the weights themselves."""
-    return 0 if on_one_thread(scenario) else _PUBLISHED_COPIES
 
 
 def _libraries(num_bytes: int) -> Amount:

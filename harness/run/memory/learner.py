@@ -1,0 +1,211 @@
+"""What a Learner holds: one process, or each of its ranks by mode.
+
+P is the number of weights and w the bytes of one; the ranks are replicate x shard x tensor, R x S x T. The formulas are
+those of docs/learner.md, "What each rank holds", which a test reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
+from harness.models.shape import Shape
+from harness.run.memory.amounts import WIDTH, Amount
+from harness.scenario import Scenario
+from harness.scenario.learner import MOST_ADDED_AT_ONCE, MeshShape, in_shards, mesh_shape, zero_stage
+from harness.scenario.loop_plan import on_one_thread
+
+_LAYERS_AT_ONCE = 4
+"""Layers whose numbers FSDP2 has whole at a time on the way back: the weights of one and of the next, the gradients of
+that one, and those of the one before, which go to the other ranks (torch 2.13, ``_fsdp_param_group.post_backward``).
+gloo needs one more while it gathers or sums up, when the layer's gradients are not there yet or no more."""
+_ROOT_AT_ONCE = 2
+"""The same of what is outside of the layers: its weights and its gradients, until the way back ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What one rank holds of the whole model for a purpose, in P w."""
+
+    weights: Fraction
+    gradients: Fraction
+    optimizer: Fraction
+    copy: Fraction
+    """Of a reference policy, or of the previous one."""
+
+
+def shares_of(scenario: Scenario) -> Shares:
+    """Return what each rank holds of the model; a Learner of one process holds all of it."""
+    ranks, sharding = scenario.placement.learner.ranks, scenario.learner.sharding
+    one = Fraction(1)
+    if ranks == 1:
+        return Shares(one, one, 2 * one, one)
+    part = Fraction(1, ranks)
+    if sharding == "deepspeed":
+        stage = zero_stage(scenario)
+        weights = part if stage == 3 else one
+        return Shares(weights, one if stage == 1 else part, 2 * part, weights)
+    mesh = mesh_shape(scenario)
+    cut = Fraction(1, mesh.shard * mesh.tensor)
+    if is_copied(scenario):
+        return Shares(cut, 2 * cut, 2 * cut, cut)
+    waits = scenario.gradient_accumulation_steps > 1 and mesh.data_ranks > 1
+    return Shares(cut, Fraction(1, mesh.tensor) if waits else cut, 2 * cut, cut)
+
+
+def is_copied(scenario: Scenario) -> bool:
+    """Whether torch's DDP runs the ranks."""
+    return scenario.learner.sharding == "ddp" and scenario.learner.mesh.tensor == 1
+
+
+def largest_share(rows: int, group_size: int, ranks: int) -> int:
+    """Return the rows of the rank that has most of a minibatch; see ``harness.learner.batch_plan``.
+
+    Groups stay whole and are taken to be equally long; where there are fewer than ranks, the largest are halved.
+    """
+    groups = math.ceil(rows / group_size)
+    if groups >= ranks:
+        return min(rows, math.ceil(groups / ranks) * group_size)
+    sizes = [group_size] * groups
+    while len(sizes) < ranks and max(sizes) > 1:
+        largest = sizes.pop(sizes.index(max(sizes)))
+        sizes += [largest // 2, largest - largest // 2]
+    return max(sizes)
+
+
+def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool, rank: int = 0) -> tuple[Amount, ...]:
+    """What training holds: the policy, AdamW's two averages, copies for KL, what is published, and one microbatch.
+
+    Args:
+        scenario: the resolved scenario.
+        shape: of its model.
+        prompt: tokens of the longest prompt.
+        on_gpu: whether it trains on a GPU.
+        rank: of the Learner; all but 0 hold the same.
+    """
+    model: Any = scenario.model
+    width = WIDTH[getattr(model, "dtype", "float32")]
+    autocast = model.precision != "float32" and width == 4
+    weights, shares = shape.num_parameters * width, shares_of(scenario)
+    averaged = scenario.needs_reference and scenario.loss.kl.reference == "polyak" and width < 4
+    batch, tensor = _microbatch(scenario, prompt), scenario.learner.mesh.tensor if _several(scenario) else 1
+    checkpointing = getattr(model, "gradient_checkpointing", False)
+    kept = kept_bytes(shape, batch, width, autocast, checkpointing, on_gpu=on_gpu, tensor=tensor)
+    return present(
+        (
+            Amount("policy", round(shares.weights * weights)),
+            Amount("optimizer", round(shares.optimizer * weights)),
+            Amount("reference and previous policy", round(_copies(scenario) * shares.copy * weights)),
+            Amount(
+                "float32 average of the reference policy",
+                round(4 * shape.num_parameters * shares.copy) if averaged else 0,
+            ),
+            *_published(scenario, shape, weights, rank),
+            Amount("gradients", round(shares.gradients * weights), "update"),
+            Amount("whole for a while", _whole_for_a_while(scenario, shape, width), "update"),
+            Amount("activations", kept + round(cast_bytes(shape, autocast) / tensor), "update"),
+            backward_amount(shape, batch, width, autocast, on_gpu, tensor),
+        )
+    )
+
+
+def startup_amounts(scenario: Scenario, shape: Shape, rank: int) -> tuple[tuple[Amount, ...], tuple[Amount, ...]]:
+    """Return what a rank holds while the model is handed out: whole policies, in main memory, and the parts that stay.
+
+    Rank 0 has the whole policy until the last tensor is handed out, and one copy beside it while a reference or a
+    previous policy is. The others have their parts alone, or all the same where transformers or DeepSpeed runs the
+    model.
+    """
+    if not _several(scenario):
+        return (), ()
+    model: Any = scenario.model
+    weights = shape.num_parameters * WIDTH[getattr(model, "dtype", "float32")]
+    copies, shares = _copies(scenario), shares_of(scenario)
+    has_whole = rank == 0 or shape.runs_on == "transformers" or scenario.learner.sharding == "deepspeed"
+    whole = (1 + min(copies, 1)) * weights if has_whole else 0
+    parts = round((max(copies, 1) if has_whole else copies + 1) * shares.copy * weights)
+    return (
+        present([Amount("whole model, to hand it out", whole, "startup")]),
+        present([Amount("parts that were handed out", parts, "startup")]),
+    )
+
+
+def backward_amount(shape: Shape, batch: Batch, width: int, autocast: bool, on_gpu: bool, tensor: int = 1) -> Amount:
+    """What passes on the way back: first the gradient of the logits, then that of one layer after the other.
+
+    The gradients inside of a layer are taken to be as large as what it keeps: each has the shape of a kept tensor.
+    """
+    logits = logit_bytes(replace(shape, vocab_size=math.ceil(shape.vocab_size / tensor)), batch, width, autocast)
+    layer = layer_bytes(shape, batch, width, autocast, on_gpu=on_gpu, tensor=tensor)
+    return Amount(*max((("logits", logits), ("one layer's way back", layer)), key=lambda item: item[1]), "update")
+
+
+def present(amounts: Iterable[Amount]) -> tuple[Amount, ...]:
+    """Return the amounts that are not nothing."""
+    return tuple(amount for amount in amounts if amount.num_bytes or amount.more)
+
+
+def _several(scenario: Scenario) -> bool:
+    return scenario.placement.learner.ranks > 1
+
+
+def _copies(scenario: Scenario) -> int:
+    """Frozen policies beside the trained one."""
+    return int(scenario.needs_reference) + int(scenario.loss.kl.monitor)
+
+
+def _microbatch(scenario: Scenario, prompt: int) -> Batch:
+    """The largest microbatch of the rank that has most rows."""
+    mesh = mesh_shape(scenario) if _several(scenario) else MeshShape()
+    share = largest_share(scenario.train_batch_size, scenario.group_size, mesh.data_ranks)
+    rows = math.ceil(share / scenario.gradient_accumulation_steps)
+    return Batch(rows, min(rows, math.ceil(rows / scenario.group_size)), prompt, scenario.sampling.max_tokens)
+
+
+def _whole_for_a_while(scenario: Scenario, shape: Shape, width: int) -> int:
+    """Bytes that a rank gathers and gives back again while it trains; see ``_LAYERS_AT_ONCE``."""
+    if not _several(scenario) or is_copied(scenario):
+        return 0
+    outside = shape.num_parameters - shape.num_layers * shape.layer_parameters
+    if scenario.learner.sharding == "deepspeed":
+        bucket = min(MOST_ADDED_AT_ONCE, shape.num_parameters)
+        layers = 2 * shape.layer_parameters + outside if zero_stage(scenario) == 3 else 0
+        return (bucket + layers) * width
+    mesh = mesh_shape(scenario)
+    if mesh.data_ranks == 1:
+        return 0
+    most = _LAYERS_AT_ONCE if mesh.shard > 1 else _LAYERS_AT_ONCE - 1  # one piece is gathered without a buffer
+    at_once = min(most, shape.num_layers + 1) * shape.layer_parameters + _ROOT_AT_ONCE * outside
+    return round(Fraction(at_once * width, mesh.tensor))
+
+
+def published_copies(scenario: Scenario) -> int:
+    """Versions that a transport keeps at the sender: those in use, and the one being published.
+
+    Colocated parts of one process share the weights themselves.
+    """
+    if on_one_thread(scenario):
+        return 0
+    return scenario.max_lag + 2 if scenario.uses_ray else 2
+
+
+def _published(scenario: Scenario, shape: Shape, weights: int, rank: int) -> tuple[Amount, ...]:
+    """What is published, and on rank 0 what was gathered to be."""
+    held, shared = published_copies(scenario) * weights, scenario.transport.type == "shared_memory"
+    name = "published weights"
+    if not _several(scenario):
+        return (Amount(name, held, shared=shared),)
+    whole_anyway = shares_of(scenario).weights == 1 and scenario.learner.publish != "rank0"
+    to_gather = 0 if whole_anyway else weights
+    if in_shards(scenario):
+        own = (held if rank == 0 else 0) if shared else held // scenario.placement.learner.ranks
+        gathered = to_gather if scenario.save_policy else 0
+    else:
+        own, gathered = held if rank == 0 else 0, to_gather
+    if rank:  # one tensor at a time
+        gathered = min(gathered, max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size) * 4)
+    return Amount(name, own, shared=shared), Amount("gathered weights", gathered, "publish")

@@ -1,0 +1,195 @@
+"""The memory plan of each rank of a Learner: shares by mode, the largest share of rows, what to change."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.learner.batch_plan import BatchLengths, plan_batch
+from harness.models.activations import Batch, layer_bytes
+from harness.models.config import PUBLIC_SHAPES
+from harness.models.shape import Shape, shape_of
+from harness.run.memory.check import planned_of_lanes
+from harness.run.memory.fit import FreeMemory, needs, smallest_changes
+from harness.run.memory.learner import Shares, largest_share, shares_of
+from harness.run.memory.plan import ACTOR_BYTES, ACTOR_OWN_BYTES, CUDA_BYTES, MemoryPlan, ProcessPlan, make_plan
+from harness.scenario import Scenario, load_scenario
+
+GIB = 2**30
+CONFIG = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
+WEIGHTS = 1_543_714_304
+LAYER = 46_797_824
+"""Of one layer: 2 x 1536 x (1536 + 256) + 3 x 1536 x 8960 + 1536 + 2 x 256 + 2 x 1536."""
+OUTSIDE = 151_936 * 1536 + 1536
+PAGE = (Path(__file__).parents[2] / "docs" / "learner.md").read_text(encoding="utf-8")
+
+
+def scenario(tmp_path: Path, ranks: int, **learner: Any) -> Scenario:
+    more = learner.pop("more", {})
+    (tmp_path / "qwen").mkdir(exist_ok=True)
+    (tmp_path / "qwen" / "config.json").write_text(json.dumps(CONFIG))
+    settings = {
+        "model": {"type": "folder", "path": str(tmp_path / "qwen")},
+        "transport": {"type": "shared_memory"},
+        "placement": {"learner": {"ranks": ranks}},
+        "learner": learner,
+        **more,
+    }
+    (tmp_path / "trial.yaml").write_text(json.dumps(settings))  # JSON is YAML
+    return load_scenario(tmp_path / "trial.yaml")
+
+
+def plan(of: Scenario, **options: Any) -> MemoryPlan:
+    shape = shape_of(CONFIG)
+    assert shape is not None
+    return make_plan(of, shape, **options)
+
+
+def sizes(process: ProcessPlan) -> dict[str, int]:
+    return {amount.name: amount.num_bytes for amount in process.amounts}
+
+
+def learners(of: Scenario) -> tuple[dict[str, int], dict[str, int]]:
+    first, others, *_ = plan(of).processes
+    assert (first.name, first.count, others.name) == ("learner", 1, "learner, other ranks")
+    assert others.count == of.placement.learner.ranks - 1
+    return sizes(first), sizes(others)
+
+
+def value_of(cell: str, **letters: int) -> Fraction:
+    """``2 P w / (S T)`` in P w, as the docs write it."""
+    number, _, divisor = cell.replace("P w", "").strip().partition("/")
+    divided = 1
+    for letter in re.findall(r"[A-Za-z]+", divisor):
+        divided *= letters[letter]
+    return Fraction(int(number.strip() or 1), divided)
+
+
+MODES: dict[str, tuple[int, dict[str, Any]]] = {
+    "ddp": (2, {"sharding": "ddp"}),
+    "fsdp2 and hybrid": (6, {"sharding": "fsdp2", "mesh": {"replicate": 2}}),
+    "tensor": (2, {"sharding": "fsdp2", "mesh": {"tensor": 2}}),
+    "fsdp2 x tensor": (6, {"sharding": "fsdp2", "mesh": {"tensor": 2}}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shares_are_those_of_the_docs_table(tmp_path: Path, mode: str) -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if "|" in line]
+    head = next(row for row in rows if row[:2] == ["bytes", "one process"])
+    table = {row[0]: row[head.index(mode)] for row in rows[rows.index(head) :] if len(row) == len(head)}
+    ranks, settings = MODES[mode]
+    letters = {"S": 3, "T": 2}
+    found = shares_of(scenario(tmp_path, ranks, **settings))
+    assert found.weights == value_of(table["weights"], **letters)
+    assert found.gradients == value_of(table["gradients"], **letters)
+    assert found.optimizer == value_of(table["optimizer"], **letters)
+    assert found.copy == value_of(table["reference, previous policy, each"], **letters)
+
+
+def test_zero_cuts_more_with_each_stage(tmp_path: Path) -> None:
+    part, one = Fraction(1, 4), Fraction(1)
+    expected = {
+        1: Shares(one, one, 2 * part, one),
+        2: Shares(one, part, 2 * part, one),
+        3: Shares(part, part, 2 * part, part),
+    }
+    for stage, shares in expected.items():
+        publish = "per_tensor" if stage == 3 else "shards"
+        assert shares_of(scenario(tmp_path, 4, sharding="deepspeed", zero_stage=stage, publish=publish)) == shares
+
+
+def test_fsdp2_keeps_whole_gradients_between_microbatches(tmp_path: Path) -> None:
+    more = {"gradient_accumulation_steps": 2}
+    of = scenario(tmp_path, 4, sharding="fsdp2", mesh={"tensor": 2}, more=more)
+    assert shares_of(of).gradients == Fraction(1, 2)
+
+
+def test_two_shards_by_hand(tmp_path: Path) -> None:
+    rank0, other = learners(scenario(tmp_path, 2, sharding="fsdp2"))
+    assert (other["policy"], other["optimizer"], other["gradients"]) == (2 * WEIGHTS, 4 * WEIGHTS, 2 * WEIGHTS)
+    assert other["whole for a while"] == 4 * (4 * LAYER + 2 * OUTSIDE)
+    assert "published weights" not in other
+    assert rank0["published weights"] == 2 * 4 * WEIGHTS  # one segment in use, one to write
+    assert rank0["whole model, to hand it out"] == 4 * WEIGHTS
+    assert "whole model, to hand it out" not in other
+    assert other["parts that were handed out"] == 2 * WEIGHTS
+
+
+def test_gathering_to_publish_is_rank_0s(tmp_path: Path) -> None:
+    rank0, other = learners(scenario(tmp_path, 2, sharding="fsdp2", publish="per_tensor"))
+    assert rank0["gathered weights"] == 4 * WEIGHTS
+    assert other["gathered weights"] == 4 * 151_936 * 1536  # the largest tensor
+
+
+def test_tensor_ranks_share_matrices_and_what_they_keep() -> None:
+    shape, batch = shape_of(CONFIG), Batch(8, 2, 32, 64)
+    assert isinstance(shape, Shape)
+    tokens = 2 * 32 + 8 * 63
+    norms, outputs, cut = 2 * 4 * 1536, 4 * 2 * 1536, 4 * (1536 + 4 * 8960)
+    queries, keys = 63, 95
+    attention = 4 * (8 * (1536 * queries + 2 * 256 * keys) + 8 * 12 * queries * keys)
+    for ranks in (1, 2):
+        packed = tokens * (norms // ranks + outputs + cut // ranks)
+        assert layer_bytes(shape, batch, 4, False, tensor=ranks) == packed + attention // ranks
+
+
+@pytest.mark.parametrize(("groups", "ranks"), [(8, 2), (8, 3), (3, 4), (1, 4), (2, 8), (5, 5)])
+def test_the_largest_share_is_that_of_the_batch_plan(groups: int, ranks: int) -> None:
+    group_of = np.repeat(np.arange(groups), 8)
+    lengths = BatchLengths(np.full(groups, 16), np.full(8 * groups, 32), group_of, np.ones(8 * groups, dtype=np.bool_))
+    for balance in ("longest_first", "round_robin"):
+        (step,) = plan_batch(lengths, step=0, ranks=ranks, balance=balance).epochs[0]
+        largest = max(sum(map(len, of_rank)) for of_rank in step.microbatches)
+        assert largest_share(8 * groups, 8, ranks) == largest
+
+
+def test_a_start_that_needs_more_than_the_run_is_the_peak() -> None:
+    from harness.run.memory.amounts import Amount
+
+    amounts = (
+        Amount("Python and its libraries", 10),
+        Amount("policy", 5),
+        Amount("gradients", 5, "update"),
+        Amount("gathered weights", 7, "publish"),
+        Amount("whole model, to hand it out", 20, "startup"),
+    )
+    assert ProcessPlan("learner", "cpu", amounts).peak == 10 + 20
+    assert ProcessPlan("learner", "cpu", amounts[:-1]).peak == 10 + 5 + 7
+
+
+def test_ranks_add_up_and_shared_memory_counts_once(tmp_path: Path) -> None:
+    of = scenario(tmp_path, 4, sharding="fsdp2")
+    whole = plan(of)
+    first, others, generator, *rest = whole.processes
+    assert whole.total("cpu") == first.peak + 3 * others.peak + generator.peak + sum(each.peak for each in rest)
+    assert "received weights" not in sizes(generator)
+    own = planned_of_lanes(of, has_gpu=False)
+    assert {lane for _, lane in own} == {"learner", "learner1", "learner2", "learner3", "generator", "scorer"}
+    libraries = ACTOR_BYTES["learner"] - ACTOR_OWN_BYTES["learner"]
+    assert own["main", "learner1"] == others.peak - libraries
+    assert own["main", "learner"] == first.peak - libraries - 2 * 4 * WEIGHTS
+
+
+def test_on_gpus_rank_0_hands_the_model_out_of_main_memory(tmp_path: Path) -> None:
+    more = {"placement": {"device": "cuda", "learner": {"ranks": 2, "gpus": 1}, "generator": {"gpus": 1}}}
+    processes = {
+        each.name: each for each in plan(scenario(tmp_path, 2, sharding="fsdp2", more=more), has_gpu=True).processes
+    }
+    assert sizes(processes["host of the learner"])["whole model, to hand it out"] == 4 * WEIGHTS
+    assert "whole model, to hand it out" not in sizes(processes["host of the learner, other ranks"])
+    assert sizes(processes["learner, other ranks"])["CUDA"] == CUDA_BYTES
+
+
+def test_copies_that_do_not_fit_are_to_be_cut(tmp_path: Path) -> None:
+    of = plan(scenario(tmp_path, 2, sharding="ddp"))
+    sharded = plan(scenario(tmp_path, 2, sharding="fsdp2"))
+    free = FreeMemory(needs([sharded])["main memory"])
+    changes = smallest_changes([of], free)
+    assert changes == [("learner.mesh.tensor", 2)]  # saves activations too, and so more than sharding does
