@@ -1,7 +1,7 @@
 """The memory plan of each rank against its peak: `python tests/benchmarks/memory_plan_of_ranks.py`.
 
 Each case is one run with a Learner of several ranks, on the CPU with gloo, of a model large enough that its weights and
-not the libraries decide: eight layers of 10.2 million weights each, 330 MiB in float32. What each rank held at most,
+not the libraries decide: eight layers of 9.8 million weights each, 303 MiB in float32. What each rank held at most,
 without files and shared memory, is read by the run itself at its end (``VmHWM``) and set against the plan.
 Prompts are counted with the run's own tokenizer.
 """
