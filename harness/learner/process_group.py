@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -11,16 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.core.errors import RunStopped
-
-Place = tuple[str, int]
-"""Address and port of the store over which the ranks find each other."""
-
-
-def listen(host: str) -> Any:
-    """Open that store, a ``TCPStore``, on a free port of this interface of the machine."""
-    listener = socket.create_server((host, 0))  # a store that opens its own listens on every interface
-    port, file = listener.getsockname()[1], listener.detach()
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=file)  # type: ignore[attr-defined]
+from harness.transports.rendezvous import Place
 
 
 class RankGroup:

@@ -29,7 +29,7 @@ DelayedStage = Literal[
     "offload", "onload",
 ]  # fmt: skip
 TransportName = Literal[
-    "object_store", "object_store_numpy", "nixl", "gloo", "nccl", "cuda_ipc", "disk", "shared_memory"
+    "object_store", "object_store_numpy", "nixl", "gloo", "nccl", "broadcast", "cuda_ipc", "disk", "shared_memory"
 ]
 
 
@@ -175,6 +175,15 @@ class NcclTransportSettings(FlatTransportSettings):
     """Ray Direct Transport over NCCL: send and receive between GPUs."""
 
 
+class BroadcastTransportSettings(ActorTransportSettings):
+    """One broadcast from the Learner to all Generators, in a process group of their own."""
+
+    type: Literal["broadcast"] = "broadcast"
+    """One broadcast to all Generators (gloo, or NCCL between GPUs), each of which keeps the versions that it may need."""
+    timeout_s: Positive = 30.0
+    """Seconds that a publish waits for a Generator before it goes on without it."""
+
+
 class CudaIpcTransportSettings(FlatTransportSettings):
     """Ray Direct Transport over CUDA IPC."""
 
@@ -205,6 +214,7 @@ TransportSettings = Annotated[
     | NixlTransportSettings
     | GlooTransportSettings
     | NcclTransportSettings
+    | BroadcastTransportSettings
     | CudaIpcTransportSettings
     | DiskTransportSettings
     | SharedMemoryTransportSettings,

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import torch
 
 from harness.core.errors import UserError
+from harness.transports.broadcast import BroadcastReceiver, BroadcastSender
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
 from harness.transports.cuda_ipc import CudaIpcReceiver, CudaIpcSender
 from harness.transports.disk import DiskReceiver, DiskSender
@@ -111,6 +112,7 @@ _KINDS = (
         needs_gpu=True,
         own_memory=True,
     ),
+    TransportKind("broadcast", BroadcastSender, BroadcastReceiver, own_memory=True),
     TransportKind("cuda_ipc", CudaIpcSender, CudaIpcReceiver, tensor_transport="cuda_ipc", needs_gpu=True),
     TransportKind("disk", DiskSender, DiskReceiver),
     TransportKind("shared_memory", SharedMemorySender, SharedMemoryReceiver),

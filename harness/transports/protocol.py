@@ -92,6 +92,9 @@ class TransportOptions:
         device: of a receiver's own buffers.
         buffers_at_start: buffers that the first publish makes and fills. One more than the versions that can be needed
             at once keeps the cost of fresh memory out of every later publish.
+        interface: network interface on which members of a broadcast find each other.
+        timeout_s: seconds that a broadcast waits for a Generator before it goes on without it.
+        who: this receiver's lane, for messages.
 
     Raises:
         UserError: a number is below its bound.
@@ -103,6 +106,9 @@ class TransportOptions:
     folder: str | None = None
     device: str = "cpu"
     buffers_at_start: int = 1
+    interface: str = "lo"
+    timeout_s: float = 30.0
+    who: str = "a Generator"
 
     def __post_init__(self) -> None:
         for name, value, least in (

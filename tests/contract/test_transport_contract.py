@@ -31,10 +31,11 @@ VARIANTS = {
     "nixl into fresh memory": ("nixl", {"preallocate": False}),
     "gloo": ("gloo", {}),
     "gloo one by one": ("gloo", {"flatten": False}),
+    "broadcast": ("broadcast", {}),
     "disk": ("disk", {}),
     "shared_memory": ("shared_memory", {}),
 }
-REUSING = ("nixl", "nixl one by one", "gloo", "gloo one by one", "shared_memory")
+REUSING = ("nixl", "nixl one by one", "gloo", "gloo one by one", "broadcast", "shared_memory")
 NUM_SMALL = 120
 ENVIRONMENT = process_environment(threads=1, interface="lo")
 

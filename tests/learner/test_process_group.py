@@ -18,7 +18,8 @@ from harness.core.trace import NullTracer
 from harness.core.types import Metrics, RolloutGroup
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.process_group import RankGroup, listen
+from harness.learner.process_group import RankGroup
+from harness.transports.rendezvous import listen
 from harness.learner.ranks import TorchRanks
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM

@@ -31,10 +31,10 @@ from harness.core.types import (
     WeightHandle,
     WorkItem,
 )
-from harness.learner.process_group import listen
 from harness.probes.memory import DeviceFigure
 from harness.probes.tracers import Tracers
 from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, first_line, own_error
+from harness.transports.rendezvous import listen, reachable_at
 
 CLOCK_READINGS = 5
 CLOSE_S = 3.0
@@ -118,7 +118,7 @@ class PartActor:
         Args:
             interface: ``lo``; with any other one it is where Ray reaches this node.
         """
-        host = "127.0.0.1" if interface == "lo" else str(ray.util.get_node_ip_address())
+        host = reachable_at(interface)
         self._store = listen(host)
         return host, self._store.port
 

@@ -325,11 +325,13 @@ def transport_options(scenario: Scenario, session: RaySession) -> TransportOptio
     if settings.get("folder", "") is None and session.is_local:
         settings["folder"] = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
     device = resolve_device(scenario, scenario.placement.generator)
-    return TransportOptions(**settings, device=device, buffers_at_start=scenario.max_lag + 2)
+    interface = scenario.placement.interface
+    return TransportOptions(**settings, device=device, buffers_at_start=scenario.max_lag + 2, interface=interface)
 
 
 def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer: Tracer) -> GeneratorWorker:
     device, name = resolve_device(scenario, scenario.placement.generator), scenario.transport.type
+    options = replace(options, who=lane)
     return make_generator(
         scenario,
         lane=lane,
