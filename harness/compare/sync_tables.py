@@ -225,9 +225,10 @@ def _parts(points: Sequence[SyncPoint]) -> Table:
         if point.num_bytes == largest
     ]
     notes = (
-        "Load is the copy into an engine's tensors. nixl, gloo and object_store deliver into memory of the receiver's "
-        "own, so theirs is not in the times above; the others hand out shared memory that must be copied.",
-        "gloo's transfer begins with the call; elsewhere calls between processes lie between the stages.",
+        "Load is the copy into an engine's tensors. nixl, gloo, broadcast and object_store deliver into memory of the "
+        "receiver's own, so theirs is not in the times above; the others hand out shared memory that must be copied.",
+        "gloo's transfer begins with the call, and broadcast has moved the weights when its publish ends; elsewhere "
+        "calls between processes lie between the stages.",
     )
     header = ("transport", "publish", "transfer", "load", "verify, apart")
     return Table(f"What a sync of {largest / 1e6:g} MB is made of, ms", header, tuple(rows), notes)

@@ -179,7 +179,7 @@ class BroadcastTransportSettings(ActorTransportSettings):
     """One broadcast from the Learner to all Generators, in a process group of their own."""
 
     type: Literal["broadcast"] = "broadcast"
-    """One broadcast to all Generators (gloo, or NCCL between GPUs), each of which keeps the versions that it may need."""
+    """One broadcast to all Generators (gloo, or NCCL between GPUs), each of which keeps the versions it may need."""
     timeout_s: Positive = 30.0
     """Seconds that a publish waits for a Generator before it goes on without it."""
 
@@ -374,11 +374,12 @@ def gpu_transport(scenario: Scenario) -> Problem | None:
 
 
 def nccl_parts_have_a_gpu_each(scenario: Scenario) -> Problem | None:
-    """NCCL refuses two members of one group on the same GPU."""
+    """NCCL, by which broadcast moves GPU memory too, refuses two members of one group on the same GPU."""
     placement, sweep = scenario.placement, scenario.transport_sweep
     key = "transport_sweep.transports" if sweep else "transport.type"
     named = sweep.transports if sweep else (scenario.transport.type,)
-    if "nccl" not in named or placement.device != "cuda":
+    over_nccl = [name for name in named if name in ("nccl", "broadcast")]
+    if not over_nccl or placement.device != "cuda":
         return None
     shares = {f"placement.{name}.gpus": getattr(placement, name).gpus for name in ("generator", "learner")}
     wrong = {share: f"{share} is {gpus:g}, must be at least 1" for share, gpus in shares.items() if 0 < gpus < 1}
@@ -387,7 +388,8 @@ def nccl_parts_have_a_gpu_each(scenario: Scenario) -> Problem | None:
     if not wrong:
         return None
     what = (
-        f"{key} {'names' if sweep else 'is'} nccl, which needs a GPU for each part, and {' and '.join(wrong.values())}"
+        f"{key} {'names' if sweep else 'is'} {' and '.join(over_nccl)}, which needs a GPU for each part, and "
+        f"{' and '.join(wrong.values())}"
     )
     fix = "set placement.colocated to false and both gpus to 1; parts that share a GPU have cuda_ipc and nixl"
     return broken(what, fix, key, *wrong)

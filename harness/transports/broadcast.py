@@ -1,7 +1,7 @@
 """One broadcast of the flattened weights to all Generators, in a process group that only the transport has.
 
-A collective is entered by all at once, and Generators load when they are ready. So each receiver has a thread that takes
-part in every broadcast and keeps what came, as long as a Generator may need it; ``receive`` finds the version there.
+A collective is entered by all at once, and Generators load when they are ready. So each receiver has a thread that
+takes part in every broadcast and keeps what came, as long as a Generator may need it; ``receive`` finds it there.
 A receiver joins when it first receives, and is sent that version by itself; so does one that replaces a dead Generator,
 or was left out because it did not answer. Rank 0 of the group is the sender: it says over a connection to each member
 what comes, and makes the group anew when its members change. It waits
@@ -65,10 +65,11 @@ class _Want:
 
 @dataclass(frozen=True, slots=True)
 class _Prepare:
-    """A version comes; those that are not ``needed`` may make room for it."""
+    """A version comes; those that are not ``needed`` may make room for it. It moves by gloo where it is on the CPU."""
 
     version: int
     layout: BucketLayout
+    on_cpu: bool
     needed: frozenset[int]
 
 
@@ -104,10 +105,12 @@ class _Group:
 
     def __init__(self, store: Any, name: str, rank: int, size: int, *, device: str, interface: str, seconds: float):
         limit = timedelta(seconds=seconds)
-        there = dist.PrefixStore(name, store)
+        there = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         self._group: Any
         if device.startswith("cuda"):
-            self._group = dist.ProcessGroupNCCL(there, rank, size, limit)
+            of_nccl: Any = dist.ProcessGroupNCCL.Options()
+            of_nccl._timeout = limit
+            self._group = dist.ProcessGroupNCCL(there, rank, size, of_nccl)
         else:
             options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
@@ -129,6 +132,11 @@ class _Group:
     def end(self) -> None:
         """Close the connections, so that members that still wait for this one get an error."""
         self._group.abort()
+
+
+def _store_at(place: Place, limit: timedelta) -> Any:
+    host, port = place
+    return dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
 
 def _hang_up(line: int) -> None:
@@ -252,8 +260,9 @@ class BroadcastSender(BufferSender[CopiedWeights]):
     def _send(self, version: int, members: Sequence[_Member]) -> None:
         """Send a version; members that have not got it at the end are left out."""
         buffer, until_s = self._pool[version], time.monotonic() + self._options.timeout_s
+        on_cpu = not buffer.tensors[0].is_cuda
         for member in members:
-            member.tell(_Prepare(version, buffer.layout, self._needed))
+            member.tell(_Prepare(version, buffer.layout, on_cpu, self._needed))
         ready = [member for member in members if member.answer(until_s) == DONE]
         left = [member for member in members if member not in ready]
         until_s = time.monotonic() + self._options.timeout_s
@@ -343,7 +352,7 @@ class BroadcastReceiver:
                     self._refused.pop(version, None)
                     with suppress(OSError):
                         link.send(_Want(version))
-                    self._changed.wait_for(lambda: self._known(version, link))
+                    self._changed.wait_for(partial(self._known, version, link))
                 if version in self._refused:
                     raise RunStopped(f"the weights are not there: {self._refused[version]}")
                 if version in self._held:
@@ -405,8 +414,9 @@ class BroadcastReceiver:
                             group.end()
                             group = None
                         if group is None:
-                            store = store or dist.TCPStore(*sender.store, is_master=False, timeout=limit)
-                            group = self._enter(store, order)
+                            store = store or _store_at(sender.store, limit)
+                            assert coming is not None
+                            group = self._enter(store, order, str(coming[1].device))
                             name = order.group
                         assert coming is not None
                         group.broadcast(coming[1], order.seconds)
@@ -431,13 +441,13 @@ class BroadcastReceiver:
                 self._changed.notify_all()
             link.close()
 
-    def _enter(self, store: Any, order: _Enter) -> _Group:
+    def _enter(self, store: Any, order: _Enter, device: str) -> _Group:
         return _Group(
             store,
             order.group,
             order.rank,
             order.size,
-            device=self._options.device,
+            device=device,
             interface=self._options.interface,
             seconds=order.seconds,
         )
@@ -447,13 +457,13 @@ class BroadcastReceiver:
         with self._changed:
             gone = self._held.keys() - order.needed | {order.version} & self._held.keys()
             self._free += [self._held.pop(version)[1] for version in sorted(gone)]
-            size = order.layout.num_bytes
-            self._free = [buffer for buffer in self._free if buffer.numel() == size]
+            size, device = order.layout.num_bytes, torch.device("cpu" if order.on_cpu else self._options.device)
+            self._free = [
+                buffer for buffer in self._free if (buffer.numel(), buffer.device.type) == (size, device.type)
+            ]
             if not self._free:
                 more = 1 if self._held else self._options.buffers_at_start
-                self._free = [
-                    torch.zeros(size, dtype=torch.uint8, device=self._options.device).fill_(0) for _ in range(more)
-                ]
+                self._free = [torch.empty(size, dtype=torch.uint8, device=device).fill_(0) for _ in range(more)]
             return self._free.pop()
 
     def _keep(self, order: _Prepare, buffer: Tensor) -> None:

@@ -22,7 +22,7 @@ def expected(lag: int, control: str, transport: str, *, ranks: int, colocated: b
         "lag_control_has_lag": lag == 0 and control != "wait",
         "colocated_parts_take_turns": colocated and lag > 0,
         "gpu_transport": transport in OF_GPUS and not cuda,
-        "nccl_parts_have_a_gpu_each": transport == "nccl" and cuda and colocated,
+        "nccl_parts_have_a_gpu_each": transport in ("nccl", "broadcast") and cuda and colocated,
         "ranks_share_something": ranks > 1 and transport in WITHOUT_RANKS,
     }
     return {rule for rule, breaks in rules.items() if breaks}

@@ -1,8 +1,10 @@
 """Rules of lag, replay, placement and transport: what each refuses, in full, and the values just inside it."""
 
+from typing import get_args
+
 import pytest
 
-from harness.scenario import Scenario, broken_rules
+from harness.scenario import Scenario, TransportName, broken_rules
 from tests.messages import facts
 
 LAG = {"max_lag": 1, "placement": {"colocated": False}}
@@ -246,8 +248,7 @@ def test_with_lag_or_replay_rollouts_may_be_of_an_older_policy(settings, older):
 
 
 def test_any_transport_out_of_the_process_takes_ray():
-    kinds = ["object_store", "object_store_numpy", "nixl", "gloo", "nccl", "cuda_ipc", "disk", "shared_memory"]
-    assert all(Scenario.model_validate({"transport": {"type": kind}}).uses_ray for kind in kinds)
+    assert all(Scenario.model_validate({"transport": {"type": kind}}).uses_ray for kind in get_args(TransportName))
     assert not Scenario.model_validate({"transport": {"type": "in_process"}}).uses_ray
     assert not Scenario().uses_ray
 

@@ -32,7 +32,7 @@ def test_what_each_transport_asks_for():
     assert names("needs_gpu") == {"nccl", "cuda_ipc"}
     assert {kind.package for kind in TRANSPORTS.values()} == {None, "nixl", "cupy"}
     assert names("package") == {"nixl", "nccl"}
-    assert names("own_memory") == {"object_store", "nixl", "gloo", "nccl"}
+    assert names("own_memory") == {"object_store", "nixl", "gloo", "nccl", "broadcast"}
 
 
 def test_an_unknown_name_is_refused():

@@ -12,6 +12,7 @@ from harness.models.shape import Shape, shape_for
 from harness.run.memory.amounts import WIDTH, Amount, Phase
 from harness.run.memory.learner import learner_amounts, present, startup_amounts
 from harness.scenario import Scenario
+from harness.scenario.learner import in_shards
 from harness.scenario.loop_plan import lanes_of, rank_lanes
 
 Device = Literal["cpu", "cuda"]
@@ -312,11 +313,13 @@ def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
 def _received(scenario: Scenario, shape: Shape, on_gpu: bool) -> int:
     """Bytes of the weights that lie in a Generator's process beside its engine's.
 
-    One process has them already, and main memory that is shared holds them once, as the Learner's.
+    One process has them already, and main memory that is shared holds them once, as the Learner's. Of a broadcast a
+    Generator keeps every version that it may yet load, and the pieces of several ranks are put together apart.
     """
     if not scenario.uses_ray or (scenario.transport.type == "shared_memory" and not on_gpu):
         return 0
-    return shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
+    copies = scenario.max_lag + 2 + in_shards(scenario) if scenario.transport.type == "broadcast" else 1
+    return copies * shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
 
 
 def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
