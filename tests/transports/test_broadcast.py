@@ -14,7 +14,10 @@ from torch.distributed import is_initialized
 from harness.core.errors import RunStopped
 from harness.transports import broadcast
 from harness.transports.broadcast import BroadcastReceiver, BroadcastSender
+from harness.transports.checksum import verify
 from harness.transports.protocol import TransportOptions
+from harness.transports.sharded import shard_receiver, shard_sender
+from harness.transports.shards import Shard, TensorSlice
 
 OPTIONS = TransportOptions(timeout_s=20.0)
 
@@ -169,3 +172,24 @@ def test_a_stranger_is_not_let_in(crew):
     with pytest.raises(RunStopped, match="cannot be reached"):
         receiver.receive(stranger)
     assert same(receiver.receive(handle), 0)
+
+
+def test_two_ranks_broadcast_their_pieces_to_two_generators():
+    """Each rank has a group with all Generators, which put the pieces together."""
+    whole = torch.arange(24.0).reshape(6, 4)
+    blocks = [TensorSlice("w", torch.float32, (6, 4), (at, 0), (size, 4)) for at, size in ((0, 2), (2, 4))]
+    with ExitStack() as stack:
+        senders = [stack.enter_context(closing(shard_sender("broadcast", OPTIONS, rank))) for rank in range(2)]
+        receivers = [stack.enter_context(closing(shard_receiver("broadcast", OPTIONS))) for _ in range(2)]
+        for version in range(3):
+            live = whole + 100 * version
+            draft = senders[0].begin(version, frozenset(), {"w": live})
+            parts = [
+                sender.add_checksum(draft, sender.write(draft, [Shard(block, block.of(live))]))
+                for sender, block in zip(senders, blocks, strict=True)
+            ]
+            handle = senders[0].finish(draft, parts)
+            for receiver in receivers:
+                loaded = receiver.receive(handle)
+                verify(loaded, handle.checksum, version, "generator")
+                assert torch.equal(loaded["w"], live)
