@@ -4,10 +4,8 @@ A collective is entered by all at once, and Generators load when they are ready.
 takes part in every broadcast and keeps what came, as long as a Generator may need it; ``receive`` finds it there.
 A receiver joins when it first receives, and is sent that version by itself; so does one that replaces a dead Generator,
 or was left out because it did not answer. Rank 0 of the group is the sender: it says over a connection to each member
-what comes, and makes the group anew when its members change. It waits
-``timeout_s`` for their answers, as long for the broadcast, and then goes on without those that are not done.
-
-Source: the broadcast of weights to inference engines in OpenRLHF and open-instruct, whose group ends with any member.
+what comes, and makes the group anew when its members change. It waits ``timeout_s`` for their answers, as long for the
+broadcast, and then goes on without those that are not done.
 """
 
 from __future__ import annotations
