@@ -45,8 +45,9 @@ from harness.compare.step_columns import (
 from harness.compare.sync import SyncFigures, percentile, sync_figures
 from harness.core.intervals import Interval, total
 from harness.core.trace import Span, Stage
-from harness.core.types import Metric
-from harness.results import LedgerFigures, Run, StepRow, WarmUp, lane_kind
+from harness.core.types import Metric, RankStep
+from harness.results import LedgerFigures, Run, StepRow, WarmUp, lane_kind, part_of
+from harness.results.lane_time import parts_as_lanes
 from harness.results.manifest import Manifest
 from harness.results.rows import SyncRow
 
@@ -110,6 +111,8 @@ class RunFigures:
         stages: stages and waits by name. Where spans were read they are those of the lanes, step by step.
         all_stages: the stages without the waits, added up.
         lanes: where the time of each lane went in the measured window; of the loop in a run without steps.
+        parts: the same of each part: all ranks of a Learner are one.
+        rank_steps: what each rank did in each measured step; empty where the Learner is one process.
         loop_s: seconds of the loop, without start-up.
         reward_target: the scenario's; ``seconds_to_target`` is None where it was not reached.
         grad_norm_peak: the highest gradient norm and its step; ``grad_norm`` is the median.
@@ -137,6 +140,8 @@ class RunFigures:
     window: Window | None
     single_steps: SingleSteps | None
     lanes: dict[str, LaneAccount]
+    parts: dict[str, LaneAccount]
+    rank_steps: list[tuple[RankStep, ...]]
     first: Evaluated | None
     best: Evaluated | None
     last: Evaluated | None
@@ -246,7 +251,8 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
     target = None if run.manifest.simulated else _as_float(run.setting("reward_target"))  # it has no rewards
     columns = {} if brief else metric_columns(run.steps)
     spans, rows = run.spans() if with_spans and not brief else [], with_tail(run.steps, run.tail)
-    times = _span_times(run, rows, spans)
+    as_parts = parts_as_lanes(spans) if any(span.lane != part_of(span.lane) for span in spans) else spans
+    times = _span_times(run, rows, spans, as_parts)
     stages = {} if brief else stage_columns(rows, times.by_step_s)
     series = step_series(rows, stages)
     measured = series.measured() if series else None
@@ -269,6 +275,8 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         window=_window(run, measured),
         single_steps=_single_steps(measured),
         lanes=times.lanes,
+        parts=times.parts,
+        rank_steps=[row.ranks for row in measured_rows(run.steps) if row.ranks],
         first=evaluated[0] if evaluated else None,
         best=max(evaluated, key=lambda item: item.reward, default=None),
         last=evaluated[-1] if evaluated else None,
@@ -283,7 +291,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         lag_control=lag_control if isinstance(lag_control, str) else None,
         replay_capacity=_as_int(run.setting("replay.capacity")),
         ledger=run.ledger,
-        overlap=overlap(spans, times.windows) if spans else None,
+        overlap=overlap(as_parts, times.windows) if spans else None,
         blocked_time=blocked,
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
@@ -305,28 +313,33 @@ class _SpanTimes:
     """What a run's spans say of its time; all empty without spans.
 
     Attributes:
-        by_step_s: seconds of each stage of a lane, step by step.
+        by_step_s: seconds of each stage of a lane, step by step, those of a Learner's ranks as one lane.
         lanes: the account of each lane over the measured window.
+        parts: the same of each part, where a Learner of several ranks is one.
         windows: the measured window in nanoseconds, in several parts where profiled steps lie between.
     """
 
     by_step_s: dict[str, dict[Stage, list[float]]]
     lanes: dict[str, LaneAccount]
+    parts: dict[str, LaneAccount]
     windows: list[Interval]
 
 
-def _span_times(run: Run, rows: Sequence[StepRow], spans: list[Span]) -> _SpanTimes:
+def _span_times(run: Run, rows: Sequence[StepRow], spans: list[Span], as_parts: list[Span]) -> _SpanTimes:
     if not spans:
-        return _SpanTimes({}, {}, [])
+        return _SpanTimes({}, {}, {}, [])
     loop = loop_window(spans, run.tail.elapsed_s if run.tail else None)
     if not rows:
-        return _SpanTimes({}, account_spans(spans, loop), [loop])
+        return _SpanTimes({}, account_spans(spans, loop), account_spans(as_parts, loop), [loop])
     windows = measured_windows(rows, loop[0])
-    found = time_by_window(spans, [step_window(row, loop[0]) for row in rows])
     measured = {row.step for row in measured_rows(rows)}
-    lanes = lane_accounts(found, [row.step in measured for row in rows], total(windows))
-    by_step_s = {lane: {stage: (ns / 1e9).tolist() for stage, ns in stages.items()} for lane, stages in found.items()}
-    return _SpanTimes(by_step_s, lanes, windows)
+    kept, of_rows = [row.step in measured for row in rows], [step_window(row, loop[0]) for row in rows]
+    found = time_by_window(spans, of_rows)
+    lanes = lane_accounts(found, kept, total(windows))
+    by_part = found if as_parts is spans else time_by_window(as_parts, of_rows)
+    parts = lanes if as_parts is spans else lane_accounts(by_part, kept, total(windows))
+    by_step_s = {part: {stage: (ns / 1e9).tolist() for stage, ns in stages.items()} for part, stages in by_part.items()}
+    return _SpanTimes(by_step_s, lanes, parts, windows)
 
 
 def _window(run: Run, measured: StepSeries | None) -> Window | None:

@@ -25,6 +25,7 @@ from harness.compare.learning_findings import (
     target_sentence,
 )
 from harness.compare.numbers import Format, count, listed, mean_range, number, percent, reward
+from harness.compare.ranks import find_straggler
 from harness.compare.replay import replay_sentence
 from harness.compare.rewards import final_reward, reward_difference
 from harness.compare.step_times import ratio_of_medians, steadiness_notes, step_ratio, uneven_sentence
@@ -67,6 +68,7 @@ def findings(experiment: Experiment) -> list[Finding]:
         *_named("signal", map(signal_sentence, variants)),
         *_named("dynamic_sampling", map(_discarded, variants)),
         *_named("largest_stage", [_largest_stage("The largest stage", {arm.name: _shares(arm) for arm in variants})]),
+        *_named("ranks", map(_straggler, variants)),
         *_named("steady", steadiness_notes(variants)),
         *_named("single_steps", map(uneven_sentence, variants)),
         *_named("against", [_against(experiment, base, other) for other in others]),
@@ -103,7 +105,7 @@ def overlap_finding(experiment: Experiment) -> str:
     """Say how short each loop could become if its lanes worked side by side all the time; empty without lanes."""
     parts, speedups = [], []
     for variant in experiment.variants:
-        bounds = [bound for run in variant.runs if (bound := overlap_bound(run.lanes))]
+        bounds = [bound for run in variant.runs if (bound := overlap_bound(run.parts))]
         if bounds:
             speedups.append(fmean(bound.speedup for bound in bounds))
             shortest, loop = fmean(bound.shortest_s for bound in bounds), fmean(bound.loop_s for bound in bounds)
@@ -114,6 +116,12 @@ def overlap_finding(experiment: Experiment) -> str:
     text = "If lanes overlapped perfectly and no stage took longer, loops would be so many times as fast at most: "
     text += f"{'; '.join(parts)}."
     return text if max(speedups) >= GAIN_WORTH_SAYING else f"More overlap has next to nothing to gain. {text}"
+
+
+def _straggler(variant: Variant) -> str:
+    """Say which of the Learner's ranks the others wait for, and why; empty where there is none."""
+    found = find_straggler([of_ranks for run in variant.runs for of_ranks in run.rank_steps])
+    return "" if found is None else f"{variant.name}: {found.sentence}."
 
 
 def _named(name: str, texts: Iterable[str]) -> list[Finding]:

@@ -18,7 +18,7 @@ from harness.core.errors import UserError
 from harness.core.intervals import Interval, merge
 from harness.core.trace import Stage
 from harness.core.types import Metric
-from harness.results import StepRow
+from harness.results import StepRow, part_of
 from harness.results.rows import StoredMetrics, TailRow, read_metric
 
 LaneTimes = Mapping[str, Mapping[Stage, Sequence[float]]]
@@ -136,7 +136,7 @@ def stage_columns(rows: Sequence[StepRow], lanes: LaneTimes | None = None) -> di
     named: dict[str, list[float]] = {}
     for place, by_lane in enumerate(of_rows):
         for lane, stages_s in by_lane.items():
-            if not lanes or lane not in lanes:
+            if not lanes or part_of(lane) not in lanes:
                 for name, seconds in stages_s.items():
                     named.setdefault(name, [0.0] * len(rows))[place] += seconds
     for stages in (lanes or {}).values():

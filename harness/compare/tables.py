@@ -171,6 +171,31 @@ def lane_table(experiment: Experiment) -> Table:
     )
 
 
+def rank_table(experiment: Experiment) -> Table:
+    """Return what each rank of a Learner had to do in a training step, and how long it computed and waited."""
+    rows = []
+    for variant in experiment.variants:
+        steps = [of_ranks for run in variant.runs for of_ranks in run.rank_steps]
+        for rank in range(max(map(len, steps), default=0)):
+            own = [of_ranks[rank] for of_ranks in steps if rank < len(of_ranks)]
+            seconds = [[getattr(step, name) for step in own] for name in _RANK_SECONDS]
+            cells = ["" if None in column else number(fmean(column)) for column in seconds]
+            computing_s = sum(step.computing_s or 0.0 for step in own)
+            speed = computing_s * 1e6 / max(1, sum(step.tokens for step in own))
+            tokens = number(fmean(step.tokens for step in own))
+            rows.append((variant.name, str(rank), tokens, cells[0], number(speed) if cells[0] else "", *cells[1:]))
+    return Table(
+        title="Ranks of the Learner: means of a training step, after all were there",
+        header=("variant", "rank", "tokens", "computing, s", "us a token", "no CPU, s", "in collectives, s", "late, s"),
+        rows=tuple(rows),
+        notes=("A cell is empty where it cannot be measured: on a GPU, and where the system does not say.",),
+        words=2,
+    )
+
+
+_RANK_SECONDS = ("computing_s", "runnable_s", "blocked_s", "late_s")
+
+
 def _lane_cells(accounts: Sequence[LaneAccount]) -> tuple[str, ...]:
     return (
         spread(spread_of([account.wall_ns / 1e9 for account in accounts]), number),

@@ -1,8 +1,8 @@
 """Spans: which lane spent what time in which stage.
 
-A *lane* is one actor, or one part of an in-process run. After ``startup`` its stages, its waits and the unattributed
-rest sum to its wall-clock. The default tracer does nothing; the recording one takes its clock as an argument, so that a
-simulated run records virtual time.
+A *lane* is one actor, or one part of an in-process run; each rank of a Learner is one, ``learner/0`` and so on. After
+``startup`` its stages, its waits and the unattributed rest sum to its wall-clock. The default tracer does nothing; the
+recording one takes its clock as an argument, so that a simulated run records virtual time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -41,6 +42,7 @@ class Stage(StrEnum):
     WAIT_FOR_ROOM = "wait_for_room"
     WAIT_FOR_CALL = "wait_for_call"
     WAIT_FOR_RECORDER = "wait_for_recorder"
+    WAIT_FOR_RANKS = "wait_for_ranks"
 
     @property
     def is_wait(self) -> bool:
@@ -289,16 +291,41 @@ class _UnrecordedSpan(_RecordedSpan):
             self._mark(error)
 
 
+class _GroupSpan:
+    """The same span on each lane of a group."""
+
+    __slots__ = ("_open", "_spans")
+
+    def __init__(self, spans: Sequence[SpanContext]) -> None:
+        self._spans, self._open = spans, ExitStack()
+
+    def __enter__(self) -> None:
+        for span in self._spans:
+            self._open.enter_context(span)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+
 class RecordingTracer:
     """Keeps finished spans until they are drained.
 
     Args:
         clock_ns: nanoseconds since the run's origin.
         at: turns a reading of the machine's monotonic clock into that time; for spans that other processes recorded.
+        groups: parts that have several lanes, by name: what the part waits for, each of its lanes does.
     """
 
-    def __init__(self, clock_ns: Callable[[], int], at: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self,
+        clock_ns: Callable[[], int],
+        at: Callable[[int], int] | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.clock_ns, self._at = clock_ns, at or (lambda monotonic_ns: monotonic_ns)
+        self._groups = groups or {}
         self.finished: deque[Span] = deque()  # a deque, since parts may end spans in other threads
         self._drained = 0
         self._draining = threading.Lock()
@@ -306,6 +333,8 @@ class RecordingTracer:
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
         """Open a span; see ``Tracer``."""
+        if lane in self._groups:
+            return _GroupSpan([_RecordedSpan(self, each, stage, step, version) for each in self._groups[lane]])
         return _RecordedSpan(self, lane, stage, step, version)
 
     def record_elsewhere(self, spans: Iterable[Span]) -> None:

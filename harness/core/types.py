@@ -267,6 +267,27 @@ class WeightHandle:
 
 
 @dataclass(frozen=True, slots=True)
+class RankStep:
+    """What one rank of a Learner did in a training step, from the moment at which all of them were there.
+
+    Attributes:
+        tokens: that it ran, prompts included, added over the passes.
+        cost: the predicted operations of its rollouts, where the plan was made by cost; else its tokens.
+        computing_s: seconds that its thread was on a processor; None where a GPU computes, as is the next.
+        runnable_s: seconds that its thread wanted a processor and had none; None where the system does not say.
+        blocked_s: the rest: seconds that it waited in collectives, or for them; None where a GPU computes.
+        late_s: how much later than the first rank it was there.
+    """
+
+    tokens: int
+    cost: float
+    computing_s: float | None
+    runnable_s: float | None
+    blocked_s: float | None
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateResult:
     """What one training step did to the policy.
 
@@ -274,6 +295,7 @@ class UpdateResult:
         metrics: of the training step.
         optimizer_step_metrics: of each of its optimizer steps; empty where the trainer does not tell.
         examples: rollouts of one of its groups; empty in most steps.
+        ranks: what each rank of the Learner did; empty where it is one process.
     """
 
     version: int
@@ -281,3 +303,4 @@ class UpdateResult:
     metrics: Metrics
     optimizer_step_metrics: Sequence[Metrics] = ()
     examples: tuple[ExampleRollout, ...] = ()
+    ranks: tuple[RankStep, ...] = ()

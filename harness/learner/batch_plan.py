@@ -73,11 +73,14 @@ class BatchPlan:
         group_B: the group of each row.
         imbalance: tokens of the rank that has most, over the mean of the ranks, in an optimizer step of the mean; 1 is
             even. Ranks wait for each other in each one.
+        tokens, costs: of each rank, added over the optimizer steps; the costs by which the rows were shared out.
     """
 
     epochs: tuple[tuple[OptimizerStepPlan, ...], ...]
     group_B: Rows
     imbalance: float
+    tokens: tuple[int, ...]
+    costs: tuple[float, ...]
 
     def rows_of(self, rank: int, epochs: slice = slice(None)) -> Rows:
         """Return the rows that a data-parallel rank trains on in these passes, in their order, each once."""
@@ -131,12 +134,13 @@ def plan_batch(
         cost: of ``balance: cost``.
     """
     price = cost if balance == "cost" else num_tokens
-    passes, tokens = [], []
+    passes, tokens, costs = [], [], []
     for epoch in range(epochs):
         steps = []
         for rows in deal(lengths.group_B, minibatches, shuffle=shuffle, seed=seed, step=step, epoch=epoch):
             shares = [rows] if ranks == 1 else _share_out(rows, lengths, ranks, balance, price)
-            tokens.append([_tokens_of(share, lengths) for share in shares])
+            tokens.append([_price_of(share, lengths, num_tokens) for share in shares])
+            costs.append(tokens[-1] if price is num_tokens else [_price_of(share, lengths, price) for share in shares])
             pieces = [np.array_split(share, microbatches) for share in shares]
             most = max(sum(len(piece) > 0 for piece in of_rank) for of_rank in pieces)
             in_loss = lengths.responses_B[rows][lengths.in_loss_B[rows]]
@@ -144,13 +148,14 @@ def plan_batch(
         passes.append(tuple(steps))
     in_steps = np.array(tokens)
     imbalance = float(in_steps.max(axis=1).sum() / in_steps.mean(axis=1).sum())
-    return BatchPlan(tuple(passes), lengths.group_B, imbalance)
+    of_ranks = (tuple(np.array(each).sum(axis=0).tolist()) for each in (in_steps.astype(np.int64), costs))
+    return BatchPlan(tuple(passes), lengths.group_B, imbalance, *of_ranks)
 
 
-def _tokens_of(rows: Rows, lengths: BatchLengths) -> float:
-    """Tokens that a rank runs for these rows."""
-    prompts = lengths.prompts_P[np.unique(lengths.group_B[rows])]
-    return num_tokens(int(prompts.sum()), lengths.responses_B[rows].tolist())
+def _price_of(rows: Rows, lengths: BatchLengths, cost: GroupCost) -> float:
+    """What a rank runs for these rows, group by group."""
+    groups = [rows[lengths.group_B[rows] == group] for group in np.unique(lengths.group_B[rows])]
+    return sum(_cost_of(of_group, lengths, cost) for of_group in groups)
 
 
 def deal(group_B: Rows, pieces: int, *, seed: int, step: int, epoch: int, shuffle: bool = True) -> list[Rows]:

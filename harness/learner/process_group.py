@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from harness.core.errors import RunStopped
+from harness.learner.last_calls import LastCalls
 from harness.transports.rendezvous import Place
 
 
@@ -25,9 +27,20 @@ class RankGroup:
         store: rank 0's, or where it is.
         cuda: whether the model is on a GPU.
         timeout_s: seconds that a collective may wait for the others.
+        calls: takes note of each agreement.
     """
 
-    def __init__(self, rank: int, ranks: int, store: Any | Place, *, cuda: bool, timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        store: Any | Place,
+        *,
+        cuda: bool,
+        timeout_s: float,
+        calls: LastCalls | None = None,
+    ) -> None:
+        self.calls = calls or LastCalls(None)
         limit = timedelta(seconds=timeout_s)
         if isinstance(store, tuple):
             host, port = store
@@ -39,18 +52,25 @@ class RankGroup:
         )
         self._control, self.checkpoints = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
 
-    def agree(self, what: str, digest: str) -> None:
-        """Return when all ranks have the same digest.
+    def agree(self, what: str, digest: str) -> float:
+        """Return when all ranks are there and have the same digest; return the seconds that this one waited for it.
+
+        All leave together, so the one that waited least came last, whatever the clocks of their machines say.
 
         Raises:
             RunStopped: they differ; what follows would hang or be wrong.
         """
         word = int.from_bytes(hashlib.sha256(digest.encode()).digest()[:7])
         words = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
+        self.calls.note(f"agreement on {what} began")
+        start_s = time.perf_counter()
         dist.all_gather(words, torch.tensor([word]), group=self._control)
+        waited_s = time.perf_counter() - start_s
+        self.calls.note(f"agreement on {what} ended")
         others = [rank for rank, other in enumerate(words) if int(other) != int(words[0])]
         if others:
             raise RunStopped(f"the Learner's ranks do not agree on {what}: {others} have another one than rank 0")
+        return waited_s
 
     def close(self) -> None:
         """End the groups."""

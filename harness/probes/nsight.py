@@ -25,6 +25,7 @@ from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
 from harness.probes.nvtx_ranges import DOMAIN, INJECTION, open_domain
 from harness.probes.profile import NsightWindow
+from harness.probes.windows import process_name
 
 SESSION_CONFIG = {"process_group_cleanup_enabled": False}
 """For ``ray.init(_system_config=...)``: else Ray 2.60 kills nsys with its actor, before the report is written."""
@@ -170,7 +171,9 @@ def nsight_runtime_env(
         cuda: whether the actor computes on a GPU.
         executable: the interpreter; Ray starts the ``python`` found first on the PATH.
     """
-    options = nsys_options(window, cuda) | {"o": f"{tag}-{lane}_%p"}  # Ray puts its folder for reports in front
+    options = nsys_options(window, cuda) | {
+        "o": f"{tag}-{process_name([lane])}_%p"
+    }  # Ray puts its folder for reports in front
     path = f"{Path(executable).parent}:${{PATH}}"  # Ray fills in the variable
     return {"nsight": options, "env_vars": {"PATH": path, REGISTER_ONLY: "0"}}
 
@@ -259,7 +262,9 @@ def wait_for_reports(
     Raises:
         RunStopped: a lane has no complete report in time; those of the others are moved all the same.
     """
-    lanes = [_LaneReports(folders, f"{tag}-{lane}_", lane, pid, stable_s) for lane, pid in processes.items()]
+    lanes = [
+        _LaneReports(folders, f"{tag}-{process_name([lane])}_", lane, pid, stable_s) for lane, pid in processes.items()
+    ]
     end = time.monotonic() + timeout_s
     complete = [lane for lane in lanes if lane.is_complete()]
     while len(complete) < len(lanes) and time.monotonic() < end:
@@ -312,8 +317,8 @@ def _move(reports: _LaneReports, into: Path) -> list[Path]:
     into.mkdir(parents=True, exist_ok=True)
     files = [path for path, size in reports.files().items() if size]
     names = [
-        f"{reports.lane}{REPORT_SUFFIX}",
-        *(f"{reports.lane}-{number}{REPORT_SUFFIX}" for number in range(1, len(files))),
+        f"{process_name([reports.lane])}{REPORT_SUFFIX}",
+        *(f"{process_name([reports.lane])}-{number}{REPORT_SUFFIX}" for number in range(1, len(files))),
     ]
     for file, name in zip(files, names, strict=True):
         move_whole(file, into / name)

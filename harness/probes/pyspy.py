@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
 from harness.probes.profile import PySpyWindow
-from harness.probes.windows import lanes_in
+from harness.probes.windows import lanes_in, process_name
 from harness.results.anonymous import Scrubber
 
 ATTACH_S = 30.0
@@ -188,7 +188,7 @@ class PySpyRecorder:
         lanes: dict[int, list[str]] = {}
         for lane in lanes_in(self._window, processes):
             lanes.setdefault(processes[lane], []).append(lane)
-        return {"+".join(names): pid for pid, names in lanes.items()}
+        return {process_name(names): pid for pid, names in lanes.items()}
 
     def _record(self, name: str, pid: int, folder: Path) -> _Recording:
         draft, words = folder / f"{name}.draft", folder / f"{name}.words"

@@ -20,6 +20,7 @@ from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import SpanContext, Stage, Tracer
 from harness.probes.profile import ProbeProfile, TorchWindow, Window
+from harness.results import lane_kind
 from harness.results.anonymous import Scrubber
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def lanes_in(window: Window, lanes: Iterable[str]) -> tuple[str, ...]:
         UserError: the run has no such lane.
     """
     known = tuple(lanes)
-    chosen = {name: [lane for lane in known if name in (lane, lane.rstrip("0123456789"))] for name in window.lanes}
+    chosen = {name: [lane for lane in known if name in (lane, lane_kind(lane))] for name in window.lanes}
     unknown = [name for name, found in chosen.items() if not found]
     if unknown:
         raise UserError(
@@ -275,7 +276,7 @@ def torch_window_tracer(
 
 def process_name(lanes: Sequence[str]) -> str:
     """Return how files name a process: by its lanes."""
-    return "+".join(lanes)
+    return "+".join(lanes).replace("/", "-")
 
 
 def collect_traces(names: Iterable[str], drafts: Path, folder: Path, scrubber: Scrubber | None = None) -> list[Path]:

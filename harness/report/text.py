@@ -27,6 +27,7 @@ from harness.compare.tables import (
     off_policy_table,
     outcome_table,
     overview_table,
+    rank_table,
     stage_table,
 )
 from harness.compare.verdicts import Judgement, judgements, verdict_sentences, verdict_tables
@@ -106,6 +107,9 @@ def _tables(experiment: Experiment) -> list[Table]:
     if sweep_points(experiment):
         return sweep_tables(experiment)
     always = [stage_table(experiment), lane_table(experiment), outcome_table(experiment)]
+    of_ranks = rank_table(experiment)
+    if of_ranks.rows:
+        always.insert(2, of_ranks)
     found = (sync_table(experiment), off_policy_table(experiment), replay_table(experiment))
     return always + [table for table in found if table is not None]
 

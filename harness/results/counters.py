@@ -141,6 +141,9 @@ def is_growing(name: str) -> bool:
 def split_source(source: str) -> tuple[str, str]:
     """Return the machine's prefix, empty for the run's own, and the source on it: ``("node1/", "gpu0")``."""
     machine, slash, name = source.rpartition("/")
+    if name.isdecimal():  # learner/0 is a rank of the Learner
+        machine, slash, part = machine.rpartition("/")
+        name = f"{part}/{name}"
     return machine + slash, name
 
 

@@ -12,9 +12,9 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from operator import le
 
-from harness.core.intervals import Interval
+from harness.core.intervals import Interval, merge, without
 from harness.core.trace import Span, Stage
-from harness.results.rows import LaneSeconds
+from harness.results.rows import LaneSeconds, part_of
 
 _LAST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)  # they get what no other span claims
 
@@ -65,19 +65,53 @@ def lane_seconds(spans: Iterable[Span], beside: Iterable[Span] = ()) -> LaneSeco
     Args:
         beside: spans that are not summed here, but may have instants of those that are.
     """
-    lanes, others = _by_lane(spans), _by_lane(beside)
     totals: LaneSeconds = {}
-    for lane, own in lanes.items():
-        every = [*own, *others.get(lane, ())]
-        pieces: Iterable[tuple[int, int, int]] = ((i, span.start_ns, span.end_ns) for i, span in enumerate(own))
-        if not take_turns(every):
-            pieces = claims(every)
+    others = _by_lane(beside)
+    for lane, own in _by_lane(spans).items():
         lengths = {span.stage: 0 for span in own}
-        for index, start_ns, end_ns in pieces:
-            if index < len(own):
-                lengths[own[index].stage] += end_ns - start_ns
+        for span, start_ns, end_ns in _pieces(own, others.get(lane, ())):
+            lengths[span.stage] += end_ns - start_ns
         totals[lane] = {stage.value: length / 1e9 for stage, length in lengths.items()}
     return totals
+
+
+def _pieces(own: Sequence[Span], beside: Sequence[Span] = ()) -> Iterator[tuple[Span, int, int]]:
+    """Yield (span, start, end) of what each of one lane's own spans gets."""
+    every = [*own, *beside]
+    if take_turns(every):
+        yield from ((span, span.start_ns, span.end_ns) for span in own)
+        return
+    for index, start_ns, end_ns in claims(every):
+        if index < len(own):
+            yield own[index], start_ns, end_ns
+
+
+def parts_as_lanes(spans: Sequence[Span], beside: Iterable[Span] = ()) -> list[Span]:
+    """Return the spans with all lanes of a part as one: those of a Learner's ranks as the lane ``learner``.
+
+    The part is in a stage while any of its lanes is, and waits while one of them waits and none works. So two ranks
+    that work side by side are one Learner that works, and its seconds are never those of both added up. Spans of the
+    same stage, step and version that touch are one. Parts of one lane are left as they are.
+
+    Args:
+        spans: of all lanes.
+        beside: see ``lane_seconds``.
+    """
+    several = [span for span in spans if span.lane != part_of(span.lane)]
+    if not several:
+        return list(spans)
+    found = [span for span in spans if span.lane == part_of(span.lane)]
+    others, by_part = _by_lane(beside), dict[str, dict[tuple[Stage, int, int], list[Interval]]]()
+    for lane, own in _by_lane(several).items():
+        kinds = by_part.setdefault(part_of(lane), {})
+        for span, start_ns, end_ns in _pieces(own, others.get(lane, ())):
+            kinds.setdefault((span.stage, span.step, span.version), []).append((start_ns, end_ns))
+    for part, kinds in by_part.items():
+        work = merge(piece for (stage, _, _), pieces in kinds.items() if not stage.is_wait for piece in pieces)
+        for (stage, step, version), pieces in kinds.items():
+            for start_ns, end_ns in without(pieces, work) if stage.is_wait else merge(pieces):
+                found.append(Span(part, stage, start_ns, end_ns, step, version))
+    return sorted(found, key=lambda span: span.end_ns)
 
 
 def _by_lane(spans: Iterable[Span]) -> dict[str, list[Span]]:

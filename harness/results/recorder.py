@@ -26,7 +26,8 @@ from harness.results import (
     tail_row,
 )
 from harness.results.counters import CounterRow
-from harness.results.rows import WARMUP_FLOOR, LaneSeconds, StepSeconds
+from harness.results.lane_time import parts_as_lanes
+from harness.results.rows import WARMUP_FLOOR, LaneSeconds, StepSeconds, part_of
 from harness.results.step_metrics import (
     evaluation_s,
     idle_ratios,
@@ -154,21 +155,24 @@ class RunRecorder:
             self._log_failure(part)
         window = self._row_start_ns, self._tracer.clock_ns()
         spans, wall_s, elapsed_s = self._close_row(window[1])
+        as_parts = parts_as_lanes(spans)
         train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
-        metrics = step_metrics(facts, train_s) | sync_metrics(facts.weight_handle, spans)
+        metrics = step_metrics(facts, train_s) | sync_metrics(facts.weight_handle, as_parts)
         metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
-        metrics |= self._utilisation.metrics(facts.step, facts.groups, spans)
+        metrics |= self._utilisation.metrics(facts.step, facts.groups, as_parts)
         metrics |= self.drain_probes() | combine_metrics(self._measured)
         self._measured = []
         profiled = facts.step in self._profiled
         self._seconds.append(StepSeconds(facts.step, wall_s, not profiled and not evaluation_s(spans)))
+        lanes, parts = self._lane_seconds(spans, window[1])
         row = step_row(
             step=facts.step,
             version=facts.result.version,
             wall_s=wall_s,
             elapsed_s=elapsed_s,
             optimizer_steps=facts.result.optimizer_steps,
-            lanes=self._lane_seconds(spans, window[1]),
+            lanes=lanes,
+            parts=parts,
             metrics=metrics,
             versions={lane: version for lane, version in self._versions.items() if version != NO_VERSION},
             version_changes=self._drain_changes(),
@@ -176,6 +180,7 @@ class RunRecorder:
             warmup=facts.step < WARMUP_FLOOR,
             profiled=profiled,
             optimizer_step_metrics=facts.result.optimizer_step_metrics,
+            ranks=facts.result.ranks,
         )
         self.folder.append_step(row)
         for part in facts.scored:
@@ -231,8 +236,11 @@ class RunRecorder:
         """Write what ended after the last step, so that the totals of the run are conserved."""
         spans, wall_s, elapsed_s = self._close_row(self._tracer.clock_ns())
         self.drain_probes()
-        lanes, changes = self._lane_seconds(spans, self._row_start_ns), self._drain_changes()
-        self.folder.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lanes, version_changes=changes))
+        lanes, parts = self._lane_seconds(spans, self._row_start_ns)
+        changes = self._drain_changes()
+        self.folder.append_step(
+            tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lanes, parts=parts, version_changes=changes)
+        )
         self.folder.flush()
 
     def write_spans(self) -> list[Span]:
@@ -278,18 +286,24 @@ class RunRecorder:
         wall_ns, self._row_start_ns = now_ns - self._row_start_ns, now_ns
         return spans, wall_ns / 1e9, self._elapsed_s(now_ns)
 
-    def _lane_seconds(self, ended: Sequence[Span], now_ns: int) -> LaneSeconds:
-        """Return the seconds that are the ended spans' own: not those of spans within them, open or of earlier rows."""
+    def _lane_seconds(self, ended: Sequence[Span], now_ns: int) -> tuple[LaneSeconds, LaneSeconds]:
+        """Return the seconds that are the ended spans' own: not those of spans within them, open or of earlier rows.
+
+        By lane, and by part, where a Learner of several ranks is one.
+        """
         open_here = self._tracer.still_open(elsewhere=False)
         inside = [
             Span(it.lane, it.stage, it.start_ns, max(now_ns, it.start_ns), it.step, it.version) for it in open_here
         ]
-        lanes = lane_seconds(ended, [*self._earlier, *inside])
+        beside = [*self._earlier, *inside]
+        lanes = lane_seconds(ended, beside)
+        of_ranks = any(part_of(lane) != lane for lane in lanes)
+        parts = lane_seconds(parts_as_lanes(ended, beside), beside) if of_ranks else lanes
         began: dict[str, int] = {}
         for span in self._tracer.still_open():
             began[span.lane] = min(span.start_ns, began.get(span.lane, span.start_ns))
         self._earlier = [it for it in (*self._earlier, *ended) if it.lane in began and it.end_ns > began[it.lane]]
-        return lanes
+        return lanes, parts
 
     def _idle_since(self, start_ns: int, step: int) -> None:
         """Count the time since then as a wait for us, on the lanes that do nothing else."""
@@ -297,7 +311,9 @@ class RunRecorder:
         occupied = {span.lane for span in self._tracer.still_open()}
         if now_ns > start_ns:
             self._tracer.finished.extend(
-                Span(lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, self._versions.get(lane, NO_VERSION))
+                Span(
+                    lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, self._versions.get(part_of(lane), NO_VERSION)
+                )
                 for lane in self._lanes
                 if lane not in occupied
             )

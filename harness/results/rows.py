@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from msgspec import Meta, Struct, to_builtins
 
 from harness.core.trace import Stage
-from harness.core.types import Metric, Metrics, RolloutGroup, ScoredBatch
+from harness.core.types import Metric, Metrics, RankStep, RolloutGroup, ScoredBatch
 
 SCHEMA_VERSIONS = {
     "harness.manifest": 1,
@@ -108,13 +108,15 @@ class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
         elapsed_s: seconds since the loop's start.
         lanes: seconds of the spans that ended in this row's window, by lane and stage; an instant under two spans of
             a lane counts for the one that began last (``lane_seconds``).
-        stages_s: the same summed over the lanes.
+        stages_s: the same summed over the parts: of a Learner of several ranks, the seconds in which any rank was in
+            the stage, and in a wait those in which none worked.
         versions: the policy version that each lane held at the end of the row; a lane without weights is missing.
         version_changes: since the previous row.
         lags: how many of the rollouts trained on were how many versions behind; a rollout's oldest token counts.
         warmup: the run was not in its steady state yet: kept, and left out of statistics.
         profiled: a profiler ran in this step: never part of statistics.
         optimizer_step_metrics: of the optimizer steps, where there are several: see ``optimizer_step_columns``.
+        ranks: what each rank of the Learner did, rank by rank; empty where it is one process.
     """
 
     step: Whole
@@ -131,6 +133,7 @@ class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
     warmup: bool = False
     profiled: bool = False
     optimizer_step_metrics: Mapping[str, tuple[float, ...]] = {}
+    ranks: tuple[RankStep, ...] = ()
 
     def __post_init__(self) -> None:
         _check_counts(self.metrics)
@@ -349,16 +352,26 @@ def step_row(
     warmup: bool = False,
     profiled: bool = False,
     optimizer_step_metrics: Sequence[Metrics] = (),
+    parts: LaneSeconds | None = None,
+    ranks: Sequence[RankStep] = (),
 ) -> dict[str, Any]:
-    """Return the JSON row of a training step; see ``StepRow``. Flags are written where they are true."""
+    """Return the JSON row of a training step; see ``StepRow``. Flags are written where they are true.
+
+    Args:
+        parts: ``lanes`` with those of each part as one; None where no part has several.
+    """
     head: dict[str, Any] = {"kind": "step", "step": step, "version": version, "wall_s": round(wall_s, 9)}
     rest: dict[str, Any] = {"elapsed_s": round(elapsed_s, 9), "optimizer_steps": optimizer_steps}
     held: dict[str, Any] = {"versions": dict(versions or {}), "version_changes": _stored_changes(version_changes)}
     trained = {"lags": {str(lag): rollouts for lag, rollouts in sorted((lags or {}).items())}}
     flags = {name: True for name, is_set in (("warmup", warmup), ("profiled", profiled)) if is_set}
     columns = optimizer_step_columns(optimizer_step_metrics)
-    inner = {"optimizer_step_metrics": columns} if columns else {}
-    return head | rest | flags | _stage_fields(lanes) | held | trained | {"metrics": store_metrics(metrics)} | inner
+    inner: dict[str, Any] = {"optimizer_step_metrics": columns} if columns else {}
+    if ranks:
+        inner["ranks"] = [_rounded(asdict(rank)) for rank in ranks]
+    return (
+        head | rest | flags | _stage_fields(lanes, parts) | held | trained | {"metrics": store_metrics(metrics)} | inner
+    )
 
 
 OPTIMIZER_STEP_METRICS = ("loss", "grad_norm", "clip_fraction", "kl/penalty")
@@ -386,25 +399,40 @@ def evaluation_row(*, version: int, step: int, elapsed_s: float, metrics: Metric
 
 
 def tail_row(
-    *, wall_s: float, elapsed_s: float, lanes: LaneSeconds, version_changes: Iterable[VersionChange] = ()
+    *,
+    wall_s: float,
+    elapsed_s: float,
+    lanes: LaneSeconds,
+    version_changes: Iterable[VersionChange] = (),
+    parts: LaneSeconds | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON row of what ended after the last step; see ``TailRow``."""
+    """Return the JSON row of what ended after the last step; see ``TailRow`` and ``step_row``."""
     head: dict[str, Any] = {"kind": "tail", "wall_s": round(wall_s, 9), "elapsed_s": round(elapsed_s, 9)}
-    return head | _stage_fields(lanes) | {"version_changes": _stored_changes(version_changes)}
+    return head | _stage_fields(lanes, parts) | {"version_changes": _stored_changes(version_changes)}
 
 
 def lane_kind(lane: str) -> str:
-    """Return what a lane is, without its number: ``generator1`` is a ``generator``."""
-    return lane.rstrip("0123456789").rstrip("_")
+    """Return what a lane is, without its number: ``generator1`` is a ``generator``, ``learner/1`` a ``learner``."""
+    return part_of(lane).rstrip("0123456789").rstrip("_")
+
+
+def part_of(lane: str) -> str:
+    """Return the part that a lane belongs to: ``learner`` of ``learner/1``, and of any other lane itself."""
+    return lane.partition("/")[0]
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 9) if isinstance(value, float) else value for name, value in values.items()}
 
 
 def _stored_changes(changes: Iterable[VersionChange]) -> list[list[Any]]:
     return [[round(elapsed_s, 9), lane, version] for elapsed_s, lane, version in changes]
 
 
-def _stage_fields(lanes: LaneSeconds) -> dict[str, Any]:
+def _stage_fields(lanes: LaneSeconds, parts: LaneSeconds | None = None) -> dict[str, Any]:
+    """Lanes as they are, and stages summed over the parts, which are the lanes where no part has several."""
     stages: dict[str, float] = {}
-    for lane_stages in lanes.values():
+    for lane_stages in (lanes if parts is None else parts).values():
         for stage, seconds in lane_stages.items():
             stages[stage] = stages.get(stage, 0.0) + seconds
     rounded = {lane: {stage: round(s, 9) for stage, s in lane_stages.items()} for lane, lane_stages in lanes.items()}

@@ -29,6 +29,7 @@ from harness.run.progress import RunProgress
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
 from harness.scenario import Scenario, Variant
+from harness.scenario.loop_plan import lane_groups
 
 
 class ArmRunner:
@@ -117,7 +118,7 @@ class ArmRunner:
         arms = list[Arm]()
         for variant in variants:
             clock = PausableClock()
-            tracer = RecordingTracer(clock, clock.at)
+            tracer = RecordingTracer(clock, clock.at, lane_groups(variant.scenario))
             clock.resume()
             try:
                 with full_gpu_as_user_error(variant.scenario), tracer.underway("run", Stage.STARTUP):
@@ -213,7 +214,11 @@ class ArmRunner:
             self._console.print(report, markup=False, highlight=False)
 
         stall_after_s = arm.variant.scenario.faults.stall_after_s
-        await watch(arm.tracer, stall_after_s, lambda: stack_dumps(arm.parts.processes()), say)
+
+        def dumps() -> str:
+            return "\n".join(filter(None, (stack_dumps(arm.parts.processes()), arm.parts.last_calls())))
+
+        await watch(arm.tracer, stall_after_s, dumps, say)
 
 
 def _speed_probe(scenario: Scenario, parts: RunningParts) -> SpeedProbe | None:

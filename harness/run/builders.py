@@ -36,6 +36,7 @@ from harness.run.workers import (
 )
 from harness.scenario import Scenario
 from harness.scenario.learner import in_shards, mesh_shape, offloaded, zero_stage
+from harness.scenario.loop_plan import rank_lanes
 from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.catalogue import transport_kind
@@ -507,12 +508,18 @@ def make_learner_rank(
     scenario: Scenario, *, options: TransportOptions, policy: Policy, tracer: Tracer, group: RankGroup, device: str
 ) -> LearnerRank:
     """Return the worker of one of the Learner's ranks, whose group there is already."""
+    from harness.learner.last_calls import NotingTracer
+    from harness.run.rank_faults import SlowComputing, struck_tracer
     from harness.run.rank_worker import LearnerRank
 
-    proven, name = mismatch_bound(scenario) is not None, scenario.transport.type
+    proven, name, slow = mismatch_bound(scenario) is not None, scenario.transport.type, scenario.faults.slow_rank
     offload, tracer = _offload(scenario, tracer, device)
+    tracer = struck_tracer(NotingTracer(tracer, group.calls), scenario.faults, group.rank)
+    trainer = _policy_trainer(scenario, policy, never, _ranks(scenario, device), offload)
+    if slow is not None and slow.rank == group.rank:
+        SlowComputing(trainer.model, slow.share)
     return LearnerRank(
-        _policy_trainer(scenario, policy, never, _ranks(scenario, device), offload),
+        trainer,
         transport_kind(name).sender(options),
         shard_sender(name, options, group.rank) if in_shards(scenario) else None,
         tracer=tracer,
@@ -522,6 +529,7 @@ def make_learner_rank(
         save=partial(_save_policy, policy) if scenario.save_policy else None,
         first_probe=first_probe_rows(make_task(scenario), prompt_encoder(scenario, policy)) if proven else None,
         offload=offload,
+        lane=rank_lanes(scenario)[group.rank],
     )
 
 

@@ -28,6 +28,7 @@ class RunningParts(Protocol):
         num_parameters: of the policy; None where there is none.
         threads: CPU threads of the Learner.
         learner_on_gpu: whether the Learner computes on a GPU of this machine.
+        learner_lanes: the Learner's lane, or that of each of its ranks.
     """
 
     generators: tuple[Generator, ...]
@@ -37,12 +38,17 @@ class RunningParts(Protocol):
     num_parameters: int | None
     threads: int | None
     learner_on_gpu: bool
+    learner_lanes: tuple[str, ...] = ("learner",)
 
     @property
     def lanes(self) -> tuple[str, ...]:
         """Names of all lanes."""
         samplers, scorers = (part.lane for part in self.generators), (part.lane for part in self.scorers)
-        return (*samplers, *scorers, self.learner.lane)
+        return (*samplers, *scorers, *self.learner_lanes)
+
+    def last_calls(self) -> str:
+        """Return what each rank of the Learner did last, a line for each; empty where it is one process."""
+        return ""
 
     def save_to(self, folder: Path) -> None:
         """Have the Learner save the policy there; before, nothing is saved."""

@@ -1,7 +1,7 @@
 """What one rank of a Learner does: as ``LearnerWorker``, together with the others.
 
 Methods are called on all ranks at once and make the same collectives on each, but for those that say rank 0. That one
-speaks for all: it has the saved policy and the spans of the lane ``learner``.
+speaks for all: it has the saved policy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from harness.core.errors import RunStopped
+from harness.core.thread_time import thread_time
 from harness.core.trace import Stage, Tracer
 from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightHandle
 from harness.learner import PolicyTrainer
@@ -29,10 +30,20 @@ from harness.transports.sharded import ShardSender
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank returns of a training step: its result, and the rows by whose tokens the next sync is proven."""
+    """What a rank returns of a training step.
+
+    Attributes:
+        result: of its rows.
+        probe_rows: by whose tokens the next sync is proven.
+        waited_s: seconds that it waited until all ranks were ready for the first collective.
+        seconds: that its thread computed, was runnable and was blocked, from then to the end of the step; see
+            ``ThreadTime``. None where a GPU computes, which the thread's clocks do not see.
+    """
 
     result: UpdateResult
     probe_rows: Sequence[ProbeRow] | None
+    waited_s: float
+    seconds: tuple[float, float | None, float] | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class LearnerRank(LearnerWorker):
         group: the ranks.
         publish: how weights leave the ranks.
         save: writes into a folder, given the whole weights, on rank 0; None saves nothing.
-        verify, first_probe, offload: see ``LearnerWorker``.
+        verify, first_probe, offload, lane: see ``LearnerWorker``.
     """
 
     def __init__(
@@ -71,8 +82,12 @@ class LearnerRank(LearnerWorker):
         save: Callable[[Path, Mapping[str, Tensor]], None] | None = None,
         first_probe: Sequence[ProbeRow] | None = None,
         offload: Offload | None = None,
+        lane: str = "learner",
     ) -> None:
-        super().__init__(trainer, sender, tracer=tracer, verify=verify, first_probe=first_probe, offload=offload)
+        super().__init__(
+            trainer, sender, tracer=tracer, verify=verify, first_probe=first_probe, offload=offload, lane=lane
+        )
+        self._waited_s, self._began, self._on_cpu = 0.0, thread_time(), False
         self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save
         self._shard_sender = shard_sender
         self.plans = shards.agree(trainer.weights()) if shard_sender is not None else ()
@@ -83,8 +98,16 @@ class LearnerRank(LearnerWorker):
         Raises:
             RunStopped: the ranks were handed different plans.
         """
-        self._group.agree(f"the plan of training step {step}", plan.digest)
-        return RankResult(self.update(step, groups, plan), self._probe_rows)
+        result = self.update(step, groups, plan)
+        seconds = thread_time().since(self._began) if self._on_cpu else None
+        return RankResult(result, self._probe_rows, self._waited_s, seconds)
+
+    def _before_passes(self, step: int, plan: BatchPlan | None) -> None:
+        assert plan is not None
+        with self.tracer.span(self.lane, Stage.WAIT_FOR_RANKS, step, step):
+            self._waited_s = self._group.agree(f"the plan of training step {step}", plan.digest)
+        self._on_cpu = all(weight.device.type == "cpu" for weight in self.trainer.weights().values())
+        self._began = thread_time()
 
     def begin_publish(self, version: int, still_needed: frozenset[int]) -> shards.Draft:
         """On rank 0: make room for a version that all ranks will write; see ``ShardSender``."""

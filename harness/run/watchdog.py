@@ -22,6 +22,7 @@ UNBLOCKED_BY = {
     Stage.WAIT_FOR_ROOM: "the Learner",
     Stage.WAIT_FOR_CALL: "a call on its way",
     Stage.WAIT_FOR_RECORDER: "the recorder",
+    Stage.WAIT_FOR_RANKS: "another rank",
 }
 """Whom each wait is for."""
 

@@ -419,6 +419,7 @@ class LearnerWorker:
             batch = self.trainer.prepare(groups, plan, step)
             examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
         self._offload.back("weights", step, step)
+        self._before_passes(step, plan)
         if self.trainer.options.needs_old_log_probs:
             with self.tracer.span(self.lane, Stage.OLD_LOGPROBS, step, step):
                 self.trainer.compute_old_log_probs(batch)
@@ -435,6 +436,9 @@ class LearnerWorker:
             self._probe_rows = probe_rows(held) or self._probe_rows
         optimizer_steps = self.trainer.options.optimizer_steps_per_batch
         return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
+
+    def _before_passes(self, step: int, plan: BatchPlan | None) -> None:
+        """Do what is to be done before the policy is first called in a training step: nothing without other ranks."""
 
     def _examples(self, step: int, groups: tuple[RolloutGroup, ...], batch: Any) -> tuple[ExampleRollout, ...]:
         """Return the rollouts of one group, each time of another one in turn."""

@@ -102,8 +102,30 @@ class ReplaySettings(Section):
     """How often a group may be trained on; null: no bound."""
 
 
+class SlowRank(Section):
+    """One of the Learner's ranks computes slowly."""
+
+    rank: AtLeast0
+    """Its number."""
+    share: Positive
+    """By what share of its own seconds: 0.3 makes computing take 1.3 times as long. Waiting is not made longer."""
+
+
+class RankMoment(Section):
+    """A moment in one of the Learner's ranks: the start of a stage in a training step."""
+
+    rank: AtLeast0
+    """Its number."""
+    step: AtLeast0
+    """The training step."""
+    stage: Literal[
+        "prepare_batch", "wait_for_ranks", "old_logprobs", "reference_logprobs", "update", "weight_publish"
+    ] = "update"
+    """The stage; one that the run does not have never begins."""
+
+
 class FaultSettings(Section):
-    """What to do when a part dies or nothing moves."""
+    """What to do when a part dies or nothing moves, and faults on purpose."""
 
     max_replacements: AtLeast0 = 10
     """How many dead Generators and Scorers are replaced; the next one ends the run."""
@@ -111,6 +133,12 @@ class FaultSettings(Section):
     """Seconds by which each span of a stage is made longer, by stage: to see whether a comparison finds it."""
     skip_weight_loads: Annotated[tuple[AtLeast1, ...], FromList] = ()
     """Versions whose weights the engine pretends to load: to see whether the engine mismatch finds it."""
+    slow_rank: SlowRank | None = None
+    """A rank of the Learner that computes slowly: to see whether it is named with its cause."""
+    dead_rank: RankMoment | None = None
+    """When a rank of the Learner kills itself: to see how the run ends."""
+    hung_rank: RankMoment | None = None
+    """When a rank of the Learner stops for ever: to see how the run ends."""
     stall_after_s: Positive = 600.0
     """Seconds that one stage may take, or that may pass without any ending; then the run says who waits and stops."""
 

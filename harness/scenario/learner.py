@@ -282,6 +282,25 @@ def offload_has_something(scenario: Scenario) -> Problem | None:
     return None
 
 
+def rank_faults_strike(scenario: Scenario) -> Problem | None:
+    """A fault of a rank needs that rank, and a step that comes."""
+    ranks, faults = scenario.placement.learner.ranks, scenario.faults
+    for name in ("slow_rank", "dead_rank", "hung_rank"):
+        fault, key = getattr(faults, name), f"faults.{name}"
+        if fault is None:
+            continue
+        if ranks == 1:
+            what = f"{key} is set with placement.learner.ranks 1, must be 2 or more"
+            return broken(what, f"leave {key} out, or set placement.learner.ranks to 2", key, "placement.learner.ranks")
+        if fault.rank >= ranks:
+            what = f"{key}.rank is {fault.rank} with placement.learner.ranks {ranks}, must be at most {ranks - 1}"
+            return broken(what, f"set {key}.rank to {ranks - 1} or less", key, "placement.learner.ranks")
+        if getattr(fault, "step", 0) >= scenario.steps:
+            what = f"{key}.step is {fault.step} with steps {scenario.steps}, must be at most {scenario.steps - 1}"
+            return broken(what, f"set {key}.step to {scenario.steps - 1} or less", key, "steps")
+    return None
+
+
 LEARNER_RULES = (
     offload_has_something,
     ranks_share_something,
@@ -291,4 +310,5 @@ LEARNER_RULES = (
     deepspeed_trains_float32,
     mesh_takes_all_ranks,
     ranks_have_rows,
+    rank_faults_strike,
 )

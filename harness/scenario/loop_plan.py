@@ -55,13 +55,20 @@ def lanes_of(kind: str, scenario: Scenario) -> list[str]:
 
 
 def rank_lanes(scenario: Scenario) -> list[str]:
-    """Return the names of the Learner's ranks; the first one's lane is the Learner's."""
-    return ["learner", *(f"learner{rank}" for rank in range(1, scenario.placement.learner.ranks))]
+    """Return the lanes of the Learner's ranks: ``learner/0``, ``learner/1`` ..., or ``learner`` of one process."""
+    ranks = scenario.placement.learner.ranks
+    return [f"learner/{rank}" for rank in range(ranks)] if ranks > 1 else ["learner"]
+
+
+def lane_groups(scenario: Scenario) -> dict[str, list[str]]:
+    """Return the lanes of each part that has several, by its name; see ``RecordingTracer``."""
+    lanes = rank_lanes(scenario)
+    return {"learner": lanes} if len(lanes) > 1 else {}
 
 
 def all_lanes(scenario: Scenario) -> tuple[str, ...]:
     """Return the names of all lanes of a run."""
-    return (*lanes_of("generator", scenario), *lanes_of("scorer", scenario), "learner")
+    return (*lanes_of("generator", scenario), *lanes_of("scorer", scenario), *rank_lanes(scenario))
 
 
 def numbered_lanes(kind: str, count: int) -> list[str]:

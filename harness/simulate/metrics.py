@@ -18,6 +18,7 @@ from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
 from harness.results import LedgerFigures, Run, StepRow, lane_kind, lane_seconds
+from harness.results.lane_time import parts_as_lanes
 from harness.results.step_metrics import trained_lags
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
@@ -82,7 +83,7 @@ def metrics_of_run(run: Run) -> RunMetrics:
     """
     group_size = run.setting("group_size") or 1
     evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
-    return metrics_of(with_tail(run.steps, run.tail), run.spans(), run.ledger, evicted * group_size)
+    return metrics_of(with_tail(run.steps, run.tail), parts_as_lanes(run.spans()), run.ledger, evicted * group_size)
 
 
 def simulated_row(

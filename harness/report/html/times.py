@@ -10,7 +10,7 @@ from harness.compare.attribution import in_pipeline_order
 from harness.compare.experiments import FEWEST_SEEDS, Variant
 from harness.compare.stats import t_interval
 from harness.compare.step_times import MARK, mark, steadiness_notes
-from harness.compare.tables import Table, lane_table, stage_table, window_words
+from harness.compare.tables import Table, lane_table, rank_table, stage_table, window_words
 from harness.core.trace import Span, Stage
 from harness.report.data import ReportData, spent_s, stage_seconds, wall_s
 from harness.report.html.charts import Bar, Scale, Segment, block, draw_axis, draw_bars, grid_lines, linear, whole
@@ -187,7 +187,8 @@ def _lanes(report_data: ReportData) -> Markup | None:
         for bar in bars
     ]
     drawing = draw_bars(scaled, axis, "percent of the measured window", sentence)
-    data = tables([lane_table(report_data.experiment)], report_data.experiment)
+    both = lane_table(report_data.experiment), rank_table(report_data.experiment)
+    data = tables([table for table in both if table.rows], report_data.experiment)
     return figure(
         "What each lane did.", sentence, drawing, details("Show the figures", *data), legend=legend,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 from harness.core.errors import HarnessError, UserError
 from harness.core.trace import RecordingTracer, Tracer
 from harness.engines.vllm_machine import environment as vllm_environment
+from harness.learner.last_calls import LastCalls, read_last_calls
 from harness.learner.process_group import RankGroup
 from harness.probes.memory import DeviceFigure
 from harness.probes.nsight import new_tag, nsight_runtime_env, report_folders, wait_for_reports
@@ -60,6 +60,8 @@ from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.protocol import TransportOptions
 from harness.transports.sharded import shard_receiver
 
+WATCHDOG_S = 20.0
+"""Seconds by which a collective waits longer than a stage may take: the watchdog looks at the stacks before it ends."""
 NCCL_LETS_GO = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 """Keeps NCCL from memory of its own allocator, which it would hold while an engine on the same GPU samples."""
 
@@ -128,12 +130,11 @@ class ActorParts(RunningParts):
             *,
             replaceable: bool = True,
             loads: bool = False,
-            spans: RecordingTracer = tracer,
             **of_rank: Any,
         ) -> ActorPart:
             part = ActorPart(
                 replace(self._spec(lane, settings, make, loads), **of_rank),
-                spans,
+                tracer,
                 replacements if replaceable else None,
                 reconnect if loads else None,
             )
@@ -142,20 +143,15 @@ class ActorParts(RunningParts):
 
         several = parts.learner.ranks > 1
         interface = parts.interface if several else None
-        make = partial(_rank, scenario, options, 0) if several else partial(_learner, scenario, options)
-        learner = spawn("learner", parts.learner, make, replaceable=False, listens_on=interface)
-        unheard = RecordingTracer(time.perf_counter_ns)  # spans of the other ranks: rank 0's are the Learner's
+        self.learner_lanes = tuple(rank_lanes(scenario))
+        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._session.folder)) if several else None
+        self._last_calls = {lane: folder / str(rank) for rank, lane in enumerate(self.learner_lanes) if folder}
+        makes = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(self._last_calls.values())]
+        first, *rest = makes or [partial(_learner, scenario, options)]
+        learner = spawn(self.learner_lanes[0], parts.learner, first, replaceable=False, listens_on=interface)
         others = [
-            spawn(
-                lane,
-                parts.learner,
-                partial(_rank, scenario, options, rank),
-                replaceable=False,
-                spans=unheard,
-                store=learner.store,
-            )
-            for rank, lane in enumerate(rank_lanes(scenario))
-            if rank
+            spawn(lane, parts.learner, make, replaceable=False, store=learner.store)
+            for lane, make in zip(self.learner_lanes[1:], rest, strict=True)
         ]
         generators = [
             spawn(lane, parts.generator, partial(_generator, scenario, options, lane), loads=True)
@@ -252,6 +248,12 @@ class ActorParts(RunningParts):
         facts = {part.lane: part.facts for part in self._actors if part.facts is not None}
         return {lane: fact.pid for lane, fact in facts.items() if fact.boot_id == here}
 
+    def last_calls(self) -> str:
+        """See ``RunningParts``."""
+        told = [f"{lane} last: {'; '.join(read_last_calls(file)) or 'not on this machine'}"
+                for lane, file in self._last_calls.items()]  # fmt: skip
+        return "\n".join(told)
+
     def drain_log(self) -> list[str]:
         """See ``RunningParts``."""
         return self._logs.new_lines()
@@ -347,11 +349,13 @@ def _scorer(scenario: Scenario, lane: str, tracer: Tracer) -> ScorerWorker:
     return make_scorer(scenario, lane, make_task(scenario), tracer, never)
 
 
-def _rank(scenario: Scenario, options: TransportOptions, rank: int, tracer: Tracer, store: Any) -> LearnerRank:
+def _rank(
+    scenario: Scenario, options: TransportOptions, rank: int, calls: Path, tracer: Tracer, store: Any
+) -> LearnerRank:
     device = resolve_device(scenario, scenario.placement.learner)
-    ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s
+    ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s + WATCHDOG_S
     policy = make_policy(scenario, "meta" if rank else "cpu", never)
-    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience)
+    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience, calls=LastCalls(calls))
     return make_learner_rank(scenario, options=options, policy=policy, tracer=tracer, group=group, device=device)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.core.errors import PartDied, RunStopped
-from harness.core.trace import Stage
-from harness.core.types import Metric, Metrics, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
+from harness.core.trace import SpanContext, Stage
+from harness.core.types import Metric, Metrics, RankStep, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
+from harness.learner.batch_plan import BatchPlan
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
 from harness.run.actors.part import ActorPart, without_data
 from harness.run.rank_worker import RankResult, Written
@@ -26,7 +28,8 @@ class RanksHandle:
     """The ranks of a Learner in actors.
 
     Args:
-        parts: the actors, rank by rank; the first one's lane is the Learner's.
+        parts: the actors, rank by rank.
+        lane: of all of them together.
         mesh: how they share the model and the rollouts.
         options: how they train, which decides who trains on what.
         in_shards: whether each rank publishes its own pieces of the weights; else rank 0 publishes all.
@@ -36,10 +39,16 @@ class RanksHandle:
     """
 
     def __init__(
-        self, parts: Sequence[ActorPart], mesh: MeshShape, options: TrainerOptions, *, in_shards: bool
+        self,
+        parts: Sequence[ActorPart],
+        mesh: MeshShape,
+        options: TrainerOptions,
+        *,
+        in_shards: bool,
+        lane: str = "learner",
     ) -> None:
         self._parts, self._mesh, self._options, self._in_shards = tuple(parts), mesh, options, in_shards
-        self.lane = parts[0].lane
+        self.lane = lane
         self.policy_folder: Path | None = None
         self._probe_rows: Sequence[ProbeRow] | None = None
 
@@ -57,11 +66,11 @@ class RanksHandle:
             assert isinstance(result, RankResult)
             return result
 
-        found = await self._together(of_rank)
+        found = await self._together(of_rank, step)
         self._probe_rows = next((each.probe_rows for each in found if each.probe_rows), None)
         result = one_result([each.result for rank, each in enumerate(found) if self._mesh.speaks(rank)])
         balance = {"balance/tokens_max_over_mean": Metric(plan.imbalance)}
-        return replace(result, metrics=dict(result.metrics) | balance)
+        return replace(result, metrics=dict(result.metrics) | balance, ranks=rank_steps(plan, found, self._mesh))
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``protocols.Learner``.
@@ -77,18 +86,18 @@ class RanksHandle:
                 assert handle is None or isinstance(handle, WeightHandle)
                 return handle
 
-            first, *_ = await self._together(of_rank)
+            first, *_ = await self._together(of_rank, version)
             assert first is not None
             return first
-        draft, _ = await self._parts[0].call("begin_publish", version, still_needed, **stage)
+        draft = await self._first("begin_publish", version, still_needed, **stage)
 
         async def write(rank: int, part: ActorPart) -> Written:
             written, _ = await part.call("write_shards", draft, self._probe_rows, **stage)
             assert isinstance(written, Written)
             return written
 
-        written = await self._together(write)
-        handle, _ = await self._parts[0].call("finish_publish", draft, written, **stage)
+        written = await self._together(write, version)
+        handle = await self._first("finish_publish", draft, written, **stage)
         assert isinstance(handle, WeightHandle)
         return handle
 
@@ -100,16 +109,44 @@ class RanksHandle:
                 "checkpoint", version, self.policy_folder, stage=Stage.CHECKPOINT, step=version, version=version
             )
 
-        await self._together(of_rank)
+        await self._together(of_rank, version)
 
-    async def _together(self, call: Callable[[int, ActorPart], Coroutine[Any, Any, T]]) -> list[T]:
-        """Call all ranks at once and return what each one returned.
+    async def _first(self, method: str, *arguments: Any, **stage: Any) -> Any:
+        """Call rank 0 alone; the others wait for it."""
+        with ExitStack() as waits:
+            for part in self._parts[1:]:
+                waits.enter_context(_waiting(part, stage["step"], stage["version"]))
+            value, _ = await self._parts[0].call(method, *arguments, **stage)
+            return value
+
+    async def _together(self, call: Callable[[int, ActorPart], Coroutine[Any, Any, T]], step: int) -> list[T]:
+        """Call all ranks at once and return what each one returned; one that is done waits for the others.
+
+        Args:
+            call: of a rank.
+            step: what to say that it waits for.
 
         Raises:
             HarnessError: what says most of why a rank failed: its death comes before what the others say, whose
                 collectives break off with it.
         """
-        calls = [asyncio.ensure_future(call(rank, part)) for rank, part in enumerate(self._parts)]
+        left, nobody_left = len(self._parts), asyncio.Event()
+
+        async def one(rank: int, part: ActorPart) -> T:
+            nonlocal left
+            try:
+                value = await call(rank, part)
+            except BaseException:
+                nobody_left.set()
+                raise
+            left -= 1
+            if left == 0:
+                nobody_left.set()
+            with _waiting(part, step, step):
+                await nobody_left.wait()
+            return value
+
+        calls = [asyncio.ensure_future(one(rank, part)) for rank, part in enumerate(self._parts)]
         try:
             _, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             if waiting:
@@ -117,12 +154,14 @@ class RanksHandle:
         finally:
             for each in calls:
                 each.cancel()
-            for part in self._parts[1:]:
-                part.tracer.drain()  # rank 0's spans are the Learner's
         errors = [error for each in calls if each.done() and not each.cancelled() and (error := each.exception())]
         if not errors:
             return [each.result() for each in calls]
         raise min(errors, key=_says_least)
+
+
+def _waiting(part: ActorPart, step: int, version: int) -> SpanContext:
+    return part.tracer.span(part.lane, Stage.WAIT_FOR_RANKS, step, version)
 
 
 def _says_least(error: BaseException) -> int:
@@ -130,6 +169,19 @@ def _says_least(error: BaseException) -> int:
     if isinstance(error, PartDied):
         return 0
     return 2 if type(error) is RunStopped else 1
+
+
+def rank_steps(plan: BatchPlan, found: Sequence[RankResult], mesh: MeshShape) -> tuple[RankStep, ...]:
+    """Return what each rank did in a training step, of its share of the plan and of what it measured.
+
+    The ranks left their first agreement together, so the one that waited least was last: no two clocks are compared.
+    """
+    longest_s, steps = max(each.waited_s for each in found), []
+    for rank, each in enumerate(found):
+        share = mesh.data_rank(rank)
+        seconds = each.seconds or (None, None, None)
+        steps.append(RankStep(plan.tokens[share], plan.costs[share], *seconds, longest_s - each.waited_s))
+    return tuple(steps)
 
 
 def one_result(results: Sequence[UpdateResult]) -> UpdateResult:

@@ -24,6 +24,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 from harness.core.allocator import allocator_environment
 from harness.core.errors import UserError
 from harness.probes.nsight import SESSION_CONFIG
+from harness.probes.windows import process_name
 from harness.run.memory.fit import free_main_memory
 from harness.run.memory.plan import object_store_bytes
 
@@ -206,7 +207,7 @@ class ProcessLogs:
         """Return a new file for a lane's processes; one that replaces another goes on in it."""
         if self._folder is None:
             return None
-        path = self._folder / f"{len(list(self._folder.glob('*.log')))}-{lane}.log"
+        path = self._folder / f"{len(list(self._folder.glob('*.log')))}-{process_name([lane])}.log"
         path.touch(mode=0o600)
         self._read[path], self._lanes[path] = 0, lane
         return path

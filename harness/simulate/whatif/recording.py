@@ -27,6 +27,7 @@ from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind
+from harness.results.lane_time import parts_as_lanes
 from harness.results.writer import SPANS
 from harness.simulate.features import Group
 from harness.simulate.parts import Sampled, with_rewards
@@ -171,7 +172,7 @@ def _checked_spans(run: Run) -> list[Span]:
     if run.setting("dynamic_sampling.attempts"):
         what = f"the run {where!r} sampled groups again (dynamic_sampling), which a replay does not do"
         raise UserError(what, where, "name a run without it")
-    spans = run.spans()
+    spans = parts_as_lanes(run.spans())
     if not spans:
         raise UserError(
             f"the run {where!r} has no spans, so there is nothing to replay",

@@ -1,0 +1,78 @@
+"""What a rank did last, in a file that outlives it: stages and agreements, numbered, so that ranks can be compared."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+
+from harness.core.trace import SpanContext, Stage, Tracer
+
+KEPT, WIDTH = 16, 96
+
+
+class LastCalls:
+    """A ring of the last ``KEPT`` calls of this process, one write each; a process that is killed leaves it whole.
+
+    Args:
+        file: made if its folder is on this machine; None, or another machine's folder, keeps nothing.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._number = 0
+        self._file = None
+        if file is not None and file.parent.is_dir():
+            self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    def note(self, call: str) -> None:
+        """Write down that a call begins or ends."""
+        self._number += 1
+        if self._file is not None:
+            line = f"{self._number} {time.monotonic():.3f} {call}"[: WIDTH - 1].ljust(WIDTH - 1) + "\n"
+            os.pwrite(self._file, line.encode("ascii", "replace"), self._number % KEPT * WIDTH)
+
+
+def read_last_calls(file: Path) -> list[str]:
+    """Return the calls in a ``LastCalls`` file, oldest first, each with its number; empty where there is no file."""
+    try:
+        lines = file.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return []
+    rows = [parts for line in lines if len(parts := line.strip("\0 ").split(maxsplit=2)) == 3]
+    rows.sort(key=lambda row: int(row[0]))
+    now_s = time.monotonic()
+    return [f"{number}: {call} {now_s - float(at_s):.1f} s ago" for number, at_s, call in rows]
+
+
+class NotingTracer:
+    """Notes the begin and end of each stage.
+
+    Args:
+        tracer: records the spans.
+        calls: takes the notes.
+    """
+
+    def __init__(self, tracer: Tracer, calls: LastCalls) -> None:
+        self._tracer, self._calls = tracer, calls
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        """Open a span; see ``Tracer``."""
+        return _NotedSpan(self._tracer.span(lane, stage, step, version), self._calls, f"{stage.value} of step {step}")
+
+
+class _NotedSpan:
+    __slots__ = ("_calls", "_name", "_span")
+
+    def __init__(self, span: SpanContext, calls: LastCalls, name: str) -> None:
+        self._span, self._calls, self._name = span, calls, name
+
+    def __enter__(self) -> None:
+        self._calls.note(f"{self._name} began")
+        self._span.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._span.__exit__(kind, error, trace)
+        self._calls.note(f"{self._name} ended" if error is None else f"{self._name} failed")

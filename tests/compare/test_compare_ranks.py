@@ -1,0 +1,117 @@
+"""Which rank the others wait for and why, on made-up seconds; and the lanes of a Learner's ranks counted as one part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.compare.ranks import find_straggler
+from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.types import RankStep
+from harness.results import lane_kind, lane_seconds, part_of
+from harness.results.counters import split_source
+from harness.results.lane_time import parts_as_lanes
+
+
+def made(
+    seconds: list[float], tokens: list[int], steps: int = 12, noise: float = 0.02, seed: int = 0
+) -> list[list[RankStep]]:
+    """Steps in which each rank computes these seconds, give or take some noise."""
+    rng = np.random.default_rng(seed)
+    return [
+        [RankStep(n, n, float(s * np.exp(rng.normal(0, noise))), 0.0, 0.0, 0.0) for s, n in zip(seconds, tokens, strict=True)]
+        for _ in range(steps)
+    ]  # fmt: skip
+
+
+def test_a_rank_that_takes_longer_for_the_same_is_a_slower_machine() -> None:
+    found = find_straggler(made([1.0, 1.3, 1.0], [500, 500, 500]))
+    assert found is not None
+    assert (found.rank, found.cause, found.more_work) == (1, "slower machine", 0.0)
+    assert found.longer == pytest.approx(0.3, abs=0.03)
+    assert found.slower == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_rank_with_more_to_do_has_more_work_also_where_seconds_grow_less_than_tokens() -> None:
+    found = find_straggler(made([1.6, 1.0], [1000, 500]))
+    assert found is not None
+    assert (found.rank, found.cause) == (0, "more work")
+    assert found.more_work == pytest.approx(1.0)
+    assert found.slower == pytest.approx(-0.2, abs=0.03)
+
+
+def test_both_causes_are_named_where_each_alone_would_be() -> None:
+    found = find_straggler(made([1.0, 1.95], [500, 750]))
+    assert found is not None
+    assert (found.rank, found.cause) == (1, "more work and slower machine")
+
+
+def test_two_steps_that_carry_it_all_are_a_one_off() -> None:
+    steps = made([1.0, 1.0], [500, 500], steps=20)
+    for place in (4, 11):
+        steps[place][1] = RankStep(500, 500, 4.0, 0.0, 0.0, 0.0)
+    found = find_straggler(steps)
+    assert found is not None
+    assert (found.rank, found.cause, found.steps, found.all_steps) == (1, "one-off", 2, 20)
+
+
+def test_nobody_is_named_for_noise_or_for_what_is_not_worth_saying() -> None:
+    assert [find_straggler(made([1.0, 1.0], [500, 500], noise=0.1, seed=seed)) for seed in range(200)] == [None] * 200
+    assert find_straggler(made([1.0, 1.04], [500, 500], noise=0.001)) is None
+
+
+def test_nobody_is_named_where_seconds_are_not_known_or_steps_too_few() -> None:
+    unknown = [[RankStep(5, 5, None, None, None, 0.0), RankStep(5, 5, None, None, None, 0.1)]] * 10
+    assert find_straggler(unknown) is None
+    assert find_straggler(made([1.0, 2.0], [500, 500], steps=3)) is None
+    assert find_straggler(made([1.0], [500])) is None
+
+
+def test_the_part_of_a_rank_is_the_learner() -> None:
+    assert [part_of(lane) for lane in ("learner/0", "learner/12", "learner", "generator1")] == [
+        "learner", "learner", "learner", "generator1",
+    ]  # fmt: skip
+    assert lane_kind("learner/12") == "learner"
+    sources = ["learner/1", "node1/learner/1", "node1/gpu0", "gpu0"]
+    assert [split_source(source) for source in sources] == [
+        ("", "learner/1"), ("node1/", "learner/1"), ("node1/", "gpu0"), ("", "gpu0"),
+    ]  # fmt: skip
+
+
+def test_ranks_side_by_side_are_one_learner_whose_seconds_are_not_added_up() -> None:
+    """Rank 1 begins 1 s later and ends 2 s earlier; its wait counts only where rank 0 does not work."""
+    spans = [
+        Span("learner/0", Stage.UPDATE, 0, 10, 3, 3),
+        Span("learner/0", Stage.WAIT_FOR_BATCH, 10, 14, 4, 3),
+        Span("learner/1", Stage.UPDATE, 1, 8, 3, 3),
+        Span("learner/1", Stage.WAIT_FOR_RANKS, 8, 11, 3, 3),
+        Span("learner/1", Stage.WAIT_FOR_BATCH, 11, 14, 4, 3),
+        Span("generator", Stage.GENERATE, 0, 14, 3, 3),
+    ]
+    whole = parts_as_lanes(spans)
+    assert sorted(whole) == sorted(
+        [
+            Span("generator", Stage.GENERATE, 0, 14, 3, 3),
+            Span("learner", Stage.UPDATE, 0, 10, 3, 3),
+            Span("learner", Stage.WAIT_FOR_RANKS, 10, 11, 3, 3),
+            Span("learner", Stage.WAIT_FOR_BATCH, 10, 14, 4, 3),
+        ]
+    )
+    lane = {name: round(seconds * 1e9) for name, seconds in lane_seconds(whole)["learner"].items()}
+    assert sum(lane.values()) == 14
+    assert lane["update"] == 10
+    alone = [span for span in spans if span.lane == "generator"]
+    assert parts_as_lanes(alone) == alone
+
+
+def test_a_span_of_a_group_is_one_on_each_of_its_lanes() -> None:
+    now = iter(range(100))
+    tracer = RecordingTracer(lambda: next(now), groups={"learner": ["learner/0", "learner/1"]})
+    with tracer.span("learner", Stage.WAIT_FOR_BATCH, 2, 1):
+        assert {span.lane for span in tracer.still_open()} == {"learner/0", "learner/1"}
+    with tracer.span("generator", Stage.GENERATE):
+        pass
+    spans = tracer.drain()
+    assert sorted((span.lane, span.stage.value, span.step, span.version) for span in spans) == [
+        ("generator", "generate", -1, -1), ("learner/0", "wait_for_batch", 2, 1), ("learner/1", "wait_for_batch", 2, 1),
+    ]  # fmt: skip
