@@ -107,7 +107,9 @@ def main() -> int:
                 right[kind] += is_right(found, kind, seed)
                 blocked = [np.mean([of_ranks[rank].blocked_s for of_ranks in steps]) for rank in range(2)]
                 said = "nobody" if found is None else found.sentence
-                print(f"{kind}, seed {seed}: {said} (blocked {blocked[0]:.3f} and {blocked[1]:.3f} s a step)", flush=True)
+                print(
+                    f"{kind}, seed {seed}: {said} (blocked {blocked[0]:.3f} and {blocked[1]:.3f} s a step)", flush=True
+                )
     finally:
         pool.close()
     for kind, count in right.items():

@@ -178,3 +178,26 @@ def test_a_plan_of_one_row_for_two_ranks_is_agreed_on_and_trained(mode: str, ran
             torch.testing.assert_close(weights[name], tensor.detach(), rtol=0, atol=1e-4, msg=name)
     assert found[0][1].keys() == wanted.keys()
     assert sorted(found[1][1]) == ["grad_norm", "learning_rate", "loss"]
+
+
+def train_on_a_reward_that_is_no_number(rank: int, mode: str, made: tuple[RolloutGroup, ...]) -> tuple[str, bool]:
+    sharding, shape = MODES[mode]
+    worker = learner_rank(rank, sharding, shape, OPTIONS)
+    before = {name: whole(tensor) for name, tensor in worker.trainer.weights().items()}
+    said, _ = outcome(lambda: worker.update_together(2, made, plan_training_step(2, made, OPTIONS, 2)))
+    untouched = all(torch.equal(whole(tensor), before[name]) for name, tensor in worker.trainer.weights().items())
+    return str(said), untouched
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_optimizer_step(
+    mode: str, rank_pool: RankPool
+) -> None:
+    """Group 1 of 4 is rank 1's, dealt in turns; rank 0 says the same of it, and the weights are as they were."""
+    made = list(groups(4, num_groups=4))
+    made[1] = replace(made[1], rewards=(float("nan"), 0.0, 1.0, 0.5))
+    found = rank_pool.run(2, train_on_a_reward_that_is_no_number, mode, tuple(made))
+    assert found[0] == found[1]
+    said, untouched = found[0]
+    assert said.startswith("the loss is nan and the gradient norm nan at training step 2, epoch 0, minibatch 0")
+    assert untouched
