@@ -1,4 +1,4 @@
-"""How often a slow rank is named with its cause: short runs of two ranks with a slow one, with unequal work, with neither.
+"""How often a slow rank is named with its cause: short runs with a slow rank, with unequal work, with neither.
 
     python tests/benchmarks/slow_rank.py [--runs 10] [--steps 20] [--sharding ddp]
 

@@ -1,4 +1,4 @@
-"""Which rank the others wait for and why, on made-up seconds; and the lanes of a Learner's ranks counted as one part."""
+"""Which rank the others wait for and why, on made-up seconds; the lanes of a Learner's ranks as one part."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ def made(
     """Steps in which each rank computes these seconds, give or take some noise."""
     rng = np.random.default_rng(seed)
     return [
-        [RankStep(n, n, float(s * np.exp(rng.normal(0, noise))), 0.0, 0.0, 0.0) for s, n in zip(seconds, tokens, strict=True)]
+        [
+            RankStep(own, own, float(own_s * np.exp(rng.normal(0, noise))), 0.0, 0.0, 0.0)
+            for own_s, own in zip(seconds, tokens, strict=True)
+        ]
         for _ in range(steps)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_rank_that_takes_longer_for_the_same_is_a_slower_machine() -> None:

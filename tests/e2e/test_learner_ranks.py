@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from harness.compare.attribution import lane_account
 from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer
 from harness.results import Run, find_runs
@@ -167,15 +168,52 @@ def test_a_killed_rank_ends_the_run_by_its_name(
     def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         parts = factory(scenario, tracer, should_stop)
         pids.update(parts.processes())
-        threading.Timer(2.0, os.kill, [pids["learner1"], signal.SIGKILL]).start()
+        threading.Timer(2.0, os.kill, [pids["learner/1"], signal.SIGKILL]).start()
         return parts
 
     text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: fsdp2}}\n".replace(
         "steps: 3", "steps: 500"
     )
-    with pytest.raises(RunStopped, match="learner1 died"):
+    with pytest.raises(RunStopped, match="learner/1 died"):
         run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=build, show=unseen)
     (run,) = runs_in(tmp_path / "out").values()
     assert run.status == "failed"
-    assert set(pids) == {"learner", "learner1", "generator", "scorer"}
+    assert set(pids) == {"learner/0", "learner/1", "generator", "scorer"}
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "processes ended", 10)
+
+
+@pytest.mark.slow
+def test_a_hung_rank_ends_the_run_with_all_stacks_and_what_each_rank_did_last(
+    factory: PartsFactory, tmp_path: Path
+) -> None:
+    text = f"""{TINY}
+placement: {{learner: {{ranks: 2}}}}
+learner: {{sharding: ddp}}
+faults: {{stall_after_s: 15, hung_rank: {{rank: 1, step: 1}}}}
+"""
+    with pytest.raises(RunStopped, match="stall_after_s"):
+        run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen)
+    (run,) = runs_in(tmp_path / "out").values()
+    assert (run.status, len(run.steps)) == ("failed", 1)
+    log = (run.folder / "log.txt").read_text()
+    for rank in range(2):
+        assert f"stacks of learner/{rank} (process " in log
+        assert f"learner/{rank} last: " in log
+    said = {rank: log.partition(f"learner/{rank} last: ")[2].partition("\n")[0] for rank in range(2)}
+    assert all("agreement on the plan of training step 1 ended" in line for line in said.values())
+
+
+def test_the_lanes_of_all_ranks_close_and_their_seconds_are_not_added_up(factory: PartsFactory, tmp_path: Path) -> None:
+    text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: ddp}}\n"
+    assert run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
+    (run,) = runs_in(tmp_path / "out").values()
+    accounts = lane_account(run)
+    assert {"learner/0", "learner/1"} <= set(accounts)
+    for lane in ("learner/0", "learner/1"):
+        account = accounts[lane]
+        assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns
+        assert account.unattributed_ns < 0.01 * account.wall_ns, lane
+    for row in run.steps:
+        both = [row.lanes[lane].get("update", 0.0) for lane in ("learner/0", "learner/1")]
+        assert max(both) - 1e-6 <= row.stages_s["update"] < sum(both)
+        assert [rank.tokens > 0 for rank in row.ranks] == [True, True]

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from harness.core.errors import Diverged, PartDied, RunStopped, UserError
-from harness.core.trace import RecordingTracer
-from harness.core.types import ExampleRollout, Metric, Metrics, UpdateResult
+from harness.core.trace import RecordingTracer, Stage
+from harness.core.types import ExampleRollout, Metric, Metrics, RankStep, UpdateResult
 from harness.grpo import LossOptions
 from harness.learner import TrainerOptions
+from harness.learner.trainer import plan_training_step
 from harness.run.actors.ranks import LAST_WORDS_S, RanksHandle, one_result
 from harness.run.rank_worker import RankResult
 from harness.scenario.learner import MeshShape
@@ -126,13 +127,22 @@ def test_a_run_that_is_stopped_from_outside_cancels_all_ranks() -> None:
 def test_each_rank_is_sent_the_plan_and_the_data_of_its_groups_alone() -> None:
     made = groups(0, num_groups=3)
     result = UpdateResult(1, 1, {"loss": Metric(0.5)})
-    parts, _ = ranks_of((1.0, RankResult(result, None)), (4.0, RankResult(result, [("probe", "rows")])))  # type: ignore[list-item]
+    one = RankResult(result, None, 0.5, (1.0, 0.25, 0.125))
+    other = RankResult(result, [("probe", "rows")], 0.2, None)  # type: ignore[list-item]
+    parts, _ = ranks_of((1.0, one), (4.0, other))
 
     async def main(_: RecordingTracer) -> tuple[UpdateResult, float]:
         return await handle_of(parts).update(0, made), asyncio.get_running_loop().time()
 
     (updated, ended), _ = run_virtual(main)
     assert ended == 4.0  # all ranks together
+    assert [(span.stage, span.step) for span in parts[0].tracer.drain()] == [(Stage.WAIT_FOR_RANKS, 0)]
+    plan = plan_training_step(0, made, OPTIONS, 2)
+    assert updated.ranks == (
+        RankStep(plan.tokens[0], plan.costs[0], 1.0, 0.25, 0.125, 0.0),
+        RankStep(plan.tokens[1], plan.costs[1], None, None, None, 0.3),
+    )
+    assert sum(plan.tokens) == sum((group.prompt_length or 0) + sum(group.lengths) for group in made)
     assert updated.metrics["loss"] == Metric(0.5)
     plans = [part.arguments[2] for part in parts]
     assert plans[0].digest == plans[1].digest

@@ -146,8 +146,10 @@ class ActorParts(RunningParts):
         self.learner_lanes = tuple(rank_lanes(scenario))
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._session.folder)) if several else None
         self._last_calls = {lane: folder / str(rank) for rank, lane in enumerate(self.learner_lanes) if folder}
-        makes = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(self._last_calls.values())]
-        first, *rest = makes or [partial(_learner, scenario, options)]
+        files = self._last_calls.values()
+        makes: list[Make] = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(files)]
+        alone: Make = partial(_learner, scenario, options)
+        first, *rest = makes or [alone]
         learner = spawn(self.learner_lanes[0], parts.learner, first, replaceable=False, listens_on=interface)
         others = [
             spawn(lane, parts.learner, make, replaceable=False, store=learner.store)

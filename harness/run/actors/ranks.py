@@ -179,8 +179,9 @@ def rank_steps(plan: BatchPlan, found: Sequence[RankResult], mesh: MeshShape) ->
     longest_s, steps = max(each.waited_s for each in found), []
     for rank, each in enumerate(found):
         share = mesh.data_rank(rank)
-        seconds = each.seconds or (None, None, None)
-        steps.append(RankStep(plan.tokens[share], plan.costs[share], *seconds, longest_s - each.waited_s))
+        computing_s, runnable_s, blocked_s = each.seconds or (None, None, None)
+        late_s = longest_s - each.waited_s
+        steps.append(RankStep(plan.tokens[share], plan.costs[share], computing_s, runnable_s, blocked_s, late_s))
     return tuple(steps)
 
 
