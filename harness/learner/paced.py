@@ -65,9 +65,12 @@ class PacedTrainer:
     def compute_reference_log_probs(self, batch: Sequence[RolloutGroup]) -> None:
         """Do nothing."""
 
-    def train(self, step: int, batch: Sequence[RolloutGroup]) -> Metrics:
+    def train(
+        self, step: int, batch: Sequence[RolloutGroup], before_change: Callable[[], None] = lambda: None
+    ) -> Metrics:
         """Sleep ``update_s`` for each epoch and change the weights; return no metrics, since nothing was learnt."""
         self._sleep(self._update_s * self.options.epochs_per_batch)
+        before_change()
         self._steps_done += 1
         stamp(self._weights, self._steps_done)
         return {}

@@ -358,8 +358,13 @@ class PolicyTrainer:
             tallies |= self._exact_kl(batch, policy_in(self._previous), "kl/previous")
         batch.drift = to_metrics(tallies) | ({"kl/biased": Metric(1.0)} if stale else {})
 
-    def train(self, step: int, batch: PreparedBatch) -> Metrics:
+    def train(self, step: int, batch: PreparedBatch, before_change: Callable[[], None] = lambda: None) -> Metrics:
         """Make every optimizer step of this training step.
+
+        Args:
+            step: its number.
+            batch: from ``prepare``.
+            before_change: called before each optimizer step, when its gradient is there.
 
         Raises:
             Diverged: a loss or gradient is not finite; the weights stay those of the last good optimizer step.
@@ -374,7 +379,7 @@ class PolicyTrainer:
             for index, minibatch in enumerate(minibatches):
                 number = (step * self.options.epochs_per_batch + epoch) * self.options.minibatches_per_epoch + index
                 where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
-                parts.append(self._optimizer_step(batch, minibatch, number, step, where))
+                parts.append(self._optimizer_step(batch, minibatch, number, step, where, before_change))
         self.optimizer_step_metrics = parts
         metrics = combine_metrics(parts) | batch.drift | self._left_out(batch)
         if self._reference is not None and self._reference.is_due(step):
@@ -452,7 +457,13 @@ class PolicyTrainer:
         return {"loss_mask/truncated_fraction": Metric(float(empty_B.float().mean()), count=len(empty_B))}
 
     def _optimizer_step(
-        self, batch: PreparedBatch, minibatch: OptimizerStepPlan, number: int, step: int, where: str
+        self,
+        batch: PreparedBatch,
+        minibatch: OptimizerStepPlan,
+        number: int,
+        step: int,
+        where: str,
+        before_change: Callable[[], None],
     ) -> Metrics:
         """Make the optimizer step of this number, counted from 0 over the whole run.
 
@@ -476,6 +487,7 @@ class PolicyTrainer:
                 f"the last good training step was {self._last_good}",
                 step,
             )
+        before_change()
         with self.offload.resident("optimizer"):
             self._loss_scale.step(self._optimizer)
         self._loss_scale.update()

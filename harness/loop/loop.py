@@ -15,6 +15,10 @@
                 publish version ``step + 1``                                     scored; at lag 0 also the last
                                                                                  Generator loading its weights
 
+With ``overlapped_publish`` the Learner takes the next batch while version ``step`` is still being published; it
+changes its weights only when they were copied, and begins to publish them only when that version is there
+(``wait_for_weights``).
+
 Each wait has a condition of its own, which is notified by whoever is named on the right, and at the end by the Learner:
 so an order costs the same among many Generators as among few.
 
@@ -93,9 +97,9 @@ async def run_loop(
     lanes.assembler = assembler or lanes.assembler
     lanes.conditions = {wait: new_condition() for wait in lanes.conditions}
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with lanes.tasks:
             for coroutine in lanes.coroutines():
-                tasks.create_task(coroutine)
+                lanes.tasks.create_task(coroutine)
     except BaseExceptionGroup as group:
         error = first_error(group)
         raise error from error.__cause__
@@ -126,6 +130,7 @@ class _Lanes:
     ) -> None:
         self.generators, self.scorers, self.learner = generators, scorers, learner
         self.plan, self.tracer, self.observer, self.throttle = plan, tracer, observer, throttle
+        self.tasks = asyncio.TaskGroup()
         self.conditions = {wait: Condition() for wait in _WAITS}
         self.orders = plan.train_orders(len(generators))
         self.version = 0  # of the Learner
@@ -371,6 +376,7 @@ class _Lanes:
         for step in range(self.plan.steps):
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, partial(self.assembler.ready, step), step)
             await self._train_step(step)
+        await self._wait_until_published(self.plan.steps)
         await self._wait(
             self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_reported, self.plan.steps
         )
@@ -386,17 +392,28 @@ class _Lanes:
         taken = self._choose(step, batch)
         queued, in_flight = self.assembler.waiting + (self.sampler.waiting if self.sampler else 0), self.in_flight
         result = await self.learner.update(step, tuple(item.group for item in taken))
+        await self._wait_until_published(step)
         self._count_uses(taken)
         self.version = step + 1
         self._drop(self.assembler.expire(self.version))
         self._admit_one()
-        weight_handle = await self._publish()
-        if self.plan.is_synchronous:
-            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
         replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
-        report = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)
-        self.dropped = Count()
-        self.observer.on_step(report)
+
+        async def publish_and_report() -> None:
+            weight_handle = await self._publish()
+            if self.plan.is_synchronous:
+                await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
+            report = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)
+            self.dropped = Count()
+            self.observer.on_step(report)
+
+        if self.plan.overlapped_publish:
+            self.tasks.create_task(publish_and_report())
+        else:
+            await publish_and_report()
+
+    async def _wait_until_published(self, version: int) -> None:
+        await self._wait(self.learner.lane, Stage.WAIT_FOR_WEIGHTS, partial(self._is_published, version), version)
 
     def _take_batch(self, step: int) -> Batch:
         """Take the batch and check its lag."""

@@ -46,6 +46,7 @@ class LoopPlan:
             two tokens of a batch that it has started.
         replay: the replay buffer; None consumes each batch directly.
         dynamic_sampling: None takes every group as it is.
+        overlapped_publish: the Learner starts the next training step while it publishes its weights.
     """
 
     steps: int
@@ -58,6 +59,7 @@ class LoopPlan:
     lag_control: LagControl = "wait"
     replay: ReplayOptions | None = None
     dynamic_sampling: DynamicSamplingOptions | None = None
+    overlapped_publish: bool = False
 
     @property
     def is_synchronous(self) -> bool:

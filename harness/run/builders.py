@@ -24,6 +24,7 @@ from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.learner.reference import ReferenceUpdates
 from harness.run.devices import resolve_device
+from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.parts import StopSignal
 from harness.run.workers import (
     Encode,
@@ -501,6 +502,7 @@ def make_learner(
         save=save,
         first_probe=probe,
         offload=offload,
+        overlapped=_overlapped_publish(scenario),
     )
 
 
@@ -530,7 +532,12 @@ def make_learner_rank(
         first_probe=first_probe_rows(make_task(scenario), prompt_encoder(scenario, policy)) if proven else None,
         offload=offload,
         lane=rank_lanes(scenario)[group.rank],
+        overlapped=_overlapped_publish(scenario),
     )
+
+
+def _overlapped_publish(scenario: Scenario) -> OverlappedPublish | None:
+    return OverlappedPublish(scenario.faults.stall_after_s) if scenario.learner.overlapped_publish else None
 
 
 def _ranks(scenario: Scenario, device: str) -> Ranks:

@@ -96,12 +96,20 @@ class InProcessScorer:
 class InProcessLearner:
     """A Learner on a thread of this process.
 
+    Args:
+        worker: does the work.
+        executor: the thread it trains on.
+        publisher: the thread it publishes on; one of its own lets weights leave while it trains.
+
     Attributes:
         policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
     """
 
-    def __init__(self, worker: LearnerWorker, executor: ThreadPoolExecutor) -> None:
-        self._worker, self._executor, self.lane = worker, executor, worker.lane
+    def __init__(
+        self, worker: LearnerWorker, executor: ThreadPoolExecutor, publisher: ThreadPoolExecutor | None = None
+    ) -> None:
+        self._worker, self._executor, self._publisher = worker, executor, publisher or executor
+        self.lane = worker.lane
         self.policy_folder: Path | None = None
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
@@ -110,7 +118,7 @@ class InProcessLearner:
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``protocols.Learner``."""
-        return await _on(self._executor, lambda: self._worker.publish_weights(version, still_needed))
+        return await _on(self._publisher, lambda: self._worker.publish_weights(version, still_needed))
 
     async def checkpoint(self, version: int) -> None:
         """See ``protocols.Learner``."""
@@ -183,10 +191,11 @@ class InProcessParts(RunningParts):
         self._closing.callback(generator.close)
         for executor in executors:  # which end before what they use
             self._closing.callback(executor.shutdown, wait=True, cancel_futures=True)
-        sampling, loading, scoring, training = executors * (4 // len(executors))
+        sampling, loading, scoring, training, publishing = executors * (5 // len(executors))
         self._learner = InProcessLearner(
             make_learner(scenario, sender=transport, policy=policy, tracer=tracer, should_stop=should_stop, task=task),
             training,
+            publishing if scenario.learner.overlapped_publish else training,
         )
         self.generators = (InProcessGenerator(generator, sampling, loading),)
         self.scorers = (InProcessScorer(scorer, scoring),)
@@ -224,14 +233,14 @@ class InProcessParts(RunningParts):
 
 
 def _executors(torch_threads: int, colocated: bool, streams: PartStreams | None) -> list[ThreadPoolExecutor]:
-    """Return the threads that sample, load, score and train; one for all where parts are colocated."""
+    """Return the threads that sample, load, score, train and publish; one for all where parts are colocated."""
 
     def begin(stream: torch.cuda.Stream | None) -> None:
         torch.set_num_threads(torch_threads)
         if streams is not None and stream is not None:
             streams.enter(stream)
 
-    of_threads: Sequence[torch.cuda.Stream | None] = [None] * (1 if colocated else 4)
+    of_threads: Sequence[torch.cuda.Stream | None] = [None] * (1 if colocated else 5)
     if streams is not None:
-        of_threads = (streams.generator, streams.generator, streams.scorer, streams.learner)
+        of_threads = (streams.generator, streams.generator, streams.scorer, streams.learner, streams.learner)
     return [ThreadPoolExecutor(1, "parts", initializer=begin, initargs=(stream,)) for stream in of_threads]

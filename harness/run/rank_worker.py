@@ -20,6 +20,7 @@ from harness.learner import PolicyTrainer
 from harness.learner.batch_plan import BatchPlan
 from harness.learner.offload import Offload
 from harness.learner.process_group import RankGroup
+from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
 from harness.scenario.learner import Publish
 from harness.transports import shards
@@ -66,7 +67,7 @@ class LearnerRank(LearnerWorker):
         group: the ranks.
         publish: how weights leave the ranks.
         save: writes into a folder, given the whole weights, on rank 0; None saves nothing.
-        verify, first_probe, offload, lane: see ``LearnerWorker``.
+        verify, first_probe, offload, lane, overlapped: see ``LearnerWorker``.
     """
 
     def __init__(
@@ -83,9 +84,17 @@ class LearnerRank(LearnerWorker):
         first_probe: Sequence[ProbeRow] | None = None,
         offload: Offload | None = None,
         lane: str = "learner",
+        overlapped: OverlappedPublish | None = None,
     ) -> None:
         super().__init__(
-            trainer, sender, tracer=tracer, verify=verify, first_probe=first_probe, offload=offload, lane=lane
+            trainer,
+            sender,
+            tracer=tracer,
+            verify=verify,
+            first_probe=first_probe,
+            offload=offload,
+            lane=lane,
+            overlapped=overlapped,
         )
         self._waited_s, self._began, self._on_cpu = 0.0, thread_time(), False
         self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save
@@ -111,8 +120,8 @@ class LearnerRank(LearnerWorker):
 
     def begin_publish(self, version: int, still_needed: frozenset[int]) -> shards.Draft:
         """On rank 0: make room for a version that all ranks will write; see ``ShardSender``."""
-        with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
-            return self._own_sender.begin(version, still_needed, self.trainer.weights())
+        with self.tracer.span(self.publish_lane, Stage.WEIGHT_PUBLISH, version, version):
+            return self._own_sender.begin(version, still_needed, self._leaving(version).weights)
 
     def write_shards(self, draft: shards.Draft, rows: Sequence[ProbeRow] | None) -> Written:
         """Write this rank's pieces of the weights.
@@ -121,15 +130,19 @@ class LearnerRank(LearnerWorker):
             draft: from rank 0.
             rows: by whose tokens the sync is proven, the same on all ranks; None: those of the start.
         """
-        version, weights, plan = draft.version, self.trainer.weights(), self.plans[self._group.rank]
-        with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
-            part = self._own_sender.write(draft, shards.shards_of(weights, plan))
-        replicas = None
-        if self.verify:
-            with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
-                part = self._own_sender.add_checksum(draft, part)
-                replicas = shards.replica_checksums(weights, plan)
-        proof = self._proof_by(rows, version)
+        version, plan = draft.version, self.plans[self._group.rank]
+        leaving, replicas = self._leaving(version), None
+        with self._copying(version) as copied:
+            with self.tracer.span(self.publish_lane, Stage.WEIGHT_PUBLISH, version, version):
+                part = self._own_sender.write(draft, shards.shards_of(leaving.weights, plan))
+            if self.verify:
+                with self.tracer.span(self.publish_lane, Stage.WEIGHT_VERIFY, version, version):
+                    replicas = shards.replica_checksums(leaving.weights, plan)
+                    copied()
+                    part = self._own_sender.add_checksum(draft, part)
+            else:
+                copied()
+        proof = leaving.proof or self._proof_by(rows, version)
         self._offload.between_steps(version - 1, version)
         return Written(part, proof, replicas)
 
@@ -139,7 +152,7 @@ class LearnerRank(LearnerWorker):
         Raises:
             RunStopped: ranks that hold copies of the same weights differ, or a piece is missing.
         """
-        with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, draft.version, draft.version):
+        with self.tracer.span(self.publish_lane, Stage.WEIGHT_PUBLISH, draft.version, draft.version):
             self._compare_replicas(draft.version, [each.replicas for each in written if each.replicas is not None])
             handle = self._own_sender.finish(draft, [each.part for each in written])
             return replace(handle, probe=written[0].proof)

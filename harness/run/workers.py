@@ -9,7 +9,9 @@ uses them: the Learner publishes its own of a few sampled tokens with the weight
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -38,6 +40,8 @@ from harness.core.types import (
 from harness.learner import TrainerOptions
 from harness.learner.batch_plan import BatchPlan
 from harness.learner.offload import Offload
+from harness.run.overlapped_publish import Leaving, OverlappedPublish
+from harness.scenario.loop_plan import publisher_lane
 from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify
@@ -75,7 +79,7 @@ class Trainer(Protocol):
 
     def compute_reference_log_probs(self, batch: Any) -> None: ...
 
-    def train(self, step: int, batch: Any) -> Metrics: ...
+    def train(self, step: int, batch: Any, before_change: Callable[[], None] = ...) -> Metrics: ...
 
     def weights(self) -> Mapping[str, torch.Tensor]: ...
 
@@ -121,10 +125,15 @@ def publish_weights(
     with_checksum: bool,
     tracer: Tracer,
     lane: str,
+    copied: Callable[[], None] = lambda: None,
 ) -> WeightHandle:
-    """Publish weights: stage ``weight_publish``, and ``weight_verify`` where the handle gets a checksum of them."""
+    """Publish weights: stage ``weight_publish``, and ``weight_verify`` where the handle gets a checksum of them.
+
+    ``copied`` is called when the weights may change.
+    """
     with tracer.span(lane, Stage.WEIGHT_PUBLISH, version, version):
         weight_handle = sender.publish_weights(weights, version, still_needed)
+    copied()
     if not with_checksum:
         return weight_handle
     with tracer.span(lane, Stage.WEIGHT_VERIFY, version, version):
@@ -388,6 +397,7 @@ class LearnerWorker:
         first_probe: prompts and what follows them, by whose tokens the engines prove at version 0 that they hold these
             weights; later the tokens are of the rollouts trained on last. None: nothing is to be proven.
         offload: the trainer's, where it has one.
+        overlapped: lets another thread publish while this one trains; None: they take turns.
     """
 
     def __init__(
@@ -401,10 +411,12 @@ class LearnerWorker:
         lane: str = "learner",
         first_probe: Sequence[ProbeRow] | None = None,
         offload: Offload | None = None,
+        overlapped: OverlappedPublish | None = None,
     ) -> None:
         self.trainer, self.sender, self.tracer, self.verify = trainer, sender, tracer, verify
         self._offload = offload or Offload()
-        self.save, self.lane = save, lane
+        self.save, self.lane, self.overlapped = save, lane, overlapped
+        self.publish_lane = lane if overlapped is None else publisher_lane(lane)
         self._probe_rows = first_probe
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None = None) -> UpdateResult:
@@ -430,10 +442,12 @@ class LearnerWorker:
             ):
                 self.trainer.compute_reference_log_probs(batch)
         with self.tracer.span(self.lane, Stage.UPDATE, step, step):
-            metrics = self.trainer.train(step, batch) | self._offload.metrics()
+            metrics = self.trainer.train(step, batch, partial(self._wait_until_copied, step)) | self._offload.metrics()
         if self._probe_rows is not None:
             held = [group.data for group in groups if group.data is not None]
             self._probe_rows = probe_rows(held) or self._probe_rows
+        if self.overlapped is not None:
+            self.overlapped.hand_over(step + 1, Leaving(self.trainer.weights(), self._proof(step + 1)))
         optimizer_steps = self.trainer.options.optimizer_steps_per_batch
         return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
 
@@ -455,18 +469,37 @@ class LearnerWorker:
         Raises:
             Diverged: the policy's log-probabilities of the probe are not finite.
         """
-        weight_handle = publish_weights(
-            self.sender,
-            self.trainer.weights(),
-            version,
-            still_needed,
-            with_checksum=self.verify,
-            tracer=self.tracer,
-            lane=self.lane,
-        )
-        proof = self._proof(version)
+        leaving = self._leaving(version)
+        with self._copying(version) as copied:
+            weight_handle = publish_weights(
+                self.sender,
+                leaving.weights,
+                version,
+                still_needed,
+                with_checksum=self.verify,
+                tracer=self.tracer,
+                lane=self.publish_lane,
+                copied=copied,
+            )
+        proof = leaving.proof or self._proof(version)
         self._offload.between_steps(version - 1, version)
         return replace(weight_handle, probe=proof)
+
+    def _leaving(self, version: int) -> Leaving:
+        """Return what is to leave; where it leaves before the next training step begins, it is proven afterwards."""
+        handed_over = None if self.overlapped is None else self.overlapped.leaving(version)
+        return handed_over or Leaving(self.trainer.weights(), None)
+
+    def _copying(self, version: int) -> AbstractContextManager[Callable[[], None]]:
+        return nullcontext(lambda: None) if self.overlapped is None else self.overlapped.copying(version)
+
+    def _wait_until_copied(self, version: int) -> None:
+        """Hold the first optimizer step back until the weights that it changes have left."""
+        if self.overlapped is None:
+            return
+        copied = self.overlapped.is_copied(version)
+        with nullcontext() if copied else self.tracer.span(self.lane, Stage.WAIT_FOR_WEIGHTS, version, version):
+            self.overlapped.wait_until_copied(version)
 
     def _proof(self, version: int) -> LogProbProbe | None:
         """Return what the engines have to agree with; None where nothing is to be proven."""

@@ -83,7 +83,7 @@ class OffloadSettings(Section):
 
 
 class LearnerSettings(Section):
-    """How the Learner is spread over `placement.learner.ranks`; but for `offload` without effect where that is 1."""
+    """How the Learner works, and how it is spread over `placement.learner.ranks`."""
 
     sharding: Sharding = "none"
     """ddp: a whole copy of the model on each rank; fsdp2: weights, gradients and optimizer are cut over the ranks;
@@ -100,6 +100,8 @@ class LearnerSettings(Section):
     """How weights leave the ranks: each writes its pieces, or rank 0 gathers them tensor by tensor or all at once."""
     offload: OffloadSettings | None = None
     """What leaves the device between phases; null: nothing, and nothing of it is measured."""
+    overlapped_publish: bool = False
+    """Publish weights while the next training step runs forward and backward; its optimizer step waits for the copy."""
 
 
 def mesh_shape(scenario: Scenario) -> MeshShape:
@@ -255,6 +257,35 @@ def gradients_are_added_up_by_fsdp2(scenario: Scenario) -> Problem | None:
     return broken(what, "leave it out, or set learner.sharding to fsdp2", "learner.reduce_dtype", "learner.sharding")
 
 
+def publish_overlaps_training(scenario: Scenario) -> Problem | None:
+    """Weights can leave beside a training step where there is one, and where nothing but a copy is left to be made."""
+    learner = scenario.learner
+    if not learner.overlapped_publish:
+        return None
+    key = "learner.overlapped_publish"
+    if scenario.is_synchronous:
+        what = (
+            f"{key} is true with max_lag 0: Generators wait for the weights before the next training step has a batch"
+        )
+        return broken(what, f"set max_lag to 1 or more, or {key} to false", key, "max_lag")
+    if scenario.transport.type in ("gloo", "nccl"):
+        what = (
+            f"{key} is true with transport.type {scenario.transport.type}, whose sender takes part in each transfer "
+            "and would do so between training steps"
+        )
+        return broken(what, "set transport.type to shared_memory, nixl or object_store_numpy", key, "transport.type")
+    if scenario.placement.learner.ranks > 1 and learner.publish != "shards":
+        what = (
+            f"{key} is true with learner.publish {learner.publish}, which gathers weights by collectives of the group "
+            "that trains meanwhile"
+        )
+        return broken(what, f"set learner.publish to shards, or {key} to false", key, "learner.publish")
+    if learner.offload is not None:
+        what = f"{key} is true with learner.offload, which moves away what the training step beside it works with"
+        return broken(what, f"leave learner.offload out, or set {key} to false", key, "learner.offload")
+    return None
+
+
 def ranks_have_rows(scenario: Scenario) -> Problem | None:
     """Each rank that takes rollouts of its own has some in every optimizer step."""
     if scenario.placement.learner.ranks == 1 or scenario.learner.sharding == "none":
@@ -309,6 +340,7 @@ LEARNER_RULES = (
     gradients_are_added_up_by_fsdp2,
     deepspeed_trains_float32,
     mesh_takes_all_ranks,
+    publish_overlaps_training,
     ranks_have_rows,
     rank_faults_strike,
 )

@@ -28,6 +28,7 @@ def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPl
         lag_control=scenario.lag_control,
         replay=replay_options(scenario),
         dynamic_sampling=dynamic_sampling_options(scenario, num_train),
+        overlapped_publish=scenario.learner.overlapped_publish,
     )
 
 
@@ -64,6 +65,11 @@ def lane_groups(scenario: Scenario) -> dict[str, list[str]]:
     """Return the lanes of each part that has several, by its name; see ``RecordingTracer``."""
     lanes = rank_lanes(scenario)
     return {"learner": lanes} if len(lanes) > 1 else {}
+
+
+def publisher_lane(learner_lane: str) -> str:
+    """Return the lane of weights that leave a Learner, or a rank of one, while it trains."""
+    return learner_lane.replace("learner", "publisher")
 
 
 def all_lanes(scenario: Scenario) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from harness.core.seeds import derive_seed
-from harness.core.trace import Stage
+from harness.core.trace import NullTracer, Stage, Tracer
 from harness.core.types import (
     Metrics,
     Purpose,
@@ -169,6 +169,9 @@ class SimulatedLearner:
         costs: of the calls.
         optimizer_steps: of a training step.
         weight_bytes, weight_tensors: of a weight sync.
+        publisher: makes the calls that publish while others train; None: they take turns. The wait of a training step's
+            first optimizer step for that is at the end of its share of the update.
+        tracer: records that wait.
 
     Attributes:
         readable: versions that a Generator may load. A publish forgets, when it begins, all that are not still needed.
@@ -181,14 +184,27 @@ class SimulatedLearner:
         optimizer_steps: int = 1,
         weight_bytes: int = 0,
         weight_tensors: int = 1,
+        publisher: Timeline | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.timeline, self._costs, self.lane = timeline, costs, timeline.lane
+        self._publisher, self._tracer = publisher, tracer or NullTracer()
+        self._copied = asyncio.Event()
         self.optimizer_steps, self._weights = optimizer_steps, (weight_bytes, weight_tensors)
         self.readable: set[int] = set()
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """Take the time of a training step."""
-        await self.timeline.run(self._costs.update(step, groups), step, step)
+        plan = self._costs.update(step, groups)
+        if self._publisher is not None:
+            first, plan = _at_first_optimizer_step(plan, self.optimizer_steps)
+            await self.timeline.run(first, step, step)
+            if not self._copied.is_set():
+                with self._tracer.span(self.lane, Stage.WAIT_FOR_WEIGHTS, step, step):
+                    await self._copied.wait()
+        if plan.stages or plan.response_s or self._publisher is None:
+            await self.timeline.run(plan, step, step)
+        self._copied.clear()
         return UpdateResult(step + 1, self.optimizer_steps, {})
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
@@ -199,13 +215,31 @@ class SimulatedLearner:
         """
         assert still_needed <= self.readable, f"versions {set(still_needed - self.readable)} are gone already"
         self.readable &= still_needed
-        await self.timeline.run(self._costs.publish(version), version, version)
+        plan, timeline = self._costs.publish(version), self._publisher or self.timeline
+        if self._publisher is not None:
+            copy, *verifying = plan.stages
+            await timeline.run(CallPlan((copy,), plan.request_s, 0.0, plan.delay_s), version, version)
+            self._copied.set()
+            plan = CallPlan(verifying, 0.0, plan.response_s)
+        if plan.stages or plan.response_s or self._publisher is None:
+            await timeline.run(plan, version, version)
         self.readable.add(version)
         return WeightHandle(version, *self._weights, payload=self.readable)
 
     async def checkpoint(self, version: int) -> None:
         """Take the time of saving the policy."""
         await self.timeline.run(self._costs.checkpoint(version), version, version)
+
+
+def _at_first_optimizer_step(plan: CallPlan, optimizer_steps: int) -> tuple[CallPlan, CallPlan]:
+    """Return what a training step does until its first optimizer step, and from there on; these take equally long."""
+    at = next(place for place, each in enumerate(plan.stages) if each.stage is Stage.UPDATE)
+    update, after = plan.stages[at], list(plan.stages[at + 1 :])
+    first_s = update.seconds / optimizer_steps
+    if optimizer_steps > 1:
+        after = [update._replace(seconds=update.seconds - first_s), *after]
+    before = [*plan.stages[:at], update._replace(seconds=first_s)]
+    return CallPlan(before, plan.request_s, 0.0, plan.delay_s), CallPlan(after, 0.0, plan.response_s)
 
 
 def _check_readable(weight_handle: WeightHandle) -> None:
@@ -293,12 +327,17 @@ class ProfileCosts:
                 self._stage(stage, self._seconds.seconds(stage, self._lane, step, count(counted)))
                 for stage, count in training.items()
             ]
+        if self._proves_when_trained:
+            units = self._work.sync(first=False)
+            verify_s = self._seconds.seconds("weight_verify", self._lane, step + 1, units, part="learner")
+            stages.append(self._stage(Stage.WEIGHT_VERIFY, verify_s))
         request_s = self._transit("update", "there", step, counted)
         return CallPlan(stages, request_s, self._transit("update", "back", step))
 
     def publish(self, version: int) -> CallPlan:
         """See ``CostSource``; the first call counts as the run's first weight sync."""
-        return self._as_publish(self._sync((Stage.WEIGHT_PUBLISH,), version, "learner"), version)
+        proven = version > 0 and self._proves_when_trained
+        return self._as_publish(self._sync((Stage.WEIGHT_PUBLISH,), version, "learner", proven), version)
 
     def checkpoint(self, version: int) -> CallPlan:
         """See ``CostSource``; where the policy is not saved, the call alone takes time."""
@@ -312,12 +351,16 @@ class ProfileCosts:
         request_s = self._transit("publish", "there", version)
         return CallPlan(stages, request_s, self._transit("publish", "back", version))
 
-    def _sync(self, stages: Sequence[Stage], version: int, part: str) -> list[StagePlan]:
+    @property
+    def _proves_when_trained(self) -> bool:
+        return self._work.proves and self._work.scenario.learner.overlapped_publish
+
+    def _sync(self, stages: Sequence[Stage], version: int, part: str, proven: bool = False) -> list[StagePlan]:
         units = self._work.sync(first=not self._synced)
         self._synced = True
         return [
             self._stage(stage, self._seconds.seconds(stage, self._lane, version, units, part=part))
-            for stage in (*stages, *[Stage.WEIGHT_VERIFY] * self._work.verifications)
+            for stage in (*stages, *[Stage.WEIGHT_VERIFY] * (self._work.verifications - proven))
         ]
 
     def _stage(self, stage: Stage, seconds: float, works: bool = True) -> StagePlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, Step
 from harness.models.shape import Shape
 from harness.results import lane_kind
 from harness.scenario import PartSettings, Scenario
-from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, on_one_thread, threads_on
+from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, on_one_thread, publisher_lane, threads_on
 from harness.simulate.clock import VirtualClockLoop, run_virtual
 from harness.simulate.cost_model import CostModel, Draw, Seconds, model_name
 from harness.simulate.features import Workload, sizes_of
@@ -225,7 +225,17 @@ def build_run(
     score = partial(_scored, cap=scenario.sampling.max_tokens, rewarded=plan.replay is not None)
     scorers = [SimulatedScorer(*part(lane), score) for lane in lanes_of("scorer", scenario)]
     optimizer_steps = scenario.optimizer_steps_per_batch
-    learner = SimulatedLearner(*part("learner"), optimizer_steps, work.weight_bytes, work.weight_tensors)
+    timeline, learner_costs = part("learner")
+    apart = replace(timeline, lane=publisher_lane(timeline.lane), thread=timeline.loading)
+    learner = SimulatedLearner(
+        timeline,
+        learner_costs,
+        optimizer_steps,
+        work.weight_bytes,
+        work.weight_tensors,
+        publisher=apart if plan.overlapped_publish else None,
+        tracer=tracer,
+    )
     crowded = _crowded(scenario, machine)
     return SimulatedRun(
         generators=generators,

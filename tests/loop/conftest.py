@@ -87,6 +87,7 @@ class Setup:
     lengths: Lengths = lambda item, prompt_id: (8,) * item.group_size
     fails: Fails = lambda item, prompt_id: False
     dynamic_sampling: DynamicSamplingOptions | None = None
+    overlapped_publish: bool = False
     is_flat: Fails = lambda item, prompt_id: True
     generator_dies: Sequence[Dies] = ()
     scorer_dies: Sequence[Dies] = ()
@@ -103,6 +104,7 @@ class Setup:
             lag_control=self.lag_control,
             replay=self.replay,
             dynamic_sampling=self.dynamic_sampling,
+            overlapped_publish=self.overlapped_publish,
         )
 
     def generator(self, index: int, tracer: RecordingTracer) -> Generator:
@@ -177,7 +179,9 @@ def simulate_run(story: Story | None = None, **settings: object) -> Seen:
         await run_loop(
             [setup.generator(index, tracer) for index in range(len(setup.generate))],
             [setup.scorer(index, tracer) for index in range(len(setup.score))],
-            simulated_learner(tracer, constant(setup.update), constant(setup.publish)),
+            simulated_learner(
+                tracer, constant(setup.update), constant(setup.publish), overlapped=setup.overlapped_publish
+            ),
             setup.plan,
             tracer,
             story,

@@ -65,6 +65,7 @@ def simulate(
     replay: ReplayOptions | None = None,
     lag_control: str = "wait",
     generators: int = 1,
+    overlapped: bool = False,
 ) -> tuple[list[int], list[Span]]:
     """Return when each step was complete, and the spans."""
     done_ns: list[int] = []
@@ -80,9 +81,19 @@ def simulate(
             )
             for index in range(generators)
         ]
-        learner = simulated_learner(tracer, costs.cost("update"), costs.cost("publish"), epochs)
+        learner = simulated_learner(tracer, costs.cost("update"), costs.cost("publish"), epochs, overlapped=overlapped)
         prompts = tuple(range(generators))
-        plan = LoopPlan(steps, 2, max_lag, 1, lambda step: prompts, (), 0, lag_control, replay)  # type: ignore[arg-type]
+        plan = LoopPlan(
+            steps,
+            2,
+            max_lag,
+            1,
+            lambda step: prompts,
+            (),
+            lag_control=lag_control,  # type: ignore[arg-type]
+            replay=replay,
+            overlapped_publish=overlapped,
+        )
         scorer = simulated_scorer(tracer, costs.cost("score"))
         await run_loop(parts, [scorer], learner, plan, tracer, Steps(tracer, done_ns))
 
@@ -195,6 +206,51 @@ def test_in_flight_loads_beside_generating() -> None:
     assert done_ns == [3_100_000_000, 4_800_000_000, 6_500_000_000]
     # transfer 0.1 + load 0.1 after version 0 (0.2), 1 (3.1) and 2 (4.8)
     assert ends(spans, Stage.WEIGHT_LOAD) == [400_000_000, 3_300_000_000, 5_000_000_000]
+
+
+def spans_of(spans: list[Span], lane: str, stage: Stage) -> list[tuple[int, int]]:
+    """(start, end) of a lane's spans of a stage, in tenths of a second."""
+    tenth = S // 10
+    return [
+        (span.start_ns // tenth, span.end_ns // tenth) for span in spans if (span.lane, span.stage) == (lane, stage)
+    ]
+
+
+def test_a_publish_is_hidden_behind_the_next_update() -> None:
+    done_ns, spans = simulate(Costs(), 5, 2, overlapped=True)
+    # Batch 0 is scored at 0.8, and later ones are there in time (test_lag_two_fills_the_queue_once):
+    # updates end 0.7 apart instead of 0.9, and versions are published 0.2 after. Hidden in each: min(0.2, 0.7).
+    assert spans_of(spans, "learner", Stage.UPDATE) == [(8, 15), (15, 22), (22, 29), (29, 36), (36, 43)]
+    assert spans_of(spans, "publisher", Stage.WEIGHT_PUBLISH) == [
+        (0, 2),
+        (15, 17),
+        (22, 24),
+        (29, 31),
+        (36, 38),
+        (43, 45),
+    ]
+    assert done_ns == [1_700_000_000, 2_400_000_000, 3_100_000_000, 3_800_000_000, 4_500_000_000]
+    assert spans_of(spans, "learner", Stage.WAIT_FOR_WEIGHTS) == [(43, 45)]  # for the last version: nothing to train
+
+
+def test_an_optimizer_step_waits_for_a_publish_that_takes_longer() -> None:
+    costs = Costs(generate="0.1", publish="1.0")
+    done_ns, spans = simulate(costs, 4, 2, overlapped=True)
+    # Published 1.0; sync 0.2, generate 0.1, score 0.1: the update goes from 1.4 to 2.1. Then a version every 1.0, the
+    # update of 0.7 beside it, which waits for 0.3 more. Hidden in each: min(1.0, 0.7).
+    assert spans_of(spans, "publisher", Stage.WEIGHT_PUBLISH) == [(0, 10), (21, 31), (31, 41), (41, 51), (51, 61)]
+    assert spans_of(spans, "learner", Stage.UPDATE) == [(14, 21), (21, 28), (31, 38), (41, 48)]
+    assert spans_of(spans, "learner", Stage.WAIT_FOR_WEIGHTS) == [(28, 31), (38, 41), (48, 51), (51, 61)]
+    assert done_ns == [3_100_000_000, 4_100_000_000, 5_100_000_000, 6_100_000_000]
+
+
+def test_only_the_first_pass_of_a_step_hides_a_publish() -> None:
+    costs = Costs(generate="0.1", publish="1.0", update="0.5")
+    _, spans = simulate(costs, 3, 2, epochs=2, overlapped=True)
+    # From 1.4: passes of 0.5, the first of which needs no version; later ones begin with 0.5 beside the publish of 1.0,
+    # wait for 0.5, and go on for 0.5: a step takes 1.5.
+    assert spans_of(spans, "learner", Stage.UPDATE) == [(14, 19), (19, 24), (24, 29), (34, 39), (39, 44), (49, 54)]
+    assert spans_of(spans, "learner", Stage.WAIT_FOR_WEIGHTS) == [(29, 34), (44, 49), (54, 64)]
 
 
 def test_generators_side_by_side_wait_for_one_scorer() -> None:

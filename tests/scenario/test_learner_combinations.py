@@ -7,6 +7,7 @@ import pytest
 
 from harness.scenario import Scenario, broken_rules
 from harness.scenario.distributed import TransportName
+from harness.scenario.learner import Publish
 
 TRANSPORTS = ("in_process", *get_args(TransportName))
 OF_GPUS = ("nccl", "cuda_ipc")
@@ -26,6 +27,27 @@ def expected(lag: int, control: str, transport: str, *, ranks: int, colocated: b
         "ranks_share_something": ranks > 1 and transport in WITHOUT_RANKS,
     }
     return {rule for rule, breaks in rules.items() if breaks}
+
+
+@pytest.mark.parametrize("publish", get_args(Publish))
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_refuses_a_publish_beside_training(transport: str, publish: str) -> None:
+    """Neither k, nor what happens when the lag bound bites, nor the replay capacity decides anything here either."""
+    for (k, lag, control, capacity), ranks in product(LOOPS, (1, 2)):
+        settings: dict[str, object] = {
+            "epochs_per_batch": k,
+            "max_lag": lag,
+            "lag_control": control,
+            "replay": {"capacity": capacity},
+            "transport": {"type": transport},
+            "learner": {"sharding": "fsdp2", "publish": publish},
+            "placement": {"colocated": False, "learner": {"ranks": ranks}},
+        }
+        overlapped = settings | {"learner": {"sharding": "fsdp2", "publish": publish, "overlapped_publish": True}}
+        gathers = ranks > 1 and publish != "shards"
+        refused = lag == 0 or transport in ("gloo", "nccl") or gathers
+        added = rules_broken(overlapped) - rules_broken(settings)
+        assert added == ({"publish_overlaps_training"} if refused else set()), (k, lag, control, capacity, ranks)
 
 
 def rules_broken(settings: dict[str, object]) -> set[str]:

@@ -14,6 +14,7 @@ def of_ranks(ranks: int, sharding: str = "fsdp2", **learner: object) -> dict[str
     return {"placement": {"learner": {"ranks": ranks}}, "learner": {"sharding": sharding, **learner}, **SHARED}
 
 
+APART = {"max_lag": 1, "placement": {"colocated": False, "learner": {"ranks": 2}}}
 MESH = ["placement.learner.ranks", "learner.mesh.replicate", "learner.mesh.tensor"]
 CASES = [
     (of_ranks(2, "none"), "ranks_share_something", "2 1", "1", ["placement.learner.ranks", "learner.sharding"]),
@@ -82,6 +83,39 @@ CASES = [
         "",
         "",
         ["learner.offload.gradients", "model.type"],
+    ),
+    (
+        {"learner": {"overlapped_publish": True}},
+        "publish_overlaps_training",
+        "0",
+        "1",
+        ["learner.overlapped_publish", "max_lag"],
+    ),
+    (
+        {
+            "learner": {"overlapped_publish": True},
+            "max_lag": 1,
+            "placement": {"colocated": False},
+            "transport": {"type": "gloo"},
+        },
+        "publish_overlaps_training",
+        "",
+        "",
+        ["learner.overlapped_publish", "transport.type"],
+    ),
+    (
+        of_ranks(2, overlapped_publish=True, publish="per_tensor") | APART,
+        "publish_overlaps_training",
+        "",
+        "",
+        ["learner.overlapped_publish", "learner.publish"],
+    ),
+    (
+        of_ranks(2, overlapped_publish=True, offload={"weights": True}) | APART,
+        "publish_overlaps_training",
+        "",
+        "",
+        ["learner.overlapped_publish", "learner.offload"],
     ),
 ]
 

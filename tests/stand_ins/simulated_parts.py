@@ -24,7 +24,7 @@ from harness.loop import LoopPlan
 from harness.probes.memory import DeviceFigure
 from harness.run.parts import RunningParts, StopSignal
 from harness.scenario import Scenario
-from harness.scenario.loop_plan import lanes_of, loop_plan
+from harness.scenario.loop_plan import lanes_of, loop_plan, publisher_lane
 from harness.simulate.parts import (
     Sampled,
     SimulatedGenerator,
@@ -222,10 +222,12 @@ def simulated_learner(
     weight_bytes: int = 0,
     lane: str = "learner",
     of: type[L] = SimulatedLearner,  # type: ignore[assignment]
+    overlapped: bool = False,
 ) -> L:
     """Return a Learner of ``epochs_per_batch`` passes of ``update_cost`` each; ``of`` may be a class of its own."""
     costs = ConstantCosts(update_cost=update_cost, publish_cost=publish_cost, epochs_per_batch=epochs_per_batch)
-    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes)
+    publisher = SleepingTimeline(tracer, publisher_lane(lane)) if overlapped else None
+    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes, 1, publisher, tracer)
 
 
 @dataclass

@@ -43,8 +43,11 @@ WRITING_S = 120.0
 """Seconds in which a profiler writes its file."""
 PULSE_S = 5.0
 """Seconds in which an idle actor answers."""
-LOADING = "weights"
-"""The concurrency group in which a Generator loads weights, while it samples."""
+MOVING = "weights"
+"""The concurrency group in which weights move: a Generator loads them while it samples, or a Learner publishes them
+while it trains."""
+MOVES = ("load_weights", "publish_weights", "begin_publish", "write_shards", "finish_publish")
+"""The methods of that group."""
 
 Make = Callable[..., Any]
 """Makes a worker, given its tracer."""
@@ -234,7 +237,7 @@ class ActorSpec:
         setup: see ``ProcessSetup``.
         make: makes the worker inside of the process.
         options: Ray's options: resources, placement, environment.
-        loads_apart: whether it loads weights on a thread of their own, while it samples.
+        moving_lane: lane of the thread on which weights move, where they have one of their own.
         tensor_transport: whether it sends or receives tensors by Ray Direct Transport.
         listens_on: of rank 0, the network interface on which the others find it.
         store: of any other rank, the reference of where they find each other.
@@ -243,7 +246,7 @@ class ActorSpec:
     setup: ProcessSetup
     make: Make
     options: dict[str, Any]
-    loads_apart: bool = False
+    moving_lane: str | None = None
     tensor_transport: bool = False
     listens_on: str | None = None
     store: Any = None
@@ -256,7 +259,8 @@ class ActorSpec:
         """
         actor_class: Any = ray.remote
         remote_class = actor_class(
-            concurrency_groups={LOADING: 1} if self.loads_apart else {}, enable_tensor_transport=self.tensor_transport
+            concurrency_groups={} if self.moving_lane is None else {MOVING: 1},
+            enable_tensor_transport=self.tensor_transport,
         )(PartActor)
         handle = remote_class.options(**self.options).remote(self.setup)
         store = self.store if self.listens_on is None else handle.listen.remote(self.listens_on)
@@ -364,9 +368,10 @@ class ActorPart:
             RunStopped: it died and cannot be replaced, or it lost what another actor owned.
         """
         options: dict[str, Any] = {"num_returns": returns}
-        if method == "load_weights" and self.spec.loads_apart:
-            options["concurrency_group"] = LOADING
-        with self.tracer.underway(self.lane, stage, step, version):
+        lane = self.lane
+        if method in MOVES and self.spec.moving_lane is not None:
+            options["concurrency_group"], lane = MOVING, self.spec.moving_lane
+        with self.tracer.underway(lane, stage, step, version):
             async with self._replacing:  # until a new actor, if one is on its way, has its worker
                 incarnation, handle = self.incarnation, self.handle
             called_ns = time.perf_counter_ns()
@@ -385,7 +390,8 @@ class ActorPart:
         spans = [self._on_our_clock(span) for span in reply.spans]
         if arrives:
             spans.insert(0, arrival(spans, called_ns))
-        self.tracer.record_elsewhere([*spans, *calls_under_way(self.lane, spans, called_ns, time.perf_counter_ns())])
+        own = [span for span in spans if span.lane == lane]  # two calls may be under way at once
+        self.tracer.record_elsewhere([*spans, *calls_under_way(lane, own, called_ns, time.perf_counter_ns())])
         self.device_figures += reply.device_figures
         return reply.value, others
 

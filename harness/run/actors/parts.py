@@ -54,7 +54,7 @@ from harness.run.rank_worker import LearnerRank
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.learner import in_shards, mesh_shape
-from harness.scenario.loop_plan import lanes_of, loop_plan, rank_lanes
+from harness.scenario.loop_plan import lanes_of, loop_plan, publisher_lane, rank_lanes
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.protocol import TransportOptions
@@ -130,10 +130,11 @@ class ActorParts(RunningParts):
             *,
             replaceable: bool = True,
             loads: bool = False,
+            moving: str | None = None,
             **of_rank: Any,
         ) -> ActorPart:
             part = ActorPart(
-                replace(self._spec(lane, settings, make, loads), **of_rank),
+                replace(self._spec(lane, settings, make, moving), **of_rank),
                 tracer,
                 replacements if replaceable else None,
                 reconnect if loads else None,
@@ -149,14 +150,19 @@ class ActorParts(RunningParts):
         files = self._last_calls.values()
         makes: list[Make] = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(files)]
         alone: Make = partial(_learner, scenario, options)
+
+        def spawn_learner(lane: str, make: Make, **of_rank: Any) -> ActorPart:
+            moving = publisher_lane(lane) if scenario.learner.overlapped_publish else None
+            return spawn(lane, parts.learner, make, replaceable=False, moving=moving, **of_rank)
+
         first, *rest = makes or [alone]
-        learner = spawn(self.learner_lanes[0], parts.learner, first, replaceable=False, listens_on=interface)
+        learner = spawn_learner(self.learner_lanes[0], first, listens_on=interface)
         others = [
-            spawn(lane, parts.learner, make, replaceable=False, store=learner.store)
+            spawn_learner(lane, make, store=learner.store)
             for lane, make in zip(self.learner_lanes[1:], rest, strict=True)
         ]
         generators = [
-            spawn(lane, parts.generator, partial(_generator, scenario, options, lane), loads=True)
+            spawn(lane, parts.generator, partial(_generator, scenario, options, lane), loads=True, moving=lane)
             for lane in lanes_of("generator", scenario)
         ]
         scorers = [spawn(lane, parts.scorer, partial(_scorer, scenario, lane)) for lane in lanes_of("scorer", scenario)]
@@ -172,7 +178,7 @@ class ActorParts(RunningParts):
         self.scorers = tuple(ScorerHandle(part) for part in scorers)
         self.learner = self._learner
 
-    def _spec(self, lane: str, settings: PartSettings, make: Make, loads: bool) -> ActorSpec:
+    def _spec(self, lane: str, settings: PartSettings, make: Make, moving: str | None) -> ActorSpec:
         scenario = self._scenario
         threads, device = threads_of(scenario, settings), resolve_device(scenario, settings)
         sharing = len(requests_of(scenario)) if scenario.placement.colocated else 1
@@ -182,7 +188,7 @@ class ActorParts(RunningParts):
             setup=ProcessSetup(lane, threads, self._logs.file_for(lane), cuda=device == "cuda", tracers=self._tracers),
             make=make,
             options=options,
-            loads_apart=loads,
+            moving_lane=moving,
             tensor_transport=self._kind.tensor_transport is not None,
         )
 

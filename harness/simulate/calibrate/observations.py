@@ -447,6 +447,8 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
     _refuse(again, "sampled groups again (dynamic_sampling), so that its stages cannot be told from their rollouts")
     several = [run for run in training if (run.setting("placement.learner.ranks") or 1) > 1]
     _refuse(several, "has a Learner of several ranks, and what they exchange is not priced")
+    beside = [run for run in training if run.setting("learner.overlapped_publish")]
+    _refuse(beside, "published weights while it trained (learner.overlapped_publish), so that each slowed the other")
     _check_alike([*training, *sweeps])
     _check_models(exclude_models, {model_of(run) for run in training})
     kept = [run for run in training if model_of(run) not in exclude_models]
