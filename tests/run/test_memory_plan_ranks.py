@@ -171,10 +171,10 @@ def test_ranks_add_up_and_shared_memory_counts_once(tmp_path: Path) -> None:
     assert whole.total("cpu") == first.peak + 3 * others.peak + generator.peak + sum(each.peak for each in rest)
     assert "received weights" not in sizes(generator)
     own = planned_of_lanes(of, has_gpu=False)
-    assert {lane for _, lane in own} == {"learner", "learner1", "learner2", "learner3", "generator", "scorer"}
+    assert {lane for _, lane in own} == {"learner/0", "learner/1", "learner/2", "learner/3", "generator", "scorer"}
     libraries = ACTOR_BYTES["learner"] - ACTOR_OWN_BYTES["learner"]
-    assert own["main", "learner1"] == others.peak - libraries
-    assert own["main", "learner"] == first.peak - libraries - 2 * 4 * WEIGHTS
+    assert own["main", "learner/1"] == others.peak - libraries
+    assert own["main", "learner/0"] == first.peak - libraries - 2 * 4 * WEIGHTS
 
 
 def test_on_gpus_rank_0_hands_the_model_out_of_main_memory(tmp_path: Path) -> None:
