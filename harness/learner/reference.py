@@ -55,13 +55,18 @@ class ReferencePolicy:
         model: a ``frozen_copy`` of the policy, cut over ranks as the policy is.
         updates: when and how far it follows.
         held: what this rank holds of a parameter.
+
+    Attributes:
+        averages: by name, of the parameters whose type is too narrow for an average; what this rank holds.
+        moves: whether it ever follows; else it stays the initial policy.
     """
 
     def __init__(self, model: nn.Module, updates: ReferenceUpdates, held: Held = lambda parameter: parameter) -> None:
         self.model, self._updates, self._held = model, updates, held
-        self._averages: dict[str, Tensor] = {}
+        self.averages: dict[str, Tensor] = {}
+        self.moves = updates.every is not None
         if updates.every is not None and updates.alpha < 1:
-            self._averages = {
+            self.averages = {
                 name: held(parameter).float()
                 for name, parameter in self.model.named_parameters()
                 if parameter.dtype in (torch.bfloat16, torch.float16)
@@ -84,7 +89,7 @@ class ReferencePolicy:
         current = dict(policy.named_parameters())
         for name, whole in self.model.named_parameters():
             parameter = self._held(whole)
-            average = self._averages.get(name, parameter)
+            average = self.averages.get(name, parameter)
             average.lerp_(self._held(current[name]).to(average.dtype), self._updates.alpha)
             if average is not parameter:
                 parameter.copy_(average)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from harness.core.errors import Diverged, Interrupted, UserError
 from harness.core.types import Metric, Metrics, RolloutGroup, combine_metrics
@@ -42,7 +43,7 @@ from harness.learner.batch_plan import (
 from harness.learner.offload import Offload, movable
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import OneProcess, Ranks
-from harness.learner.reference import ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
+from harness.learner.reference import Held, ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
 from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl, policy_in
 from harness.models.scoring import TokenBan
@@ -202,6 +203,29 @@ class PreparedBatch:
         return self.rollouts.rows(torch.from_numpy(np.searchsorted(self.numbers, numbers)))
 
 
+@dataclass(frozen=True)
+class TrainingState:
+    """What training steps change, live; ``harness.learner.checkpoint`` says what of it is saved.
+
+    Attributes:
+        policy: its parameters are, as all others here, cut over the ranks.
+        optimizer: with its averages for each parameter.
+        reference: the policy that KL is measured against.
+        previous: the policy one training step ago.
+        loss_scale: of float16.
+        held: returns the part of a parameter that this rank holds.
+        last_good: said of the last training step where a later one diverges.
+    """
+
+    policy: nn.Module
+    optimizer: Optimizer
+    reference: ReferencePolicy | None
+    previous: nn.Module | None
+    loss_scale: torch.amp.GradScaler
+    held: Held
+    last_good: str
+
+
 class PolicyTrainer:
     """Owns the policy, the optimizer and the reference policy.
 
@@ -270,6 +294,18 @@ class PolicyTrainer:
         """The optimizer's averages; its step counts are numbers that the host reads."""
         state = [value for of_parameter in self._optimizer.state.values() for value in of_parameter.values()]
         return [value for value in state if isinstance(value, Tensor) and value.ndim]
+
+    @property
+    def state(self) -> TrainingState:
+        """What training steps change."""
+        previous = None if self._previous is None else policy_in(self._previous)
+        return TrainingState(
+            self.model, self._optimizer, self._reference, previous, self._loss_scale, self._ranks.held, self._last_good
+        )
+
+    def keep_last_good(self, said: str) -> None:
+        """Take over what is said of the last good training step, of the run that this one goes on from."""
+        self._last_good = said
 
     def _frozen_copy(self) -> nn.Module:
         return self._ranks.wrap_frozen(ScoringModel(frozen_copy(self.model)))

@@ -1,0 +1,445 @@
+"""What a Learner has learnt, on disk and back: each rank writes what it holds, and any number of ranks can read it.
+
+A training step changes this, and nothing else of the Learner that the next one depends on:
+
+=============================  ==========================================================================
+policy                         saved, tensor by tensor
+AdamW: both averages, steps    saved for each parameter, under its name; its learning rate is set anew at each
+                               optimizer step
+number of the optimizer step   not saved: (training step x epochs + epoch) x minibatches + minibatch
+learning rate                  not saved: a function of that number (``optimizer.Schedule``)
+order of rows                  not saved: a function of seed, training step and epoch (``batch_plan``)
+reference policy that follows  saved; where its averages are wider than its parameters these, whose rounding it is
+reference policy that stays    not saved: it is the policy that training began with, and the trainer of a resumed run
+                               is made from that too. Its checksums are saved, and a load compares them
+previous policy (for KL)       saved: it is the one before the last training step
+loss scale of float16          saved, with the count of steps since it last changed
+what the last good step was    saved, for the message of a later one that diverges
+rows that prove weight syncs   saved: with others the first sync after a resume would log other figures
+gradients, prepared batch      none is left between two training steps
+random numbers                 none: dropout is off, all draws come from seeds
+=============================  ==========================================================================
+
+The trainer is made as at the first start and then ``load`` overwrites it. Buffers of a model (rotary tables) are not
+trained, and are made with it. DDP may group its gradients otherwise in its first backward pass than later, so that with
+three or more ranks sums may be added in another order after a resume; with two there is one order.
+
+Files are safetensors: ``learner_rank_R.safetensors`` has rank R's pieces, named ``role/parameter``, and in its metadata
+where each lies in the whole tensor. What several ranks hold is divided between them, as when weights are published
+(``transports.shards``), so that every element is written once. ``learner.json`` of rank 0 has the numbers. A load takes from
+all files what this rank holds, whoever wrote it: other numbers of ranks, and other ways to cut a model, are the same to
+it. torch.distributed.checkpoint does that too; it was left out because it has no checksums, raises BaseExceptions, and
+its asynchronous save makes collectives in its thread. Here the thread makes none.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+
+from harness.core.checkpoints import WrittenFile, write_file
+from harness.core.errors import UserError
+from harness.learner.trainer import PolicyTrainer, TrainingState
+from harness.transports.checksum import checksum
+from harness.transports.shards import Shard, TensorSlice, WritePlan, held_slices, shards_of, write_plans
+
+NUMBERS = "learner.json"
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64"}
+Held = dict[str, tuple[TensorSlice, Tensor]]
+"""By the name in the files: which block of a tensor this rank holds, and the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What a rank has written of a checkpoint.
+
+    Attributes:
+        files: in the folder.
+        num_bytes: of all of them.
+        blocked_s: seconds in which the Learner did nothing else.
+        begin_ns, end_ns: of the writing, by ``time.monotonic_ns``; the blocked seconds end where it begins, if it was
+            asynchronous, and else contain it.
+    """
+
+    files: tuple[WrittenFile, ...]
+    num_bytes: int
+    blocked_s: float
+    begin_ns: int
+    end_ns: int
+
+
+class LearnerState:
+    """Saves and loads what one rank holds of a Learner's state; all ranks call it together.
+
+    Args:
+        trainer: whose state it is.
+        rank, ranks: this rank, and how many there are.
+        group: of these ranks, in which nothing else happens; None: there is one.
+    """
+
+    def __init__(
+        self, trainer: PolicyTrainer, rank: int = 0, ranks: int = 1, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._trainer, self._rank, self._ranks, self._group = trainer, rank, ranks, group
+        self._plan: WritePlan | None = None
+        self._memory: dict[TensorSlice, Tensor] = {}
+        self._frozen: dict[str, dict[str, Any]] | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[SavedState] | None = None
+
+    def save(self, folder: Path, numbers: Mapping[str, Any], *, asynchronous: bool = False) -> float:
+        """Write this rank's files; all but the pieces is rank 0's. What is written is the state at the call.
+
+        Who writes which piece is agreed upon in the first call, and after the first training step, which adds the
+        optimizer's averages. Else ranks do not wait for each other.
+
+        Args:
+            folder: of the checkpoint; see ``harness.core.checkpoints.begin``.
+            numbers: what else to save, as JSON.
+            asynchronous: return when the state is copied to memory of this host, which is kept for the next save; a
+                thread writes it.
+
+        Returns:
+            Seconds in which nothing else could be done.
+
+        Raises:
+            UserError: the optimizer's state is not of the policy's parameters.
+            OSError: a file cannot be written; of an asynchronous save ``finish`` raises it.
+            RuntimeError: the result of the save before was not asked for.
+        """
+        if self._saving is not None:
+            raise RuntimeError("a save is under way: finish() comes before the next one")
+        begin = time.monotonic_ns()
+        state = self._trainer.state
+        held = _held(state)
+        shards = sorted(self._shards(held), key=lambda shard: -shard.tensor.element_size())  # aligned, without gaps
+        frozen = self._checksums_of_frozen(state)
+        if asynchronous:
+            shards = self._copied(shards)
+        header = _header([shard.slice for shard in shards], {"frozen": json.dumps(frozen)})
+        said = {**numbers, "ranks": self._ranks, "last_good": state.last_good}
+        if state.loss_scale.is_enabled():
+            said["loss_scale"] = state.loss_scale.state_dict()
+        blocked_s = (time.monotonic_ns() - begin) / 1e9
+
+        def write() -> SavedState:
+            start = time.monotonic_ns()
+            chunks = (_raw(shard.tensor) for shard in shards)
+            files = [write_file(folder, _file_of(self._rank), _chain(header, chunks))]
+            if self._rank == 0:
+                files.append(write_file(folder, NUMBERS, [json.dumps(said, indent=1).encode()]))
+            end = time.monotonic_ns()
+            blocked = blocked_s if asynchronous else (end - begin) / 1e9
+            return SavedState(tuple(files), sum(file.num_bytes for file in files), blocked, start, end)
+
+        if asynchronous:
+            self._saving = self._thread.submit(write)
+            return (time.monotonic_ns() - begin) / 1e9
+        self._saving = Future()
+        try:
+            self._saving.set_result(write())
+        except BaseException:
+            self._saving = None
+            raise
+        return self._saving.result().blocked_s
+
+    def finish(self, *, wait: bool = True) -> SavedState | None:
+        """Return what was written; None where no save was begun, or it is not done and is not waited for.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        saving = self._saving
+        if saving is None or not (wait or saving.done()):
+            return None
+        self._saving = None
+        return saving.result()
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Take over a saved state; return the numbers that it was saved with.
+
+        Nothing is changed where it is refused.
+
+        Args:
+            folder: of a checkpoint that was found to be whole; see ``harness.core.checkpoints.newest_whole``.
+
+        Raises:
+            UserError: the state is of another model, optimizer or set of policies, with both.
+        """
+        state = self._trainer.state
+        numbers: dict[str, Any] = json.loads((folder / NUMBERS).read_bytes())
+        with ExitStack() as opened:
+            pieces: dict[str, list[tuple[TensorSlice, Any]]] = {}
+            frozen: list[tuple[TensorSlice, str]] = []
+            for rank in range(numbers["ranks"]):
+                file = opened.enter_context(safe_open(folder / _file_of(rank), "pt"))
+                for piece in _pieces_in(file):
+                    pieces.setdefault(piece.name, []).append((piece, file))
+                frozen += _frozen_in(file)
+            _check_frozen(state, frozen, folder)
+            made = _made_optimizer_state(state, pieces)
+            held = _held(state, made)
+            _check_fits(held, pieces, numbers["ranks"], self._ranks, folder)
+            if state.loss_scale.is_enabled() != ("loss_scale" in numbers):
+                raise _refused("a loss scale of float16 is in one of the two", folder)
+            for block, tensor in held.values():
+                _fill(block, tensor, pieces.get(block.name, ()))
+        state.optimizer.state.clear()
+        for parameter, values in made.items():
+            state.optimizer.state[parameter].update(values)
+        if state.reference is not None:
+            _round_averages(state)
+        if "loss_scale" in numbers:
+            state.loss_scale.load_state_dict(numbers["loss_scale"])
+        self._trainer.keep_last_good(numbers["last_good"])
+        return numbers
+
+    def close(self) -> None:
+        """Wait for the thread; what it wrote does not count, since nobody has asked for it."""
+        self._thread.shutdown()
+
+    def _shards(self, held: Held) -> list[Shard]:
+        """Return what this rank writes, as views of live tensors."""
+        blocks = tuple(block for block, _ in held.values())
+        if self._plan is None or self._plan.held != blocks:
+            by_rank: list[tuple[TensorSlice, ...]] = [blocks]
+            if self._group is not None:
+                by_rank = [()] * self._ranks
+                dist.all_gather_object(by_rank, blocks, group=self._group)
+            self._plan = write_plans(by_rank)[self._rank]
+        return shards_of({name: tensor for name, (_, tensor) in held.items()}, self._plan)
+
+    def _copied(self, shards: Sequence[Shard]) -> list[Shard]:
+        """Copy the pieces to this host's memory, which is kept: fresh memory costs several times the copy."""
+        on_gpu = any(shard.tensor.is_cuda for shard in shards)
+        for shard in shards:
+            if shard.slice not in self._memory:
+                self._memory[shard.slice] = torch.empty_like(
+                    shard.tensor, device="cpu", memory_format=torch.contiguous_format, pin_memory=on_gpu
+                )
+            self._memory[shard.slice].copy_(shard.tensor, non_blocking=on_gpu)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return [Shard(shard.slice, self._memory[shard.slice]) for shard in shards]
+
+    def _checksums_of_frozen(self, state: TrainingState) -> dict[str, dict[str, Any]]:
+        """Return the checksums of what this rank holds of a reference policy that stays; taken once."""
+        if self._frozen is None:
+            self._frozen = {}
+            if state.reference is not None and not state.reference.moves:
+                for name, parameter in state.reference.model.named_parameters():
+                    (block,) = held_slices({name: parameter})
+                    if block.numel:
+                        said = {"offsets": block.offsets, "sizes": block.sizes}
+                        self._frozen[name] = said | {"checksum": _checksum(state.held(parameter))}
+        return self._frozen
+
+
+def _held(state: TrainingState, made: Mapping[Tensor, Mapping[str, Tensor]] | None = None) -> Held:
+    """Return all tensors that are saved, as this rank holds them.
+
+    Args:
+        state: of the trainer.
+        made: state of the optimizer that is about to be its own; None: what it has.
+
+    Raises:
+        UserError: the optimizer's state is not of the policy's parameters.
+    """
+    held: Held = {}
+
+    def add(name: str, tensor: Tensor) -> None:
+        (block,) = held_slices({name: tensor})
+        held[name] = block, state.held(tensor.detach())
+
+    named = dict(state.policy.named_parameters())
+    for name, parameter in named.items():
+        add(f"policy/{name}", parameter)
+    kept: Mapping[Any, Mapping[str, Any]] = state.optimizer.state if made is None else made
+    names = {parameter: name for name, parameter in named.items()}
+    for group in state.optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise UserError(
+                    f"the optimizer {type(state.optimizer).__name__} keeps its state in pieces that are not the "
+                    "policy's parameters, as DeepSpeed's does: it cannot be saved by name",
+                    "learner.sharding",
+                    "set it to fsdp2 or ddp, or save no checkpoints",
+                )
+            for key, value in kept.get(parameter, {}).items():
+                add(f"optimizer.{key}/{names[parameter]}", value)
+    for name, parameter in () if state.previous is None else state.previous.named_parameters():
+        add(f"previous/{name}", parameter)
+    if state.reference is not None and state.reference.moves:
+        for name, parameter in state.reference.model.named_parameters():
+            key = f"reference/{name}"
+            add(key, parameter)
+            if name in state.reference.averages:
+                average = state.reference.averages[name]
+                held[key] = replace(held[key][0], dtype=average.dtype), average
+    return held
+
+
+def _made_optimizer_state(
+    state: TrainingState, pieces: Mapping[str, Sequence[tuple[TensorSlice, Any]]]
+) -> dict[Tensor, dict[str, Tensor]]:
+    """Return tensors for what the files have of each parameter, cut as it is; a new optimizer has none yet.
+
+    Steps are counted where the optimizer would: on the parameter's device if that is where it adds them up.
+    """
+    names = {parameter: name for name, parameter in state.policy.named_parameters()}
+    keys: dict[str, list[tuple[str, TensorSlice]]] = {}
+    for saved, found in pieces.items():
+        role, _, name = saved.partition("/")
+        if role.startswith("optimizer."):
+            keys.setdefault(name, []).append((role.removeprefix("optimizer."), found[0][0]))
+    made: dict[Tensor, dict[str, Tensor]] = {}
+    for group in state.optimizer.param_groups:
+        on_device = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            for key, piece in keys.get(names.get(parameter, ""), ()):
+                value = torch.zeros((), dtype=piece.dtype, device=parameter.device if on_device else "cpu")
+                if piece.shape:
+                    value = torch.zeros_like(parameter, dtype=piece.dtype, memory_format=torch.preserve_format)
+                made.setdefault(parameter, {})[key] = value.detach()
+    return made
+
+
+def _check_fits(
+    held: Held, pieces: Mapping[str, Sequence[tuple[TensorSlice, Any]]], saved_by: int, ranks: int, folder: Path
+) -> None:
+    """Refuse files that are not this state, or leave some of it out."""
+    whose = f"it was saved by {saved_by} ranks and is loaded by {ranks}"
+    for there, here, what in (
+        (pieces.keys(), held.keys(), "has {0} tensors that this Learner does not, {1} among them"),
+        (held.keys(), pieces.keys(), "lacks {0} tensors of this Learner, {1} among them"),
+    ):
+        missing = sorted(name for name in there - here if name not in held or prod(held[name][0].shape))
+        if missing:
+            raise _refused(what.format(len(missing), missing[0]), folder)
+    for name, (block, _) in held.items():
+        found = [piece for piece, _ in pieces.get(name, ())]
+        for piece in found:
+            if (piece.dtype, piece.shape) != (block.dtype, block.shape):
+                both = f"{name} as {piece.dtype} {piece.shape}, this Learner {block.dtype} {block.shape}"
+                raise _refused(f"has {both}; {whose}", folder)
+        covered = sum(prod(length for _, _, length in _shared(block, piece)) for piece in found)
+        if covered != block.numel:
+            raise _refused(f"has {covered} of the {block.numel} elements of {block}; {whose}", folder)
+
+
+def _refused(what: str, folder: Path) -> UserError:
+    return UserError(
+        f"the checkpoint {what}", str(folder), "resume with the model and the settings that it was saved with"
+    )
+
+
+def _shared(block: TensorSlice, piece: TensorSlice) -> list[tuple[int, int, int]]:
+    """Return where two blocks of one tensor meet: in each dimension where in either that begins, and its length."""
+    met = []
+    for at, size, there, long in zip(block.offsets, block.sizes, piece.offsets, piece.sizes, strict=True):
+        start = max(at, there)
+        met.append((start - at, start - there, max(0, min(at + size, there + long) - start)))
+    return met
+
+
+@torch.no_grad()
+def _fill(block: TensorSlice, tensor: Tensor, found: Sequence[tuple[TensorSlice, Any]]) -> None:
+    for piece, file in found:
+        met = _shared(block, piece)
+        if all(length for _, _, length in met):
+            into = tensor[tuple(slice(here, here + length) for here, _, length in met)]
+            saved: Tensor = file.get_tensor(piece.name)  # a view of the file
+            into.copy_(saved[tuple(slice(there, there + length) for _, there, length in met)])
+
+
+@torch.no_grad()
+def _round_averages(state: TrainingState) -> None:
+    assert state.reference is not None
+    for name, parameter in state.reference.model.named_parameters():
+        if name in state.reference.averages:
+            state.held(parameter).copy_(state.reference.averages[name])
+
+
+def _check_frozen(state: TrainingState, saved: Iterable[tuple[TensorSlice, str]], folder: Path) -> None:
+    """Compare a reference policy that stays with the one that was kept, where this rank holds a block of a checksum."""
+    if state.reference is None or state.reference.moves:
+        return
+    here = dict(state.reference.model.named_parameters())
+    for block, expected in saved:
+        if block.name not in here:
+            raise _refused(f"has a reference policy with {block.name}, which this Learner lacks", folder)
+        (own,) = held_slices({block.name: here[block.name]})
+        inside = replace(block, shape=own.shape, dtype=own.dtype)
+        met = _shared(own, inside)
+        if [length for _, _, length in met] != list(block.sizes):
+            continue  # another rank holds some of it
+        tensor = state.held(here[block.name])[tuple(slice(at, at + length) for at, _, length in met)]
+        found = _checksum(tensor)
+        if found != expected:
+            what = f"was made with another initial policy, which the KL reference is: {block} has the checksum"
+            raise _refused(f"{what} {expected}, here {found}", folder)
+
+
+def _checksum(tensor: Tensor) -> str:
+    return checksum({"": tensor.detach().cpu()})
+
+
+def _file_of(rank: int) -> str:
+    return f"learner_rank_{rank}.safetensors"
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor; its own memory where it is on this host and contiguous."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())
+
+
+def _chain(header: bytes, chunks: Iterator[memoryview]) -> Iterator[bytes | memoryview]:
+    yield header
+    yield from chunks
+
+
+def _header(pieces: Sequence[TensorSlice], metadata: dict[str, str]) -> bytes:
+    """Return the start of a safetensors file: the length of the JSON that follows, and what lies where behind it.
+
+    The package writes whole files only; here the bytes are hashed on their way.
+    """
+    entries: dict[str, Any] = {}
+    end = 0
+    for piece in pieces:
+        start, end = end, end + piece.numel * piece.dtype.itemsize
+        entries[piece.name] = {"dtype": _DTYPES[piece.dtype], "shape": piece.sizes, "data_offsets": (start, end)}
+    where = {piece.name: {"offsets": piece.offsets, "shape": piece.shape} for piece in pieces}
+    entries["__metadata__"] = {**metadata, "slices": json.dumps(where)}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _pieces_in(file: Any) -> Iterator[TensorSlice]:
+    dtypes: dict[str, torch.dtype] = {name: dtype for dtype, name in _DTYPES.items()}
+    for name, where in json.loads(file.metadata()["slices"]).items():
+        stored = file.get_slice(name)
+        sizes = tuple(stored.get_shape())
+        yield TensorSlice(name, dtypes[stored.get_dtype()], tuple(where["shape"]), tuple(where["offsets"]), sizes)
+
+
+def _frozen_in(file: Any) -> Iterator[tuple[TensorSlice, str]]:
+    for name, said in json.loads(file.metadata()["frozen"]).items():
+        offsets, sizes = tuple(said["offsets"]), tuple(said["sizes"])
+        yield TensorSlice(name, torch.float32, sizes, offsets, sizes), said["checksum"]
+
+
