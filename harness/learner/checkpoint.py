@@ -70,7 +70,7 @@ class SavedState:
         files: in the folder.
         num_bytes: of all of them.
         blocked_s: seconds in which the Learner did nothing else.
-        begin_ns, end_ns: of the writing, by ``time.monotonic_ns``; the blocked seconds end where it begins, if it was
+        begin_ns, end_ns: of the writing, by ``time.perf_counter_ns``; the blocked seconds end where it begins, if it was
             asynchronous, and else contain it.
     """
 
@@ -122,7 +122,7 @@ class LearnerState:
         """
         if self._saving is not None:
             raise RuntimeError("a save is under way: finish() comes before the next one")
-        begin = time.monotonic_ns()
+        begin = time.perf_counter_ns()
         state = self._trainer.state
         held = _held(state)
         shards = sorted(self._shards(held), key=lambda shard: -shard.tensor.element_size())  # aligned, without gaps
@@ -133,21 +133,21 @@ class LearnerState:
         said = {**numbers, "ranks": self._ranks, "last_good": state.last_good}
         if state.loss_scale.is_enabled():
             said["loss_scale"] = state.loss_scale.state_dict()
-        blocked_s = (time.monotonic_ns() - begin) / 1e9
+        blocked_s = (time.perf_counter_ns() - begin) / 1e9
 
         def write() -> SavedState:
-            start = time.monotonic_ns()
+            start = time.perf_counter_ns()
             chunks = (_raw(shard.tensor) for shard in shards)
             files = [write_file(folder, _file_of(self._rank), _chain(header, chunks))]
             if self._rank == 0:
                 files.append(write_file(folder, NUMBERS, [json.dumps(said, indent=1).encode()]))
-            end = time.monotonic_ns()
+            end = time.perf_counter_ns()
             blocked = blocked_s if asynchronous else (end - begin) / 1e9
             return SavedState(tuple(files), sum(file.num_bytes for file in files), blocked, start, end)
 
         if asynchronous:
             self._saving = self._thread.submit(write)
-            return (time.monotonic_ns() - begin) / 1e9
+            return (time.perf_counter_ns() - begin) / 1e9
         self._saving = Future()
         try:
             self._saving.set_result(write())
@@ -441,5 +441,3 @@ def _frozen_in(file: Any) -> Iterator[tuple[TensorSlice, str]]:
     for name, said in json.loads(file.metadata()["frozen"]).items():
         offsets, sizes = tuple(said["offsets"]), tuple(said["sizes"])
         yield TensorSlice(name, torch.float32, sizes, offsets, sizes), said["checksum"]
-
-

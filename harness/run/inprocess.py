@@ -18,6 +18,7 @@ import torch
 
 from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
+from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
 from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.run.devices import resolve_device, threads_of
@@ -123,6 +124,19 @@ class InProcessLearner:
     async def checkpoint(self, version: int) -> None:
         """See ``protocols.Learner``."""
         await _on(self._executor, lambda: self._worker.checkpoint(version, self.policy_folder))
+
+    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+        """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerWorker.save_state``."""
+        return await _on(self._executor, lambda: self._worker.save_state(folder, version, asynchronous=asynchronous))
+
+    async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
+        """Return what every rank has written; None where one has not, and is not waited for."""
+        saved = await _on(self._executor, lambda: self._worker.finish_save(wait))
+        return None if saved is None else (saved,)
+
+    async def load_state(self, folder: Path) -> int:
+        """Go on from a whole checkpoint; return the version of its policy."""
+        return await _on(self._executor, lambda: self._worker.load_state(folder))
 
 
 def streams_of_their_own(device: str, colocated: bool, cuda: Any = torch.cuda) -> PartStreams | None:

@@ -18,6 +18,7 @@ from harness.core.trace import Stage, Tracer
 from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightHandle
 from harness.learner import PolicyTrainer
 from harness.learner.batch_plan import BatchPlan
+from harness.learner.checkpoint import LearnerState
 from harness.learner.offload import Offload
 from harness.learner.process_group import RankGroup
 from harness.run.overlapped_publish import OverlappedPublish
@@ -204,6 +205,9 @@ class LearnerRank(LearnerWorker):
             weights = self._gather()
             if self._group.rank == 0:
                 self._save_whole(folder, weights)
+
+    def _make_state(self, trainer: PolicyTrainer) -> LearnerState:
+        return LearnerState(trainer, self._group.rank, self._group.ranks, self._group.checkpoints)
 
     def close(self) -> None:
         """Give back what the senders hold, and leave the group."""

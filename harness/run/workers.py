@@ -8,12 +8,12 @@ uses them: the Learner publishes its own of a few sampled tokens with the weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,9 @@ from harness.core.types import (
     WeightHandle,
     WorkItem,
 )
-from harness.learner import TrainerOptions
+from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.batch_plan import BatchPlan
+from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.offload import Offload
 from harness.run.overlapped_publish import Leaving, OverlappedPublish
 from harness.scenario.loop_plan import publisher_lane
@@ -418,6 +419,7 @@ class LearnerWorker:
         self.save, self.lane, self.overlapped = save, lane, overlapped
         self.publish_lane = lane if overlapped is None else publisher_lane(lane)
         self._probe_rows = first_probe
+        self._state: LearnerState | None = None
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None = None) -> UpdateResult:
         """Train on one rollout batch; the version becomes ``step + 1``. Of some steps a group is kept to be read.
@@ -531,8 +533,79 @@ class LearnerWorker:
             ):
                 self.save(folder)
 
+    def save_state(
+        self, folder: Path, version: int, rows: Sequence[ProbeRow] | None = None, asynchronous: bool = False
+    ) -> float:
+        """Save what the Learner has learnt into the folder of a checkpoint; stage ``checkpoint`` is what this takes.
+
+        Args:
+            folder: see ``harness.core.checkpoints.begin``.
+            version: of the policy.
+            rows: by whose tokens the last weight sync was proven; None: those of this worker.
+            asynchronous: see ``LearnerState.save``; ``finish_save`` then says what was written.
+
+        Returns:
+            Seconds.
+
+        Raises:
+            UserError: this Learner has no state that can be saved.
+            OSError: a file cannot be written.
+        """
+        with self._all_here(version), self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
+            probe = None if (kept := rows or self._probe_rows) is None else [[p.tolist(), r.tolist()] for p, r in kept]
+            return self.state.save(folder, {"version": version, "probe_rows": probe}, asynchronous=asynchronous)
+
+    def finish_save(self, wait: bool = True) -> SavedState | None:
+        """Return what the last save wrote; see ``LearnerState.finish``."""
+        return self.state.finish(wait=wait)
+
+    def load_state(self, folder: Path) -> int:
+        """Go on from a checkpoint that was found to be whole; return the version of its policy.
+
+        Raises:
+            UserError: see ``LearnerState.load``.
+        """
+        with self._all_here():
+            numbers = self.state.load(folder)
+        if self._probe_rows is not None and numbers["probe_rows"] is not None:
+            saved = numbers["probe_rows"]
+            self._probe_rows = [(np.array(p, dtype=np.int64), np.array(r, dtype=np.int64)) for p, r in saved]
+        version: int = numbers["version"]
+        return version
+
+    @property
+    def state(self) -> LearnerState:
+        """What the Learner has learnt.
+
+        Raises:
+            UserError: the trainer only passes time.
+        """
+        if self._state is None:
+            if not isinstance(self.trainer, PolicyTrainer):
+                raise UserError(
+                    f"a {type(self.trainer).__name__} learns nothing that could be saved",
+                    "model.type",
+                    "save no checkpoints, or train a policy",
+                )
+            self._state = self._make_state(self.trainer)
+        return self._state
+
+    @contextmanager
+    def _all_here(self, version: int = -1) -> Iterator[None]:
+        """Have all that was learnt on the device for the block."""
+        kinds: tuple[Literal["weights", "reference", "optimizer"], ...] = ("weights", "reference", "optimizer")
+        with ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(self._offload.resident(kind, version - 1, version))
+            yield
+
+    def _make_state(self, trainer: PolicyTrainer) -> LearnerState:
+        return LearnerState(trainer)
+
     def close(self) -> None:
-        """Give back what the sender holds, and what was moved away."""
+        """Give back what the sender holds, and what was moved away; a save under way is waited for."""
+        if self._state is not None:
+            self._state.close()
         self.sender.close()
         self._offload.close()
 

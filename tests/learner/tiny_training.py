@@ -44,7 +44,10 @@ def groups(seed: int = 0, num_groups: int = 3, group_size: int = 4) -> tuple[Rol
 
 
 def train_on(
-    trainer: PolicyTrainer, batches: Sequence[tuple[RolloutGroup, ...]], data_rank: int | None = None
+    trainer: PolicyTrainer,
+    batches: Sequence[tuple[RolloutGroup, ...]],
+    data_rank: int | None = None,
+    first_step: int = 0,
 ) -> Metrics:
     """Make a training step of each batch, as the worker does; return the last one's metrics.
 
@@ -52,13 +55,14 @@ def train_on(
         trainer: of this process, or of a rank.
         batches: the groups of each training step.
         data_rank: of a rank, which is given the data of its own groups alone; None: of the only process.
+        first_step: number of the first batch's training step.
     """
-    for step, made in enumerate(batches):
+    for step, made in enumerate(batches, first_step):
         given, plan = made, trainer.plan(step, made)
         if data_rank is not None:
             held = plan.groups_of(data_rank)
             given = tuple(group if place in held else replace(group, data=None) for place, group in enumerate(made))
-        batch = trainer.prepare(given, plan)
+        batch = trainer.prepare(given, plan, step)
         if trainer.options.needs_old_log_probs:
             trainer.compute_old_log_probs(batch)
         if trainer.options.needs_reference:

@@ -31,6 +31,7 @@ from harness.core.types import (
     WeightHandle,
     WorkItem,
 )
+from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
 from harness.probes.tracers import Tracers
 from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, first_line, own_error
@@ -631,3 +632,22 @@ class LearnerHandle:
         await self.part.call(
             "checkpoint", version, self.policy_folder, stage=Stage.CHECKPOINT, step=version, version=version
         )
+
+    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+        """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerWorker.save_state``."""
+        blocked_s: float = await self._of_state("save_state", folder, version, None, asynchronous)
+        return blocked_s
+
+    async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
+        """Return what every rank has written; None where one has not, and is not waited for."""
+        saved: SavedState | None = await self._of_state("finish_save", wait)
+        return None if saved is None else (saved,)
+
+    async def load_state(self, folder: Path) -> int:
+        """Go on from a whole checkpoint; return the version of its policy."""
+        version: int = await self._of_state("load_state", folder)
+        return version
+
+    async def _of_state(self, method: str, *arguments: Any) -> Any:
+        result, _ = await self.part.call(method, *arguments, stage=Stage.CHECKPOINT, step=-1, version=-1)
+        return result

@@ -13,6 +13,7 @@ from harness.core.errors import PartDied, RunStopped
 from harness.core.trace import SpanContext, Stage
 from harness.core.types import Metric, Metrics, RankStep, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
 from harness.learner.batch_plan import BatchPlan
+from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
 from harness.run.actors.part import ActorPart, without_data
 from harness.run.rank_worker import RankResult, Written
@@ -51,6 +52,7 @@ class RanksHandle:
         self.lane = lane
         self.policy_folder: Path | None = None
         self._probe_rows: Sequence[ProbeRow] | None = None
+        self._saved: dict[int, SavedState] = {}
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``protocols.Learner``. A rank is sent the rollouts that it trains on."""
@@ -110,6 +112,31 @@ class RanksHandle:
             )
 
         await self._together(of_rank, version)
+
+    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+        """Save what was learnt into a checkpoint's folder, each rank its pieces; return the slowest one's seconds."""
+        self._saved = {}
+        return max(await self._of_state("save_state", folder, version, self._probe_rows, asynchronous))
+
+    async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
+        """Return what every rank has written; None where one has not, and is not waited for."""
+        found = await self._of_state("finish_save", wait)
+        self._saved |= {rank: saved for rank, saved in enumerate(found) if saved is not None}
+        if len(self._saved) < len(found):
+            return None
+        saved, self._saved = self._saved, {}
+        return tuple(saved[rank] for rank in sorted(saved))
+
+    async def load_state(self, folder: Path) -> int:
+        """Go on from a whole checkpoint, saved by any number of ranks; return the version of its policy."""
+        return max(await self._of_state("load_state", folder))
+
+    async def _of_state(self, method: str, *arguments: Any) -> list[Any]:
+        async def of_rank(rank: int, part: ActorPart) -> Any:
+            result, _ = await part.call(method, *arguments, stage=Stage.CHECKPOINT, step=-1, version=-1)
+            return result
+
+        return await self._together(of_rank, -1)
 
     async def _first(self, method: str, *arguments: Any, **stage: Any) -> Any:
         """Call rank 0 alone; the others wait for it."""

@@ -1,0 +1,249 @@
+"""A Learner that goes on from its saved state ends where one that never stopped does, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from harness.core import checkpoints
+from harness.core.checkpoints import begin, commit, newest_whole
+from harness.core.errors import UserError
+from harness.core.trace import NullTracer
+from harness.core.types import Metrics
+from harness.grpo import LossOptions
+from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.checkpoint import LearnerState, SavedState
+from harness.learner.optimizer import Schedule
+from harness.learner.paced import PacedTrainer
+from harness.learner.reference import ReferenceUpdates
+from harness.models.decoder import DecoderLM
+from harness.run.workers import LearnerWorker
+from tests.learner.tiny_training import CONFIG, OPTIONS, groups, train_on
+
+RICH = replace(
+    OPTIONS,
+    loss=LossOptions("grpo_clip", kl_coefficient=0.05),
+    monitor_kl=True,
+    reference=ReferenceUpdates(every=2, alpha=0.3),
+    epochs_per_batch=2,
+    minibatches_per_epoch=2,
+    schedule=Schedule("cosine", warmup_steps=3, optimizer_steps=80),
+    weight_decay=0.1,
+)
+FROZEN = replace(RICH, reference=ReferenceUpdates())
+CASES: dict[str, tuple[TrainerOptions, torch.dtype, int, int]] = {  # stopped after so many steps, of so many
+    "plain": (OPTIONS, torch.float32, 3, 6),
+    "rich": (RICH, torch.float32, 7, 20),
+    "frozen": (FROZEN, torch.float32, 2, 4),
+    "float16": (replace(RICH, precision="float16", learning_rate=1e-3), torch.float32, 3, 6),
+    "bfloat16 weights": (RICH, torch.bfloat16, 3, 6),
+}
+BATCHES = [groups(seed) for seed in range(20)]
+
+
+def new_trainer(options: TrainerOptions, dtype: torch.dtype = torch.float32, seed: int = 1) -> PolicyTrainer:
+    return PolicyTrainer(DecoderLM(CONFIG, seed=seed).to(dtype), 0, options)
+
+
+def all_of(trainer: PolicyTrainer) -> dict[str, Any]:
+    """Everything that a trainer has learnt, found by other means than a save finds it."""
+    found: dict[str, Any] = {f"policy {name}": weight for name, weight in trainer.weights().items()}
+    for number, kept in enumerate(trainer._optimizer.state_dict()["state"].values()):
+        found |= {f"optimizer {number} {key}": value for key, value in kept.items()}
+    if trainer._reference is not None:
+        found |= {f"reference {name}": weight for name, weight in trainer._reference.model.named_parameters()}
+        found |= {f"average {name}": weight for name, weight in trainer._reference.averages.items()}
+    if trainer._previous is not None:
+        found |= {f"previous {name}": weight for name, weight in trainer._previous.named_parameters()}
+    found |= {f"scale {key}": value for key, value in trainer._loss_scale.state_dict().items()}
+    return found | {"last good": trainer._last_good}
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value) if isinstance(value, Tensor) else found[name] == value, name
+
+
+def saved(trainer: PolicyTrainer, folder: Path, step: int, **how: Any) -> Path:
+    """Save and commit; return the folder of the checkpoint."""
+    state, draft = LearnerState(trainer), begin(folder, step)
+    state.save(draft, {"step": step}, **how)
+    written = state.finish()
+    assert written is not None
+    return commit(draft, written.files, keep=2).folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_steps_are_those_of_a_trainer_that_was_saved_and_another_that_went_on(case: str, tmp_path: Path) -> None:
+    """The reference follows in every second step, so that the stop is in the middle of its interval too."""
+    options, dtype, stop, steps = CASES[case]
+    whole = new_trainer(options, dtype)
+    wanted: Metrics = train_on(whole, BATCHES[:steps])
+    trainer = new_trainer(options, dtype)
+    train_on(trainer, BATCHES[:stop])
+    folder = saved(trainer, tmp_path, stop, asynchronous=stop == 7)
+    resumed = new_trainer(options, dtype)
+    assert LearnerState(resumed).load(folder)["step"] == stop
+    assert_same(all_of(resumed), all_of(trainer))
+    assert train_on(resumed, BATCHES[stop:steps], first_step=stop) == wanted
+    assert_same(all_of(resumed), all_of(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", range(1, 20))
+def test_20_steps_may_stop_anywhere(stop: int, tmp_path: Path) -> None:
+    trainer = new_trainer(RICH)
+    train_on(trainer, BATCHES[:stop])
+    resumed = new_trainer(RICH)
+    LearnerState(resumed).load(saved(trainer, tmp_path, stop, asynchronous=True))
+    assert train_on(resumed, BATCHES[stop:], first_step=stop) == train_on(trainer, BATCHES[stop:], first_step=stop)
+    assert_same(all_of(resumed), all_of(trainer))
+
+
+def test_every_file_is_what_others_read_too(tmp_path: Path) -> None:
+    trainer = new_trainer(RICH, torch.bfloat16)
+    train_on(trainer, BATCHES[:3])
+    file = saved(trainer, tmp_path, 3) / "learner_rank_0.safetensors"
+    found = load_file(file)
+    roles = {"policy", "previous", "reference", "optimizer.exp_avg", "optimizer.exp_avg_sq", "optimizer.step"}
+    assert {name.partition("/")[0] for name in found} == roles
+    for name, weight in trainer.weights().items():
+        assert torch.equal(found[f"policy/{name}"], weight)
+        assert found[f"reference/{name}"].dtype == torch.float32  # averages; the parameters are their rounding
+        assert int(found[f"optimizer.step/{name}"]) == 3 * 2 * 2
+    with safe_open(file, "pt") as opened:
+        assert sorted(opened.metadata()) == ["frozen", "slices"]
+
+
+def test_a_start_without_a_step_is_saved_too(tmp_path: Path) -> None:
+    folder = saved(new_trainer(RICH), tmp_path, 0)
+    resumed, started = new_trainer(RICH), new_trainer(RICH)
+    LearnerState(resumed).load(folder)
+    assert train_on(resumed, BATCHES[:3]) == train_on(started, BATCHES[:3])
+    assert_same(all_of(resumed), all_of(started))
+
+
+def test_a_save_has_the_state_at_the_call_while_training_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    """The thread writes only when two more steps were trained, and the same memory takes the next snapshot."""
+    go, write = threading.Event(), checkpoints.write_file
+
+    def later(*arguments: Any) -> Any:
+        assert go.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr("harness.learner.checkpoint.write_file", later)
+    trainer = new_trainer(RICH)
+    state, memory = LearnerState(trainer), []
+    for step in (2, 4):
+        train_on(trainer, BATCHES[step - 2 : step], first_step=step - 2)
+        at_call, draft = {name: weight.detach().clone() for name, weight in trainer.weights().items()}, None
+        draft = begin(tmp_path, step)
+        go.clear()
+        state.save(draft, {}, asynchronous=True)
+        train_on(trainer, BATCHES[step : step + 2], first_step=step)
+        assert state.finish(wait=False) is None
+        assert list(draft.iterdir()) == []
+        with pytest.raises(RuntimeError, match="under way"):
+            state.save(draft, {}, asynchronous=True)
+        go.set()
+        written = state.finish()
+        assert isinstance(written, SavedState)
+        assert state.finish() is None
+        found = load_file(commit(draft, written.files, 2).folder / "learner_rank_0.safetensors")
+        assert all(torch.equal(found[f"policy/{name}"], weight) for name, weight in at_call.items())
+        assert not torch.equal(at_call["model.norm.weight"], trainer.weights()["model.norm.weight"])
+        memory.append({piece: tensor.data_ptr() for piece, tensor in state._memory.items()})
+    assert memory[0] == memory[1]
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_call_and_the_next_save_is_whole(tmp_path: Path) -> None:
+    trainer = new_trainer(RICH)
+    train_on(trainer, BATCHES[:1])
+    state, draft = LearnerState(trainer), begin(tmp_path, 1)
+    (draft / "learner_rank_0.safetensors").touch()
+    state.save(draft, {}, asynchronous=True)
+    with pytest.raises(FileExistsError):
+        state.finish()
+    with pytest.raises(FileExistsError):
+        state.save(draft, {})
+    draft = begin(tmp_path, 1)
+    state.save(draft, {})
+    written = state.finish()
+    assert written is not None
+    commit(draft, written.files, 1)
+    assert newest_whole(tmp_path)[1] == ()
+
+
+def test_another_learner_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    trainer = new_trainer(FROZEN)
+    train_on(trainer, BATCHES[:2])
+    folder = saved(trainer, tmp_path, 2)
+    other_shape = PolicyTrainer(DecoderLM(replace(CONFIG, hidden_size=32), seed=1), 0, FROZEN)
+    for other, said in (
+        (new_trainer(FROZEN, seed=2), "initial policy"),
+        (new_trainer(FROZEN, torch.bfloat16), "initial policy"),
+        (new_trainer(replace(OPTIONS, monitor_kl=False), torch.bfloat16), "previous/"),
+        (new_trainer(replace(FROZEN, monitor_kl=False), seed=1), "previous/"),
+        (new_trainer(RICH), "lacks .* reference/"),
+        (new_trainer(replace(FROZEN, precision="float16")), "loss scale"),
+        (other_shape, "."),
+    ):
+        before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in all_of(other).items()}
+        with pytest.raises(UserError, match=said):
+            LearnerState(other).load(folder)
+        assert_same(all_of(other), before)
+
+
+def test_dtypes_and_shapes_are_named_with_both(tmp_path: Path) -> None:
+    trainer = new_trainer(OPTIONS)
+    train_on(trainer, BATCHES[:1])
+    folder = saved(trainer, tmp_path, 1)
+    with pytest.raises(UserError, match=r"float32 \(17, 16\), this Learner torch.bfloat16 \(17, 16\)"):
+        LearnerState(new_trainer(OPTIONS, torch.bfloat16)).load(folder)
+    wider = PolicyTrainer(DecoderLM(replace(CONFIG, vocab_size=19), seed=1), 0, OPTIONS)
+    with pytest.raises(UserError, match=r"float32 \(17, 16\), this Learner torch.float32 \(19, 16\)"):
+        LearnerState(wider).load(folder)
+
+
+def test_the_worker_saves_its_version_and_the_rows_that_prove_a_sync(tmp_path: Path) -> None:
+    rows = [(np.array([3, 4]), np.array([5])), (np.array([1]), np.array([2, 6]))]
+
+    def worker(first: Any) -> LearnerWorker:
+        return LearnerWorker(new_trainer(OPTIONS), None, tracer=NullTracer(), first_probe=first)  # type: ignore[arg-type]
+
+    one = worker(rows)
+    one.update(0, BATCHES[0])
+    proof = one._proof(1)
+    draft = begin(tmp_path, 1)
+    assert one.save_state(draft, 1, asynchronous=True) >= 0
+    written = one.finish_save()
+    assert written is not None
+    folder = commit(draft, written.files, 1).folder
+    other = worker(rows)
+    assert other.load_state(folder) == 1
+    found = other._proof(1)
+    assert proof is not None
+    assert found is not None
+    for ours, theirs in zip((*found.prompts, *found.log_probs), (*proof.prompts, *proof.log_probs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    paced = LearnerWorker(PacedTrainer(0.0, 0.01, 2, OPTIONS), None, tracer=NullTracer())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="PacedTrainer"):
+        paced.save_state(draft, 1)
+
+
+def test_an_optimizer_of_flat_pieces_is_refused(tmp_path: Path) -> None:
+    """DeepSpeed's ZeRO steps pieces of its own, in which the parameters lie behind one another."""
+    trainer = new_trainer(OPTIONS)
+    trainer._optimizer = torch.optim.AdamW([torch.zeros(100, requires_grad=True)])
+    with pytest.raises(UserError, match="DeepSpeed"):
+        LearnerState(trainer).save(tmp_path, {})

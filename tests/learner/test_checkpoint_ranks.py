@@ -1,0 +1,188 @@
+"""The saved state of several ranks: gone on from bit for bit, and read by other numbers of ranks that cut otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
+
+from harness.core.checkpoints import Checkpoint, begin, commit, newest_whole
+from harness.core.errors import UserError
+from harness.core.types import Metrics
+from harness.learner import PolicyTrainer
+from harness.learner.checkpoint import LearnerState
+from harness.learner.ranks import TorchRanks
+from harness.models.decoder import DecoderLM, decoder_without_weights
+from tests.learner.test_checkpoint import BATCHES, RICH, all_of
+from tests.learner.test_ranks import EVERY_MODE, MODES, SHAPE, whole
+from tests.learner.tiny_training import train_on
+from tests.rank_pool import RankPool
+
+OPTIONS = replace(RICH, minibatches_per_epoch=1, gradient_accumulation_steps=2, max_grad_norm=0.5)
+STOP, END = 3, 5
+Everything = dict[str, Any]
+
+
+def new_trainer(mode: str) -> PolicyTrainer:
+    """A trainer of this rank; of mode ``one``, of the only process."""
+    if mode == "one":
+        return PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, OPTIONS)
+    model = DecoderLM(SHAPE, seed=1) if dist.get_rank() == 0 else decoder_without_weights(SHAPE)
+    return PolicyTrainer(model, 0, OPTIONS, ranks=TorchRanks(*MODES[mode]))
+
+
+def everything(trainer: PolicyTrainer) -> Everything:
+    """All that was learnt, whole; a collective."""
+    return {name: whole(value) if isinstance(value, Tensor) else value for name, value in all_of(trainer).items()}
+
+
+def go_on(trainer: PolicyTrainer, mode: str) -> Metrics:
+    data_rank = None if mode == "one" else trainer._ranks.data_rank
+    return train_on(trainer, BATCHES[STOP:END], data_rank, first_step=STOP)
+
+
+def save(trainer: PolicyTrainer, folder: Path, *, asynchronous: bool) -> Path:
+    """Save from all ranks, as the loop has them do it; return the checkpoint's folder."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(backend="gloo")
+    state = LearnerState(trainer, rank, ranks, group)
+    draft = begin(folder, STOP) if rank == 0 else folder / f"step_{STOP}.tmp"
+    dist.barrier()
+    state.save(draft, {"version": STOP}, asynchronous=asynchronous)
+    written = state.finish()
+    assert written is not None
+    files: list[Any] = [None] * ranks
+    dist.all_gather_object(files, written.files)
+    if rank == 0:
+        commit(draft, [file for of_rank in files for file in of_rank], 2)
+    dist.barrier()
+    return folder / f"step_{STOP}"
+
+
+def save_and_go_on(rank: int, mode: str, folder: Path) -> list[Any]:
+    """Return what was saved; then metrics and all, of the one that was never saved and of one that went on."""
+    trainer = new_trainer(mode)
+    train_on(trainer, BATCHES[:STOP], trainer._ranks.data_rank)
+    at_save = everything(trainer)
+    saved = save(trainer, folder, asynchronous=True)
+    resumed = new_trainer(mode)
+    numbers = LearnerState(resumed, rank, dist.get_world_size()).load(saved)
+    assert numbers["version"] == STOP
+    return [at_save, everything(resumed), *((go_on(each, mode), everything(each)) for each in (trainer, resumed))]
+
+
+def load_and_go_on(rank: int, mode: str, saved: Path, into: Path) -> list[Any]:
+    """Load, save again, and go on; return what was loaded, metrics, and all in the end."""
+    trainer = new_trainer(mode)
+    LearnerState(trainer, rank, dist.get_world_size()).load(saved)
+    loaded = everything(trainer)
+    save(trainer, into, asynchronous=False)
+    return [loaded, go_on(trainer, mode), everything(trainer)]
+
+
+def assert_same(found: Everything, wanted: Everything) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value) if isinstance(value, Tensor) else found[name] == value, name
+
+
+def by_name(saved: Everything) -> Everything:
+    """What does not depend on how ranks are cut: ranks tell of their own rows."""
+    return {name: value for name, value in saved.items() if name != "last good"}
+
+
+def tensors_in(folder: Path) -> dict[str, list[Tensor]]:
+    found: dict[str, list[Tensor]] = {}
+    for file in folder.glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            found.setdefault(name, []).append(tensor)
+    return found
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_ranks_go_on_bit_for_bit_and_one_process_reads_what_they_wrote(
+    mode: str, rank_pool: RankPool, tmp_path: Path
+) -> None:
+    ranks = MODES[mode][1].ranks
+    found = rank_pool.run(ranks, save_and_go_on, mode, tmp_path)
+    for at_save, loaded, (wanted_metrics, wanted), (metrics, resumed) in found:
+        assert_same(by_name(loaded), by_name(at_save))
+        assert metrics == wanted_metrics
+        assert_same(by_name(resumed), by_name(wanted))
+    checkpoint, refused = newest_whole(tmp_path)
+    assert isinstance(checkpoint, Checkpoint)
+    assert refused == ()
+    assert len(checkpoint.files) == ranks + 1
+    alone = new_trainer("one")
+    LearnerState(alone).load(checkpoint.folder)
+    assert_same(everything(alone), found[0][0])
+    # every element is written once
+    written = {name: sum(piece.numel() for piece in pieces) for name, pieces in tensors_in(checkpoint.folder).items()}
+    assert written.keys() == {name for name, _ in _saved_alone(alone, tmp_path / "alone")}
+    assert written == dict(_saved_alone(alone, tmp_path / "again"))
+    metrics = go_on(alone, "one")
+    assert metrics["grad_norm"].value == pytest.approx(found[0][2][0]["grad_norm"].value, rel=1e-3)
+    for name, weight in alone.weights().items():
+        torch.testing.assert_close(weight, found[0][2][1][f"policy {name}"], rtol=0, atol=1e-4, msg=name)
+
+
+def _saved_alone(trainer: PolicyTrainer, folder: Path) -> list[tuple[str, int]]:
+    state, draft = LearnerState(trainer), begin(folder, STOP)
+    state.save(draft, {})
+    return [(name, pieces[0].numel()) for name, pieces in tensors_in(draft).items()]
+
+
+def passed_on(pool: RankPool, folder: Path, modes: list[str]) -> None:
+    """Each mode reads what the one before it wrote, and writes it again: nothing of it changes."""
+    trainer = new_trainer("one")
+    train_on(trainer, BATCHES[:STOP])
+    wanted = everything(trainer)
+    state, draft = LearnerState(trainer), begin(folder / "0", STOP)
+    state.save(draft, {})
+    written = state.finish()
+    assert written is not None
+    saved = commit(draft, written.files, 1).folder
+    metrics = go_on(trainer, "one")
+    for number, mode in enumerate(modes, 1):
+        found = pool.run(MODES[mode][1].ranks, load_and_go_on, mode, saved, folder / str(number))
+        for loaded, of_rank, in_the_end in found:
+            assert_same(loaded, wanted)
+            assert of_rank["loss"].value == pytest.approx(metrics["loss"].value, abs=1e-6), mode
+            for name, weight in trainer.weights().items():
+                torch.testing.assert_close(weight, in_the_end[f"policy {name}"], rtol=0, atol=1e-4, msg=name)
+        checkpoint, refused = newest_whole(folder / str(number))
+        assert checkpoint is not None
+        assert refused == ()
+        saved = checkpoint.folder
+    alone = new_trainer("one")
+    LearnerState(alone).load(saved)
+    assert_same(everything(alone), wanted)
+
+
+def test_two_ranks_of_any_kind_read_what_others_wrote(rank_pool: RankPool, tmp_path: Path) -> None:
+    passed_on(rank_pool, tmp_path, ["fsdp2", "ddp", "tp"])
+
+
+@pytest.mark.slow
+def test_any_number_of_ranks_reads_what_others_wrote(rank_pool: RankPool, tmp_path: Path) -> None:
+    passed_on(rank_pool, tmp_path, ["fsdp2 x tp", "fsdp2 on 3", "hsdp", "tp", "ddp x tp", "fsdp2", "ddp"])
+
+
+def test_files_of_one_rank_alone_are_refused_with_both_numbers(rank_pool: RankPool, tmp_path: Path) -> None:
+    """As when a file of rank 0 stands for the whole, which no manifest of ours would say."""
+    saved = rank_pool.run(2, save_a_half, tmp_path)[0]
+    text = (saved / "learner.json").read_text().replace('"ranks": 2', '"ranks": 1')
+    (saved / "learner.json").write_text(text)
+    with pytest.raises(UserError, match=r"of the \d+ elements of .*; it was saved by 1 ranks and is loaded by 1"):
+        LearnerState(new_trainer("one")).load(saved)
+
+
+def save_a_half(rank: int, folder: Path) -> Path:
+    trainer = new_trainer("fsdp2")
+    return save(trainer, folder, asynchronous=False)
