@@ -9,10 +9,11 @@
             ...
         step_60.tmp/                being written, or left by a process that died; never read
 
-A save goes through four stages: ``begin`` makes ``step_N.tmp``; each process writes its files with ``write_file``, which
-hashes what it writes and returns when it is on the disk; ``commit`` writes the manifest, renames the folder and then lets
-``latest`` name it, each on the disk before the next. The renamed pointer is the moment from which the new checkpoint
-counts: after a kill before it the former one is read. ``manifest.json`` and ``latest`` carry a checksum of themselves.
+A save goes through three calls. ``begin`` makes ``step_N.tmp``; each process writes its files with ``write_file``,
+which hashes what it writes and returns when it is on the disk; ``commit`` writes the manifest, renames the folder and
+then lets ``latest`` name it, each on the disk before the next. The renamed pointer is the moment from which the new
+checkpoint counts: after a kill before it the former one is read. ``manifest.json`` and ``latest`` carry a checksum of
+themselves.
 
 Names of files are those of one folder; there are no folders within. Checksums are xxh3 (128 bits): they find accidents,
 and are no defence against a change made to go unnoticed.
@@ -160,8 +161,8 @@ def commit(draft: Path, files: Sequence[WrittenFile], keep: int) -> Checkpoint:
 def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, tuple[Refused, ...]]:
     """Return the checkpoint to go on from, and what was refused on the way to it; every byte of it is read.
 
-    That is the one that ``latest`` names, else the one before it. Checkpoints newer than ``latest`` come last: they were
-    written whole, and the process ended before they counted.
+    That is the one that ``latest`` names, else the one before it. Checkpoints newer than ``latest`` come last: they
+    were written whole, and the process ended before they counted.
 
     Returns:
         None where there is no checkpoint, or none that is whole.

@@ -26,22 +26,24 @@ three or more ranks sums may be added in another order after a resume; with two 
 
 Files are safetensors: ``learner_rank_R.safetensors`` has rank R's pieces, named ``role/parameter``, and in its metadata
 where each lies in the whole tensor. What several ranks hold is divided between them, as when weights are published
-(``transports.shards``), so that every element is written once. ``learner.json`` of rank 0 has the numbers. A load takes from
-all files what this rank holds, whoever wrote it: other numbers of ranks, and other ways to cut a model, are the same to
-it. torch.distributed.checkpoint does that too; it was left out because it has no checksums, raises BaseExceptions, and
-its asynchronous save makes collectives in its thread. Here the thread makes none.
+(``transports.shards``), so that every element is written once. ``learner.json`` of rank 0 has the numbers. A load takes
+from all files what this rank holds, whoever wrote it: other numbers of ranks, and other ways to cut a model, are the
+same to it. DeepSpeed's optimizer keeps flat pieces without the parameters' names, and is refused.
+
+torch.distributed.checkpoint cuts and joins too. It was left out because it has no checksums, raises BaseExceptions, and
+makes collectives in the thread of an asynchronous save; here the thread makes none.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,8 @@ class SavedState:
         files: in the folder.
         num_bytes: of all of them.
         blocked_s: seconds in which the Learner did nothing else.
-        begin_ns, end_ns: of the writing, by ``time.perf_counter_ns``; the blocked seconds end where it begins, if it was
-            asynchronous, and else contain it.
+        begin_ns, end_ns: of the writing, by ``time.perf_counter_ns``; the blocked seconds end where it begins, if it
+            was asynchronous, and else contain it.
     """
 
     files: tuple[WrittenFile, ...]
@@ -326,7 +328,7 @@ def _check_fits(
         (pieces.keys(), held.keys(), "has {0} tensors that this Learner does not, {1} among them"),
         (held.keys(), pieces.keys(), "lacks {0} tensors of this Learner, {1} among them"),
     ):
-        missing = sorted(name for name in there - here if name not in held or prod(held[name][0].shape))
+        missing = sorted(name for name in there - here if name not in held or math.prod(held[name][0].shape))
         if missing:
             raise _refused(what.format(len(missing), missing[0]), folder)
     for name, (block, _) in held.items():
@@ -335,7 +337,7 @@ def _check_fits(
             if (piece.dtype, piece.shape) != (block.dtype, block.shape):
                 both = f"{name} as {piece.dtype} {piece.shape}, this Learner {block.dtype} {block.shape}"
                 raise _refused(f"has {both}; {whose}", folder)
-        covered = sum(prod(length for _, _, length in _shared(block, piece)) for piece in found)
+        covered = sum(math.prod(length for _, _, length in _shared(block, piece)) for piece in found)
         if covered != block.numel:
             raise _refused(f"has {covered} of the {block.numel} elements of {block}; {whose}", folder)
 
@@ -404,7 +406,7 @@ def _file_of(rank: int) -> str:
 def _raw(tensor: Tensor) -> memoryview:
     """The bytes of a tensor; its own memory where it is on this host and contiguous."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return flat.numpy().data
 
 
 def _chain(header: bytes, chunks: Iterator[memoryview]) -> Iterator[bytes | memoryview]:
