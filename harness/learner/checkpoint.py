@@ -328,7 +328,7 @@ def _check_fits(
         (pieces.keys(), held.keys(), "has {0} tensors that this Learner does not, {1} among them"),
         (held.keys(), pieces.keys(), "lacks {0} tensors of this Learner, {1} among them"),
     ):
-        missing = sorted(name for name in there - here if name not in held or math.prod(held[name][0].shape))
+        missing = sorted(name for name in there - here if name not in held or 0 not in held[name][0].shape)
         if missing:
             raise _refused(what.format(len(missing), missing[0]), folder)
     for name, (block, _) in held.items():

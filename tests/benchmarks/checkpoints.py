@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from harness.core.checkpoints import begin, commit, newest_whole
 from harness.grpo import LossOptions
@@ -93,15 +94,15 @@ class Learner:
     def dcp(self, folder: Path, *, asynchronous: bool) -> Seconds:
         start = time.perf_counter()
         if asynchronous:
-            saving: Any = dcp.async_save(self.tensors(), checkpoint_id=folder, process_group=self.group)
+            saving: Any = async_save(self.tensors(), checkpoint_id=folder, process_group=self.group)
             blocked = time.perf_counter() - start
             saving.result()
         else:
-            dcp.save(self.tensors(), checkpoint_id=folder, process_group=self.group)
+            save(self.tensors(), checkpoint_id=folder, process_group=self.group)
         synced(folder)
         total = time.perf_counter() - start
         start = time.perf_counter()
-        dcp.load(self.tensors(), checkpoint_id=folder, process_group=self.group)
+        load(self.tensors(), checkpoint_id=folder, process_group=self.group)
         return blocked if asynchronous else total, total, time.perf_counter() - start
 
     def disk(self, folder: Path) -> Seconds:

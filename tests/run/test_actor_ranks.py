@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.core.checkpoints import WrittenFile
 from harness.core.errors import Diverged, PartDied, RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import ExampleRollout, Metric, Metrics, RankStep, UpdateResult
 from harness.grpo import LossOptions
 from harness.learner import TrainerOptions
+from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import plan_training_step
 from harness.run.actors.ranks import LAST_WORDS_S, RanksHandle, one_result
 from harness.run.rank_worker import RankResult
@@ -196,3 +199,22 @@ def test_a_rank_0_without_rows_does_not_hide_what_the_others_report() -> None:
     whole = {"loss": Metric(0.25), "grad_norm": Metric(2.0), "learning_rate": Metric(1e-3)}
     found = one_result([of_rank(whole), of_rank({**whole, "token_entropy": Metric(1.0, count=4)})])
     assert found.metrics == {**whole, "token_entropy": Metric(1.0, count=4)}
+
+
+def test_a_save_is_done_when_every_rank_has_written_and_no_answer_is_lost() -> None:
+    """The slower rank's seconds are those of the Learner; a rank says once what it has written."""
+    written = tuple(SavedState((WrittenFile(f"rank {rank}", 1, ""),), 1, 0.1, 0, 1) for rank in range(2))
+    made, log = ranks_of((1.0, 0.5), (2.0, 0.7))
+
+    async def main(_: RecordingTracer) -> tuple[float, list[Any]]:
+        handle, answers = handle_of(made), list[Any]()
+        blocked_s = await handle.save_state(Path("draft"), 3, asynchronous=True)
+        assert [part.arguments for part in made] == [(Path("draft"), 3, None, True)] * 2
+        for made[0].answer, made[1].answer in ((None, None), (written[0], None), (None, written[1]), (None, None)):
+            answers.append(await handle.finish_save(wait=False))
+        return blocked_s, answers
+
+    (blocked_s, answers), _ = run_virtual(main)
+    assert blocked_s == 0.7
+    assert answers == [None, None, written, None]
+    assert len(log) == 10
