@@ -72,11 +72,6 @@ class ReferencePolicy:
                 if parameter.dtype in (torch.bfloat16, torch.float16)
             }
 
-    @property
-    def averages(self) -> list[Tensor]:
-        """What is kept beside the model's own parameters."""
-        return list(self._averages.values())
-
     def is_due(self, step: int) -> bool:
         """Whether the reference is updated after this training step, counted from 0."""
         return self._updates.every is not None and (step + 1) % self._updates.every == 0

@@ -286,7 +286,7 @@ class PolicyTrainer:
         for policy in frozen:
             self.offload.watch("reference", policy.parameters)
         if (reference := self._reference) is not None:
-            self.offload.watch("reference", lambda: reference.averages)
+            self.offload.watch("reference", lambda: reference.averages.values())
         self.offload.watch("optimizer", self._optimizer_state)
         self.offload.watch("gradients", self._ranks.gradient_buffers, has_contents=False)
 
