@@ -120,12 +120,12 @@ DAMAGES: tuple[Callable[[random.Random, Path, Path], list[str]], ...] = (
 )
 
 
-def test_each_of_300_damages_is_refused_by_name_and_the_one_before_is_taken(tmp_path: Path) -> None:
+def test_each_of_200_damages_is_refused_by_name_and_the_one_before_is_taken(tmp_path: Path) -> None:
     rng = random.Random(20)
     whole, damaged = tmp_path / "whole", tmp_path / "damaged"
     before = [save(whole, step) for step in (2, 4, 6)][1]
     files, hit = (*NAMES, MANIFEST), set()
-    for number in range(300):
+    for number in range(200):
         shutil.rmtree(damaged, ignore_errors=True)
         shutil.copytree(whole, damaged)
         damage, (one, other) = DAMAGES[number % len(DAMAGES)], rng.sample(files, 2)

@@ -22,7 +22,7 @@ from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from tests.learner.test_checkpoint import BATCHES, RICH, all_of
 from tests.learner.test_process_group import learner_rank
-from tests.learner.test_ranks import EVERY_MODE, MODES, SHAPE, whole
+from tests.learner.test_ranks import MODES, SHAPE, whole
 from tests.learner.tiny_training import train_on
 from tests.rank_pool import RankPool
 
@@ -107,7 +107,9 @@ def tensors_in(folder: Path) -> dict[str, list[Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("mode", EVERY_MODE)
+@pytest.mark.parametrize(
+    "mode", [mode if mode == "fsdp2" else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
+)
 def test_ranks_go_on_bit_for_bit_and_one_process_reads_what_they_wrote(
     mode: str, rank_pool: RankPool, tmp_path: Path
 ) -> None:

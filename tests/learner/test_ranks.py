@@ -43,7 +43,7 @@ Trained = tuple[dict[str, Tensor], dict[str, Tensor], Metrics]
 
 
 def sgd(trainer: PolicyTrainer) -> None:
-    trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), trainer.options.learning_rate)  # type: ignore[assignment]
+    trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), trainer.options.learning_rate)
 
 
 def keep(trainer: PolicyTrainer) -> None:
