@@ -68,8 +68,8 @@ def measure(name: str, scratch: Path, layers: int, *, heap: bool) -> list[dict[s
     if done.returncode:
         raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
-    others = [each for lane, each in found["lanes"].items() if lane != "learner"]
-    rows = {"rank 0": found["lanes"]["learner"], "other ranks": max(others, key=lambda each: each["peak"])}
+    others = [each for lane, each in found["lanes"].items() if lane != "learner/0"]
+    rows = {"rank 0": found["lanes"]["learner/0"], "other ranks": max(others, key=lambda each: each["peak"])}
     return [{"case": name, "rank": rank, **row} for rank, row in rows.items()] + [
         {"case": name, "rank": "all processes", **found["all"]}
     ]
