@@ -3,7 +3,8 @@
 ``python docs/datasheet_profiles.py`` writes them into ``profiles/machines``; a test compares them with
 what stands there. Decoding reads weights and keys and values at a share of the memory's bandwidth, prompts and updates
 compute at a share of the peak, weights travel at a share of the link (Williams et al. 2009, Comm. ACM 52:65). Bounds
-are added up instead of taking the larger one, which is pessimistic by a factor of 2 at most. One GPU holds each part.
+are added up instead of taking the larger one, which is pessimistic by a factor of 2 at most. One GPU holds each part,
+or each rank of a Learner.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.simulate.machine import FOLDER, Device, MachineProfile, StageCost, profile_yaml, rounded, save_machine
+from harness.simulate.ranks import COLLECTIVES
 
-MADE = "2026-11-21"
+MADE = "2026-11-23"
 
 TRAINING_SHARE = 0.4
 """Of the peak. Llama 3's pre-training reached 38-43% on H100 (arXiv:2407.21783, table 4): assumed for updates, and for
@@ -27,7 +29,13 @@ MEMORY_SHARE = 0.6
 """Of the memory's bandwidth, in decoding and for the optimizer: of the size that LLM servers report
 (https://www.databricks.com/blog/llm-inference-performance-engineering-best-practices): assumed."""
 LINK_SHARE = 0.7
-"""Of one direction of the link: assumed."""
+"""Of one direction of the link, and of the network between machines: assumed."""
+COLLECTIVE_S, HOP_S = 6.6e-6, {"NVLink": 0.6e-6, "PCIe": 1.0e-6, "network": 2.7e-6}
+"""Latency of a collective in a ring, and of each hop in it: NCCL's own table for short messages, as
+torch/_inductor/comm_analysis.py has it."""
+SHOWN_SHARE = 0.25
+"""Of the collectives that have computing beside them, what a stage is longer by all the same: assumed."""
+MODES = ("ddp", "fsdp2", "hybrid", "tensor")
 ADAMW_STREAMS = 7
 """Times the size of the weights in float32 that AdamW reads (weights, gradients, two moments) or writes (three)."""
 BACKWARD = 3
@@ -57,6 +65,9 @@ class DataSheet:
         link_gb_s: in one direction; sheets name both together.
         link: its name.
         source: web address of the sheet.
+        gpus: of one machine.
+        network_gb_s: of one GPU to other machines, in one direction; None where no usual machine has such a network.
+        machine: web address of the machine's sheet, which says both.
     """
 
     name: str
@@ -67,8 +78,19 @@ class DataSheet:
     link_gb_s: float
     link: str
     source: str
+    gpus: int = 8
+    network_gb_s: float | None = None
+    machine: str | None = None
 
 
+DGX = (
+    "https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/"
+    "core-components.html"
+)
+"""DGX B200, H200 and H100: eight GPUs, and a ConnectX-7 adapter of 400 Gbit/s for each."""
+DGX_A100 = "https://images.nvidia.com/aem-dam/Solutions/Data-Center/nvidia-dgx-a100-datasheet.pdf"
+"""Eight GPUs, and a ConnectX-6 adapter of 200 Gbit/s for each."""
+NCCL_LATENCIES = "https://github.com/pytorch/pytorch/blob/main/torch/_inductor/comm_analysis.py"
 DATA_SHEETS = (
     DataSheet(
         "a100-80gb",
@@ -80,10 +102,32 @@ DATA_SHEETS = (
         "NVLink 3",
         "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
         "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf",
+        network_gb_s=25,
+        machine=DGX_A100,
     ),
-    DataSheet("h100-sxm", "H100 SXM", 989, 3350, 80, 450, "NVLink 4", "https://www.nvidia.com/en-us/data-center/h100/"),
     DataSheet(
-        "h200-sxm", "H200 SXM", 989, 4800, 141, 450, "NVLink 4", "https://www.nvidia.com/en-us/data-center/h200/"
+        "h100-sxm",
+        "H100 SXM",
+        989,
+        3350,
+        80,
+        450,
+        "NVLink 4",
+        "https://www.nvidia.com/en-us/data-center/h100/",
+        network_gb_s=50,
+        machine=DGX,
+    ),
+    DataSheet(
+        "h200-sxm",
+        "H200 SXM",
+        989,
+        4800,
+        141,
+        450,
+        "NVLink 4",
+        "https://www.nvidia.com/en-us/data-center/h200/",
+        network_gb_s=50,
+        machine=DGX,
     ),
     DataSheet(
         "b200-sxm",
@@ -94,6 +138,8 @@ DATA_SHEETS = (
         900,
         "NVLink 5",
         "https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703",
+        network_gb_s=50,
+        machine=DGX,
     ),
     DataSheet("l40s", "L40S", 362, 864, 48, 32, "PCIe 4.0 x16", "https://www.nvidia.com/en-us/data-center/l40s/"),
     DataSheet(
@@ -123,13 +169,14 @@ def datasheet_profile(sheet: DataSheet) -> MachineProfile:
         made=MADE,
         device=Device(
             name=sheet.gpu,
-            gpus=1,
+            gpus=sheet.gpus,
             flops=sheet.tflops * 1e12,
             memory_gb_s=sheet.memory_gb_s,
             memory_gib=sheet.memory_gib,
             link_gb_s=sheet.link_gb_s,
+            network_gb_s=sheet.network_gb_s,
         ),
-        sources=(sheet.source, *EFFICIENCY_SOURCES),
+        sources=(sheet.source, *([sheet.machine] if sheet.machine else []), *EFFICIENCY_SOURCES, NCCL_LATENCIES),
         notes=tuple(_notes(sheet)),
         stages=tuple(_stages(sheet)),
     )
@@ -139,6 +186,15 @@ def _notes(sheet: DataSheet) -> Iterator[str]:
     yield (
         f"{sheet.tflops:g} TFLOP/s dense bfloat16, {sheet.memory_gb_s:g} GB/s of memory, {sheet.link_gb_s:g} GB/s one "
         f"way over {sheet.link}: {sheet.source}"
+    )
+    if sheet.network_gb_s:
+        yield f"{sheet.gpus} GPUs in a machine, {sheet.network_gb_s:g} GB/s of network one way each: {sheet.machine}"
+    else:
+        yield f"assumed: {sheet.gpus} GPUs in a machine, and no network between machines"
+    yield (
+        f"collectives of ranks, not measured: {1e6 * COLLECTIVE_S:g} us each and {1e6 * _hop_s(sheet.link):g} us a hop "
+        f"({1e6 * HOP_S['network']:g} us between machines), as NCCL has it for rings ({NCCL_LATENCIES}); assumed: "
+        f"{SHOWN_SHARE:.0%} of what has computing beside it shows"
     )
     yield (
         f"assumed: {TRAINING_SHARE:.0%} of the peak in passes and updates (38-43% reported, {EFFICIENCY_SOURCES[0]}), "
@@ -176,11 +232,25 @@ def _stages(sheet: DataSheet) -> Iterator[StageCost]:
     yield _cost("checkpoint", {"call": CALL_S, "gb": 1 / DISK_GB_S})
     yield _cost("call", {"call": CALL_S})
     yield _cost("record", {"call": CALL_S})
+    links = {"machine": (_hop_s(sheet.link), sheet.link_gb_s)}
+    if sheet.network_gb_s:
+        links["network"] = (HOP_S["network"], sheet.network_gb_s)
+    for name in COLLECTIVES:
+        for link, (hop_s, gb_s) in links.items():
+            seconds = {"call": COLLECTIVE_S, "hop": hop_s, "gb": 1 / (LINK_SHARE * gb_s)}
+            yield _cost(name, seconds, link=link)
+    for mode in MODES:
+        yield _cost("exchange", {"exposed_s": 1.0, "hidden_s": SHOWN_SHARE}, mode=mode)
 
 
-def _cost(stage: str, seconds: dict[str, float]) -> StageCost:
+def _hop_s(link: str) -> float:
+    return HOP_S[link.split()[0]]
+
+
+def _cost(stage: str, seconds: dict[str, float], **where: str) -> StageCost:
     return StageCost(
         stage=stage,
+        where=where,
         seconds={feature: rounded(value) for feature, value in seconds.items()},
         unseen_log_sd=LOG_SD,
         step_log_sd=NOISE_LOG_SD,

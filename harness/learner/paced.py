@@ -10,8 +10,8 @@ from torch import Tensor
 
 from harness.core.errors import UserError
 from harness.core.types import Metrics, RolloutGroup
-from harness.learner.batch_plan import BatchPlan
 from harness.learner.trainer import TrainerOptions
+from harness.scenario.batch_plan import BatchPlan
 
 STRIDE = 1024
 """float32 values from one that changes at each step to the next: one in every 4096 bytes of a tensor."""

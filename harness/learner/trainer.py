@@ -31,15 +31,6 @@ from harness.grpo import (
     to_metrics,
 )
 from harness.grpo.masking import unknown_choice
-from harness.learner.batch_plan import (
-    BatchLengths,
-    BatchPlan,
-    GroupCost,
-    OptimizerStepPlan,
-    Rows,
-    num_tokens,
-    plan_batch,
-)
 from harness.learner.offload import Offload, movable
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import OneProcess, Ranks
@@ -48,6 +39,15 @@ from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl, policy_in
 from harness.models.scoring import TokenBan
 from harness.scenario import loss as passes
+from harness.scenario.batch_plan import (
+    BatchLengths,
+    BatchPlan,
+    GroupCost,
+    OptimizerStepPlan,
+    Rows,
+    num_tokens,
+    plan_batch,
+)
 from harness.scenario.learner import Balance
 
 Proximal = Literal["engine", "recompute"]
@@ -99,7 +99,7 @@ class TrainerOptions:
         precision: ``bfloat16`` and ``float16`` train under autocast, with float32 weights; ``float16`` with the loss
             scaled up, so that small gradients do not vanish (Micikevicius et al., arXiv:1710.03740, section 3.2).
         gradient_checkpointing: compute each layer's activations again on the way back, instead of keeping them.
-        balance: how several ranks share a minibatch, see ``harness.learner.batch_plan``.
+        balance: how several ranks share a minibatch, see ``harness.scenario.batch_plan``.
         group_cost: what ``balance`` reckons with where it is ``cost``.
 
     Raises:

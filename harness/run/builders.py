@@ -19,7 +19,6 @@ from harness.core.trace import ConsecutiveTracer, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
 from harness.learner import TrainerOptions
-from harness.learner.batch_plan import num_tokens
 from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.learner.reference import ReferenceUpdates
@@ -36,6 +35,7 @@ from harness.run.workers import (
     first_probe_rows,
 )
 from harness.scenario import Scenario
+from harness.scenario.batch_plan import num_tokens
 from harness.scenario.learner import in_shards, mesh_shape, offloaded, zero_stage
 from harness.scenario.loop_plan import rank_lanes
 from harness.scenario.loss import KlSettings

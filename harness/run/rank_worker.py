@@ -17,12 +17,12 @@ from harness.core.thread_time import thread_time
 from harness.core.trace import Stage, Tracer
 from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightHandle
 from harness.learner import PolicyTrainer
-from harness.learner.batch_plan import BatchPlan
 from harness.learner.checkpoint import LearnerState
 from harness.learner.offload import Offload
 from harness.learner.process_group import RankGroup
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
+from harness.scenario.batch_plan import BatchPlan
 from harness.scenario.learner import Publish
 from harness.transports import shards
 from harness.transports.gather import gather_per_tensor, gather_whole

@@ -38,10 +38,10 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.batch_plan import BatchPlan
 from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.offload import Offload
 from harness.run.overlapped_publish import Leaving, OverlappedPublish
+from harness.scenario.batch_plan import BatchPlan
 from harness.scenario.loop_plan import publisher_lane
 from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed

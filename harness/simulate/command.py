@@ -18,6 +18,7 @@ Nothing is run: the training loop goes through the scenario on a virtual clock, 
 stage takes. `python -m harness calibrate` makes a profile of this machine. The runs that are written can be read by
 compare, report and trace like real ones, and are marked as simulated there.
 """
+QUESTIONS = ("generators", "ranks", "gpus", "lag", "transport")
 ALLOWED = ("engine", "precision", "task", "threads", "transport", "device")
 
 
@@ -46,13 +47,6 @@ def _changes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm", metavar="NAME", help="simulate this arm alone")
     parser.add_argument("--model", metavar="NAME", help="train a preset (small, course), or a public size such as 7b")
     parser.add_argument("--generators", type=from_1, metavar="N", help="as --set placement.generator.count=N")
-    parser.add_argument(
-        "--learners",
-        type=from_1,
-        default=1,
-        metavar="M",
-        help="data-parallel Learners (default: 1): a model, unmeasured",
-    )
     parser.add_argument(
         "--allow",
         action="append",
@@ -84,10 +78,14 @@ def _sweeps(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUES",
         help="an axis: KEY=1..64 or KEY=a,b,c; every combination is simulated. Beside dotted keys there are "
-        "generators, learners, lag, transport and model; the first axis is the picture's x axis",
+        "generators, ranks, sharding, gpus with learner_share, lag, transport and model; the first axis is the "
+        "picture's x axis",
     )
     parser.add_argument(
-        "--ask", choices=("generators", "lag", "transport"), help="a ready-made first axis: how many, or which"
+        "--ask",
+        choices=QUESTIONS,
+        help="a ready-made first axis: how many, or which; gpus: how many, "
+        "which part of them ranks, and how these share",
     )
     parser.add_argument(
         "--steps", type=from_1, default=12, metavar="N", help="training steps of a point of a sweep (default: 12)"

@@ -12,17 +12,13 @@ weight_publish, weight_transfer     transport
 weight_load                         engine, precision
 weight_verify                       part (``learner`` or ``generator``), transport
 call                                call (``CALLS``), way (``there`` or ``back``), placement, transport
+all_gather, reduce_scatter,         device, link (``machine`` or ``network``)
+  all_reduce
+exchange                            device, mode (``ddp``, ``fsdp2``, ``hybrid``, ``tensor``)
 prepare_batch, checkpoint, record   none
 
 What the profile leaves open is drawn from seeds by name (``Draw``). Equal names give equal draws whatever else is
 drawn, so that two scenarios under the same seed differ only by what differs between them (common random numbers).
-
-Several data-parallel Learners count as one, on whose profile the work is shared out (``with_learners``). No real run of
-the harness has more than one, so this was never measured. Each of M Learners holds the whole policy, passes over
-1/M of the responses, and adds its gradients up with the others' before each optimizer step. A ring all-reduce moves 2
-(M - 1) / M of the gradients over each link (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations"), here 4 bytes a weight, and is not overlapped with the backward pass. What does not shrink:
-the fixed cost of a call and of an optimizer step, and one microbatch at least.
 """
 
 from __future__ import annotations
@@ -71,6 +67,8 @@ def cost_key(scenario: Scenario, stage: str, cores: int, has_gpu: bool) -> dict[
             return {"transport": transport_of(scenario)}
         case "weight_load":
             return _engine(scenario)
+        case "exchange" | "all_gather" | "reduce_scatter" | "all_reduce":
+            return {"device": scenario.device_of(scenario.placement.learner, has_gpu)}
         case "call":
             return {"placement": placement_of(scenario), "transport": transport_of(scenario)}
     return {}
@@ -245,6 +243,16 @@ class Seconds(Protocol):
             also: circumstances of this span alone: ``part``; for ``call`` also ``call`` and ``way``.
         """
 
+    def seconds_each(
+        self, stage: str, lane: str, step: int, each: Sequence[Features], /, **also: str
+    ) -> Sequence[float]:
+        """Return the seconds of work that several ranks do side by side, under the same noise.
+
+        Args:
+            stage, lane, step, also: see ``seconds``.
+            each: units of each rank.
+        """
+
 
 class CostModel:
     """Prices the stages of one scenario.
@@ -281,11 +289,21 @@ class CostModel:
         Raises:
             UserError: the profile has no cost of this stage under these circumstances.
         """
+        return self.seconds_each(stage, lane, step, (features,), **also)[0]
+
+    def seconds_each(
+        self, stage: str, lane: str, step: int, each: Sequence[Features], /, **also: str
+    ) -> Sequence[float]:
+        """See ``Seconds``.
+
+        Raises:
+            UserError: the profile has no cost of this stage under these circumstances.
+        """
         price = self.price(stage, also)
         if price is None:
-            return 0.0
-        seconds = price.of(features)
-        return seconds if self._draw is None else seconds * self._step_factor(self._draw, price.cost, lane)
+            return [0.0] * len(each)
+        factor = 1.0 if self._draw is None else self._step_factor(self._draw, price.cost, lane)
+        return [factor * price.of(features) for features in each]
 
     def price(self, stage: str, also: Mapping[str, str]) -> _Price | None:
         """Return the price of a stage; None where it is free.
@@ -434,65 +452,3 @@ def _told(where: Mapping[str, str]) -> str:
 def _words(feature: str) -> str:
     """Return a feature's name in words: ``row_gflop`` units are ``row gflop``."""
     return f"units of {feature.replace('_', ' ')}"
-
-
-SHARED = ("old_logprobs", "reference_logprobs", "update")
-FIXED = ("call", "optimizer_step", "parameter_gb")
-"""Features that every Learner has in full."""
-MICROBATCHES = ("microbatch", "microbatch_layer")
-GRADIENTS = "parameter_gb"
-"""The feature that counts float32 bytes of all weights, once for each optimizer step."""
-
-
-def with_learners(machine: MachineProfile, learners: int, scenario: Scenario) -> MachineProfile:
-    """Return the profile as one Learner sees it that is really ``learners`` of them.
-
-    Raises:
-        UserError: the profile tells no bandwidth between Learners, or a microbatch's rows cannot be shared out evenly.
-    """
-    if learners == 1:
-        return machine
-    link = machine.device.link_gb_s
-    if link is None:
-        what = f"{learners} Learners add their gradients up over a link, and the profile {machine.name} has none"
-        raise UserError(what, "--learners", "leave it out, or take a profile whose device has link_gb_s")
-    if scenario.train_batch_size % learners:
-        what = f"{learners} Learners cannot share the {scenario.train_batch_size} responses of an optimizer step evenly"
-        raise UserError(what, "--learners", "take a divisor, or change rollout_batch_size")
-    parts = shares(learners, scenario.gradient_accumulation_steps)
-    stages = tuple(_shared(cost, parts, learners, link) if cost.stage in SHARED else cost for cost in machine.stages)
-    return machine.model_copy(update={"stages": stages})
-
-
-def shares(learners: int, microbatches: int) -> dict[str, float]:
-    """Return by how much features shrink, under ``*`` those that are not named.
-
-    Args:
-        learners: how many.
-        microbatches: of an optimizer step; a Learner makes at least one.
-    """
-    return (
-        dict.fromkeys(FIXED, 1.0)
-        | dict.fromkeys(MICROBATCHES, max(1 / learners, 1 / microbatches))
-        | {"*": 1 / learners}
-    )
-
-
-def all_reduce_s_per_gb(learners: int, link_gb_s: float) -> float:
-    """Return the seconds in which as many Learners add up one GB of gradients each."""
-    return 2 * (learners - 1) / learners / link_gb_s
-
-
-def _shared(cost: StageCost, parts: Mapping[str, float], learners: int, link_gb_s: float) -> StageCost:
-    factors = [parts.get(feature, parts["*"]) for feature in cost.seconds]
-    seconds = {feature: factor * value for (feature, value), factor in zip(cost.seconds.items(), factors, strict=True)}
-    covariance = tuple(
-        tuple(one * other * value for value, other in zip(row, factors, strict=True))
-        for row, one in zip(cost.covariance, factors, strict=bool(cost.covariance))
-    )
-    if cost.stage == "update":
-        reduced = all_reduce_s_per_gb(learners, link_gb_s)
-        if GRADIENTS not in seconds and covariance:
-            covariance = (*((*row, 0.0) for row in covariance), (0.0,) * (len(seconds) + 1))
-        seconds[GRADIENTS] = seconds.get(GRADIENTS, 0.0) + reduced
-    return cost.model_copy(update={"seconds": seconds, "covariance": covariance})

@@ -31,10 +31,18 @@ from harness.results.recorder import RunRecorder
 from harness.results.writer import begin_experiment, timestamp, utc_now
 from harness.scenario import Scenario, Variant, resolved_yaml
 from harness.simulate.clock import run_virtual
-from harness.simulate.cost_model import Draw, with_learners
+from harness.simulate.cost_model import Draw
 from harness.simulate.forecast import DRAWS, HOW_FAR_OFF, Forecasted, bottleneck, forecast, forecast_table, warnings
 from harness.simulate.machine import MachineProfile, check_versions, load_machine
-from harness.simulate.points import Question, axis_of, facts_of, load_for, only_variant, read_axes, steady, variants_of
+from harness.simulate.points import (
+    Question,
+    asked_axes,
+    facts_of,
+    load_for,
+    only_variant,
+    steady,
+    variants_of,
+)
 from harness.simulate.simulated_run import ForwardingObserver, build_run
 from harness.simulate.sweep import Sweep, counted, draws_for, run_sweep
 
@@ -61,12 +69,11 @@ class SimulatedExperiment:
         self._code, self._name = code_state(), ""
         self.folder: Path | None = None
 
-    def record(self, variant: Variant, machine: MachineProfile, draw: Draw | None, facts: Mapping[str, Any]) -> Path:
+    def record(self, variant: Variant, draw: Draw | None, facts: Mapping[str, Any]) -> Path:
         """Simulate a run and write its folder.
 
         Args:
             variant: the run.
-            machine: the profile by which its stages take time.
             draw: one possible world; None is the central prediction, without noise.
             facts: more for the manifest's ``outcome``.
 
@@ -78,7 +85,7 @@ class SimulatedExperiment:
         """
         with self._open(variant) as folder:
             try:
-                recorder = _simulate(variant.scenario, machine, draw, folder, self._allow)
+                recorder = _simulate(variant.scenario, self.machine, draw, folder, self._allow)
             except Exception as error:
                 folder.finish("failed", str(error))
                 raise
@@ -175,11 +182,10 @@ def simulate(options: argparse.Namespace) -> None:
         errors.print(Text(f"note: {machine.name} has GPUs, so each part is given one: {', '.join(added)}"))
     if options.sweep or options.ask:
         base = only_variant(scenario, options.arm)
-        first = [] if options.ask is None else [axis_of(options.ask, base, machine)]
-        axes = read_axes(options.sweep, first)
+        axes = asked_axes(options.ask, base, machine, options.sweep)
         draws = options.draws or draws_for(axes)
         settings = steady(base, options.steps)
-        question = Question(settings, machine, draws, options.seed, options.learners, tuple(options.allow))
+        question = Question(settings, machine, draws, options.seed, tuple(options.allow))
         sweep = Sweep(scenario.name, question, axes, f"python -m harness simulate {shlex.join(options.typed)}")
         run_sweep(sweep, options.out, options.processes, options.quiet, output, errors)
         return
@@ -215,8 +221,7 @@ def _forecasts(
     """Forecast each run once; the blocks of a scenario differ in their seed alone."""
     found = []
     for variant in counted([variant for variant in variants if not variant.block], errors, options.quiet):
-        own = with_learners(machine, options.learners, variant.scenario)
-        predicted = forecast(variant.scenario, own, options.draws or DRAWS, options.seed, allow=options.allow)
+        predicted = forecast(variant.scenario, machine, options.draws or DRAWS, options.seed, allow=options.allow)
         found.append(Forecasted(variant.label, variant.scenario, predicted))
     return found
 
@@ -231,8 +236,6 @@ def _record(
     """Write the run of each variant: the central prediction, or in blocks one draw for each."""
     told = {item.label: item.forecast.extrapolating for item in items}
     for variant, draw in zip(variants, draws_of(variants, options.seed), strict=True):
-        own = with_learners(experiment.machine, options.learners, variant.scenario)
-        facts = {"extrapolating": list(told.get(variant.label, ())), "learners": options.learners}
-        experiment.record(variant, own, draw, facts)
+        experiment.record(variant, draw, {"extrapolating": list(told.get(variant.label, ()))})
     assert experiment.folder is not None
     output.print(Text(f"\nsimulated runs: {plain(shown_path(experiment.folder))}"), soft_wrap=True)

@@ -23,7 +23,7 @@ From a scenario to the work of its stages: which of them there are, and what eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -32,10 +32,13 @@ from harness.core.trace import Stage
 from harness.core.types import RolloutGroup
 from harness.models.shape import Shape, shape_for
 from harness.scenario import Scenario
+from harness.scenario.learner import in_shards
 
 Features = dict[str, float]
 Group = tuple[int, Sequence[int]]
 """Tokens of a prompt, and of each response to it."""
+Microbatch = tuple[Sequence[int], Sequence[int]]
+"""Tokens of its prompts, each once, and of its responses."""
 
 BFLOAT16_BYTES, FLOAT32_BYTES = 2, 4
 LAYER_TENSORS = 9
@@ -116,10 +119,15 @@ def pass_features(shape: Shape, groups: Sequence[Group], microbatch: int, passes
         microbatch: most responses in one forward pass.
         passes: over the batch; 2 where ``loss.kl.monitor`` asks for the drift from the previous policy as well.
     """
+    features = microbatch_features(shape, _microbatches(groups, microbatch))
+    return {"call": 1.0} | {name: passes * units for name, units in features.items()}
+
+
+def microbatch_features(shape: Shape, microbatches: Iterable[Microbatch]) -> Features:
+    """Count one pass over given microbatches; see ``pass_features``."""
     sizes = _sizes_of(shape)
-    names = ("microbatch", "position_layer", "position_gflop", "pair_gb", "logit_gb")
-    features = {"call": 1.0} | dict.fromkeys(names, 0.0)
-    for prompts, responses in _microbatches(groups, microbatch):
+    features = dict.fromkeys(("microbatch", "position_layer", "position_gflop", "pair_gb", "logit_gb"), 0.0)
+    for prompts, responses in microbatches:
         positions, scored = sum(prompts) + sum(responses) - len(responses), sum(responses)
         keys = max(prompts) + max(responses) - 1
         pairs = shape.num_heads * (len(prompts) * max(prompts) ** 2 + len(responses) * (max(responses) - 1) * keys)
@@ -128,7 +136,7 @@ def pass_features(shape: Shape, groups: Sequence[Group], microbatch: int, passes
         features["position_gflop"] += sizes.forward_gflop(positions, scored)
         features["pair_gb"] += pairs * shape.num_layers * FLOAT32_BYTES / 1e9
         features["logit_gb"] += scored * shape.vocab_size * FLOAT32_BYTES / 1e9
-    return {name: units if name == "call" else passes * units for name, units in features.items()}
+    return features
 
 
 def update_features(shape: Shape, groups: Sequence[Group], microbatch: int, epochs: int, minibatches: int) -> Features:
@@ -193,7 +201,7 @@ def _batches(groups: Sequence[Group], max_batch: int) -> Iterator[Sequence[Group
         yield groups[start : start + together]
 
 
-def _microbatches(groups: Sequence[Group], microbatch: int) -> Iterator[tuple[list[int], list[int]]]:
+def _microbatches(groups: Sequence[Group], microbatch: int) -> Iterator[Microbatch]:
     """Prompt tokens, each prompt once, and response tokens of each microbatch."""
     rows = [(index, length) for index, (_, lengths) in enumerate(groups) for length in lengths]
     for start in range(0, len(rows), microbatch):
@@ -314,7 +322,12 @@ class Workload:
 
     def reference_log_probs(self, groups: Sequence[Group]) -> Features:
         """Count the reference policy's pass, and with monitoring that of the previous policy."""
-        return self._passes(groups, 2 if self.scenario.loss.kl.monitor else 1)
+        return self._passes(groups, self.reference_passes)
+
+    @cached_property
+    def reference_passes(self) -> int:
+        """Passes over a batch behind ``reference_logprobs``."""
+        return 2 if self.scenario.loss.kl.monitor else 1
 
     def _passes(self, groups: Sequence[Group], passes: int) -> Features:
         if self.shape is None:
@@ -335,6 +348,8 @@ class Workload:
         if features is None:
             receivers = self.scenario.placement.generator.count
             features = sync_features(self.weight_bytes, self.weight_tensors, receivers, first=first)
+            if in_shards(self.scenario):  # each rank sends its pieces to all of them, side by side
+                features["further_gb"] /= self.scenario.placement.learner.ranks
             self._syncs[first] = features
         return features
 

@@ -46,7 +46,9 @@ class StageCost(Section):
 
     Attributes:
         stage: a stage's name; ``call`` is a call to a part, one way, ``record`` the harness's own bookkeeping after a
-            training step. A Generator evaluates at the cost of ``generate``, a Scorer at that of ``score``.
+            training step. A Generator evaluates at the cost of ``generate``, a Scorer at that of ``score``. Collectives
+            and ``exchange`` are those of a Learner's ranks, see ``harness.simulate.ranks``; profiles from before there
+            were any have none, and refuse several ranks.
         where: circumstances that must agree; see ``harness.simulate.cost_model``. One that is not named may be any.
         seconds: of one unit of each feature.
         covariance: of these coefficients, in their order; empty where they are not measured.
@@ -126,11 +128,12 @@ class Device(Section):
     Attributes:
         name: CPU or GPU model.
         fingerprint: of the machine the profile was measured on; see ``harness.probes.provenance``.
-        gpus: of one machine; 0 on a machine without.
+        gpus: of one machine; 0 on a machine without. Ranks fill one machine after the other.
         flops: operations a second in bfloat16.
         memory_gb_s: memory bandwidth, in units of 10^9 bytes a second.
         memory_gib: of one GPU, or of the machine.
-        link_gb_s: bandwidth between two machines or GPUs.
+        link_gb_s: bandwidth between two GPUs of a machine, in one direction.
+        network_gb_s: bandwidth of one GPU to those of other machines, in one direction.
     """
 
     name: NonEmptyText
@@ -140,6 +143,7 @@ class Device(Section):
     memory_gb_s: Positive | None = None
     memory_gib: Positive | None = None
     link_gb_s: Positive | None = None
+    network_gb_s: Positive | None = None
 
 
 class MachineProfile(Section):

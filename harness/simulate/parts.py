@@ -28,6 +28,7 @@ from harness.core.types import (
 from harness.scenario import Scenario
 from harness.simulate.cost_model import Seconds
 from harness.simulate.features import Group, Workload, sizes_of
+from harness.simulate.ranks import RankCosts
 from harness.simulate.timeline import CallPlan, StagePlan, Times, make_stage
 
 Sampled = tuple[int | None, Sequence[int]]
@@ -280,12 +281,20 @@ class ProfileCosts:
         work: what stages count.
         delays: seconds by which each span of a stage is made longer.
         steady: whether as many rollouts always take as long in transit, so that it is asked for once.
+        ranks: of a Learner that has several.
     """
 
     def __init__(
-        self, lane: str, seconds: Seconds, work: Workload, delays: Mapping[str, float], steady: bool = False
+        self,
+        lane: str,
+        seconds: Seconds,
+        work: Workload,
+        delays: Mapping[str, float],
+        steady: bool = False,
+        ranks: RankCosts | None = None,
     ) -> None:
         self._lane, self._seconds, self._work, self._delays, self._steady = lane, seconds, work, delays, steady
+        self._ranks = ranks
         self._pace = _pace(work.scenario)
         self._transits: dict[tuple[str, str, int, int], float] = {}
         self._synced = False
@@ -323,8 +332,14 @@ class ProfileCosts:
             update_s = self._work.scenario.epochs_per_batch * model.update_s
             stages.append(self._stage(Stage.UPDATE, update_s, works=False))
         else:
+            shared = {} if self._ranks is None else self._ranks.stages(step, counted)
             stages = [
-                self._stage(stage, self._seconds.seconds(stage, self._lane, step, count(counted)))
+                self._stage(
+                    stage,
+                    shared[stage].seconds
+                    if stage in shared
+                    else self._seconds.seconds(stage, self._lane, step, count(counted)),
+                )
                 for stage, count in training.items()
             ]
         if self._proves_when_trained:
@@ -337,14 +352,22 @@ class ProfileCosts:
     def publish(self, version: int) -> CallPlan:
         """See ``CostSource``; the first call counts as the run's first weight sync."""
         proven = version > 0 and self._proves_when_trained
-        return self._as_publish(self._sync((Stage.WEIGHT_PUBLISH,), version, "learner", proven), version)
+        stages = self._sync((Stage.WEIGHT_PUBLISH,), version, "learner", proven)
+        if self._ranks is None or self._ranks.gathers:
+            gathered_s = 0.0 if self._ranks is None else self._ranks.gather_s(version)
+            published = stages[0]._replace(seconds=stages[0].seconds + gathered_s)
+            return self._as_publish([published, *stages[1:]], version)
+        # rank 0 makes room, all ranks write, rank 0 makes the version readable: two calls more, between the stages
+        further_s = self._transit("publish", "there", version) + self._transit("publish", "back", version)
+        return self._as_publish([make_stage((None, 2 * further_s, False)), *stages], version)
 
     def checkpoint(self, version: int) -> CallPlan:
         """See ``CostSource``; where the policy is not saved, the call alone takes time."""
         stages = []
         if self._work.scenario.save_policy and self._model.type != "paced":
             seconds = self._seconds.seconds("checkpoint", self._lane, version, self._work.sync(first=False))
-            stages = [self._stage(Stage.CHECKPOINT, seconds)]
+            gathered_s = 0.0 if self._ranks is None else self._ranks.gather_s(version)
+            stages = [self._stage(Stage.CHECKPOINT, seconds + gathered_s)]
         return self._as_publish(stages, version)  # a call that carries no rollouts either
 
     def _as_publish(self, stages: Sequence[StagePlan], version: int) -> CallPlan:
@@ -357,6 +380,8 @@ class ProfileCosts:
 
     def _sync(self, stages: Sequence[Stage], version: int, part: str, proven: bool = False) -> list[StagePlan]:
         units = self._work.sync(first=not self._synced)
+        if self._ranks is not None:
+            units = self._ranks.published(units)
         self._synced = True
         return [
             self._stage(stage, self._seconds.seconds(stage, self._lane, version, units, part=part))

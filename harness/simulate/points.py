@@ -18,16 +18,22 @@ from typing import Any
 from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.models.config import PRESETS, PUBLISHED
+from harness.run.memory.check import planned_of_lanes
 from harness.scenario import Scenario, Variant, expand, load_scenario
 from harness.scenario.check import check_variant
 from harness.scenario.learner import offloaded
 from harness.scenario.problems import as_user_error
 from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
-from harness.simulate.cost_model import with_learners
 from harness.simulate.forecast import Forecast, forecast
 from harness.simulate.machine import MachineProfile
 
-ALIASES = {"generators": "placement.generator.count", "lag": "max_lag", "transport": "transport.type"}
+RANKS = "placement.learner.ranks"
+ALIASES = {
+    "generators": "placement.generator.count",
+    "ranks": RANKS,
+    "lag": "max_lag",
+    "transport": "transport.type",
+}
 """Short names of what is often asked for."""
 SIZES = {name.rsplit("-", 1)[1].lower(): name for name in PUBLISHED}
 """``7b`` and so on -> name on the hub."""
@@ -101,12 +107,6 @@ def variants_of(scenario: Scenario, arm: str | None) -> list[Variant]:
         what = f"{scenario.name} measures weight syncs alone, and there is no training to simulate"
         raise UserError(what, "transport_sweep", "take a scenario that trains")
     variants = [variant for variant in expand(scenario) if arm is None or variant.arm == arm]
-    several = [variant for variant in variants if variant.scenario.placement.learner.ranks > 1]
-    if several:
-        ranks = several[0].scenario.placement.learner.ranks
-        what = f"placement.learner.ranks is {ranks}, and no profile prices what the ranks of a Learner exchange"
-        fix = "--set placement.learner.ranks=1, with --learners N for ranks that share the work evenly"
-        raise UserError(what, "placement.learner.ranks", fix)
     moving = [variant for variant in variants if offloaded(variant.scenario)]
     if moving:
         what = f"learner.offload moves {', '.join(sorted(offloaded(moving[0].scenario)))}, and no profile prices that"
@@ -165,11 +165,14 @@ def facts_of(machine: MachineProfile) -> dict[str, Any]:
 
 
 MOST_POINTS = 20_000
-BESIDE = ("learners", "model")
+BESIDE = ("gpus", "learner_share", "sharding", "model")
 """Axes that are no keys of a scenario."""
 _RANGE = re.compile(r"^(\d+)\.\.(\d+)$")
 Point = dict[str, Any]
-QUESTIONS = ("generators", "lag", "transport")
+RANK_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+GPUS = (8, 16, 32, 64, 128, 256, 512, 1000)
+SPLITS = (("learner_share", (0.125, 0.25, 0.5)), ("sharding", ("ddp", "fsdp2", "hybrid")))
+"""What a number of GPUs leaves open, where it is not said."""
 GENERATORS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 LAGS = (0, 1, 2, 3, 4)
 
@@ -238,6 +241,21 @@ def read_axis(text: str) -> Axis:
     return Axis(ALIASES.get(key.strip(), key.strip()), tuple(listed))
 
 
+def asked_axes(question: str | None, scenario: Scenario, machine: MachineProfile, texts: Sequence[str]) -> list[Axis]:
+    """Return the axes of a ready-made question, with the values typed for one of them, and those typed beside.
+
+    Raises:
+        UserError: there is nothing to choose from; or see ``read_axes``.
+    """
+    ready = [] if question is None else [axis_of(question, scenario, machine)]
+    if question == "gpus":
+        ready += [Axis(key, values) for key, values in SPLITS]
+    typed = {ALIASES.get(key, key): text for text in texts for key in [text.partition("=")[0].strip()]}
+    first = [read_axis(typed[axis.key]) if axis.key in typed else axis for axis in ready]
+    taken = [typed[axis.key] for axis in ready if axis.key in typed]
+    return read_axes([text for text in texts if text not in taken], first)
+
+
 def axis_of(question: str, scenario: Scenario, machine: MachineProfile) -> Axis:
     """Return the axis that answers a ready-made question.
 
@@ -246,6 +264,11 @@ def axis_of(question: str, scenario: Scenario, machine: MachineProfile) -> Axis:
     """
     if question == "lag":
         return Axis("max_lag", LAGS)
+    if question == "gpus":
+        return Axis("gpus", GPUS)
+    if question == "ranks":
+        most = scenario.train_batch_size
+        return Axis(RANKS, tuple(count for count in RANK_COUNTS if count <= most))
     if question == "generators":
         most = scenario.prompts_per_batch
         counts = [count for count in GENERATORS if count < most] + [min(most, GENERATORS[-1])]
@@ -293,7 +316,6 @@ class Question:
         base: the scenario's resolved settings.
         machine: the profile.
         draws, seed: of the worlds.
-        learners: data-parallel Learners, where no axis says how many.
         allow: see ``harness.simulate.simulated_run.build_run``.
     """
 
@@ -301,7 +323,6 @@ class Question:
     machine: MachineProfile
     draws: int
     seed: int
-    learners: int = 1
     allow: tuple[str, ...] = ()
 
 
@@ -359,9 +380,8 @@ class Worker:
         """Simulate one point."""
         try:
             scenario = self.scenario_at(point)
-            learners = point.get("learners", self._question.learners)
-            machine = with_learners(self._machine, _count(learners, "learners"), scenario)
-            asked = self._question
+            check_gpus_hold(scenario, self._machine)
+            asked, machine = self._question, self._machine
             return Answer(point, forecast(scenario, machine, asked.draws, asked.seed, allow=asked.allow, paired=True))
         except HarnessError as error:
             return Answer(point, None, _sentence(error))
@@ -372,12 +392,10 @@ class Worker:
         Raises:
             UserError: they break a rule.
         """
-        keys: dict[str, Any] = {}
-        for key, value in point.items():
-            if key == "model":
-                keys |= {name: _plain(text) for name, text in model_keys(str(value)).items()}
-            elif key != "learners":
-                keys[key] = value
+        keys: dict[str, Any] = {key: value for key, value in point.items() if key not in BESIDE}
+        if "model" in point:
+            keys |= {name: _plain(text) for name, text in model_keys(str(point["model"])).items()}
+        keys = spread_keys(point, self._question.base, self._machine.device.gpus) | keys
         tree = self._base.without("arms", "sweep")
         for key, value in keys.items():
             tree = tree.overlaid(tree_of_key(key, value, f"{key}={shown(value)}"))
@@ -391,10 +409,61 @@ def _plain(text: str) -> Any:
     return text == "true" if text in ("true", "false") else text
 
 
-def _count(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name} is {value!r}, must be a whole number of at least 1", "--sweep", f"{name}=1,2,4")
-    return value
+def check_gpus_hold(scenario: Scenario, machine: MachineProfile) -> None:
+    """Refuse a run that no GPU of the profile has the memory for, by the memory plan (docs/memory.md).
+
+    Raises:
+        UserError: naming the part and what it needs.
+    """
+    gib = machine.device.memory_gib
+    if not machine.has_gpu or gib is None:
+        return
+    planned = planned_of_lanes(scenario, has_gpu=True)
+    needed, lane = max(((count, lane) for (memory, lane), count in planned.items() if memory == "gpu"), default=(0, ""))
+    if needed > gib * 2**30:
+        what = f"the {lane} would need {needed / 2**30:,.0f} GiB of memory, and a GPU of {machine.name} has {gib:g}"
+        fix = "set gradient_accumulation_steps higher, model.gradient_checkpointing, or learner.sharding to fsdp2"
+        raise UserError(what, "machine", fix)
+
+
+def spread_keys(point: Mapping[str, Any], base: Mapping[str, Any], gpus_per_machine: int) -> dict[str, Any]:
+    """Return the settings that spread a run over ranks and Generators, for the axes of a point that say so.
+
+    ``gpus`` is how many there are, ``learner_share`` the share of them that are ranks, whole machines where they are
+    more than one; the others are Generators.
+    ``sharding`` may be ``hybrid``: a copy on each machine. Microbatches have no more rows than the scenario gives them,
+    so that more ranks make fewer of them each.
+
+    Raises:
+        UserError: a value is none that the axis can have.
+    """
+    keys: dict[str, Any] = {}
+    was, ranks = base["placement"]["learner"]["ranks"], point.get(RANKS)
+    if "gpus" in point or "learner_share" in point:
+        gpus, share = point.get("gpus", 0), point.get("learner_share", 0.5)
+        ranks = round(gpus * share) if _is_number(gpus) and _is_number(share) else 0
+        if 0 < gpus_per_machine < ranks:
+            ranks -= ranks % gpus_per_machine
+        if not 1 <= ranks < gpus:
+            what = f"gpus {gpus!r} with learner_share {share!r} leaves no rank or no Generator"
+            raise UserError(what, "--sweep", "gpus=8,64 with learner_share=0.25,0.5")
+        keys |= {RANKS: ranks, ALIASES["generators"]: gpus - ranks}
+    sharding = point.get("sharding")
+    if sharding == "hybrid":
+        tensor = point.get("learner.mesh.tensor", base["learner"]["mesh"]["tensor"])
+        copies = (ranks or was) // max(gpus_per_machine, tensor)
+        keys |= {"learner.sharding": "fsdp2", "learner.mesh.replicate": copies if copies > 1 else None}
+    elif sharding is not None:
+        keys["learner.sharding"] = sharding
+    if isinstance(ranks, int) and ranks > 0:
+        rows = base["rollout_batch_size"] // base["minibatches_per_epoch"]
+        fewest = max(1, -(-base["gradient_accumulation_steps"] * was // ranks))
+        keys["gradient_accumulation_steps"] = next(count for count in range(fewest, rows + 1) if rows % count == 0)
+    return keys
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _sentence(error: HarnessError) -> str:

@@ -17,7 +17,7 @@ from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.models.shape import Shape
-from harness.results import lane_kind
+from harness.results import lane_kind, part_of
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, on_one_thread, publisher_lane, threads_on
 from harness.simulate.clock import VirtualClockLoop, run_virtual
@@ -26,6 +26,7 @@ from harness.simulate.features import Workload, sizes_of
 from harness.simulate.lengths import LengthSource, length_source, number_of_prompts
 from harness.simulate.machine import MachineProfile
 from harness.simulate.parts import ProfileCosts, SimulatedGenerator, SimulatedLearner, SimulatedScorer, with_rewards
+from harness.simulate.ranks import RankCosts, check_ranks_are_priced
 from harness.simulate.timeline import CallTimeline, OwnDevice, Place, SharedCores
 
 DRIVER = "driver"
@@ -210,6 +211,7 @@ def build_run(
     work = Workload(scenario, shape)
     _check_shape(work)
     check_rewards_are_not_needed(scenario)
+    check_ranks_are_priced(scenario, machine)
     model = model_name(scenario)
     costs = costs or CostModel(scenario, machine, draw, model=model, allow=allow)
     lengths = lengths or length_source(scenario, machine, model, allow=allow)
@@ -217,6 +219,7 @@ def build_run(
     delays: dict[str, float] = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
     steady = draw is None and isinstance(costs, CostModel)
     plan = loop_plan(scenario, *number_of_prompts(scenario))
+    several = scenario.placement.learner.ranks > 1
 
     def part(lane: str) -> tuple[CallTimeline, ProfileCosts]:
         return timelines.of(lane), ProfileCosts(lane, costs, work, delays, steady)
@@ -225,11 +228,11 @@ def build_run(
     score = partial(_scored, cap=scenario.sampling.max_tokens, rewarded=plan.replay is not None)
     scorers = [SimulatedScorer(*part(lane), score) for lane in lanes_of("scorer", scenario)]
     optimizer_steps = scenario.optimizer_steps_per_batch
-    timeline, learner_costs = part("learner")
-    apart = replace(timeline, lane=publisher_lane(timeline.lane), thread=timeline.loading)
+    timeline, own = timelines.of("learner"), RankCosts("learner", costs, work, machine) if several else None
+    apart = replace(timeline, lane=publisher_lane("learner"), thread=timeline.loading)
     learner = SimulatedLearner(
         timeline,
-        learner_costs,
+        ProfileCosts("learner", costs, work, delays, steady, own),
         optimizer_steps,
         work.weight_bytes,
         work.weight_tensors,
@@ -242,7 +245,7 @@ def build_run(
         scorers=scorers,
         learner=learner,
         plan=plan,
-        lanes=all_lanes(scenario),
+        lanes=tuple(dict.fromkeys(part_of(lane) for lane in all_lanes(scenario))),  # the ranks are one
         tracer=tracer,
         costs=costs,
         lengths=lengths,
@@ -253,7 +256,8 @@ def build_run(
 
 def _crowded(scenario: Scenario, machine: MachineProfile) -> tuple[str, ...]:
     """Say where more than two parts compute at the same time: what they cost each other is measured between two."""
-    together = scenario.placement.generator.count + (not scenario.is_synchronous)
+    ranks = scenario.placement.learner.ranks
+    together = max(ranks, scenario.placement.generator.count + (0 if scenario.is_synchronous else ranks))
     if machine.contention is None or together <= 2:
         return ()
     cores = machine.contention.cores
@@ -321,7 +325,8 @@ class _Timelines:
         """Return the timeline of a lane."""
         kind = lane_kind(lane)
         part: PartSettings = getattr(self._scenario.placement, kind)
-        threads = threads_on(self._number_of_cores, self._scenario, part)
+        ranks = self._scenario.placement.learner.ranks if kind == "learner" else 1
+        threads = ranks * threads_on(self._number_of_cores, self._scenario, part)
         on_gpu = kind != "scorer" and self._scenario.device_of(part, self._has_gpu) == "cuda"
         return CallTimeline(
             lane=lane,
@@ -332,6 +337,7 @@ class _Timelines:
             remote=self._scenario.uses_ray,
             cores=1 if on_gpu else threads,
             transit_cores=CALL_CORES if self._scenario.uses_ray and not on_gpu else 0,
+            parts=1 if on_gpu else ranks,
         )
 
     def _place(self, on_gpu: bool) -> Place:

@@ -398,12 +398,38 @@ def by_line(found: Sequence[Answer], axes: Sequence[Axis]) -> dict[str, list[Ans
 
 def knee_of(line: Sequence[Answer], axis: Axis) -> Knee:
     """Return what to choose on a line."""
-    choices = [
+    return find_knee(choices_of(line, axis), axis)
+
+
+def choices_of(line: Sequence[Answer], axis: Axis) -> list[Choice]:
+    """Return the throughput of each point of a line."""
+    return [
         Choice(answer.point[axis.key], tuple(item.throughput for item in answer.found.each))
         for answer in line
         if answer.found is not None
     ]
-    return find_knee(choices, axis)
+
+
+def best_line(swept: Swept, axis: Axis) -> dict[Any, tuple[str, Choice]]:
+    """Return for each value of the first axis the line with the highest throughput, in the middle of the draws."""
+    best: dict[Any, tuple[str, Choice]] = {}
+    for name, line in swept.lines.items():
+        for choice in choices_of(line, axis):
+            if choice.value not in best or choice.middle > best[choice.value][1].middle:
+                best[choice.value] = name, choice
+    return dict(sorted(best.items()))
+
+
+def best_table(best: Mapping[Any, tuple[str, Choice]], axis: Axis) -> Table:
+    """Return a row for each value of the first axis: the best line, its throughput, and what that is over the last."""
+    rows: list[tuple[str, ...]] = []
+    last: Choice | None = None
+    for value, (name, choice) in best.items():
+        more = "" if last is None else change(against(last, choice).ratio)
+        rows.append((shown(value), name, numbers.number(choice.middle), numbers.number(choice.middle / value), more))
+        last = choice
+    header = (axis.name, "the best line", "tokens a second", f"for each of {axis.name}", "over the one before")
+    return Table("The best line at each value", header, tuple(rows), ())
 
 
 def _show(swept: Swept, sweep: Sweep, output: Console) -> None:
@@ -411,6 +437,11 @@ def _show(swept: Swept, sweep: Sweep, output: Console) -> None:
     output.print(Text(HOW_FAR_OFF), soft_wrap=True)
     print_table(output, knee_table(swept, sweep))
     said = [advice(knee, axis, name) for name, knee in list(swept.knees.items())[:MOST_TOLD]]
+    if len(swept.lines) > 1 and axis.is_numeric and min(axis.values) > 0:
+        best = best_line(swept, axis)
+        print_table(output, best_table(best, axis))
+        knee = find_knee([choice for _, choice in best.values()], axis)
+        said.insert(0, advice(knee, axis, f"the best line of each, here {best[knee.value][0]}"))
     if len(swept.knees) > MOST_TOLD:
         said.append(f"And {len(swept.knees) - MOST_TOLD} more lines, in the table above.")
     said += [WEIGHED[key] for key in dict.fromkeys(axis.key for axis in sweep.axes) if key in WEIGHED]

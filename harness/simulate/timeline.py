@@ -71,6 +71,7 @@ class CallTimeline:
         remote: whether the part is an actor.
         cores: that it would like to have for its work.
         transit_cores: that a request or a response would like to have; 0: it only waits.
+        parts: that are at work side by side: the ranks of a Learner. Together they would like to have ``cores``.
     """
 
     lane: str
@@ -81,6 +82,7 @@ class CallTimeline:
     remote: bool
     cores: float = 1
     transit_cores: float = 0
+    parts: int = 1
 
     async def run(self, plan: CallPlan, step: int, version: int, *, loading: bool = False) -> Times:
         """Make a call; return the times of its stages.
@@ -94,7 +96,7 @@ class CallTimeline:
             await asyncio.sleep(plan.delay_s)
         stages = plan.stages
         pieces = [Piece(plan.request_s, self.transit_cores, True)]
-        pieces += [Piece(each.seconds, self.cores if each.works else 0) for each in stages]
+        pieces += [Piece(each.seconds, self.cores if each.works else 0, False, self.parts) for each in stages]
         pieces.append(Piece(plan.response_s, self.transit_cores, True))
         shown = (stages[0].stage or Stage.WAIT_FOR_CALL, step, version) if stages else (Stage.WAIT_FOR_CALL, -1, -1)
         with self.tracer.underway(self.lane, *shown):
@@ -129,12 +131,14 @@ class Piece(NamedTuple):
     """A part of a call.
 
     ``seconds`` it takes alone, and ``cores`` it would like to keep busy; 0 only waits. One that is ``brief`` is slowed
-    down by others and slows nobody down, as work of a few milliseconds that the system lets through at once.
+    down by others and slows nobody down, as work of a few milliseconds that the system lets through at once. So many
+    ``parts`` are at work side by side in it, and slow each other down too.
     """
 
     seconds: float
     cores: float = 1
     brief: bool = False
+    parts: int = 1
 
 
 class Place(Protocol):
@@ -284,10 +288,10 @@ class SharedCores:
 
     def _share(self) -> None:
         """Time what is left anew where the speed is another one now."""
-        burdens = [call.piece.cores for call in self._active if call.piece.cores and not call.piece.brief]
-        wanted = sum(burdens)
+        burdens = [call.piece for call in self._active if call.piece.cores and not call.piece.brief]
+        wanted, parts = sum([piece.cores for piece in burdens]), sum([piece.parts for piece in burdens])
         for call in self._active:
-            speed = self._speed(call.piece, len(burdens), wanted)
+            speed = self._speed(call.piece, parts, wanted)
             if speed != call.speed:
                 call.left = max(0.0, call.left - (self._now - call.since) * call.speed)
                 call.since, call.speed = self._now, speed

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.learner.batch_plan import deal
+from harness.scenario.batch_plan import deal
 from tests.learner.tiny_training import OPTIONS, trained
 
 GROUP_OF = torch.arange(8).repeat_interleave(4)  # 8 groups of 4 rows

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.learner.batch_plan import BatchLengths, plan_batch
 from harness.models.activations import Batch, layer_bytes
 from harness.models.config import PUBLIC_SHAPES
 from harness.models.shape import Shape, shape_of
@@ -20,6 +19,7 @@ from harness.run.memory.fit import FreeMemory, needs, smallest_changes
 from harness.run.memory.learner import Shares, largest_share, shares_of
 from harness.run.memory.plan import ACTOR_BYTES, ACTOR_OWN_BYTES, CUDA_BYTES, MemoryPlan, ProcessPlan, make_plan
 from harness.scenario import Scenario, load_scenario
+from harness.scenario.batch_plan import BatchLengths, plan_batch
 
 GIB = 2**30
 CONFIG = PUBLIC_SHAPES["qwen2.5-math-1.5b"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from harness.results import Manifest, Run, RunFolder, Scrubber, find_runs, step_
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.calibrate import command
 from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
+from harness.simulate.calibrate.exchange import CollectiveTimes, save_collectives
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.calibrate.observations import find_sources, observe, run_label
-from harness.simulate.cost_model import cost_key
+from harness.simulate.cost_model import CostModel, cost_key
 from harness.simulate.features import (
     Group,
+    Workload,
     batch_features,
     generate_features,
     sync_features,
@@ -35,11 +38,13 @@ from harness.simulate.features import (
     weight_bytes,
     weight_tensors,
 )
-from harness.simulate.machine import MachineProfile, load_machine, profile_yaml
+from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine, profile_yaml
+from harness.simulate.ranks import COLLECTIVES, RankCosts
 
 GENERATE = {"prompt_gflop": 0.007, "decode_layer": 0.0003, "weight_gb": 0.07, "row_layer": 1e-5, "row_gflop": 0.006}
 UPDATE = {"parameter_gb": 1.3, "position_gflop": 0.016, "position_layer": 1.5e-5, "pair_gb": 4.0}
 SYNC = {"call": 0.001, "gb": 0.1}
+EXCHANGES = {"ddp": {"collective_s": 1.5, "unit": 0.0}, "fsdp2": {"collective_s": 0.8, "unit": 0.002}}
 SCORE = {"call": 0.0001, "response": 5e-6}
 MACHINE = {"cpu": "Abacus 3000", "cores": 2, "memory_gib": 24, "gpus": None, "fingerprint": "0123456789ab"}
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "ray": "2.60.0"}
@@ -69,6 +74,7 @@ class Writer:
         groups: bool = True,
         status: str = "completed",
         settings: str = "",
+        sharding: str = "none",
         **manifest: Any,
     ) -> Path:
         """Write one run below ``root``; return its folder."""
@@ -81,7 +87,8 @@ class Writer:
         run.write_scenario(
             f"name: calibration\nmodel: {{preset: {preset}, threads: 1, precision: bfloat16}}\n"
             f"engine: {{type: native, precision: bfloat16}}\nrollout_batch_size: {rollouts}\ngroup_size: {group_size}\n"
-            f"transport: {{type: shared_memory}}\nplacement: {{colocated: false}}\n{settings}"
+            f"transport: {{type: shared_memory}}\nlearner: {{sharding: {sharding}}}\n"
+            f"placement: {{colocated: false, learner: {{ranks: {1 if sharding == 'none' else 2}}}}}\n{settings}"
         )
         told = {"arm": name, "machine": MACHINE, "versions": VERSIONS} | manifest
         run.write_manifest(
@@ -117,12 +124,15 @@ def _spans(
     shape = shape_for(scenario)[0]
     assert shape is not None
     sync = sync_features(weight_bytes(shape), weight_tensors(shape))
+    update_s = _seconds(UPDATE, update_features(shape, groups, scenario.microbatch_size, 1, 1))
+    if scenario.placement.learner.ranks > 1:
+        update_s = _of_ranks(scenario, step, groups)
     stages = (
         ("learner", Stage.WEIGHT_PUBLISH, _seconds(SYNC, sync)),
         ("generator", Stage.WEIGHT_TRANSFER, _seconds(SYNC, sync)),
         ("generator", Stage.GENERATE, _seconds(GENERATE, generate_features(shape, groups, 256))),
         ("scorer", Stage.SCORE, _seconds(SCORE, batch_features(groups))),
-        ("learner", Stage.UPDATE, _seconds(UPDATE, update_features(shape, groups, scenario.microbatch_size, 1, 1))),
+        ("learner", Stage.UPDATE, update_s),
     )
     spans = []
     for lane, stage, seconds in stages:
@@ -130,6 +140,17 @@ def _spans(
         spans.append(Span(lane, stage, start_ns, end_ns, step, step))
         start_ns = end_ns
     return spans
+
+
+def _of_ranks(scenario: Scenario, step: int, groups: list[Group]) -> float:
+    """Return what an update of ranks takes with planted collectives and exchanges, beside each other."""
+    stages = [StageCost(stage="update", seconds=UPDATE)]
+    stages += [StageCost(stage=name, seconds={"hop": 0.0005, "gb": 1.0}) for name in COLLECTIVES]
+    profile = MachineProfile(name="planted", made="-", device=Device(name="-"), sources=("-",), stages=tuple(stages))
+    priced = RankCosts("learner", CostModel(scenario, profile), Workload(scenario), profile)
+    shared = priced.shared(Stage.UPDATE, step, groups)
+    ((mode, features),) = shared.exchanged.items()
+    return (1 + ASSUMED_SLOWDOWN) * (shared.pace_s + _seconds(EXCHANGES[mode], features))
 
 
 def _shard(step: int, lengths: list[tuple[int, ...]]) -> dict[str, Any]:
@@ -365,6 +386,43 @@ def test_a_profile_that_is_there_is_replaced_when_asked(writer: Writer, tmp_path
     assert load_machine(file).name == "abacus"
 
 
+def _collectives(ranks: int = 2) -> CollectiveTimes:
+    """Two ranks make two hops of 0.5 ms in an all-reduce, and one in the others, and send each byte in 1 ns."""
+    seconds = [
+        {"name": name, "bytes": size, "seconds": [turns * (0.0005 + size / 2 / 1e9)] * 6}
+        for name, turns in (("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1))
+        for size in (1e5, 1e7)
+    ]
+    return CollectiveTimes("0123456789ab", {}, "cpu", ranks, seconds)
+
+
+def test_what_ranks_exchange_is_found_beside_what_they_compute(writer: Writer) -> None:
+    """Runs of one process and of two ranks; those of ranks change no cost of one process."""
+    writer.write_all(noise=0.0)
+    alone = fit(_runs(writer), "alone")
+    for sharding in EXCHANGES:
+        for arm in ARMS:
+            writer.write(*arm, sharding=sharding)
+    profile = fit(_runs(writer), "ranks", collectives=[_collectives()])
+    assert _cost(profile, "update") == _cost(alone, "update")
+    assert _cost(profile, "weight_publish") == _cost(alone, "weight_publish")
+    assert _cost(profile, "all_gather", link="machine").seconds == pytest.approx({"hop": 0.0005, "gb": 1.0}, rel=1e-3)
+    for mode, planted in EXCHANGES.items():
+        found = _cost(profile, "exchange", mode=mode)
+        assert {"unit": 0.0} | found.seconds == pytest.approx(planted, rel=1e-3, abs=1e-6)
+        assert found.spans == len(ARMS) * (STEPS - 2)
+    assert [cost for cost in alone.stages if cost.stage == "exchange"] == []
+
+
+def test_runs_of_ranks_ask_for_collectives_of_their_machine(writer: Writer) -> None:
+    writer.write()
+    writer.write(sharding="ddp")
+    with pytest.raises(UserError, match="no measured collectives"):
+        fit(_runs(writer), "ranks")
+    with pytest.raises(UserError, match="collectives are of the machine other"):
+        fit(_runs(writer), "ranks", collectives=[replace(_collectives(), machine="other")])
+
+
 def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path) -> None:
     """The calibration scenario with the settings that were asked for, then a short sweep; a file that is there is told
     before anything is measured."""
@@ -383,17 +441,26 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
         force=False,
         results=tmp_path / "measured",
         set=["steps=12"],
+        ranks=2,
         quiet=True,
     )
-    assert command.run(options, run) == 0
+
+    def measure(results: Path, ranks: int) -> Path:
+        return save_collectives(_collectives(ranks), results / "collectives" / "now")
+
+    assert command.run(options, run, measure) == 0
     assert asked == [
         ("calibration", 12, tmp_path / "measured", True),
+        ("calibration_ranks", 12, tmp_path / "measured", True),
         ("transport_sweep", load_scenario("transport_sweep").steps, tmp_path / "measured", True),
     ]
-    assert load_machine(tmp_path / "abacus.yaml").description == "a test"
+    made = load_machine(tmp_path / "abacus.yaml")
+    assert made.description == "a test"
+    (all_reduce,) = (cost for cost in made.stages if cost.stage == "all_reduce")
+    assert all_reduce.seconds == pytest.approx({"hop": 0.0005, "gb": 1.0})
     with pytest.raises(UserError, match="is there already"):
-        command.run(options, run)
-    assert len(asked) == 2
+        command.run(options, run, measure)
+    assert len(asked) == 3
 
 
 def test_fitting_and_loading_need_no_heavy_library() -> None:

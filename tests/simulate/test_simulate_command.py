@@ -207,8 +207,13 @@ def test_what_the_profile_cannot_do_is_refused_before_anything_is_written(
 ) -> None:
     assert simulate("--out", str(tmp_path / "out"), "--set", "transport.type=gloo") == 2
     assert "no cost of weight_publish" in capsys.readouterr().err
-    assert simulate("--out", str(tmp_path / "out"), "--learners", "2") == 2
-    assert "has none" in capsys.readouterr().err
+    assert (
+        simulate(
+            "--out", str(tmp_path / "out"), "--set", "placement.learner.ranks=2", "--set", "learner.sharding=fsdp2"
+        )
+        == 2
+    )
+    assert "no cost of exchange of the mode fsdp2" in capsys.readouterr().err
     assert simulate("--out", str(tmp_path / "out"), "--set", "stepz=2") == 2
     assert "did you mean `steps`" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,6 @@ from harness.core.errors import UserError
 from harness.models.config import PUBLISHED
 from harness.models.shape import shape_for
 from harness.scenario import Scenario, load_scenario
-from harness.simulate.cost_model import all_reduce_s_per_gb, shares, with_learners
 from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine
 from harness.simulate.points import facts_of, load_for, only_variant, steady, variants_of
 
@@ -107,36 +106,3 @@ def test_the_manifest_has_the_machine_of_the_profile() -> None:
     with_gpus = facts_of(gpu_machine())
     assert with_gpus["gpus"] == [{"name": "Abacus GPU", "memory_gib": 80}] * 8
     assert (with_gpus["cpu"], with_gpus["fingerprint"]) == (None, "profile gpus")
-
-
-def test_four_learners_share_the_work_and_add_their_gradients_up() -> None:
-    machine = gpu_machine(link_gb_s=100.0)
-    found = with_learners(machine, 4, scenario("gradient_accumulation_steps=2"))
-    update, old, generate = found.stages
-    # 2 (4 - 1) / 4 / 100 = 0.015 s for each GB of gradients
-    assert all_reduce_s_per_gb(4, 100.0) == 0.015
-    assert update.seconds == pytest.approx(
-        {"call": 1.0, "microbatch": 0.1 / 2, "position_gflop": 2.0 / 4, "parameter_gb": 0.5 + 0.015}
-    )  # of two microbatches, at least one is left to each Learner
-    assert update.covariance[2] == pytest.approx((0.5 / 4, 0.0, 4.0 / 16, 0.0))
-    assert old.seconds == {"call": 1.0, "position_gflop": 0.5}
-    assert generate == machine.stages[2]
-    assert with_learners(machine, 1, scenario()) is machine
-
-
-def test_gradients_take_time_where_the_profile_has_no_such_term() -> None:
-    bare = StageCost(stage="update", seconds={"call": 1.0}, covariance=((0.25,),))
-    machine = gpu_machine().model_copy(update={"stages": (bare,)})
-    (update,) = with_learners(machine, 2, scenario()).stages
-    assert update.seconds == {"call": 1.0, "parameter_gb": 0.01}  # 2 (2 - 1) / 2 / 100
-    assert update.covariance == ((0.25, 0.0), (0.0, 0.0))
-
-
-def test_more_learners_than_a_link_or_a_batch_allows_are_refused() -> None:
-    with pytest.raises(UserError, match="the profile gpus has none") as caught:
-        with_learners(gpu_machine(None), 2, scenario())
-    assert "link_gb_s" in str(caught.value)
-    with pytest.raises(UserError, match="3 Learners cannot share the 64 responses"):
-        with_learners(gpu_machine(), 3, scenario())
-    assert shares(8, 4)["microbatch"] == 0.25
-    assert shares(2, 4)["microbatch"] == 0.5

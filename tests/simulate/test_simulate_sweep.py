@@ -33,10 +33,10 @@ def test_axes_are_ranges_or_lists() -> None:
     assert read_axis("lag=0,2") == Axis("max_lag", (0, 2))
     assert read_axis("transport.type=nixl, disk") == Axis("transport.type", ("nixl", "disk"))
     assert read_axis("optimizer.learning_rate=1e-5,0.1").values == (1e-5, 0.1)
-    axes = read_axes(["lag=0,1", "learners=1,2"])
+    axes = read_axes(["lag=0,1", "ranks=1,2"])
     assert list(points_of(axes)) == [
-        {"max_lag": 0, "learners": 1}, {"max_lag": 0, "learners": 2},
-        {"max_lag": 1, "learners": 1}, {"max_lag": 1, "learners": 2},
+        {"max_lag": 0, "placement.learner.ranks": 1}, {"max_lag": 0, "placement.learner.ranks": 2},
+        {"max_lag": 1, "placement.learner.ranks": 1}, {"max_lag": 1, "placement.learner.ranks": 2},
     ]  # fmt: skip
 
 
@@ -128,13 +128,14 @@ def test_names_have_no_order_so_the_best_is_taken() -> None:
 
 
 def test_a_point_that_cannot_be_is_told_and_the_others_go_on() -> None:
-    points = [{"group_size": 4}, {"group_size": 5}, {"transport.type": "gloo"}, {"learners": 2}, {"learners": 0}]
+    points = [{"group_size": 4}, {"group_size": 5}, {"transport.type": "gloo"}]
+    points += [{"placement.learner.ranks": 2, "sharding": "ddp"}, {"gpus": 4, "learner_share": 1}]
     found = answers(question(), points, processes=1)
     assert [answer.found is None for answer in found] == [False, True, True, True, True]
     assert "does not divide" in found[1].problem
     assert "no cost of weight_publish" in found[2].problem
-    assert "add their gradients up over a link" in found[3].problem
-    assert "learners is 0" in found[4].problem
+    assert "no cost of exchange of the mode ddp, all_reduce within a machine" in found[3].problem
+    assert "leaves no rank or no Generator" in found[4].problem
 
 
 def test_processes_give_what_one_process_gives() -> None:

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from harness.core.errors import PartDied, RunStopped
 from harness.core.trace import SpanContext, Stage
 from harness.core.types import Metric, Metrics, RankStep, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
-from harness.learner.batch_plan import BatchPlan
 from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
 from harness.run.actors.part import ActorPart, without_data
 from harness.run.rank_worker import RankResult, Written
 from harness.run.workers import ProbeRow
+from harness.scenario.batch_plan import BatchPlan
 from harness.scenario.learner import MeshShape
 
 T = TypeVar("T")

@@ -63,7 +63,7 @@ def is_copied(scenario: Scenario) -> bool:
 
 
 def largest_share(rows: int, group_size: int, ranks: int) -> int:
-    """Return the rows of the rank that has most of a minibatch; see ``harness.learner.batch_plan``.
+    """Return the rows of the rank that has most of a minibatch; see ``harness.scenario.batch_plan``.
 
     Groups stay whole and are taken to be equally long; where there are fewer than ranks, the largest are halved.
     """

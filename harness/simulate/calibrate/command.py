@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.core.arguments import from_1
 from harness.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     RunScenario = Callable[[Scenario, Path, bool], Path]
     """Runs a scenario into a results folder, quietly or not, and returns the experiment's folder."""
+    MeasureCollectives = Callable[[Path, int], Path]
+    """Measures collectives between so many ranks into a results folder, and returns their folder."""
 
 DESCRIPTION = "Learn what the stages of a training step cost on a machine, and write its profile."
 EXAMPLES = """\
@@ -23,10 +26,11 @@ examples:
   python -m harness calibrate --name my-machine --from results/calibration results/transport_sweep
   python -m harness calibrate --name no-course --from results/calibration --exclude-model course --out no-course.yaml
 
-Without --from the runs of scenarios/calibration.yaml are made first, and a short transport sweep (about ten minutes on
-two cores; leave the machine alone meanwhile); their results stay. docs/calibrating.md says what the profile holds.
+Without --from collectives between ranks are measured first, the runs of scenarios/calibration.yaml and
+scenarios/calibration_ranks.yaml are made, and a short transport sweep (about a quarter of an hour on two cores; leave
+the machine alone meanwhile); their results stay. docs/calibrating.md says what the profile holds.
 """
-SCENARIO = "calibration"
+SCENARIOS = ("calibration", "calibration_ranks")
 SWEEP = (
     "transport_sweep",
     ("transport_sweep.megabytes=[1,10,50]", "transport_sweep.receivers=[1]", "transport_sweep.repeats=5"),
@@ -63,15 +67,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of the measured runs"
     )
+    parser.add_argument(
+        "--ranks", type=from_1, default=2, metavar="N", help="between which collectives are measured (default: 2)"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def run(options: argparse.Namespace, run_scenario: RunScenario | None = None) -> int:
+def run(
+    options: argparse.Namespace, run_scenario: RunScenario | None = None, measure: MeasureCollectives | None = None
+) -> int:
     """Carry out the command.
 
     Args:
         options: as parsed.
         run_scenario: makes the runs where none are named; None takes ``harness.run.experiment.run_scenario``.
+        measure: measures collectives then; None takes ``measured_collectives``.
 
     Returns:
         The exit code, 0.
@@ -82,6 +92,7 @@ def run(options: argparse.Namespace, run_scenario: RunScenario | None = None) ->
     from harness.core.terminal_text import plain
     from harness.report.console import Output
     from harness.report.text import print_table
+    from harness.simulate.calibrate.exchange import find_collectives
     from harness.simulate.calibrate.fit import calibration
     from harness.simulate.calibrate.observations import find_sources
     from harness.simulate.calibrate.quality import cost_table, fit_table, stage_fits
@@ -91,12 +102,13 @@ def run(options: argparse.Namespace, run_scenario: RunScenario | None = None) ->
     if options.sources and options.set:
         what = "--set changes runs that are measured, and --from names runs that were"
         raise UserError(what, "--set", "leave one of them out")
-    sources = options.sources or _measure(options, run_scenario or _really_run)
+    sources = options.sources or _measure(options, run_scenario or _really_run, measure or measured_collectives)
     found = calibration(
         find_sources(sources),
         options.name,
         exclude_models=options.exclude_model,
         description=options.description,
+        collectives=find_collectives(sources),
     )
     save_machine(found.profile, path)
     output = Output()
@@ -125,12 +137,30 @@ def _path(options: argparse.Namespace) -> Path:
     return path
 
 
-def _measure(options: argparse.Namespace, run_scenario: RunScenario) -> list[Path]:
+def _measure(options: argparse.Namespace, run_scenario: RunScenario, measure: MeasureCollectives) -> list[Path]:
     from harness.scenario import load_scenario
 
     sweep, settings = SWEEP
-    scenarios = [load_scenario(SCENARIO, options.set), load_scenario(sweep, settings)]
-    return [run_scenario(scenario, options.results, options.quiet) for scenario in scenarios]
+    scenarios = [*(load_scenario(name, options.set) for name in SCENARIOS), load_scenario(sweep, settings)]
+    collectives = measure(options.results, options.ranks)
+    return [collectives, *(run_scenario(scenario, options.results, options.quiet) for scenario in scenarios)]
+
+
+def measured_collectives(results: Path, ranks: int = 2) -> Path:
+    """Measure the collectives of ranks on this machine and write them into a new folder of the results; return it.
+
+    Ranks are on GPUs where there are as many, else on cores.
+    """
+    from harness.learner.collective_times import measure_collectives
+    from harness.probes.provenance import machine_facts, package_versions
+    from harness.results.writer import utc_now
+    from harness.simulate.calibrate.exchange import CollectiveTimes, save_collectives
+
+    facts = machine_facts()
+    device = "cuda" if len(facts["gpus"] or ()) >= ranks else "cpu"
+    times = measure_collectives(ranks, device)
+    found = CollectiveTimes(facts["fingerprint"], package_versions(), device, ranks, times)
+    return save_collectives(found, results / "collectives" / utc_now().strftime("%Y%m%d-%H%M%S"))
 
 
 def _really_run(scenario: Scenario, out: Path, quiet: bool) -> Path:

@@ -185,7 +185,7 @@ def observe(run: Run) -> list[Observation]:
     Raises:
         UserError: the run's scenario cannot be read, or the shape of its model is not known.
     """
-    return list(_Reading(run).observations())
+    return list(Reading(run).observations())
 
 
 def observe_sweep(run: Run) -> list[Observation]:
@@ -203,7 +203,7 @@ def observe_sweep(run: Run) -> list[Observation]:
     return [item for item in found if item.seconds > 0]
 
 
-class _Reading:
+class Reading:
     """One run, and what its spans worked on.
 
     Raises:
@@ -226,11 +226,12 @@ class _Reading:
         self.rollouts = Rollouts(run, self.spans)
 
     def observations(self) -> Iterator[Observation]:
-        """Yield one observation for each span whose work is known."""
+        """Yield one observation for each span whose work is known; those of several ranks are no one process'."""
+        several = self.scenario.placement.learner.ranks > 1
         for span in self.spans:
-            if not self._counts(span):
-                continue
             kind = lane_kind(span.lane)
+            if not self.counts(span) or (several and kind == "learner"):
+                continue
             if span.stage is Stage.WAIT_FOR_CALL:
                 yield from self._call(span, kind)
             elif span.stage is Stage.WAIT_FOR_RECORDER:
@@ -240,7 +241,8 @@ class _Reading:
         if placement_of(self.scenario) == "in_process":
             yield from self._in_process_calls()
 
-    def _counts(self, span: Span) -> bool:
+    def counts(self, span: Span) -> bool:
+        """Whether a span is of a stage and a step that are looked at."""
         if span.stage is Stage.STARTUP or span.end_ns <= span.start_ns:
             return False
         first_sync = span.stage in SYNC and span.step == 0
@@ -298,7 +300,7 @@ class _Reading:
             gap = (before.end_ns, after.start_ns)
             pair = [CALL_OF.get((lane_kind(span.lane), span.stage)) for span in (before, after)]
             same = pair[0] == pair[1] and before.lane == after.lane and before.step == after.step
-            if same or None in pair or gap[0] >= gap[1] or not self._counts(after):
+            if same or None in pair or gap[0] >= gap[1] or not self.counts(after):
                 continue
             if any(start < gap[1] and gap[0] < end for start, end in recorded):
                 continue
@@ -403,6 +405,7 @@ def _evenly(groups: Sequence[Sampled], responses: int) -> list[Sampled]:
     return [groups[place * len(groups) // count] for place in range(count)]
 
 
+COLLECTIVES_FILE = "collectives.json"
 FEWEST_STEPS = 5
 """Training steps beyond warm-up that a run must have, or it is left out."""
 SHOWN = 3
@@ -417,7 +420,12 @@ def find_sources(paths: Sequence[Path]) -> list[Run]:
     """
     runs: dict[tuple[str, str], Run] = {}
     for path in paths:
-        found, damaged = find_runs(path)
+        try:
+            found, damaged = find_runs(path)
+        except UserError:
+            if any(path.rglob(COLLECTIVES_FILE)):  # measured collectives, and no runs
+                continue
+            raise
         if damaged:
             first = damaged[0].error
             raise UserError(first.what, first.where, "take that folder away, or name others with --from")
@@ -429,7 +437,7 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
     """Return the training runs and the transport sweeps that a profile can be fitted to.
 
     Raises:
-        UserError: none is left, one was simulated, slowed down, of several ranks or knows no lengths, they are of
+        UserError: none is left, one was simulated, slowed down, or knows no lengths, they are of
             several machines or versions, or none is of a model that is to be left out.
     """
     finished = [run for run in runs if run.status == "completed"]
@@ -445,8 +453,6 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
     _refuse(delayed, "was slowed down on purpose (faults.delays)")
     again = [run for run in training if run.setting("dynamic_sampling.attempts")]
     _refuse(again, "sampled groups again (dynamic_sampling), so that its stages cannot be told from their rollouts")
-    several = [run for run in training if (run.setting("placement.learner.ranks") or 1) > 1]
-    _refuse(several, "has a Learner of several ranks, and what they exchange is not priced")
     beside = [run for run in training if run.setting("learner.overlapped_publish")]
     _refuse(beside, "published weights while it trained (learner.overlapped_publish), so that each slowed the other")
     _check_alike([*training, *sweeps])

@@ -2,7 +2,8 @@
 
 A plan is made once for a batch, of lengths alone, before any rank works: so the denominators of the whole batch need no
 collective, every rank makes equally many microbatches (one more on one rank would hang all others), and no row is lost
-or trained twice. Ranks compare the plan's digest before their first collective.
+or trained twice. Ranks compare the plan's digest before their first collective. Without torch: the simulator plans with
+it too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from harness.core.seeds import derive_seed
 from harness.scenario.learner import Balance
@@ -166,9 +166,9 @@ def deal(group_B: Rows, pieces: int, *, seed: int, step: int, epoch: int, shuffl
     """
     rows = np.arange(len(group_B))
     if shuffle and pieces > 1:
-        generator = torch.Generator().manual_seed(derive_seed("minibatches", seed, step, epoch))
-        rank_P = torch.randperm(int(group_B.max()) + 1, generator=generator).numpy()
-        rows = torch.randperm(len(group_B), generator=generator).numpy()
+        rng = np.random.default_rng(derive_seed("minibatches", seed, step, epoch))
+        rank_P = rng.permutation(int(group_B.max()) + 1)
+        rows = rng.permutation(len(group_B))
         rows = rows[rank_P[group_B[rows]].argsort(kind="stable")]
     return [piece for piece in np.array_split(rows, pieces) if len(piece)]
 

@@ -1,0 +1,308 @@
+"""What ranks cost: shares by the batch plan, collectives by mode, and seconds worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.core.trace import Stage
+from harness.models.shape import Shape
+from harness.scenario import Scenario, load_scenario
+from harness.simulate.cost_model import CostModel
+from harness.simulate.features import Group, Workload, pass_features
+from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine
+from harness.simulate.points import check_gpus_hold, load_for, spread_keys
+from harness.simulate.ranks import (
+    BUCKET,
+    FIRST_BUCKET,
+    Collective,
+    Exchange,
+    RankCosts,
+    RankedWork,
+    check_ranks_are_priced,
+    modes_of,
+    tokens_of,
+)
+from harness.simulate.simulated_run import simulate_run
+
+SHAPE = Shape(
+    vocab_size=1000,
+    hidden_size=100,
+    intermediate_size=300,
+    num_layers=4,
+    num_heads=4,
+    num_key_value_heads=4,
+    head_dim=25,
+    context=4096,
+)
+WEIGHTS = SHAPE.num_parameters
+LENGTHS = {"all_gather": 2.0, "reduce_scatter": 3.0, "all_reduce": 5.0}
+"""Seconds for a GB of each collective; a hop is a thousandth of that."""
+
+
+def machine(modes: Sequence[str] = ("ddp", "fsdp2", "hybrid", "tensor"), gpus: int = 0) -> MachineProfile:
+    links = ("machine", "network") if gpus else ("machine",)
+    collectives = [
+        StageCost(
+            stage=name,
+            where={"link": link},
+            seconds={"gb": each * (10 if link == "network" else 1), "hop": each / 1000},
+        )
+        for name, each in LENGTHS.items()
+        for link in links
+    ]
+    shared = [StageCost(stage=stage, seconds={"position_gflop": 1.0}) for stage in ("old_logprobs", "update")]
+    exchanges = [StageCost(stage="exchange", where={"mode": mode}, seconds={"collective_s": 2.0}) for mode in modes]
+    return MachineProfile(
+        name="made",
+        made="2026-11-23",
+        device=Device(name="made", gpus=gpus),
+        sources=("made up",),
+        stages=(*collectives, *shared, *exchanges),
+    )
+
+
+def scenario(ranks: int, sharding: str, *changes: str) -> Scenario:
+    settings = [f"placement.learner.ranks={ranks}", f"learner.sharding={sharding}", "transport.type=shared_memory"]
+    return load_scenario("sync_k1", [*settings, "model.precision=float32", *changes])
+
+
+def exchanged(asked: Scenario, stage: Stage = Stage.UPDATE, groups: Sequence[Group] | None = None) -> list[Exchange]:
+    work, groups = RankedWork(asked, SHAPE), groups or EVEN
+    passes = asked.epochs_per_batch if stage is Stage.UPDATE else 1
+    tokens = passes * tokens_of(groups, work.mesh.data_ranks)
+    return work.exchanges(stage, work.plan(0, groups), tokens, passes)
+
+
+EVEN: list[Group] = [(10, (20,) * 8)] * 8
+
+
+def units(found: Exchange, name: str) -> dict[str, float]:
+    total: dict[str, float] = {"call": 0.0, "hop": 0.0, "gb": 0.0}
+    for each in found.collectives:
+        if each.name == name:
+            total = {key: total[key] + value for key, value in each.units.items()}
+    return total
+
+
+def test_a_ring_sends_its_bytes_in_as_many_hops_as_there_are_others() -> None:
+    assert Collective("all_gather", 4, 4, 8.0, 3).units == {"call": 3, "hop": 9, "gb": 6.0}  # 3/4 of 8 GB
+    assert Collective("all_reduce", 4, 4, 8.0, 3).units == {"call": 3, "hop": 18, "gb": 12.0}
+    assert Collective("reduce_scatter", 2, 2, 8.0, 1).units == {"call": 1, "hop": 1, "gb": 4.0}
+
+
+def test_ddp_adds_its_gradients_up_once_in_each_optimizer_step() -> None:
+    (found,) = exchanged(scenario(4, "ddp", "epochs_per_batch=3"))
+    assert found.mode == "ddp"
+    sent = units(found, "all_reduce")
+    # 2 f(D) P w, three times; 2.5 MB make two buckets, and there are two sums of a number, all of 6 hops
+    assert sent["gb"] == pytest.approx(3 * 2 * 3 / 4 * WEIGHTS * 4 / 1e9)
+    assert (sent["call"], sent["hop"]) == (12, 72)
+    assert exchanged(scenario(4, "ddp"), Stage.OLD_LOGPROBS) == []
+
+
+def test_buckets_are_torchs_and_all_but_the_last_may_hide_behind_the_way_back() -> None:
+    large = replace(SHAPE, num_layers=200)
+    work = RankedWork(scenario(2, "ddp", "gradient_accumulation_steps=4"), large)
+    (found,) = work.exchanges(Stage.UPDATE, work.plan(0, EVEN), 1.0, 1)
+    num_bytes = 4 * large.num_parameters
+    buckets = 1 + -(-(num_bytes - FIRST_BUCKET) // BUCKET)
+    assert buckets == 5
+    assert found.collectives[0].count == buckets
+    assert found.alone == 1 / 5
+    assert found.behind == pytest.approx(2 / 3 / 4)  # of the last of four microbatches
+    # of 10 s of collectives 8 may hide; there are 6 s of computing, a sixth of them to hide behind
+    assert found.features(10.0, 6.0) == pytest.approx(
+        {"collective_s": 10.0, "exposed_s": 9.0, "hidden_s": 1.0, "unit": 7}
+    )
+    assert found.features(10.0, 600.0)["hidden_s"] == pytest.approx(8.0)
+
+
+def test_fsdp2_gathers_weights_in_each_microbatch_and_adds_gradients_up_once() -> None:
+    asked = scenario(4, "fsdp2", "gradient_accumulation_steps=2", "learner.reduce_dtype=bfloat16")
+    (found,) = exchanged(asked)
+    gathered, reduced = units(found, "all_gather"), units(found, "reduce_scatter")
+    assert found.mode == "fsdp2"
+    assert gathered["gb"] == pytest.approx(2 * 2 * 3 / 4 * WEIGHTS * 4 / 1e9)  # 2 M f(S) P w
+    assert gathered["call"] == 2 * 2 * 5  # four layers, and what is outside of them
+    assert reduced["gb"] == pytest.approx(3 / 4 * WEIGHTS * 2 / 1e9)  # f(S) P r
+    assert reduced["call"] == 5
+    (passed,) = exchanged(asked, Stage.OLD_LOGPROBS)
+    assert units(passed, "all_gather")["gb"] == pytest.approx(2 * 3 / 4 * WEIGHTS * 4 / 1e9)  # once in each of two
+    assert units(passed, "reduce_scatter")["gb"] == 0
+
+
+def test_hybrid_shards_add_gradients_up_between_copies_too() -> None:
+    (found,) = exchanged(scenario(8, "fsdp2", "learner.mesh.replicate=2"))
+    assert found.mode == "hybrid"
+    assert units(found, "all_gather")["gb"] == pytest.approx(2 * 3 / 4 * WEIGHTS * 4 / 1e9)
+    # 2 f(R) P r / S, and sums of nothing
+    assert units(found, "all_reduce")["gb"] == pytest.approx(2 * 1 / 2 * WEIGHTS * 4 / 4 / 1e9)
+    assert {each.reach for each in found.collectives if each.name != "all_reduce"} == {4}
+    assert {each.reach for each in found.collectives if each.name == "all_reduce"} == {8}
+
+
+def test_tensor_groups_exchange_activations_and_cut_what_data_ranks_exchange() -> None:
+    data, tensor = exchanged(scenario(4, "fsdp2", "learner.mesh.tensor=2"))
+    assert (data.mode, tensor.mode) == ("fsdp2", "tensor")
+    assert units(data, "all_gather")["gb"] == pytest.approx(2 * 1 / 2 * WEIGHTS / 2 * 4 / 1e9)
+    tokens = 8 * (10 + 8 * 19) / 2  # each data rank has half of the rows
+    each = 4 * tokens * 100 * 4 / 1e9  # a N C of each of four layers
+    both = units(tensor, "all_gather")["gb"] + units(tensor, "reduce_scatter")["gb"]
+    assert both == pytest.approx(8 * 1 / 2 * each)  # 8 f(T) a N C for each layer
+    assert tensor.features(3.0, 100.0)["exposed_s"] == 3.0
+    (passed,) = exchanged(scenario(2, "fsdp2", "learner.mesh.tensor=2"), Stage.OLD_LOGPROBS)
+    assert units(passed, "all_gather")["call"] == 2 * 4  # two ways in four layers
+
+
+def test_two_ranks_have_the_work_of_one_between_them() -> None:
+    asked, groups = scenario(2, "fsdp2", "epochs_per_batch=2"), [(7, (5, 9, 11)), (4, (8, 2, 30)), (5, (1, 2, 3))]
+    work = RankedWork(asked, SHAPE)
+    steps = work.updates(work.plan(0, groups), groups)
+    assert [len(step) for step in steps] == [2, 2]
+    whole = pass_features(SHAPE, groups, 9)
+    for name in ("position_gflop", "position_layer", "logit_gb"):
+        assert sum(rank[name] for rank in steps[0]) == pytest.approx(whole[name])
+    assert [rank["parameter_gb"] for rank in steps[0]] == [WEIGHTS * 4 / 1e9 / 2] * 2
+    assert [step[0]["call"] for step in steps] == [1.0, 0.0]
+    passes = work.passes(work.plan(0, groups), groups, 2)
+    assert sum(rank["position_gflop"] for rank in passes) == pytest.approx(2 * whole["position_gflop"])
+
+
+def test_tensor_ranks_have_a_share_of_each_microbatch_and_all_of_its_fixed_cost() -> None:
+    whole, cut = (RankedWork(scenario(*asked), SHAPE) for asked in ((1, "none"), (2, "fsdp2", "learner.mesh.tensor=2")))
+    one, half = (work.updates(work.plan(0, EVEN), EVEN)[0][0] for work in (whole, cut))
+    assert half["position_gflop"] == one["position_gflop"] / 2
+    assert half["microbatch"] == one["microbatch"] == 1
+    assert half["parameter_gb"] == one["parameter_gb"] / 2
+
+
+def costs(asked: Scenario, profile: MachineProfile) -> RankCosts:
+    return RankCosts("learner", CostModel(asked, profile), Workload(asked, SHAPE), profile)
+
+
+def test_the_rank_with_most_tokens_sets_the_pace() -> None:
+    """Eight groups of equal prompts, of which two are ten times as long: dealt in turns both are one rank's."""
+    groups = [(10, (100 if number in (0, 2) else 10,) * 8) for number in range(8)]
+    taken = {}
+    for balance in ("round_robin", "longest_first"):
+        shared = costs(scenario(2, "ddp", f"learner.balance={balance}"), machine()).shared(Stage.UPDATE, 0, groups)
+        assert shared.pace_s == max(shared.computing_R)
+        taken[balance] = shared
+    unlike, even = taken["round_robin"], taken["longest_first"]
+    assert min(even.computing_R) / max(even.computing_R) > 0.999
+    assert unlike.pace_s / even.pace_s == pytest.approx(2 * max(unlike.computing_R) / sum(unlike.computing_R))
+    assert unlike.pace_s / even.pace_s > 1.5
+    assert sum(unlike.computing_R) == pytest.approx(sum(even.computing_R))
+
+
+def test_each_optimizer_step_ends_with_its_slowest_rank() -> None:
+    groups = [(10, (100,) * 8), (10, (10,) * 8), (10, (10,) * 8), (10, (100,) * 8)]
+    asked = scenario(2, "ddp", "minibatches_per_epoch=2", "shuffle_minibatches=false", "learner.balance=round_robin")
+    shared = costs(asked, machine()).shared(Stage.UPDATE, 0, groups)
+    assert shared.computing_R[0] == pytest.approx(shared.computing_R[1])  # each has a long group once
+    assert shared.pace_s > 1.5 * shared.computing_R[0]  # and waits for the other once
+
+
+def test_a_stage_is_as_long_as_the_pace_and_the_exchange() -> None:
+    asked = scenario(2, "fsdp2")
+    stage = costs(asked, machine()).stages(0, EVEN)[Stage.UPDATE]
+    gathered, reduced = 2 * 0.5 * WEIGHTS * 4 / 1e9, 0.5 * WEIGHTS * 4 / 1e9
+    collective_s = 2.0 * gathered + 0.002 * 2 * 5 + 3.0 * reduced + 0.003 * 5 + 0.005 * 2 * 2
+    assert stage.exchanged["fsdp2"]["collective_s"] == pytest.approx(collective_s)
+    assert stage.exchange_s == pytest.approx(2 * collective_s)  # the profile's exchange takes twice the collectives
+    assert stage.seconds == stage.pace_s + stage.exchange_s
+
+
+def test_ranks_that_are_not_on_one_machine_are_priced_over_the_network() -> None:
+    inside, across = (
+        costs(scenario(4, "fsdp2"), machine(gpus=gpus)).shared(Stage.UPDATE, 0, EVEN).exchanged["fsdp2"]
+        for gpus in (4, 2)
+    )
+    hops = 0.002 * 10 * 3 + 0.003 * 5 * 3 + 0.005 * 2 * 6
+    assert across["collective_s"] - hops == pytest.approx(10 * (inside["collective_s"] - hops))
+
+
+def test_pieces_are_published_side_by_side() -> None:
+    first = Workload(scenario(4, "fsdp2"), SHAPE).sync(first=True)
+    assert costs(scenario(4, "fsdp2"), machine()).published(first)["gb"] == first["gb"] / 4
+    assert costs(scenario(4, "fsdp2"), machine()).published(first)["tensor"] == first["tensor"]
+    assert costs(scenario(4, "ddp"), machine()).published(first)["tensor"] == first["tensor"] / 4
+    whole = costs(scenario(4, "fsdp2", "learner.publish=per_tensor"), machine())
+    assert whole.published(first) == first
+    gb, tensors = first["gb"], first["tensor"]
+    assert whole.gather_s(0) == pytest.approx(2.0 * 3 / 4 * gb + 0.002 * 3 * tensors)  # f(S T) P w
+    assert costs(scenario(4, "ddp", "learner.publish=rank0"), machine()).gather_s(0) == 0
+
+
+def test_what_is_not_priced_is_refused_by_name() -> None:
+    assert modes_of(scenario(8, "fsdp2", "learner.mesh.replicate=2", "learner.mesh.tensor=2")) == ("hybrid", "tensor")
+    check_ranks_are_priced(scenario(2, "ddp"), machine(["ddp"]))
+    with pytest.raises(UserError, match=r"no cost of exchange of the mode fsdp2, which 2 ranks need") as caught:
+        check_ranks_are_priced(scenario(2, "fsdp2"), machine(["ddp"]))
+    assert "it has ddp" in str(caught.value)
+    asked = scenario(2, "deepspeed", "learner.zero_stage=3", "learner.publish=per_tensor")
+    with pytest.raises(UserError, match="mode zero3"):
+        check_ranks_are_priced(asked, machine())
+    lacking = machine(gpus=2).model_copy(
+        update={"stages": tuple(cost for cost in machine(gpus=2).stages if cost.where.get("link") != "network")}
+    )
+    check_ranks_are_priced(scenario(2, "ddp"), lacking)
+    with pytest.raises(UserError, match="all_reduce between machines, which 4 ranks need"):
+        check_ranks_are_priced(scenario(4, "ddp"), lacking)
+
+
+def test_a_profile_from_before_ranks_is_read_and_refuses_them() -> None:
+    old = load_machine("cpu-2-cores").model_copy(update={"versions": {}})
+    old = old.model_copy(
+        update={"stages": tuple(cost for cost in old.stages if cost.stage not in (*LENGTHS, "exchange"))}
+    )
+    one = simulate_run(load_scenario("sync_k1", ["transport.type=shared_memory", "steps=2"]), old)
+    assert len(one.steps) == 2
+    with pytest.raises(UserError, match="no cost of exchange of the mode ddp, all_reduce within a machine"):
+        simulate_run(scenario(2, "ddp", "steps=2"), old)
+
+
+def test_a_simulated_run_of_ranks_takes_the_time_of_its_stages() -> None:
+    others = [
+        StageCost(stage=stage, seconds={"call": 0.5})
+        for stage in ("generate", "score", "prepare_batch", "weight_publish", "weight_transfer", "weight_load")
+    ]
+    profile = machine()
+    free = [StageCost(stage=stage, seconds={}) for stage in ("weight_verify", "call", "record", "checkpoint")]
+    profile = profile.model_copy(update={"stages": (*profile.stages, *others, *free)})
+    pinned = ("sampling.pinned_lengths=[8,8]", "steps=2", "evaluation.every=2")
+    took = {}
+    for asked in (scenario(1, "none", *pinned), scenario(2, "ddp", *pinned)):
+        found = simulate_run(asked, profile, shape=SHAPE)
+        (update, *_) = (span for span in found.spans if span.stage is Stage.UPDATE)
+        took[asked.placement.learner.ranks] = (update.end_ns - update.start_ns) / 1e9
+    gradients = 5.0 * WEIGHTS * 4 / 1e9 + 0.005 * 2 * 4
+    assert took[2] == pytest.approx(took[1] / 2 + 2 * gradients, rel=1e-6)
+
+
+def test_gpus_are_spread_over_ranks_and_generators() -> None:
+    base = scenario(1, "none", "gradient_accumulation_steps=8").model_dump(mode="json")
+    keys = spread_keys({"gpus": 64, "learner_share": 0.25, "sharding": "hybrid"}, base, 8)
+    assert keys == {
+        "placement.learner.ranks": 16,
+        "placement.generator.count": 48,
+        "learner.sharding": "fsdp2",
+        "learner.mesh.replicate": 2,  # a copy on each of two machines
+        "gradient_accumulation_steps": 1,  # half of 8 rows would be fewer than one microbatch
+    }
+    assert spread_keys({"placement.learner.ranks": 4}, base, 8) == {"gradient_accumulation_steps": 2}
+    assert spread_keys({"max_lag": 1}, base, 8) == {}
+
+
+def test_a_point_that_no_gpu_has_the_memory_for_is_left_out() -> None:
+    """7.6 billion weights of 4 bytes, with gradients, buckets and two averages: 142 GiB under ddp."""
+    profile = load_machine("h100-sxm")
+    small, _ = load_for("sizing_ranks", profile)
+    check_gpus_hold(small, profile)
+    large, _ = load_for("sizing_ranks", profile, ["placement.learner.ranks=8", "learner.sharding=ddp"], model="7b")
+    with pytest.raises(UserError, match=r"the learner\S* would need \d+ GiB of memory, and a GPU of h100-sxm has 80"):
+        check_gpus_hold(large, profile)
