@@ -29,6 +29,10 @@ class BatchAssembler(Protocol):
     def waiting(self) -> int:
         """Rollouts that wait here."""
 
+    @property
+    def held(self) -> Batch:
+        """The shards that wait here; given to ``add`` in this order, they make the same batches of another one."""
+
 
 class InOrder:
     """Batch ``step`` is what was ordered for it: nothing is dropped, and the order of arrival does not matter.
@@ -69,6 +73,11 @@ class InOrder:
     def waiting(self) -> int:
         """See ``BatchAssembler``."""
         return self._waiting
+
+    @property
+    def held(self) -> Batch:
+        """See ``BatchAssembler``."""
+        return tuple(part for parts in self._parts.values() for part in parts.values())
 
 
 class FirstComeDropStale:
@@ -119,6 +128,11 @@ class FirstComeDropStale:
     def waiting(self) -> int:
         """See ``BatchAssembler``."""
         return self._waiting
+
+    @property
+    def held(self) -> Batch:
+        """See ``BatchAssembler``."""
+        return tuple(self._queue)
 
 
 def _rollouts(part: ScoredBatch) -> int:

@@ -13,6 +13,7 @@ dropped whole. Pure bookkeeping: nothing here waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.core.types import RolloutGroup, ScoredBatch, WorkItem, combine_metrics
@@ -21,8 +22,8 @@ from harness.loop.plan import LoopPlan
 
 
 @dataclass(slots=True)
-class _Shard:
-    """A shard of a batch: its first order, what is kept of it by place, what was thrown away, and what else was said.
+class OpenShard:
+    """A shard of a batch that is not complete: its first order, what is kept of it by place, what was thrown away, and what else was said.
 
     Of what was thrown away the data is given up at once.
     """
@@ -31,6 +32,10 @@ class _Shard:
     kept: dict[int, RolloutGroup] = field(default_factory=dict)
     discarded: list[RolloutGroup] = field(default_factory=list)
     answers: list[ScoredBatch] = field(default_factory=list)
+
+    def copy(self) -> OpenShard:
+        """Return a shard that goes its own way from here."""
+        return OpenShard(self.item, dict(self.kept), list(self.discarded), list(self.answers))
 
     def whole(self) -> ScoredBatch:
         """Return the shard as if it had been scored at once; its metrics are of everything that was sampled for it."""
@@ -51,29 +56,40 @@ class DynamicSampler:
     Args:
         plan: makes the orders; it has ``dynamic_sampling``.
         counts: what is thrown away is counted here.
+        shards: that a killed run held back.
+        orders: that it was to sample again.
+
+    Attributes:
+        orders: to sample again, and taken by no Generator.
     """
 
-    def __init__(self, plan: LoopPlan, counts: RolloutCounts) -> None:
+    def __init__(
+        self,
+        plan: LoopPlan,
+        counts: RolloutCounts,
+        shards: Sequence[OpenShard] = (),
+        orders: Sequence[WorkItem] = (),
+    ) -> None:
         assert plan.dynamic_sampling is not None
         self._plan, self._counts, self._attempts = plan, counts, plan.dynamic_sampling.attempts
-        self._open: dict[tuple[int, int], _Shard] = {}  # by batch and shard
-        self._orders: list[WorkItem] = []
+        self._open = {(shard.item.step, shard.item.shard): shard.copy() for shard in shards}
+        self.orders = list(orders)
 
     def take_in(self, scored: ScoredBatch) -> ScoredBatch | None:
         """Take in one scored order; return its shard if that is complete, else there is another order for it."""
         item = scored.item
-        shard = self._open.setdefault((item.step, item.shard), _Shard(item))
+        shard = self._open.setdefault((item.step, item.shard), OpenShard(item))
         shard.answers.append(replace(scored, groups=()))
         shard.kept |= _by_place(scored)
         flat = {place: group for place, group in shard.kept.items() if not group.has_spread}
         if flat and item.attempt < self._attempts:
             self._discard(shard, flat)
-            self._orders.append(self._plan.order_again(item, {place: flat[place].prompt_id for place in sorted(flat)}))
+            self.orders.append(self._plan.order_again(item, {place: flat[place].prompt_id for place in sorted(flat)}))
             return None
         del self._open[item.step, item.shard]
         return shard.whole()
 
-    def _discard(self, shard: _Shard, groups: dict[int, RolloutGroup]) -> None:
+    def _discard(self, shard: OpenShard, groups: dict[int, RolloutGroup]) -> None:
         for place in groups:
             del shard.kept[place]
         shard.discarded += [replace(group, data=None) for group in groups.values()]
@@ -82,13 +98,18 @@ class DynamicSampler:
     @property
     def has_orders(self) -> bool:
         """Whether something is to be sampled again that no Generator has taken."""
-        return bool(self._orders)
+        return bool(self.orders)
 
     def next_order(self) -> WorkItem:
         """Hand out an order of the oldest batch, which the Learner waits for."""
-        oldest = min(self._orders, key=lambda item: item.step)
-        self._orders.remove(oldest)
+        oldest = min(self.orders, key=lambda item: item.step)
+        self.orders.remove(oldest)
         return oldest
+
+    @property
+    def open_shards(self) -> tuple[OpenShard, ...]:
+        """Copies of what is held back."""
+        return tuple(shard.copy() for shard in self._open.values())
 
     @property
     def waiting(self) -> int:

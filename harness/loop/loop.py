@@ -32,6 +32,10 @@ starts anything new, with the newest weights: an order of batch ``step`` like an
 
 A Generator or Scorer that died was replaced by its own shell, which says so with ``PartReplaced``; the lane then
 repeats its work on the new one, under the same seed.
+
+After every ``checkpoint_every`` training steps the Learner hands over a ``LoopState``, from which another call goes on;
+``harness.loop.state`` says what that promises. Evaluations of older versions have to be told by then: for these the
+Learner waits, and the Generator that evaluates makes them even while it waits for weights or room.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from harness.core.errors import PartReplaced, RunStopped
@@ -58,9 +63,11 @@ from harness.loop.observer import (
     Throttle,
     count,
 )
+from harness.loop.orders import Orders
 from harness.loop.plan import LoopPlan
 from harness.loop.replay import ReplayBuffer, Taken
 from harness.loop.response_checks import check_generated, check_published, check_scored
+from harness.loop.state import Checkpoints, LoopState, NoCheckpoints
 from harness.loop.versions import Evaluations, HeldVersions, Pin
 
 
@@ -73,10 +80,12 @@ async def run_loop(
     observer: Observer | None = None,
     throttle: Throttle | None = None,
     *,
+    resume: LoopState | None = None,
+    checkpoints: Checkpoints | None = None,
     assembler: BatchAssembler | None = None,
     new_condition: Callable[[], Condition] = Condition,
 ) -> None:
-    """Run ``plan.steps`` training steps.
+    """Run ``plan.steps`` training steps, or those that are left of them.
 
     Args:
         generators, scorers, learner: the parts.
@@ -84,6 +93,8 @@ async def run_loop(
         tracer: records the lanes' waits.
         observer: hears of events.
         throttle: may hold batches back.
+        resume: where to go on: the Learner has the policy of its version, the Generators hold no weights yet.
+        checkpoints: gets the state every ``plan.checkpoint_every`` steps.
         assembler: makes batches of scored shards; None takes the one of ``plan.lag_control``.
         new_condition: makes what wakes those who wait: one for each kind of wait.
 
@@ -91,10 +102,14 @@ async def run_loop(
         RunStopped: a lag bound was broken, no group of a batch could be scored, or a part answered something else than
             it was asked.
         ValueError: there are more Generators than prompts in a batch.
+        UserError: ``resume`` is of another run.
         Exception: whatever a part raised; the other lanes are cancelled first.
     """
     lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), throttle or NoThrottle())
     lanes.assembler = assembler or lanes.assembler
+    lanes.checkpoints = checkpoints or lanes.checkpoints
+    if resume is not None:
+        lanes.go_on_from(resume)
     lanes.conditions = {wait: new_condition() for wait in lanes.conditions}
     try:
         async with lanes.tasks:
@@ -132,7 +147,7 @@ class _Lanes:
         self.plan, self.tracer, self.observer, self.throttle = plan, tracer, observer, throttle
         self.tasks = asyncio.TaskGroup()
         self.conditions = {wait: Condition() for wait in _WAITS}
-        self.orders = plan.train_orders(len(generators))
+        self.orders = Orders(plan, len(generators))
         self.version = 0  # of the Learner
         self.newest: WeightHandle | None = None  # published last
         self.evaluations = Evaluations()
@@ -152,7 +167,52 @@ class _Lanes:
         self.dropped = Count()  # since the previous step
         self.counts = RolloutCounts()
         self.sampler = None if plan.dynamic_sampling is None else DynamicSampler(plan, self.counts)
+        self.checkpoints: Checkpoints = NoCheckpoints()
+        self.evaluates_first = False  # a checkpoint waits for evaluations
+        self.replaced_before = 0  # deaths of parts before this call
         self.learner_done = False
+
+    def state(self) -> LoopState:
+        """Return what another call goes on from; the Learner is between two steps, and its version is published."""
+        return LoopState(
+            version=self.version,
+            evaluated=self.evaluations.told,
+            issued=self.orders.issued,
+            pending=(*self.orders.pending, *(self.sampler.orders if self.sampler else ())),
+            unscored=self.orders.unscored,
+            waiting=self.assembler.held,
+            open_shards=self.sampler.open_shards if self.sampler else (),
+            replay=None if self.buffer is None else self.buffer.state,
+            counts=replace(self.counts),
+            dropped=self.dropped,
+            replaced=self.replaced_before + sum(map(len, self.incarnations.values())),
+            seed=self.plan.seed,
+            shards=len(self.generators),
+            group_size=self.plan.group_size,
+            lag_control=self.plan.lag_control,
+        )
+
+    def go_on_from(self, state: LoopState) -> None:
+        """Take over what another call has left; nothing has happened here yet.
+
+        Raises:
+            UserError: it is of another run.
+        """
+        plan, shards = self.plan, len(self.generators)
+        state.check(plan, shards)
+        self.version, self.evaluations = state.version, Evaluations(state.evaluated)
+        stream = [item for item in state.pending if not item.attempt]
+        self.orders = Orders(plan, shards, state.issued, stream, state.unscored)
+        self.unscored.extend(state.unscored)
+        self.counts, self.dropped, self.replaced_before = replace(state.counts), state.dropped, state.replaced
+        self.under_way, self.in_flight = state.under_way, state.in_flight
+        for part in state.waiting:
+            self._drop(self.assembler.add(part, self.version))
+        if plan.dynamic_sampling is not None:
+            again = [item for item in state.pending if item.attempt]
+            self.sampler = DynamicSampler(plan, self.counts, state.open_shards, again)
+        if plan.replay is not None:
+            self.buffer = ReplayBuffer(plan.replay, plan.seed, state.replay)
 
     def coroutines(self) -> Iterator[asyncio._CoroutineLike[None]]:
         """One coroutine for each lane; the first Generator also evaluates."""
@@ -185,19 +245,35 @@ class _Lanes:
     async def _wait_and_sample_again(
         self, generator: Generator, stage: Stage, condition: Callable[[], bool], step: int
     ) -> None:
-        """Wait for ``condition``; what is to be sampled again goes first, since it belongs to an older batch."""
+        """Wait for ``condition``; what is to be sampled again goes first, since it belongs to an older batch.
+
+        And so does an evaluation for which a checkpoint waits.
+        """
         while True:
+            while self._evaluates_first(generator):
+                await self._evaluate_next(generator)
             while self.sampler is not None and self._samples_again():
                 item = self.sampler.next_order()
+                self.orders.take(item)
                 self._admit_one()  # who was woken for room may be here instead
                 self._hand_to_scorer(item, await self._sample(generator, item, evaluates=False))
             if condition():
                 return
-            await self._wait(generator.lane, stage, lambda: self._samples_again() or condition(), step)
+            await self._wait(
+                generator.lane,
+                stage,
+                lambda: self._samples_again() or self._evaluates_first(generator) or condition(),
+                step,
+            )
 
     def _samples_again(self) -> bool:
         """Whether groups are to be sampled again. What is still to be when the last step is made, nobody needs."""
         return self.sampler is not None and self.sampler.has_orders and self.version < self.plan.steps
+
+    def _evaluates_first(self, generator: Generator) -> bool:
+        """Whether a checkpoint waits for an evaluation that this Generator has not begun."""
+        mine = generator is self.generators[0]
+        return self.evaluates_first and mine and self.evaluations.is_due_before(self.version)
 
     def _needed(self, item: WorkItem) -> int:
         """The oldest version with which an order may be started."""
@@ -249,9 +325,8 @@ class _Lanes:
         Under ``drop`` the Learner goes on while they are loaded, maybe beyond the bound: then load again.
         """
         await self._wait_for_version(generator, needed, step)
-        while evaluates and (weight_handle := self.evaluations.begin()) is not None:
-            with Pin(self.pins, weight_handle.version):
-                await self._evaluate(generator, weight_handle)
+        while evaluates and await self._evaluate_next(generator):
+            pass
         await self._load(generator, self._newest())
         while self._lag(generator) > self.plan.max_lag:
             await self._wait_for_version(generator, self.version - self.plan.max_lag, step)
@@ -284,6 +359,14 @@ class _Lanes:
             self.observer.on_sync(generator.lane, weight_handle.version, measured)
         self._notify(Stage.WAIT_FOR_BATCH)
 
+    async def _evaluate_next(self, generator: Generator) -> bool:
+        """Sample the oldest evaluation that nobody has begun; return False if there is none."""
+        weight_handle = self.evaluations.begin()
+        if weight_handle is not None:
+            with Pin(self.pins, weight_handle.version):
+                await self._evaluate(generator, weight_handle)
+        return weight_handle is not None
+
     async def _evaluate(self, generator: Generator, weight_handle: WeightHandle) -> None:
         """Sample the validation prompts with exactly these weights.
 
@@ -307,6 +390,7 @@ class _Lanes:
     def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         if item.purpose is Purpose.TRAIN:
             self.counts.generated += count(groups)
+            self.orders.sampled(item, groups)
         self.unscored.append((item, groups))
         self.conditions[Stage.WAIT_FOR_ROLLOUTS].notify_one()
 
@@ -358,6 +442,7 @@ class _Lanes:
                 self.observer.on_evaluation(version, evaluation)
             self._notify(Stage.WAIT_FOR_WEIGHTS)
             return
+        self.orders.scored(item)
         self.in_flight -= len(item.prompt_ids) * item.group_size
         if scored.failed_groups:
             self.under_way -= scored.failed_groups
@@ -373,9 +458,11 @@ class _Lanes:
 
     async def _learner_lane(self) -> None:
         await self._publish()
-        for step in range(self.plan.steps):
+        for step in range(self.version, self.plan.steps):
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, partial(self.assembler.ready, step), step)
             await self._train_step(step)
+            if self.plan.is_checkpointed(self.version):
+                await self._save(step)
         await self._wait_until_published(self.plan.steps)
         await self._wait(
             self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_reported, self.plan.steps
@@ -414,6 +501,16 @@ class _Lanes:
 
     async def _wait_until_published(self, version: int) -> None:
         await self._wait(self.learner.lane, Stage.WAIT_FOR_WEIGHTS, partial(self._is_published, version), version)
+
+    async def _save(self, step: int) -> None:
+        """Hand over what a call that goes on needs, and with it the right to save the policy."""
+        await self._wait_until_published(self.version)
+        self.evaluates_first = True
+        self._notify(Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM)
+        told = partial(self.evaluations.is_reported_before, self.version)
+        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, told, step)
+        self.evaluates_first = False
+        await self.checkpoints.save(self.state())
 
     def _take_batch(self, step: int) -> Batch:
         """Take the batch and check its lag."""

@@ -47,6 +47,7 @@ class LoopPlan:
         replay: the replay buffer; None consumes each batch directly.
         dynamic_sampling: None takes every group as it is.
         overlapped_publish: the Learner starts the next training step while it publishes its weights.
+        checkpoint_every: training steps from one checkpoint to the next; 0 makes none.
     """
 
     steps: int
@@ -60,6 +61,7 @@ class LoopPlan:
     replay: ReplayOptions | None = None
     dynamic_sampling: DynamicSamplingOptions | None = None
     overlapped_publish: bool = False
+    checkpoint_every: int = 0
 
     @property
     def is_synchronous(self) -> bool:
@@ -75,22 +77,31 @@ class LoopPlan:
         """Whether this policy version is evaluated."""
         return bool(self.validation_prompts) and (version % self.evaluate_every == 0 or version == self.steps)
 
-    def train_orders(self, shards: int) -> Iterator[WorkItem]:
+    def is_checkpointed(self, version: int) -> bool:
+        """Whether a checkpoint is made when the Learner has reached this policy version."""
+        return self.checkpoint_every > 0 and version % self.checkpoint_every == 0
+
+    def train_orders(self, shards: int, issued: int = 0) -> Iterator[WorkItem]:
         """Yield every batch in order, cut into ``shards`` parts; without end under ``drop``.
+
+        Args:
+            shards: parts of a batch.
+            issued: orders at the beginning that are left out.
 
         Raises:
             ValueError: there are more shards than prompts in a batch.
         """
-        for batch in itertools.count() if self.lag_control == "drop" else range(self.steps):
-            prompt_ids = self.batch_prompts(batch)
-            if len(prompt_ids) < shards:
-                raise ValueError(
-                    f"{shards} Generators cannot share the {len(prompt_ids)} prompts of a batch: use fewer"
-                )
-            seed = self._batch_seed(batch, 0)
-            for shard in range(shards):
-                first, end = shard * len(prompt_ids) // shards, (shard + 1) * len(prompt_ids) // shards
-                yield WorkItem(Purpose.TRAIN, batch, shard, prompt_ids[first:end], self.group_size, seed, first)
+        begun, skipped = divmod(issued, shards)
+        for batch in itertools.count(begun) if self.lag_control == "drop" else range(begun, self.steps):
+            yield from itertools.islice(self._batch_orders(batch, shards), skipped if batch == begun else 0, None)
+
+    def _batch_orders(self, batch: int, shards: int) -> Iterator[WorkItem]:
+        prompt_ids, seed = self.batch_prompts(batch), self._batch_seed(batch, 0)
+        if len(prompt_ids) < shards:
+            raise ValueError(f"{shards} Generators cannot share the {len(prompt_ids)} prompts of a batch: use fewer")
+        for shard in range(shards):
+            first, end = shard * len(prompt_ids) // shards, (shard + 1) * len(prompt_ids) // shards
+            yield WorkItem(Purpose.TRAIN, batch, shard, prompt_ids[first:end], self.group_size, seed, first)
 
     def order_again(self, item: WorkItem, prompts: Mapping[int, int]) -> WorkItem:
         """Return the order that samples places of a batch once more.

@@ -120,27 +120,64 @@ class _Entry:
     uses: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HeldGroup:
+    """A group in the buffer, the number of the batch that it entered with, and how often it was drawn."""
+
+    group: RolloutGroup
+    batch: int
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayState:
+    """A replay buffer at one moment. Its draws need no random state: they depend on the seed and the version.
+
+    Attributes:
+        entries: what is held, in order of entry.
+        batches: that entered so far.
+        version: of the last ``add`` or ``sample``.
+        stats: running totals.
+    """
+
+    entries: tuple[HeldGroup, ...]
+    batches: int
+    version: int
+    stats: ReplayStats
+
+    def with_groups(self, groups: Sequence[RolloutGroup]) -> ReplayState:
+        """Return the state with other objects for its groups."""
+        entries = zip(self.entries, groups, strict=True)
+        return replace(self, entries=tuple(replace(entry, group=group) for entry, group in entries))
+
+
 class ReplayBuffer:
     """Holds scored groups between training steps.
 
     Args:
         options: what is kept and drawn.
         seed: root of the draws' random streams.
+        state: to go on from. What has no room any more, or is too old by now, leaves as ever.
 
     Attributes:
         stats: running totals since the buffer was made.
     """
 
-    def __init__(self, options: ReplayOptions, seed: int) -> None:
+    def __init__(self, options: ReplayOptions, seed: int, state: ReplayState | None = None) -> None:
         self.options, self.seed = options, seed
-        self.stats = ReplayStats()
-        self._entries: list[_Entry] = []  # in order of entry
-        self._batches = 0
-        self._version = 0
+        state = state or ReplayState((), 0, 0, ReplayStats())
+        self.stats, self._batches, self._version = state.stats, state.batches, state.version
+        self._entries = [_Entry(held.group, held.batch, held.uses) for held in state.entries]  # in order of entry
 
     def __len__(self) -> int:
         """Groups held."""
         return len(self._entries)
+
+    @property
+    def state(self) -> ReplayState:
+        """What another buffer goes on from as this one would."""
+        entries = tuple(HeldGroup(entry.group, entry.batch, entry.uses) for entry in self._entries)
+        return ReplayState(entries, self._batches, self._version, self.stats)
 
     def add(self, groups: Sequence[RolloutGroup], version: int) -> None:
         """Let one fresh rollout batch enter; then what is too old leaves, then what there is no room for.

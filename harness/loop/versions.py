@@ -66,15 +66,25 @@ class Pin:
 
 
 class Evaluations:
-    """The evaluations of one run, from a version's publication to the word on how it did."""
+    """The evaluations of one run, from a version's publication to the word on how it did.
 
-    def __init__(self) -> None:
+    Args:
+        told: newest version that was reported before; none is due up to there.
+
+    Attributes:
+        told: newest version that was reported.
+    """
+
+    def __init__(self, told: int = NONE) -> None:
+        self.told = told
         self._due: deque[WeightHandle] = deque()  # nobody has begun these
         self._unreported: deque[int] = deque()  # due or begun, by version
         self._early: dict[int, ScoredBatch] = {}  # scored before that of an older version was
 
     def add(self, weight_handle: WeightHandle) -> None:
-        """These weights are to be evaluated."""
+        """These weights are to be evaluated, unless they were."""
+        if weight_handle.version <= self.told:
+            return
         self._due.append(weight_handle)
         self._unreported.append(weight_handle.version)
 
@@ -94,9 +104,17 @@ class Evaluations:
         self._early[scored.item.step] = scored
         reported = []
         while self._unreported and self._unreported[0] in self._early:
-            version = self._unreported.popleft()
+            self.told = version = self._unreported.popleft()
             reported.append((version, self._early.pop(version)))
         return reported
+
+    def is_due_before(self, version: int) -> bool:
+        """Whether nobody has begun the evaluation of an older version."""
+        return bool(self._due) and self._due[0].version < version
+
+    def is_reported_before(self, version: int) -> bool:
+        """Whether nothing is due or under way of older versions."""
+        return not self._unreported or self._unreported[0] >= version
 
     def is_reported(self, version: int) -> bool:
         """Whether this version's evaluation was reported, or none was due."""

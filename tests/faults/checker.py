@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, NoReturn
 
 from harness.core.errors import HarnessError
 from harness.core.trace import Stage
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
-from harness.loop import RolloutCounts
+from harness.loop import LoopState, RolloutCounts
+from harness.loop.replay import ReplayBuffer
 from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule
 from tests.faults.shards import Shards
 
@@ -26,6 +27,7 @@ INVARIANTS = {
     "none lost": "every generated rollout is in one column of the ledger, counted by us as by the loop",
     "steps in order": "each step is made once, in order, of the right shards",
     "versions": "the Learner's version and that of each Generator's batches only grow, and are what was published",
+    "draws": "each step draws from the replay buffer what it would if nobody had been killed",
     "capacity": "the replay buffer holds at most its capacity, and what entered is there or was evicted",
     "weights there": "versions that are newest, being loaded or being evaluated can be read",
     "weights held": "a Generator holds the weights that it says it holds, unless a fault made it lie",
@@ -114,6 +116,7 @@ class Books:
     stale: int = 0  # orders that were begun with other weights than the part said
     owned_up: int = 0  # answers whose rollouts say so
     # waiting
+    start_s: float = 0.0  # when those who are alive began
     last_s: float = 0.0  # time of the last event
     waits: dict[str, tuple[Stage, int]] = field(default_factory=dict)  # lane -> what it waits for, for which step
     generating: set[str] = field(default_factory=set)  # lanes that work on a training order
@@ -121,7 +124,8 @@ class Books:
     unscored: int = 0  # orders that no Scorer has taken
     begun: int = 0  # places of batches whose orders were begun
     # rollouts
-    ordered: set[Name] = field(default_factory=set)  # (batch, shard, attempt) of orders that were begun
+    orders: dict[Name, WorkItem] = field(default_factory=dict)  # begun, by (batch, shard, attempt)
+    last_order: dict[str, int] = field(default_factory=dict)  # lane -> number in the stream of what it began last
     generated: dict[Name, RolloutGroup] = field(default_factory=dict)
     scored: dict[Name, RolloutGroup] = field(default_factory=dict)
     failed: set[Name] = field(default_factory=set)
@@ -133,13 +137,96 @@ class Books:
     # steps
     at_update: AtUpdate | None = None
     steps: int = 0
+    fresh: list[tuple[RolloutGroup, ...]] = field(default_factory=list)  # by step
     evaluated: list[int] = field(default_factory=list)
     deaths: set[tuple[str, int]] = field(default_factory=set)
     replaced: Counter[str] = field(default_factory=Counter)
     lane_ends: dict[str, int] = field(default_factory=dict)
+    resumed_at: int = 0  # version that was published first by those who are alive
 
     def __post_init__(self) -> None:
         self.shards = Shards(self.schedule)
+        self.draws = self._new_draws()
+
+    def _new_draws(self) -> ReplayBuffer | None:
+        """A buffer of our own, where the loop's may come from a checkpoint."""
+        schedule = self.schedule
+        if not schedule.checkpoint_every or schedule.replay is None:
+            return None
+        return ReplayBuffer(schedule.replay, schedule.seed)
+
+    # ---- everything killed
+
+    def copy(self) -> Books:
+        """Return the books as they are, without what is known of the parts; only the list of events stays one."""
+        copied = replace(
+            self,
+            published=list(self.published),
+            started=dict(self.started),
+            orders=dict(self.orders),
+            generated=dict(self.generated),
+            scored=dict(self.scored),
+            failed=set(self.failed),
+            discarded=set(self.discarded),
+            consumed=set(self.consumed),
+            uses=Counter(self.uses),
+            fresh=list(self.fresh),
+            evaluated=list(self.evaluated),
+            claims={},
+            claimed={},
+            pinned={},
+            waits={},
+            generating=set(),
+            scoring=set(),
+            last_order={},
+            lane_ends={},
+            deaths=set(),
+            replaced=Counter(),
+            readable=set(),
+            at_update=None,
+        )
+        copied.shards = self.shards.copy()
+        return copied
+
+    def go_on(self, state: LoopState) -> Books:
+        """Return the books of those who go on from a checkpoint, in the history of the policy that survives.
+
+        Args:
+            state: what they got; of it we only take which of two equal objects is used from now on, and, where the
+                loop hears of an answer a moment after us, whether it had.
+        """
+        books = self.copy()
+        books.draws = books._new_draws()
+        for step, groups in enumerate(books.fresh if books.draws is not None else ()):
+            books.draw(step, groups)
+        books.published, books.resumed_at = list(range(self.version)), self.version
+        pending = {(item.step, item.shard, item.attempt) for item in state.pending}
+        for key, item in self.orders.items():
+            names = names_of(item)
+            late = self.schedule.lag_control == "in_flight" and key in pending
+            if names[0] not in books.generated or (late and not books._is_scored(item)):
+                books.shards.forget(item)
+                del books.orders[key]
+                for name in names:
+                    books.generated.pop(name, None)
+        for group in _groups_of(state):
+            if books.scored.get(named(group)) == group:
+                books.scored[named(group)] = group
+        unscored = [item for item in books.orders.values() if not books._is_scored(item)]
+        books.unscored = len(unscored)
+        books.in_flight = sum(len(item.prompt_ids) * item.group_size for item in unscored)
+        books.begun = sum(len(item.prompt_ids) for item in books.orders.values() if not item.attempt)
+        return books
+
+    def _is_scored(self, item: WorkItem) -> bool:
+        name = names_of(item)[0]
+        return name in self.scored or name in self.failed
+
+    def draw(self, step: int, fresh: tuple[RolloutGroup, ...]) -> list[tuple[Name, int]]:
+        """Return what a step draws, with its uses, from a buffer that was in no checkpoint."""
+        assert self.draws is not None
+        self.draws.add(fresh, step)
+        return [(named(item.group), item.uses) for item in self.draws.sample(step)]
 
     # ---- writing down
 
@@ -158,7 +245,7 @@ class Books:
         self.events.append(Event(now, lane, what, step, version, detail))
         if len(self.events) > MOST_EVENTS:
             self.break_off("it ends", f"{len(self.events)} events and no end")
-        if self.published:
+        if len(self.published) > self.resumed_at:
             self.require_readable(self.published[-1])
         for versions in self.pinned.values():
             for pinned in versions:
@@ -274,8 +361,10 @@ class Books:
         self.require(claim >= last, "versions", f"{lane} starts with version {claim}, after {last}")
         self.started[lane] = claim
         self.generating.add(lane)
-        if (item.step, item.shard, item.attempt) not in self.ordered:
-            self.ordered.add((item.step, item.shard, item.attempt))
+        if not item.attempt:
+            self.last_order[lane] = item.step * self.schedule.generators + item.shard
+        if (item.step, item.shard, item.attempt) not in self.orders:
+            self.orders[item.step, item.shard, item.attempt] = item
             wrong = self.shards.begins(item)
             self.require(not wrong, "sampled again", f"{lane}: {wrong}")
             rollouts = len(item.prompt_ids) * item.group_size
@@ -384,7 +473,7 @@ class Books:
         if stage.is_wait:
             self.waits.pop(lane, None)
         if cut:  # whoever is cut off must not raise another error; the next span tells whether time is missing
-            self.events.append(Event(end_ns / 1e9, lane, f"{stage} cut off", detail=f"{(end_ns - start_ns) / 1e9:g} s"))
+            self.events.append(Event(self.now(), lane, f"{stage} cut off", detail=f"{(end_ns - start_ns) / 1e9:g} s"))
             return
         self.require(
             overlap or start_ns == before,
@@ -402,6 +491,13 @@ def named(group: RolloutGroup) -> Name:
 def names_of(item: WorkItem) -> list[Name]:
     """The names of the groups that an order asks for."""
     return [(item.step, prompt_id, item.attempt) for prompt_id in item.prompt_ids]
+
+
+def _groups_of(state: LoopState) -> list[RolloutGroup]:
+    """The scored groups in a checkpoint."""
+    groups = [group for part in state.waiting for group in part.groups]
+    groups += [group for shard in state.open_shards for group in shard.kept.values()]
+    return groups + [entry.group for entry in (state.replay.entries if state.replay else ())]
 
 
 def _shown(names: list[Name]) -> str:
@@ -466,7 +562,7 @@ def _weights_are_there(books: Books, step: int) -> bool:
         return True
     if step == schedule.steps:
         return False
-    return bool(books.published) and books.published[-1] >= step - schedule.max_lag
+    return len(books.published) > books.resumed_at and books.published[-1] >= step - schedule.max_lag
 
 
 def _is_to_be_sampled_again(books: Books) -> bool:

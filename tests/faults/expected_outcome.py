@@ -106,13 +106,15 @@ def _is_fatal(books: Books, kind: FaultKind, lane: str) -> bool:
         return not books.has(FaultKind.KILLED, lane=lane)
     always = FaultKind.FAILS, FaultKind.OLD_ANSWER, FaultKind.LOST_GROUPS, FaultKind.OLD_TICKET
     proven = FaultKind.LOST_WEIGHTS, FaultKind.OWNED_LOST_WEIGHTS
-    return kind in always or (kind is FaultKind.KILLED and lane == LEARNER) or (kind in proven and books.schedule.proof)
+    last = kind is FaultKind.KILLED and lane == LEARNER and not books.schedule.checkpoint_every
+    return kind in always or last or (kind in proven and books.schedule.proof)
 
 
 def _check_orders(books: Books) -> None:
     """Without ``drop``, exactly what is to be trained on is ordered, and all of it is scored and consumed."""
     schedule = books.schedule
     if schedule.lag_control == "drop":
+        _check_stream(books)
         return
     books.require(books.in_flight == 0, "in flight", f"{books.in_flight} rollouts are in flight at the end")
     ordered = {(step, prompt, 0) for step in range(schedule.steps) for prompt in schedule.plan.batch_prompts(step)}
@@ -124,6 +126,25 @@ def _check_orders(books: Books) -> None:
         f"{len(ordered)} groups were to be ordered, {len(books.generated)} were generated, {ended} consumed or failed "
         f"and {len(books.discarded)} discarded",
     )
+
+
+def _check_stream(books: Books) -> None:
+    """Under ``drop``, an order that was never begun is in the hands of a Generator that has begun nothing after it.
+
+    Orders are handed out one by one, and a Generator takes the next one when it has sampled the one before.
+    """
+    generators = books.schedule.generators
+    begun = {step * generators + shard for step, shard, attempt in books.orders if not attempt}
+    left_out = sorted(set(range(max(begun, default=0))) - begun)
+    last = [books.last_order.get(lane, -1) for lane in books.schedule.generator_lanes]
+    for number, order in enumerate(left_out, 1):
+        could = sum(each < order for each in last)
+        books.require(
+            could >= number,
+            "none lost",
+            f"shard {order % generators} of batch {order // generators} was never begun; of {number} such orders "
+            f"{could} may be in the hands of a Generator",
+        )
 
 
 def _check_ledger(books: Books) -> None:

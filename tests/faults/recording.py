@@ -143,6 +143,7 @@ class Listener:
         books = self.books
         books.require(facts.step == books.steps, "steps in order", f"step {facts.step} is told, due is {books.steps}")
         books.steps += 1
+        books.fresh.append(facts.fresh)
         for group in facts.fresh:
             self._check_fresh(facts.step, group)
         assert books.at_update is not None
@@ -184,6 +185,10 @@ class Listener:
         if books.schedule.replay is None or facts.replay is None:
             books.require(facts.groups == facts.fresh, "one answer", f"step {facts.step} was not made of its batch")
             return
+        if books.draws is not None:
+            due = books.draw(facts.step, facts.fresh)
+            taken = [(named(item.group), item.uses) for item in facts.taken]
+            books.require(taken == due, "draws", f"step {facts.step} draws {taken}, without a kill it draws {due}")
         stats, size = facts.replay
         self._check_capacity(stats, size, len(facts.groups))
 

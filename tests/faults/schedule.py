@@ -112,6 +112,10 @@ class Schedule:
         unrewarded: rewards that never come.
         dynamic_sampling: as in ``LoopPlan``.
         flat_share: share of the groups whose rewards are all equal.
+        checkpoint_every: as in ``LoopPlan``.
+        save_s, write_s: seconds that a checkpoint holds the Learner up, and those after which it is whole.
+        kills: everything dies after so many callbacks of the event loop, and goes on from the newest whole checkpoint;
+            the first number is of the run's beginning, the next one is counted from there on, and so forth.
     """
 
     seed: int
@@ -134,6 +138,10 @@ class Schedule:
     unrewarded: tuple[Unrewarded, ...] = ()
     dynamic_sampling: DynamicSamplingOptions | None = None
     flat_share: float = 0.0
+    checkpoint_every: int = 0
+    save_s: float = 0.0
+    write_s: float = 0.0
+    kills: tuple[int, ...] = ()
 
     @cached_property
     def generator_lanes(self) -> tuple[str, ...]:
@@ -164,6 +172,7 @@ class Schedule:
             self.lag_control,
             self.replay,
             self.dynamic_sampling,
+            self.checkpoint_every,
         )
 
     def is_flat(self, item: WorkItem, prompt_id: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup, WorkItem
@@ -48,7 +48,31 @@ class Shards:
         self._schedule, self._options = schedule, schedule.dynamic_sampling
         self._shards: dict[tuple[int, int], Shard] = {}
         self._stood: dict[int, set[int]] = defaultdict(set)  # batch -> prompts that stand or stood in it
-        self._by_group: dict[int, Shard] = {}  # id of a group that stays -> its shard
+        self._by_group: dict[tuple[int, int, int], Shard] = {}  # (batch, prompt, attempt) that stays -> its shard
+        self._added: dict[tuple[int, int, int], tuple[dict[int, int], set[int]]] = {}  # what an order again has changed
+
+    def copy(self) -> Shards:
+        """Return shards that go their own way from here."""
+        other = Shards(self._schedule)
+        other._shards = {
+            key: replace(shard, prompts=dict(shard.prompts), kept=dict(shard.kept), failed=set(shard.failed))
+            for key, shard in self._shards.items()
+        }
+        other._stood = defaultdict(set, {batch: set(prompts) for batch, prompts in self._stood.items()})
+        keys = {id(shard): key for key, shard in self._shards.items()}
+        other._by_group = {name: other._shards[keys[id(shard)]] for name, shard in self._by_group.items()}
+        other._added = dict(self._added)
+        return other
+
+    def forget(self, item: WorkItem) -> None:
+        """An order was begun by somebody who is dead, and is to be begun once more."""
+        if not item.attempt:
+            del self._shards[item.step, item.shard]
+            return
+        shard = self.of(item)
+        shard.prompts, new = self._added.pop((item.step, item.shard, item.attempt))
+        self._stood[item.step] -= new
+        shard.taken = False
 
     def of(self, item: WorkItem) -> Shard:
         """The shard of an order."""
@@ -65,6 +89,8 @@ class Shards:
             if (attempt, tuple(item.places)) != (shard.attempt, shard.due) or shard.taken:
                 return f"attempt {attempt} of {tuple(item.places)} was ordered, due is {shard.attempt} of {shard.due}"
             shard.taken = True
+            new = set(item.prompt_ids) - self._stood[step]
+            self._added[step, item.shard, attempt] = dict(shard.prompts), new
             wrong = [self._wrong_prompt(item, place, prompt) for place, prompt in self._asked(item)]
             if any(wrong):
                 return "; ".join(filter(None, wrong))
@@ -97,7 +123,7 @@ class Shards:
                 shard.failed.add(place)
             elif place not in again:
                 shard.kept[place] = group
-                self._by_group[id(group)] = shard
+                self._by_group[group.step, group.prompt_id, group.attempt] = shard
         if again:
             shard.due, shard.attempt, shard.taken = tuple(again), item.attempt + 1, False
         return list(again.values())
@@ -113,7 +139,7 @@ class Shards:
 
     def is_dropped(self, group: RolloutGroup, version: int) -> bool:
         """Whether a group that stays, or another of its shard, is too old; nothing is dropped of an open shard."""
-        shard = self._by_group[id(group)]
+        shard = self._by_group[group.step, group.prompt_id, group.attempt]
         oldest = min(each.min_version for each in shard.kept.values())
         return shard.is_settled and version - oldest > self._schedule.max_lag
 

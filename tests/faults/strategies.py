@@ -19,7 +19,10 @@ CALLS: dict[str, tuple[Call, ...]] = {
 }
 """The calls of each kind of part."""
 
-SURVIVED: tuple[tuple[FaultKind, str, tuple[Call, ...], int], ...] = (
+Drawn = tuple[FaultKind, str, tuple[Call, ...], int]
+"""Kind, whose calls, which ones, weight in the draw."""
+
+SURVIVED: tuple[Drawn, ...] = (
     (FaultKind.KILLED, "generator", ("load", "generate", "generate"), 5),
     (FaultKind.KILLED, "scorer", ("score",), 3),
     (FaultKind.SLOW, "generator", ("load", "generate"), 2),
@@ -31,9 +34,9 @@ SURVIVED: tuple[tuple[FaultKind, str, tuple[Call, ...], int], ...] = (
     (FaultKind.HELD_BACK, "generator", ("load", "generate"), 2),
     (FaultKind.HELD_BACK, "scorer", ("score",), 2),
 )
-"""What a run goes on after: kind, whose calls, which ones, weight in the draw."""
+"""What a run goes on after."""
 
-FATAL: tuple[tuple[FaultKind, str, tuple[Call, ...], int], ...] = (
+FATAL: tuple[Drawn, ...] = (
     (FaultKind.HUNG, "generator", ("load", "generate"), 1),
     (FaultKind.HUNG, "scorer", ("score",), 1),
     (FaultKind.HUNG, LEARNER, ("update", "publish"), 1),
@@ -50,7 +53,10 @@ FATAL: tuple[tuple[FaultKind, str, tuple[Call, ...], int], ...] = (
     (FaultKind.SECOND_LOAD, "generator", ("load",), 2),
     (FaultKind.OLD_TICKET, LEARNER, ("publish",), 1),
 )
-"""What ends a run, or spoils it in silence; the rest as in ``SURVIVED``."""
+"""What ends a run, or spoils it in silence."""
+
+ENDS_ALL: tuple[Drawn, ...] = ((FaultKind.KILLED, LEARNER, ("update", "publish", "checkpoint"), 1),)
+"""What ends a run that then goes on from a checkpoint, beside the kills that are drawn apart."""
 
 AMOUNTS: dict[FaultKind, st.SearchStrategy[float]] = {
     FaultKind.KILLED: st.sampled_from([0.0, 0.5, 1.0, 1e9]) | st.floats(0, 20),
@@ -63,8 +69,8 @@ AMOUNTS: dict[FaultKind, st.SearchStrategy[float]] = {
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    """Draw the plan, how long everything takes, and which faults happen."""
+def schedules(draw: st.DrawFn, fatal: Sequence[Drawn] = FATAL) -> Schedule:
+    """Draw the plan, how long everything takes, and which faults happen; one of ``fatal`` at most."""
     max_lag, generators = draw(st.integers(0, 3)), draw(st.integers(1, 4))
     prompts = generators * draw(st.integers(1, 2)) + draw(st.sampled_from([0, 0, 1]))
     schedule = Schedule(
@@ -86,8 +92,22 @@ def schedules(draw: st.DrawFn) -> Schedule:
         dynamic_sampling=draw(st.none() | _dynamic_sampling(prompts)),
         flat_share=draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])),
     )
-    schedule = replace(schedule, timings=_timings(draw, schedule), faults=_faults(draw, schedule))
+    schedule = replace(schedule, timings=_timings(draw, schedule), faults=_faults(draw, schedule, fatal))
     return replace(schedule, unrewarded=_unrewarded(draw, schedule))
+
+
+@st.composite
+def killed_schedules(draw: st.DrawFn) -> Schedule:
+    """Draw a schedule with checkpoints, in which everything is killed once or several times."""
+    seconds = st.sampled_from([0.0, 0.0, 1.0]) | st.floats(0, 40)
+    callbacks = st.integers(1, 200) | st.integers(100, 400) | st.integers(200, 1200)
+    return replace(
+        draw(schedules(ENDS_ALL)),
+        checkpoint_every=draw(st.sampled_from([1, 1, 1, 2, 4])),
+        save_s=draw(seconds),
+        write_s=draw(seconds),
+        kills=tuple(draw(st.lists(callbacks, min_size=1, max_size=4))),
+    )
 
 
 @st.composite
@@ -120,7 +140,7 @@ def _timings(draw: st.DrawFn, schedule: Schedule) -> tuple[Timing, ...]:
     return tuple(timings)
 
 
-def _faults(draw: st.DrawFn, schedule: Schedule) -> tuple[Fault, ...]:
+def _faults(draw: st.DrawFn, schedule: Schedule, fatal: Sequence[Drawn]) -> tuple[Fault, ...]:
     """None to six faults that a run goes on after, deaths maybe twice in a row; in some runs a fatal one too.
 
     Of two faults in one call of one lane, the later one stays.
@@ -130,13 +150,13 @@ def _faults(draw: st.DrawFn, schedule: Schedule) -> tuple[Fault, ...]:
         if fault.kind is FaultKind.KILLED and draw(st.sampled_from([False, False, True])):
             drawn.append(replace(fault, number=fault.number + 1, amount=0.0))  # the one in its place dies too
     if draw(st.sampled_from([False, False, True])):
-        drawn.append(draw(_fault(schedule, FATAL)))
+        drawn.append(draw(_fault(schedule, fatal)))
     return tuple({(fault.lane, fault.call, fault.number): fault for fault in drawn}.values())
 
 
 @st.composite
 def _fault(
-    draw: st.DrawFn, schedule: Schedule, choices: Sequence[tuple[FaultKind, str, tuple[Call, ...], int]]
+    draw: st.DrawFn, schedule: Schedule, choices: Sequence[Drawn]
 ) -> Fault:
     weighted = [choice for choice in choices for _ in range(choice[3])]
     kind, part, calls, _ = draw(st.sampled_from(weighted))

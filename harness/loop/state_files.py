@@ -1,0 +1,240 @@
+"""A ``LoopState`` as two files: what is known of the rollouts as JSON, their tokens in one safetensors file.
+
+Neither can run code when it is read. Everything is checked on the way in: the type of each value, that lengths fit one
+another, that no array has more or less than the rollouts that stand in the JSON. Whether the bytes are those that were
+written, the folder's manifest says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from harness.core.errors import UserError
+from harness.core.types import Completion, GroupData, Prompt, RolloutGroup
+from harness.loop.state import FORMAT, LoopState
+
+STATE, TOKENS = "loop.json", "loop.safetensors"
+"""The files in the folder of a checkpoint."""
+
+_DTYPES: dict[str, Any] = {
+    "prompt_token_ids": np.int64,
+    "token_ids": np.int64,
+    "log_probs": np.float32,
+    "versions": np.int64,
+}
+"""Of all rollouts behind one another; ``versions`` of those only whose tokens have one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """A response without its arrays: ``tokens`` of them belong to it."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    tokens: int
+    has_versions: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """A group without its arrays."""
+
+    prompt: str
+    ground_truth: str
+    row: dict[str, Any] | None
+    prompt_tokens: int
+    responses: tuple[_Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """The JSON file: in ``state`` the data of each group is its number in ``texts``."""
+
+    state: LoopState
+    texts: tuple[_Texts, ...]
+
+
+def write_state(state: LoopState, folder: Path) -> None:
+    """Write the two files into a folder that is there.
+
+    Args:
+        state: the data of its groups are ``GroupData``, or nothing (in a simulated run).
+        folder: without these files.
+
+    Raises:
+        OSError: they cannot be written, or are there already.
+    """
+    document, arrays = encode(state)
+    for name, written in ((STATE, document), (TOKENS, arrays)):
+        with (folder / name).open("xb") as stream:
+            stream.write(written)
+
+
+def read_state(folder: Path) -> LoopState:
+    """Read the two files; the data of the groups are ``GroupData`` or nothing.
+
+    Raises:
+        UserError: a file is missing or is not what it must be, with its name.
+    """
+    try:
+        return decode((folder / STATE).read_bytes(), (folder / TOKENS).read_bytes())
+    except OSError as error:
+        raise UserError(f"the checkpoint cannot be read ({error.strerror})", str(error.filename)) from None
+    except UserError as error:
+        raise UserError(error.what, str(folder), error.fix) from None
+
+
+def encode(state: LoopState) -> tuple[bytes, bytes]:
+    """Return what stands in the two files."""
+    table: list[GroupData] = []
+
+    def number(data: GroupData) -> int:
+        table.append(data)
+        return len(table) - 1
+
+    document = _Document(state.with_data(number), tuple(map(_texts, table)))
+    completions = [completion for data in table for completion in data.completions]
+    arrays: dict[str, Sequence[npt.NDArray[Any]]] = {
+        "prompt_token_ids": [data.prompt_token_ids for data in table],
+        "token_ids": [completion.token_ids for completion in completions],
+        "log_probs": [completion.log_probs for completion in completions],
+        "versions": [completion.versions for completion in completions if completion.versions is not None],
+    }
+    joined = {name: np.concatenate([np.empty(0, _DTYPES[name]), *arrays[name]]) for name in _DTYPES}
+    return json.dumps(msgspec.to_builtins(document, str_keys=True)).encode(), save(joined)
+
+
+def _texts(data: GroupData) -> _Texts:
+    responses = [
+        _Response(each.text, each.finish_reason, len(each.token_ids), each.versions is not None)
+        for each in data.completions
+    ]
+    row = None if data.prompt.row is None else dict(data.prompt.row)
+    return _Texts(data.prompt.text, data.prompt.ground_truth, row, len(data.prompt_token_ids), tuple(responses))
+
+
+def decode(document: bytes, arrays: bytes) -> LoopState:
+    """Return the state from what stands in the two files.
+
+    Raises:
+        UserError: it is not what ``encode`` writes.
+    """
+    try:
+        raw = json.loads(document)
+        saved = raw["state"]["format"]
+        if saved != FORMAT:
+            raise UserError(f"{STATE} has format {saved}, this version of the harness reads {FORMAT}")
+        read = msgspec.convert(raw, _Document, str_keys=True)
+        tokens = _Tokens(load(arrays))
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError, msgspec.ValidationError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{STATE} or {TOKENS} is damaged: {error}") from None
+    table = [tokens.group(texts) for texts in read.texts]
+    tokens.check_used_up()
+    due = iter(range(len(table)))
+
+    def data(number: object) -> GroupData:
+        if number != next(due, None):
+            raise UserError(f"{STATE} is damaged: group data {number} is not in its place among {len(table)}")
+        assert isinstance(number, int)
+        return table[number]
+
+    state = read.state.with_data(data)
+    if (left := next(due, None)) is not None:
+        raise UserError(f"{STATE} is damaged: group data {left} belongs to no group")
+    _check(state)
+    return state
+
+
+class _Tokens:
+    """The arrays, handed out from their beginning."""
+
+    def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        for name, dtype in _DTYPES.items():
+            if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
+                raise UserError(f"{TOKENS} is damaged: {name} is missing, or not a row of {np.dtype(dtype)}")
+        self._arrays, self._used = arrays, dict.fromkeys(_DTYPES, 0)
+
+    def _next(self, name: str, tokens: int) -> npt.NDArray[Any]:
+        first = self._used[name]
+        part = self._arrays[name][first : first + tokens]
+        if tokens < 0 or len(part) != tokens:
+            raise UserError(f"{TOKENS} is damaged: {name} has {len(self._arrays[name])}, {first + tokens} are needed")
+        self._used[name] += tokens
+        return part.copy()  # else one group would keep the arrays of all in memory
+
+    def group(self, texts: _Texts) -> GroupData:
+        """Return the next group."""
+        prompt = Prompt(texts.prompt, texts.ground_truth, texts.row)
+        return GroupData(
+            prompt, self._next("prompt_token_ids", texts.prompt_tokens), tuple(map(self._completion, texts.responses))
+        )
+
+    def _completion(self, response: _Response) -> Completion:
+        token_ids, log_probs = self._next("token_ids", response.tokens), self._next("log_probs", response.tokens)
+        versions = self._next("versions", response.tokens) if response.has_versions else None
+        return Completion(token_ids, log_probs, response.text, response.finish_reason, versions)
+
+    def check_used_up(self) -> None:
+        """Check that nothing is left.
+
+        Raises:
+            UserError: something is.
+        """
+        for name, used in self._used.items():
+            if used != len(self._arrays[name]):
+                raise UserError(f"{TOKENS} is damaged: {name} has {len(self._arrays[name])}, {used} are in use")
+
+
+def _check(state: LoopState) -> None:
+    """Check what types do not say.
+
+    Raises:
+        UserError: a value is out of its bounds.
+    """
+    numbers = {"version": state.version, "issued": state.issued, "replaced": state.replaced, "shards": state.shards - 1}
+    for name, value in numbers.items():
+        if value < 0:
+            raise UserError(f"{STATE} is damaged: {name} is {value}")
+    if not -1 <= state.evaluated <= state.version:
+        raise UserError(f"{STATE} is damaged: version {state.evaluated} was evaluated, the Learner's is {state.version}")
+    scored = [group for part in state.waiting for group in part.groups]
+    scored += [group for shard in state.open_shards for group in shard.kept.values()]
+    scored += [entry.group for entry in (state.replay.entries if state.replay else ())]
+    sampled = [group for _, groups in state.unscored for group in groups]
+    for group in scored + sampled:
+        _check_group(group, state)
+    for group in scored:
+        if group.rewards is None:
+            raise UserError(f"{STATE} is damaged: {_named(group)} waits among the scored and has no rewards")
+    places = [*state.pending, *(item for item, _ in state.unscored), *(part.item for part in state.waiting)]
+    keys = [(item.step, item.shard, item.attempt) for item in places]
+    for key in set(keys):
+        if keys.count(key) > 1:
+            raise UserError(f"{STATE} is damaged: shard {key[1]} of batch {key[0]}, attempt {key[2]}, is there twice")
+
+
+def _check_group(group: RolloutGroup, state: LoopState) -> None:
+    rewards, data = group.rewards, group.data
+    if not 0 <= group.min_version <= group.max_version <= state.version:
+        versions = f"{group.min_version} to {group.max_version}"
+        raise UserError(f"{STATE} is damaged: {_named(group)} is of versions {versions} at version {state.version}")
+    if len(group.lengths) != state.group_size or (rewards is not None and len(rewards) != state.group_size):
+        raise UserError(f"{STATE} is damaged: {_named(group)} has not {state.group_size} rollouts with their rewards")
+    if data is not None and tuple(len(each.token_ids) for each in data.completions) != group.lengths:
+        raise UserError(f"{STATE} is damaged: {_named(group)} has other tokens than its lengths {group.lengths}")
+
+
+def _named(group: RolloutGroup) -> str:
+    return f"the group of prompt {group.prompt_id}, batch {group.step},"
