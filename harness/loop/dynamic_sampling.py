@@ -23,7 +23,8 @@ from harness.loop.plan import LoopPlan
 
 @dataclass(slots=True)
 class OpenShard:
-    """A shard of a batch that is not complete: its first order, what is kept of it by place, what was thrown away, and what else was said.
+    """A shard of a batch that is not complete: its first order, what is kept of it by place, what was thrown away, and
+    what else was said.
 
     Of what was thrown away the data is given up at once.
     """

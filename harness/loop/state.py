@@ -82,7 +82,7 @@ class LoopState:
 
     @property
     def under_way(self) -> int:
-        """Groups ordered, and neither taken, dropped nor failed. An order of the stream counts when it is begun anew."""
+        """Groups ordered, and neither taken, dropped nor failed; an order issued again counts when it is begun anew."""
         again = sum(len(item.prompt_ids) for item in self.pending if item.attempt)
         unscored = sum(len(item.prompt_ids) for item, _ in self.unscored)
         waiting = sum(len(part.groups) for part in self.waiting)

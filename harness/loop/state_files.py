@@ -208,7 +208,9 @@ def _check(state: LoopState) -> None:
         if value < 0:
             raise UserError(f"{STATE} is damaged: {name} is {value}")
     if not -1 <= state.evaluated <= state.version:
-        raise UserError(f"{STATE} is damaged: version {state.evaluated} was evaluated, the Learner's is {state.version}")
+        raise UserError(
+            f"{STATE} is damaged: version {state.evaluated} was evaluated, the Learner's is {state.version}"
+        )
     scored = [group for part in state.waiting for group in part.groups]
     scored += [group for shard in state.open_shards for group in shard.kept.values()]
     scored += [entry.group for entry in (state.replay.entries if state.replay else ())]

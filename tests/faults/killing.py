@@ -57,9 +57,7 @@ class SlowCheckpoints:
         planted: what becomes of a state before it is written: a bug.
     """
 
-    def __init__(
-        self, shelf: Shelf, books: Books, tracer: Tracer, planted: Callable[[LoopState], LoopState]
-    ) -> None:
+    def __init__(self, shelf: Shelf, books: Books, tracer: Tracer, planted: Callable[[LoopState], LoopState]) -> None:
         self._shelf, self._books, self._tracer, self._planted = shelf, books, tracer, planted
 
     async def save(self, state: LoopState) -> None:

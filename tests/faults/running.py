@@ -83,7 +83,6 @@ def run_schedule(schedule: Schedule, wiring: Wiring | None = None) -> Outcome:
             state, books = shelf.newest.read()
         resumed.append(books.version)
         books.start_s = books.last_s = events[-1].time_s if events else 0.0
-        books.now = lambda now_s=books.start_s: now_s
         books.note("everything", "killed", version=books.version, detail=str(error))
     try:
         end, broken = ending(books, error), None

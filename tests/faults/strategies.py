@@ -155,9 +155,7 @@ def _faults(draw: st.DrawFn, schedule: Schedule, fatal: Sequence[Drawn]) -> tupl
 
 
 @st.composite
-def _fault(
-    draw: st.DrawFn, schedule: Schedule, choices: Sequence[Drawn]
-) -> Fault:
+def _fault(draw: st.DrawFn, schedule: Schedule, choices: Sequence[Drawn]) -> Fault:
     weighted = [choice for choice in choices for _ in range(choice[3])]
     kind, part, calls, _ = draw(st.sampled_from(weighted))
     lane = draw(st.sampled_from([lane for lane in schedule.lanes if _kind_of(lane) == part]))

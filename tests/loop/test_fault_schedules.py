@@ -16,12 +16,15 @@ from hypothesis import HealthCheck, event, find, given, settings
 
 from harness.loop import Condition
 from harness.loop.batching import InOrder
+from harness.loop.replay import ReplayOptions
 from tests.faults.expected_outcome import FINISHED, STALLED, UNNOTICED
 from tests.faults.running import Wiring, run_schedule
-from tests.faults.schedule import LEARNER, FaultKind
-from tests.faults.strategies import FATAL, SURVIVED, schedules
+from tests.faults.schedule import LEARNER, FaultKind, Schedule, Timing
+from tests.faults.strategies import FATAL, SURVIVED, killed_schedules, schedules
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "300"))
+KILLED_SCHEDULES = SCHEDULES if "SCHEDULES" in os.environ else 40
+"""Of those with checkpoints: each is run several times over."""
 MANY = 10_000
 """From so many on, everything that can happen must have happened."""
 UNHURRIED = settings(
@@ -80,6 +83,28 @@ def test_no_fault_schedule_breaks_an_invariant() -> None:
         assert set(happened) == HAPPENING
         assert set(ends) == ENDS
     print(*(f"{count:>9,}  {name}" for name, count in sorted((ends + happened).items())), sep="\n")
+
+
+def test_whoever_is_killed_goes_on_and_nothing_is_lost_or_trained_on_twice() -> None:
+    """Everything dies at any callback of the event loop, several times, and goes on from the newest whole checkpoint."""
+    went_on, ends = Counter[str](), Counter[str]()
+
+    @settings(UNHURRIED, max_examples=KILLED_SCHEDULES)
+    @given(killed_schedules())
+    def check(schedule):
+        outcome = run_schedule(schedule)
+        assert outcome.broken is None, "\n".join(map(str, (outcome.broken, *outcome.events[-25:])))
+        assert all(version % schedule.checkpoint_every == 0 for version in outcome.resumed)
+        assert list(outcome.resumed) == sorted(outcome.resumed)
+        ends[outcome.end] += 1
+        went_on.update("from the beginning" if version == 0 else "from a checkpoint" for version in outcome.resumed)
+        went_on["from the last step"] += schedule.steps in outcome.resumed
+
+    check()
+    assert set(ends) <= {FINISHED, "stopped: no reward for a whole batch", "stopped: too many deaths"}
+    assert ends[FINISHED] > ends.total() / 2
+    assert went_on["from a checkpoint"] > 0
+    print(*(f"{count:>9,}  {name}" for name, count in sorted((ends + went_on).items())), sep="\n")
 
 
 @settings(UNHURRIED, max_examples=20)
@@ -191,3 +216,72 @@ def test_a_planted_bug_is_found_and_shrunk(wiring, invariant):
     assert len(outcome.events) < 150
     if invariant == "lag at first use":
         assert f"age {smallest.max_lag + 1}, at most {smallest.max_lag}" in str(outcome.broken)
+
+
+def cursor_ahead_of_training(state):
+    """The position in the prompts is saved, and nothing of what was issued and not trained on."""
+    return replace(state, pending=(), unscored=(), waiting=(), open_shards=())
+
+
+def order_of_the_buffer_lost(state):
+    """The replay buffer comes back as a set would."""
+    if state.replay is None:
+        return state
+    entries = sorted(state.replay.entries, key=lambda entry: (entry.uses, entry.group.prompt_id))
+    return replace(state, replay=replace(state.replay, entries=tuple(entries)))
+
+
+def order_under_way_forgotten(state):
+    """One order that a Generator works on is not saved."""
+    return replace(state, pending=state.pending[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "invariants"),
+    [
+        (cursor_ahead_of_training, {"no deadlock", "none lost"}),
+        (order_of_the_buffer_lost, {"draws"}),
+        (order_under_way_forgotten, {"no deadlock", "none lost"}),
+    ],
+)
+def test_a_bug_in_what_is_saved_is_found_and_shrunk(planted, invariants):
+    wiring = Wiring(saved=planted)
+
+    def breaks(schedule) -> bool:
+        broken = run_schedule(schedule, wiring).broken
+        return broken is not None and broken.invariant in invariants
+
+    smallest = find(killed_schedules(), breaks, settings=settings(UNHURRIED, max_examples=300))
+    assert smallest.faults == ()
+    assert len(smallest.kills) == 1
+    assert smallest.steps <= 3
+    assert run_schedule(smallest).broken is None
+
+
+def killed_while_one_generates(**settings):
+    """Three Generators; all die at 21.5 s, with version 1 saved at 16 s and three orders under way."""
+    seconds = [Timing(f"generator{number}", "generate", (8.0 + number,)) for number in range(3)]
+    timings = (*seconds, Timing(LEARNER, "update", (4.0,)), Timing(LEARNER, "publish", (1.0,)))
+    usual = {"steps": 4, "generators": 3, "prompts": 3, "group_size": 2, "timings": timings, "checkpoint_every": 1}
+    return Schedule(seed=0, kills=(150,), **(usual | settings))
+
+
+@pytest.mark.parametrize("lag_control", ["wait", "drop"])
+@pytest.mark.parametrize("planted", [cursor_ahead_of_training, order_under_way_forgotten])
+def test_an_order_lost_is_found_whether_or_not_somebody_waits_for_it(planted, lag_control):
+    schedule = killed_while_one_generates(max_lag=1, lag_control=lag_control)
+    right, wrong = run_schedule(schedule), run_schedule(schedule, Wiring(saved=planted))
+    assert (right.broken, right.end) == (None, FINISHED)
+    assert right.resumed[0] > 0
+    assert wrong.broken is not None
+    assert wrong.broken.invariant == {"wait": "no deadlock", "drop": "none lost"}[lag_control]
+
+
+def test_an_order_of_the_buffer_lost_is_found():
+    replay = ReplayOptions(6, 4, "uniform", 3)
+    schedule = killed_while_one_generates(replay=replay)
+    assert run_schedule(schedule).broken is None
+    broken = run_schedule(schedule, Wiring(saved=order_of_the_buffer_lost)).broken
+    assert broken is not None
+    assert broken.invariant == "draws"
