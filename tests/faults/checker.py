@@ -568,8 +568,10 @@ def _weights_are_there(books: Books, step: int) -> bool:
 def _is_to_be_sampled_again(books: Books) -> bool:
     """Whether groups are to be, even if every Generator that loads weights has an order already.
 
-    Under ``drop`` one that has an order may wait for newer weights.
+    Under ``drop`` one that has an order may wait for newer weights; after a resume all wait for the first ones.
     """
+    if len(books.published) == books.resumed_at:
+        return False
     idle = Stage.WAIT_FOR_ROOM if books.schedule.lag_control == "drop" else Stage.WAIT_FOR_WEIGHTS
     lanes = [lane for lane in books.schedule.generator_lanes if lane not in books.generating]
     loading = sum(books.waits.get(lane, (None, 0))[0] is not idle for lane in lanes)

@@ -1,4 +1,4 @@
-"""A toy run that is killed and goes on from its files makes the same batches, bit for bit; and what files are refused."""
+"""A toy run that is killed and goes on from its files makes the same batches, bit for bit; which files are refused."""
 
 import asyncio
 import hashlib
