@@ -172,7 +172,7 @@ class Schedule:
             self.lag_control,
             self.replay,
             self.dynamic_sampling,
-            self.checkpoint_every,
+            checkpoint_every=self.checkpoint_every,
         )
 
     def is_flat(self, item: WorkItem, prompt_id: int) -> bool:
