@@ -19,10 +19,6 @@ from typing import Any
 
 MIB, ROOT = 2**20, Path(__file__).resolve().parents[2]
 SHAPE = {"hidden_size": 768, "intermediate_size": 3584, "num_attention_heads": 6, "num_key_value_heads": 2}
-MMAP_THRESHOLD = 2**18
-"""Bytes from which glibc takes memory from the system and gives it back when it is freed. Left alone it raises this to
-32 MiB in the course of a run: tensors then come from its heap, whose holes stay with the process, so that the peak is
-of the allocator and not of what is held."""
 CASES: dict[str, dict[str, Any]] = {
     "ddp, 2 ranks": {"ranks": 2, "sharding": "ddp"},
     "fsdp2, 2 ranks": {"ranks": 2, "sharding": "fsdp2"},
@@ -40,7 +36,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="cases to run, by the start of their name")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--heap", action="store_true", help="leave glibc's threshold as it is; see MMAP_THRESHOLD")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -51,19 +46,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for number, name in enumerate(chosen, start=1):
             print(f"{number} of {len(chosen)}: {name}", file=sys.stderr, flush=True)
-            figures += measure(name, Path(scratch), options.layers, heap=options.heap)
+            figures += measure(name, Path(scratch), options.layers)
             print(table(figures[-3:]), file=sys.stderr, flush=True)
     print(json.dumps(figures) if options.json else table(figures))
     return 0
 
 
-def measure(name: str, scratch: Path, layers: int, *, heap: bool) -> list[dict[str, Any]]:
+def measure(name: str, scratch: Path, layers: int) -> list[dict[str, Any]]:
     """Run one case in a process of its own; return a row for rank 0 and one for the highest of the others."""
     child = json.dumps({"case": CASES[name], "out": str(scratch / name.replace(" ", "_")), "layers": layers})
     command = [sys.executable, __file__, "--child", child]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    if not heap:
-        environment["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD)
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -97,8 +90,8 @@ def run_here(order: dict[str, Any]) -> int:
         "description": "memory of ranks",
         "trackers": ["jsonl"],
         "save_policy": False,
-        "steps": 2,
-        "evaluation": {"every": 2, "prompts": 4},
+        "steps": 3,
+        "evaluation": {"every": 3, "prompts": 4},
         "group_size": 4,
         "rollout_batch_size": 16,
         "gradient_accumulation_steps": steps,

@@ -8,7 +8,9 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage, Tracer
 from harness.run.actors.part import PartActor, ProcessSetup, arrival, calls_under_way, clock_offset_ns
+from harness.run.actors.parts import environment_of
 from harness.run.actors.session import ProcessLogs, process_environment
+from harness.scenario import Scenario
 
 
 def test_lines_of_all_processes_come_once_and_whole(tmp_path: Path) -> None:
@@ -85,3 +87,23 @@ def test_a_call_without_work_is_all_on_its_way_and_tensors_sent_along_are_none()
     way = arrival(received, 100)
     assert way == Span("generator", Stage.WEIGHT_TRANSFER, 100, 180, 4, 4)  # begins with the call
     assert list(calls_under_way("generator", [way, *received], 100, 190)) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "learner", "keeps"),
+    [
+        (1, {}, True),
+        (2, {"sharding": "ddp"}, True),
+        (2, {"sharding": "fsdp2"}, False),
+        (2, {"sharding": "fsdp2", "mesh": {"tensor": 2}}, False),
+        (2, {"sharding": "deepspeed"}, False),
+    ],
+)
+def test_a_rank_that_holds_a_piece_of_the_model_gives_freed_memory_back(
+    ranks: int, learner: dict[str, object], keeps: bool
+) -> None:
+    placement = {"placement": {"learner": {"ranks": ranks}}, "transport": {"type": "shared_memory"}}
+    scenario = Scenario.model_validate({**placement, "learner": learner})
+    of_learner = environment_of(scenario, "learner/1" if ranks > 1 else "learner", 1, "cpu")
+    assert ("MALLOC_MMAP_THRESHOLD_" in of_learner) is keeps
+    assert "MALLOC_MMAP_THRESHOLD_" in environment_of(scenario, "generator", 1, "cpu")

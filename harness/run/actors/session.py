@@ -173,12 +173,13 @@ def _no_cluster(address: str, error: Exception) -> UserError:
     )
 
 
-def process_environment(threads: int, interface: str) -> dict[str, str]:
+def process_environment(threads: int, interface: str, *, keeps_freed: bool = True) -> dict[str, str]:
     """Return what an actor's process gets: its threads, its allocator, and the interface of connections that it opens.
 
     Args:
         threads: of OpenMP and MKL, which sleep while they wait.
         interface: network interface of UCX (NIXL), gloo and NCCL; ``lo`` keeps them on this machine.
+        keeps_freed: whether memory that torch frees stays with the process; see ``core.allocator``.
     """
     return {
         "OMP_NUM_THREADS": str(threads),
@@ -187,7 +188,7 @@ def process_environment(threads: int, interface: str) -> dict[str, str]:
         "UCX_NET_DEVICES": interface,
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        **allocator_environment(),
+        **(allocator_environment() if keeps_freed else {}),
     }
 
 
