@@ -49,6 +49,8 @@ class LearnerPartSettings(PartSettings):
 
     ranks: AtLeast1 = 1
     """Processes that train together, see `learner`; cpus, gpus and threads are those of each."""
+    per_node: Annotated[tuple[AtLeast1, ...], FromList, Field(min_length=1)] | None = None
+    """How many of them stand on each node, in their order, such as [4, 2]; null leaves it to Ray."""
 
 
 class ReplicatedPartSettings(PartSettings):

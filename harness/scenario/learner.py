@@ -205,6 +205,30 @@ def mesh_takes_all_ranks(scenario: Scenario) -> Problem | None:
     return broken(what, f"set it to {-(-ranks // parts) * parts}, or make the mesh smaller", *keys)
 
 
+def ranks_stand_on_nodes(scenario: Scenario) -> Problem | None:
+    """Ranks that are laid over nodes are all of them, by whole tensor groups, and nobody shares their place."""
+    ranks, per_node = scenario.placement.learner.ranks, scenario.placement.learner.per_node
+    if per_node is None:
+        return None
+    said, tensor = list(per_node), scenario.learner.mesh.tensor
+    if sum(said) != ranks:
+        what = f"placement.learner.per_node is {said}, {sum(said)} in all, and placement.learner.ranks is {ranks}"
+        keys = "placement.learner.per_node", "placement.learner.ranks"
+        return broken(what, f"set placement.learner.ranks to {sum(said)}", *keys)
+    if any(count % tensor for count in said):
+        what = f"placement.learner.per_node is {said}, must be multiples of learner.mesh.tensor {tensor}"
+        fix = "keep the ranks that cut a matrix on one node"
+        return broken(what, fix, "placement.learner.per_node", "learner.mesh.tensor")
+    if scenario.placement.colocated:
+        what = f"placement.learner.per_node is {said} with placement.colocated, where all parts share one place"
+        keys = "placement.learner.per_node", "placement.colocated"
+        return broken(what, "set placement.colocated to false, or leave per_node out", *keys)
+    if not (scenario.placement.learner.cpus or scenario.placement.learner.gpus):
+        what = f"placement.learner.per_node is {said}, and the ranks reserve neither cpus nor gpus"
+        return broken(what, "set placement.learner.cpus to 1", "placement.learner.per_node", "placement.learner.cpus")
+    return None
+
+
 def zero_stage_is_deepspeeds(scenario: Scenario) -> Problem | None:
     """Only DeepSpeed has stages."""
     stage, sharding = scenario.learner.zero_stage, scenario.learner.sharding
@@ -343,4 +367,5 @@ LEARNER_RULES = (
     publish_overlaps_training,
     ranks_have_rows,
     rank_faults_strike,
+    ranks_stand_on_nodes,
 )

@@ -1,8 +1,11 @@
 """What can be refused before Ray is asked: bundles that no layout over the nodes could hold."""
 
 import pytest
+import ray
+from ray.cluster_utils import Cluster
 
-from harness.run.actors.placement import ResourceRequest, could_fit
+from harness.core.errors import UserError
+from harness.run.actors.placement import Layout, Placement, ResourceRequest, could_fit, layouts
 
 ONE, BIG = {"CPU": 1.0}, {"CPU": 3.0}
 GPU = {"CPU": 1.0, "GPU": 0.5}
@@ -35,3 +38,52 @@ def test_a_part_without_a_gpu_names_none() -> None:
     """Ray refuses a bundle with a zero in it."""
     assert ResourceRequest("learner", 1.5, 0.0).bundle == {"CPU": 1.5}
     assert ResourceRequest("learner", 1.0, 0.25).bundle == {"CPU": 1.0, "GPU": 0.25}
+
+
+REQUESTS = [ResourceRequest(f"learner/{rank}", 2.0, 1.0) for rank in range(3)] + [
+    ResourceRequest("generator", 1.0, 0.5),
+    ResourceRequest("scorer", 0.0, 0.0),
+]
+
+
+def test_ranks_stand_on_nodes_of_their_own_by_a_running_sum() -> None:
+    assert layouts(REQUESTS, False, "PACK", (2, 1)) == [
+        Layout(
+            [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}],
+            "STRICT_SPREAD",
+            {"learner/0": 0, "learner/1": 0, "learner/2": 1},
+        ),
+        Layout([{"CPU": 1.0, "GPU": 0.5}], "PACK", {"generator": 0}),
+    ]
+
+
+def test_left_to_ray_each_part_that_asks_for_something_has_a_bundle() -> None:
+    bundles = [{"CPU": 2.0, "GPU": 1.0}] * 3 + [{"CPU": 1.0, "GPU": 0.5}]
+    lanes = {"learner/0": 0, "learner/1": 1, "learner/2": 2, "generator": 3}
+    assert layouts(REQUESTS, False, "SPREAD") == [Layout(bundles, "SPREAD", lanes)]
+
+
+def test_colocated_parts_share_what_all_ranks_ask_for() -> None:
+    lanes = {"learner/0": 0, "learner/1": 0, "learner/2": 0, "generator": 0, "scorer": 0}
+    assert layouts(REQUESTS, True, "PACK") == [Layout([{"CPU": 6.0, "GPU": 3.0}], "PACK", lanes)]
+
+
+@pytest.mark.slow
+def test_uneven_nodes_of_a_real_cluster() -> None:
+    """Nodes of one machine: each has a raylet of its own."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        cluster.add_node(num_cpus=4)
+        cluster.add_node(num_cpus=4)
+        ray.init(address=cluster.address)
+        ranks = [ResourceRequest(f"learner/{rank}", 2.0, 0.0) for rank in range(3)]
+        placement = Placement([*ranks, ResourceRequest("generator", 1.0, 0.0)], False, "PACK", (2, 1))
+        node_of = ray.remote(lambda: ray.get_runtime_context().get_node_id())
+        first, second, third = ray.get([node_of.options(**placement.options(rank.lane)).remote() for rank in ranks])
+        assert first == second != third
+        with pytest.raises(UserError):
+            Placement(ranks, False, "PACK", (3,))  # no node has 6 CPUs
+        placement.close()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

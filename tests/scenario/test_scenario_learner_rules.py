@@ -15,6 +15,15 @@ def of_ranks(ranks: int, sharding: str = "fsdp2", **learner: object) -> dict[str
 
 
 APART = {"max_lag": 1, "placement": {"colocated": False, "learner": {"ranks": 2}}}
+
+
+def on_nodes(
+    ranks: int, per_node: list[int], *, tensor: int = 1, colocated: bool = False, cpus: float = 1
+) -> dict[str, object]:
+    learner = {"ranks": ranks, "per_node": per_node, "cpus": cpus}
+    return of_ranks(ranks, mesh={"tensor": tensor}) | {"placement": {"learner": learner, "colocated": colocated}}
+
+
 MESH = ["placement.learner.ranks", "learner.mesh.replicate", "learner.mesh.tensor"]
 CASES = [
     (of_ranks(2, "none"), "ranks_share_something", "2 1", "1", ["placement.learner.ranks", "learner.sharding"]),
@@ -117,7 +126,40 @@ CASES = [
         "",
         ["learner.overlapped_publish", "learner.offload"],
     ),
+    (
+        on_nodes(3, [2, 2]),
+        "ranks_stand_on_nodes",
+        "2 2 4 3",
+        "4",
+        ["placement.learner.per_node", "placement.learner.ranks"],
+    ),
+    (
+        on_nodes(4, [3, 1], tensor=2),
+        "ranks_stand_on_nodes",
+        "3 1 2",
+        "",
+        ["placement.learner.per_node", "learner.mesh.tensor"],
+    ),
+    (
+        on_nodes(3, [2, 1], colocated=True),
+        "ranks_stand_on_nodes",
+        "2 1",
+        "",
+        ["placement.learner.per_node", "placement.colocated"],
+    ),
+    (
+        on_nodes(3, [2, 1], cpus=0),
+        "ranks_stand_on_nodes",
+        "2 1",
+        "1",
+        ["placement.learner.per_node", "placement.learner.cpus"],
+    ),
 ]
+
+
+def test_uneven_nodes_and_tensor_groups_within_them_are_fine() -> None:
+    for settings in (on_nodes(3, [2, 1]), on_nodes(6, [4, 2], tensor=2)):
+        assert broken_rules(Scenario.model_validate(settings)) == []
 
 
 def test_moving_is_refused_for_what_has_nothing_to_move_alone() -> None:

@@ -105,7 +105,10 @@ class ActorParts(RunningParts):
         self._logs, self._tracers = ProcessLogs(local_folder), tracers_of(scenario, local_folder)
         self._closing = ExitStack()
         self._closing.callback(self._tracers.remove_traces)
-        self._placement = Placement(requests_of(scenario), scenario.placement.colocated, scenario.placement.strategy)
+        placement = scenario.placement
+        self._placement = Placement(
+            requests_of(scenario), placement.colocated, placement.strategy, placement.learner.per_node
+        )
         self._closing.callback(self._placement.close)
         self._actors: list[ActorPart] = []
         self._closing.callback(self._end_actors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,15 @@ class ResourceRequest:
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is reserved together: bundles, how Ray lays them over nodes, and each lane's bundle by number."""
+
+    bundles: list[Resources]
+    strategy: str
+    bundle_of: dict[str, int]
+
+
 class Placement:
     """Reserved resources: a bundle for each part, or one that colocated parts share.
 
@@ -39,24 +48,39 @@ class Placement:
         colocated: Generators and Learner share what the largest of them asks for, since they take turns; the ranks of
             a Learner work together, and count as one.
         strategy: how Ray lays the bundles over nodes.
+        ranks_per_node: see ``layouts``.
 
     Raises:
         UserError: the cluster does not have that much.
     """
 
-    def __init__(self, requests: list[ResourceRequest], colocated: bool, strategy: str) -> None:
+    def __init__(
+        self,
+        requests: list[ResourceRequest],
+        colocated: bool,
+        strategy: str,
+        ranks_per_node: Sequence[int] | None = None,
+    ) -> None:
         self._requests = {request.lane: request for request in requests}
-        self._bundle_of, bundles = _bundles(requests, colocated)
-        self._group: PlacementGroup | None = None
-        if bundles:
-            nodes: list[Resources] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            if not could_fit(bundles, strategy, nodes):
-                raise _does_not_fit(bundles, strategy, nodes, "")
-            self._group = placement_group(bundles, strategy=strategy)
-            ready, _ = ray.wait([self._group.ready()], timeout=WAIT_S)
-            if not ready:
-                self.close()
-                raise _does_not_fit(bundles, strategy, nodes, f" and did not give it in {WAIT_S:g} s")
+        self._groups: list[PlacementGroup] = []
+        self._place_of: dict[str, tuple[PlacementGroup, int]] = {}
+        try:
+            for layout in layouts(requests, colocated, strategy, ranks_per_node):
+                self._reserve(layout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve(self, layout: Layout) -> None:
+        nodes: list[Resources] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not could_fit(layout.bundles, layout.strategy, nodes):
+            raise _does_not_fit(layout.bundles, layout.strategy, nodes, "")
+        group = placement_group(layout.bundles, strategy=layout.strategy)
+        self._groups.append(group)
+        ready, _ = ray.wait([group.ready()], timeout=WAIT_S)
+        if not ready:
+            raise _does_not_fit(layout.bundles, layout.strategy, nodes, f" and did not give it in {WAIT_S:g} s")
+        self._place_of |= {lane: (group, index) for lane, index in layout.bundle_of.items()}
 
     def options(self, lane: str, sharing: int = 1) -> dict[str, Any]:
         """Return the options with which this lane's actor is made, each time it is made.
@@ -67,32 +91,59 @@ class Placement:
         """
         request = self._requests[lane]
         options: dict[str, Any] = {"num_cpus": request.cpus / sharing, "num_gpus": request.gpus / sharing}
-        index = self._bundle_of.get(lane)
-        if index is not None and self._group is not None:
+        if lane in self._place_of:
+            group, index = self._place_of[lane]
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=index
+                placement_group=group, placement_group_bundle_index=index
             )
         return options
 
     def close(self) -> None:
         """Give the resources back."""
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
+        while self._groups:
+            remove_placement_group(self._groups.pop())
 
 
-def _bundles(requests: list[ResourceRequest], colocated: bool) -> tuple[dict[str, int], list[Resources]]:
-    """Return the bundle number of each lane and the bundles; a part that asks for nothing needs none."""
+def layouts(
+    requests: list[ResourceRequest], colocated: bool, strategy: str, ranks_per_node: Sequence[int] | None = None
+) -> list[Layout]:
+    """Return what is to be reserved; a part that asks for nothing needs no bundle.
+
+    Args:
+        requests, colocated, strategy: see ``Placement``.
+        ranks_per_node: of the Learner, in the order of its ranks, each on a node of its own; None leaves it to Ray.
+    """
     if colocated:
-        return {request.lane: 0 for request in requests}, [_largest(requests)]
+        return [Layout([_largest(requests)], strategy, {request.lane: 0 for request in requests})]
     wanting = [request for request in requests if request.cpus or request.gpus]
-    return {request.lane: index for index, request in enumerate(wanting)}, [request.bundle for request in wanting]
+    apart: list[Layout] = []
+    if ranks_per_node is not None:
+        ranks = [request for request in wanting if _is_rank(request)]
+        node_of = [node for node, count in enumerate(ranks_per_node) for _ in range(count)]
+        bundles = [
+            _sum(rank for rank, at in zip(ranks, node_of, strict=True) if at == node).bundle
+            for node in range(len(ranks_per_node))
+        ]
+        bundle_of = {rank.lane: node for rank, node in zip(ranks, node_of, strict=True)}
+        apart.append(Layout(bundles, "STRICT_SPREAD", bundle_of))
+        wanting = [request for request in wanting if not _is_rank(request)]
+    if wanting:
+        bundle_of = {request.lane: index for index, request in enumerate(wanting)}
+        apart.append(Layout([request.bundle for request in wanting], strategy, bundle_of))
+    return apart
+
+
+def _is_rank(request: ResourceRequest) -> bool:
+    return request.lane.startswith("learner")
+
+
+def _sum(requests: Iterable[ResourceRequest]) -> ResourceRequest:
+    each = list(requests)
+    return ResourceRequest("", sum(request.cpus for request in each), sum(request.gpus for request in each))
 
 
 def _largest(requests: list[ResourceRequest]) -> Resources:
-    ranks = [request for request in requests if request.lane.startswith("learner")]
-    together = ResourceRequest("learner", sum(rank.cpus for rank in ranks), sum(rank.gpus for rank in ranks))
-    each = [together, *requests]
+    each = [_sum(filter(_is_rank, requests)), *requests]
     return ResourceRequest("", max(part.cpus for part in each), max(part.gpus for part in each)).bundle
 
 
