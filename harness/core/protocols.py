@@ -69,8 +69,16 @@ class Learner(Protocol):
 
     lane: str
 
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """Take in a part of a batch whose other parts come later, the last one with ``update``; the same stages."""
+
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """Train on one batch; stages ``prepare_batch``, ``old_logprobs``, ``reference_logprobs``, ``update``."""
+        """Train on one batch; stages ``prepare_batch``, ``old_logprobs``, ``reference_logprobs``, ``update``.
+
+        Args:
+            step: the training step.
+            groups: of the batch; after ``accumulate`` those of the last part, which may be none.
+        """
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Make the current weights available to the Generators; stages ``weight_publish`` and ``weight_verify``.

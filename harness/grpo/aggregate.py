@@ -46,6 +46,16 @@ class Denominator:
                 fix="set it to the maximum number of response tokens",
             )
 
+    def __add__(self, other: Denominator) -> Denominator:
+        """Return that of both batches together."""
+        together = self.num_sequences + other.num_sequences, self.num_tokens + other.num_tokens
+        return Denominator(self.aggregation, *together, self.constant)
+
+    @property
+    def counted(self) -> int:
+        """What each token's weight is divided by and grows with the batch: its tokens or its rollouts, at least 1."""
+        return max(self.num_tokens if self.aggregation == "token_mean" else self.num_sequences, 1)
+
     def token_weights(self, response_mask_BT: Tensor) -> Tensor:
         """Return the weight of each token of these rows of the batch.
 
@@ -62,12 +72,12 @@ class Denominator:
         mask_BT = response_mask_BT.bool().float()
         match self.aggregation:
             case "sequence_mean":
-                return mask_BT / (self.num_sequences * mask_BT.sum(dim=1, keepdim=True).clamp(min=1))
+                return mask_BT / (self.counted * mask_BT.sum(dim=1, keepdim=True).clamp(min=1))
             case "token_mean":
-                return mask_BT / max(self.num_tokens, 1)
+                return mask_BT / self.counted
             case "constant":
                 assert self.constant is not None
-                return mask_BT / (self.num_sequences * self.constant)
+                return mask_BT / (self.counted * self.constant)
 
 
 def loss_denominator(

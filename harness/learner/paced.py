@@ -29,6 +29,7 @@ class PacedTrainer:
         megabytes: size of the weights, in units of 10^6 bytes.
         tensors: number of tensors, of equal sizes; the last one takes the rest.
         options: how many epochs there are; the rest is not used.
+        groups: of a rollout batch, by which the parts of one share its seconds.
         sleep: waits so many seconds.
 
     Raises:
@@ -41,6 +42,7 @@ class PacedTrainer:
         megabytes: float,
         tensors: int,
         options: TrainerOptions,
+        groups: int = 1,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.options = options
@@ -48,6 +50,7 @@ class PacedTrainer:
         self._update_s, self._sleep = update_s, sleep
         self._weights = made_up_weights(megabytes, tensors)
         self._steps_done = 0
+        self._groups, self._accumulated = groups, 0
 
     def prepare(
         self, groups: Sequence[RolloutGroup], plan: BatchPlan | None = None, step: int = 0
@@ -65,11 +68,17 @@ class PacedTrainer:
     def compute_reference_log_probs(self, batch: Sequence[RolloutGroup]) -> None:
         """Do nothing."""
 
+    def accumulate(self, step: int, batch: Sequence[RolloutGroup]) -> None:
+        """Sleep the share of a part of a batch."""
+        self._sleep(self._update_s * len(batch) / self._groups)
+        self._accumulated += len(batch)
+
     def train(
-        self, step: int, batch: Sequence[RolloutGroup], before_change: Callable[[], None] = lambda: None
+        self, step: int, batch: Sequence[RolloutGroup] | None, before_change: Callable[[], None] = lambda: None
     ) -> Metrics:
-        """Sleep ``update_s`` for each epoch and change the weights; return no metrics, since nothing was learnt."""
-        self._sleep(self._update_s * self.options.epochs_per_batch)
+        """Sleep what is left of each epoch's ``update_s``, change the weights; return no metrics: nothing is learnt."""
+        left, self._accumulated = 1 - self._accumulated / self._groups, 0
+        self._sleep(self._update_s * left * self.options.epochs_per_batch)
         before_change()
         self._steps_done += 1
         stamp(self._weights, self._steps_done)

@@ -84,7 +84,8 @@ class TrainerOptions:
         minibatches_per_epoch: optimizer steps of each pass.
         shuffle_minibatches: deal the groups to the minibatches anew in each pass; else they are consecutive rows.
         seed: of that.
-        gradient_accumulation_steps: microbatches of each optimizer step; they change memory, not the gradient.
+        gradient_accumulation_steps: microbatches of each optimizer step, or of each part of a batch that comes in
+            parts; they change memory, not the gradient.
         behaviour_is_engine: true with lag or replay, where the weights that sampled are gone, so that only the engine's
             log-probs speak for the policy that sampled; false where rollouts are of the Learner's current version.
         proximal: what the ratio divides by if ``behaviour_is_engine``. ``engine``: the engine's log-probs, which leave
@@ -226,6 +227,25 @@ class TrainingState:
     last_good: str
 
 
+@dataclass(frozen=True)
+class Accumulated:
+    """What the parts of a batch that came so far have added up to, as if they were the whole batch.
+
+    Attributes:
+        denominator: of their rows on all ranks.
+        loss: divided by that, as is the gradient that parameters have.
+        metrics: of this rank's rows in the optimizer step.
+        further: metrics of this rank's rows that are not of the optimizer step.
+        prompt_ids: of their groups.
+    """
+
+    denominator: Denominator
+    loss: float
+    metrics: Metrics
+    further: Metrics
+    prompt_ids: tuple[int, ...]
+
+
 class PolicyTrainer:
     """Owns the policy, the optimizer and the reference policy.
 
@@ -275,6 +295,7 @@ class PolicyTrainer:
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
+        self._accumulated: Accumulated | None = None
         self._watch_memory()
 
     def _watch_memory(self) -> None:
@@ -394,12 +415,45 @@ class PolicyTrainer:
             tallies |= self._exact_kl(batch, policy_in(self._previous), "kl/previous")
         batch.drift = to_metrics(tallies) | ({"kl/biased": Metric(1.0)} if stale else {})
 
-    def train(self, step: int, batch: PreparedBatch, before_change: Callable[[], None] = lambda: None) -> Metrics:
+    def accumulate(self, step: int, batch: PreparedBatch) -> None:
+        """Add the gradient of a part of a batch; ``train`` gets the last part and makes the only optimizer step.
+
+        The loss is a sum over rollouts or tokens, divided by their number, which is known when the last part is there.
+        So each part is divided by the number up to then, and what was added before is scaled to it: with n before and
+        m now, by n / (n + m). Several ranks exchange the gradient of each part.
+
+        Raises:
+            Interrupted: ``should_stop`` said so.
+        """
+        assert self.options.optimizer_steps_per_batch == 1, "a part of a batch with several optimizer steps"
+        assert not self._loss_scale.is_enabled(), "float16 would have to compute parts again that are gone"
+        self.offload.back("weights")
+        ((part,),), before = batch.plan.epochs, self._accumulated
+        own = self._denominator(part)
+        if before is None:
+            before = Accumulated(replace(own, num_sequences=0, num_tokens=0), 0.0, {}, {}, ())
+        denominator = own + before.denominator
+        share = before.denominator.counted / denominator.counted
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(share)
+        loss, metrics = self._gradients(batch, part, denominator, f"training step {step}")
+        self._accumulated = Accumulated(
+            denominator,
+            share * before.loss + loss,
+            combine_metrics([before.metrics, metrics]),
+            combine_metrics([before.further, self._further(batch)]),
+            before.prompt_ids + batch.prompt_ids,
+        )
+
+    def train(
+        self, step: int, batch: PreparedBatch | None, before_change: Callable[[], None] = lambda: None
+    ) -> Metrics:
         """Make every optimizer step of this training step.
 
         Args:
             step: its number.
-            batch: from ``prepare``.
+            batch: from ``prepare``; after ``accumulate`` the last part of one, None where that has no groups.
             before_change: called before each optimizer step, when its gradient is there.
 
         Raises:
@@ -411,13 +465,23 @@ class PolicyTrainer:
             with self.offload.resident("reference"):
                 copy_weights(self.model, policy_in(self._previous), self._ranks.held)
         parts: list[Metrics] = []
-        for epoch, minibatches in enumerate(batch.plan.epochs):
-            for index, minibatch in enumerate(minibatches):
-                number = (step * self.options.epochs_per_batch + epoch) * self.options.minibatches_per_epoch + index
-                where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
-                parts.append(self._optimizer_step(batch, minibatch, number, step, where, before_change))
+        if self._accumulated is not None and batch is not None:
+            self.accumulate(step, batch)
+        if (whole := self._accumulated) is not None:
+            self._accumulated, further = None, whole.further
+            where = f"training step {step}, prompts {list(whole.prompt_ids)}"
+            parts.append(self._optimizer_step(lambda: (whole.loss, whole.metrics), step, step, where, before_change))
+        else:
+            assert batch is not None
+            further = self._further(batch)
+            for epoch, minibatches in enumerate(batch.plan.epochs):
+                for index, minibatch in enumerate(minibatches):
+                    number = (step * self.options.epochs_per_batch + epoch) * self.options.minibatches_per_epoch + index
+                    where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
+                    gradients = partial(self._gradients, batch, minibatch, self._denominator(minibatch), where)
+                    parts.append(self._optimizer_step(gradients, number, step, where, before_change))
         self.optimizer_step_metrics = parts
-        metrics = combine_metrics(parts) | batch.drift | self._left_out(batch)
+        metrics = combine_metrics(parts) | further
         if self._reference is not None and self._reference.is_due(step):
             with self.offload.resident("reference"):
                 self._reference.follow(self.model, step)
@@ -484,18 +548,18 @@ class PolicyTrainer:
             else {f"{prefix}_exact": mean_tally(kl_BT[batch.home_B], rollouts.response_mask_BT[batch.home_B])}
         )
 
-    def _left_out(self, batch: PreparedBatch) -> Metrics:
-        """Return the share of rollouts without a token in the loss, where truncated ones are left out."""
+    def _further(self, batch: PreparedBatch) -> Metrics:
+        """Return the drift; where truncated rollouts are left out, also the share of those without tokens in the loss."""
         home_B = batch.home_B
         if not self.options.mask_truncated or not home_B.any():
-            return {}
+            return batch.drift
         empty_B = ~batch.rollouts.response_mask_BT.any(dim=1)[home_B]
-        return {"loss_mask/truncated_fraction": Metric(float(empty_B.float().mean()), count=len(empty_B))}
+        left_out = Metric(float(empty_B.float().mean()), count=len(empty_B))
+        return batch.drift | {"loss_mask/truncated_fraction": left_out}
 
     def _optimizer_step(
         self,
-        batch: PreparedBatch,
-        minibatch: OptimizerStepPlan,
+        gradients: Callable[[], tuple[float, Metrics]],
         number: int,
         step: int,
         where: str,
@@ -503,18 +567,19 @@ class PolicyTrainer:
     ) -> Metrics:
         """Make the optimizer step of this number, counted from 0 over the whole run.
 
-        A gradient that float16 cannot hold is computed again with half the loss scale.
+        ``gradients`` accumulates the gradient and returns what ``_gradients`` does. A gradient that float16 cannot hold
+        is computed again with half the loss scale.
         """
         learning_rate = self.options.learning_rate * self.options.schedule.share(number)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        loss, metrics = self._gradients(batch, minibatch, where)
+        loss, metrics = gradients()
         scale, grad_norm, overflows = self._loss_scale.get_scale(), self._gradient_norm(), 0
         while scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm):
             self._optimizer.zero_grad()
             self._loss_scale.update(scale / 2)
             overflows += 1
-            loss, metrics = self._gradients(batch, minibatch, where)
+            loss, metrics = gradients()
             scale, grad_norm = self._loss_scale.get_scale(), self._gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self._optimizer.zero_grad()
@@ -540,10 +605,14 @@ class PolicyTrainer:
         largest_norm = math.inf if self.options.max_grad_norm is None else self.options.max_grad_norm
         return self._ranks.clip_gradients(self.model.parameters(), largest_norm)
 
-    def _gradients(self, batch: PreparedBatch, minibatch: OptimizerStepPlan, where: str) -> tuple[float, Metrics]:
-        """Accumulate the gradient of a minibatch, times the loss scale; return its loss and its metrics."""
+    def _denominator(self, minibatch: OptimizerStepPlan) -> Denominator:
         options = self.options
-        denominator = Denominator(options.aggregation, minibatch.num_sequences, minibatch.num_tokens, options.constant)
+        return Denominator(options.aggregation, minibatch.num_sequences, minibatch.num_tokens, options.constant)
+
+    def _gradients(
+        self, batch: PreparedBatch, minibatch: OptimizerStepPlan, denominator: Denominator, where: str
+    ) -> tuple[float, Metrics]:
+        """Accumulate the gradient of a minibatch, times the loss scale; return its loss and its metrics."""
         self.offload.back("gradients")
         parts: list[Metrics] = []
         loss = torch.zeros((), device=self._device)

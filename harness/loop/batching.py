@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from itertools import islice
 from typing import Protocol
 
 from harness.core.types import RolloutGroup, ScoredBatch
@@ -24,6 +26,9 @@ class BatchAssembler(Protocol):
 
     def take(self, step: int) -> Batch:
         """Hand the batch over, its shards in order."""
+
+    def parts(self, step: int) -> Mapping[int, ScoredBatch]:
+        """The shards of this training step that are there, by number, the first to come first."""
 
     @property
     def waiting(self) -> int:
@@ -68,6 +73,10 @@ class InOrder:
         parts = self._parts.pop(step)
         self._waiting -= sum(map(_rollouts, parts.values()))
         return tuple(parts[index] for index in sorted(parts))
+
+    def parts(self, step: int) -> Mapping[int, ScoredBatch]:
+        """See ``BatchAssembler``."""
+        return self._parts.get(step, {})
 
     @property
     def waiting(self) -> int:
@@ -123,6 +132,10 @@ class FirstComeDropStale:
         batch = tuple(self._queue.popleft() for _ in range(self._shards))
         self._waiting -= sum(map(_rollouts, batch))
         return batch
+
+    def parts(self, step: int) -> Mapping[int, ScoredBatch]:
+        """See ``BatchAssembler``. Until the Learner's version changes, they stay in this order."""
+        return dict(enumerate(islice(self._queue, self._shards)))
 
     @property
     def waiting(self) -> int:

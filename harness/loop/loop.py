@@ -19,6 +19,9 @@ With ``overlapped_publish`` the Learner takes the next batch while version ``ste
 changes its weights only when they were copied, and begins to publish them only when that version is there
 (``wait_for_weights``).
 
+With ``stream`` the Learner takes the shards of batch ``step`` one by one, as each is scored, and its optimizer step
+comes with the last one.
+
 Each wait has a condition of its own, which is notified by whoever is named on the right, and at the end by the Learner:
 so an order costs the same among many Generators as among few.
 
@@ -42,7 +45,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -459,8 +462,9 @@ class _Lanes:
     async def _learner_lane(self) -> None:
         await self._publish()
         for step in range(self.version, self.plan.steps):
+            taken_in = await self._take_in_shards(step)
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, partial(self.assembler.ready, step), step)
-            await self._train_step(step)
+            await self._train_step(step, taken_in)
             if self.plan.is_checkpointed(self.version):
                 await self._save(step)
         await self._wait_until_published(self.plan.steps)
@@ -471,14 +475,38 @@ class _Lanes:
         self.learner_done = True
         self._notify(*_WAITS)
 
-    async def _train_step(self, step: int) -> None:
-        """Train on the batch that is ready. Its handles end with this call, so that while the Learner waits for the
-        next batch nobody but the replay buffer keeps rollouts alive.
+    async def _take_in_shards(self, step: int) -> set[int]:
+        """With ``stream``, take in all shards of a batch but the last, each as soon as it may be; return which."""
+        taken_in = set[int]()
+
+        def next_shard() -> int | None:
+            there = self.assembler.parts(step)
+            if self.plan.stream == "in_order":
+                return len(taken_in) if len(taken_in) in there else None
+            return next((shard for shard in there if shard not in taken_in), None)
+
+        while self.plan.stream is not None and len(taken_in) < len(self.generators) - 1:
+            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: next_shard() is not None, step)
+            shard = next_shard()
+            assert shard is not None
+            if groups := self.assembler.parts(step)[shard].groups:
+                self._check_consumption(step, groups)
+                await self.learner.accumulate(step, groups)
+            taken_in.add(shard)
+        return taken_in
+
+    async def _train_step(self, step: int, taken_in: Collection[int]) -> None:
+        """Train on the batch that is ready, of which the Learner may have taken in shards. Its handles end with this
+        call, so that while the Learner waits for the next batch nobody but the replay buffer keeps rollouts alive.
         """
         batch = self._take_batch(step)
         taken = self._choose(step, batch)
         queued, in_flight = self.assembler.waiting + (self.sampler.waiting if self.sampler else 0), self.in_flight
-        result = await self.learner.update(step, tuple(item.group for item in taken))
+        if taken_in:
+            rest = tuple(group for shard, part in enumerate(batch) if shard not in taken_in for group in part.groups)
+        else:
+            rest = tuple(item.group for item in taken)
+        result = await self.learner.update(step, rest)
         await self._wait_until_published(step)
         self._count_uses(taken)
         self.version = step + 1

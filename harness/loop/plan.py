@@ -13,6 +13,7 @@ from harness.core.types import Purpose, WorkItem
 from harness.loop.replay import ReplayOptions
 
 LagControl = Literal["wait", "drop", "in_flight"]
+Stream = Literal["in_order", "as_scored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ class LoopPlan:
         dynamic_sampling: None takes every group as it is.
         overlapped_publish: the Learner starts the next training step while it publishes its weights.
         checkpoint_every: training steps from one checkpoint to the next; 0 makes none.
+        stream: the Learner trains on each shard of a batch as soon as it is scored, with one optimizer step for all.
+            ``in_order``: not before those in front of it, so that sums do not depend on time. ``as_scored``: in the
+            order of arrival. None waits for the whole batch. Not with ``drop``, nor with replay.
     """
 
     steps: int
@@ -62,6 +66,7 @@ class LoopPlan:
     dynamic_sampling: DynamicSamplingOptions | None = None
     overlapped_publish: bool = False
     checkpoint_every: int = 0
+    stream: Stream | None = None
 
     @property
     def is_synchronous(self) -> bool:

@@ -36,7 +36,7 @@ from harness.run.workers import (
 )
 from harness.scenario import Scenario
 from harness.scenario.batch_plan import num_tokens
-from harness.scenario.learner import in_shards, mesh_shape, offloaded, zero_stage
+from harness.scenario.learner import in_shards, mesh_shape, microbatches, offloaded, zero_stage
 from harness.scenario.loop_plan import rank_lanes
 from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
@@ -198,7 +198,8 @@ def _paced_trainer(
     from harness.learner.paced import PacedTrainer
 
     settings: Any = scenario.model
-    return PacedTrainer(settings.update_s, settings.megabytes, settings.tensors, trainer_options(scenario))
+    options, groups = trainer_options(scenario), scenario.prompts_per_batch
+    return PacedTrainer(settings.update_s, settings.megabytes, settings.tensors, options, groups)
 
 
 def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
@@ -335,7 +336,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
         minibatches_per_epoch=scenario.minibatches_per_epoch,
         shuffle_minibatches=scenario.shuffle_minibatches,
         seed=scenario.seed,
-        gradient_accumulation_steps=scenario.gradient_accumulation_steps,
+        gradient_accumulation_steps=microbatches(scenario),
         behaviour_is_engine=scenario.behaviour_is_older,
         proximal=loss.proximal,
         monitor_kl=kl.monitor,

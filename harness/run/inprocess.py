@@ -113,6 +113,10 @@ class InProcessLearner:
         self.lane = worker.lane
         self.policy_folder: Path | None = None
 
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """See ``protocols.Learner``."""
+        await _on(self._executor, lambda: self._worker.accumulate(step, groups))
+
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``protocols.Learner``."""
         return await _on(self._executor, lambda: self._worker.update(step, groups))

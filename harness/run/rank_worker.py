@@ -32,17 +32,17 @@ from harness.transports.sharded import ShardSender
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank returns of a training step.
+    """What a rank returns of a training step, or of a part of its batch.
 
     Attributes:
-        result: of its rows.
+        result: of its rows; None of a part after which others come.
         probe_rows: by whose tokens the next sync is proven.
         waited_s: seconds that it waited until all ranks were ready for the first collective.
         seconds: that its thread computed, was runnable and was blocked, from then to the end of the step; see
             ``ThreadTime``. None where a GPU computes, which the thread's clocks do not see.
     """
 
-    result: UpdateResult
+    result: UpdateResult | None
     probe_rows: Sequence[ProbeRow] | None
     waited_s: float
     seconds: tuple[float, float | None, float] | None
@@ -102,13 +102,25 @@ class LearnerRank(LearnerWorker):
         self._shard_sender = shard_sender
         self.plans = shards.agree(trainer.weights()) if shard_sender is not None else ()
 
-    def update_together(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan) -> RankResult:
+    def accumulate_together(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan) -> RankResult:
+        """Take in this rank's share of a part of a batch; see ``LearnerWorker.accumulate``.
+
+        Raises:
+            RunStopped: the ranks were handed different plans.
+        """
+        self.accumulate(step, groups, plan)
+        return self._result(None)
+
+    def update_together(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None) -> RankResult:
         """Train on this rank's share; see ``LearnerWorker.update``.
 
         Raises:
             RunStopped: the ranks were handed different plans.
         """
-        result = self.update(step, groups, plan)
+        self._waited_s, self._began = 0.0, thread_time()
+        return self._result(self.update(step, groups, plan))
+
+    def _result(self, result: UpdateResult | None) -> RankResult:
         seconds = thread_time().since(self._began) if self._on_cpu else None
         return RankResult(result, self._probe_rows, self._waited_s, seconds)
 

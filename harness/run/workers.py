@@ -80,6 +80,8 @@ class Trainer(Protocol):
 
     def compute_reference_log_probs(self, batch: Any) -> None: ...
 
+    def accumulate(self, step: int, batch: Any) -> None: ...
+
     def train(self, step: int, batch: Any, before_change: Callable[[], None] = ...) -> Metrics: ...
 
     def weights(self) -> Mapping[str, torch.Tensor]: ...
@@ -420,15 +422,43 @@ class LearnerWorker:
         self.publish_lane = lane if overlapped is None else publisher_lane(lane)
         self._probe_rows = first_probe
         self._state: LearnerState | None = None
+        self._has_accumulated = False
+
+    def accumulate(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None = None) -> None:
+        """Take in a part of a rollout batch; ``update`` gets the last one. The weights stay as they are.
+
+        Args:
+            step, groups, plan: see ``update``; of this part.
+        """
+        batch, _ = self._pass_over(step, groups, plan)
+        with self.tracer.span(self.lane, Stage.UPDATE, step, step):
+            self.trainer.accumulate(step, batch)
+        self._has_accumulated = True
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None = None) -> UpdateResult:
         """Train on one rollout batch; the version becomes ``step + 1``. Of some steps a group is kept to be read.
 
         Args:
             step: the training step.
-            groups: all groups; a rank of several has the data of those that it trains on.
-            plan: which rank trains on what; None: there is one process.
+            groups: all groups, after ``accumulate`` those of the last part, if it has any; a rank of several has the
+                data of those that it trains on.
+            plan: which rank trains on what; None: there is one process, or no group.
         """
+        batch, examples = None, ()
+        if groups or not self._has_accumulated:
+            batch, examples = self._pass_over(step, groups, plan)
+        with self.tracer.span(self.lane, Stage.UPDATE, step, step):
+            metrics = self.trainer.train(step, batch, partial(self._wait_until_copied, step)) | self._offload.metrics()
+        self._has_accumulated = False
+        if self.overlapped is not None:
+            self.overlapped.hand_over(step + 1, Leaving(self.trainer.weights(), self._proof(step + 1)))
+        optimizer_steps = self.trainer.options.optimizer_steps_per_batch
+        return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
+
+    def _pass_over(
+        self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None
+    ) -> tuple[Any, tuple[ExampleRollout, ...]]:
+        """Prepare groups for the trainer, with all log-probs; of some steps return rollouts to be read, too."""
         with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
             batch = self.trainer.prepare(groups, plan, step)
             examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
@@ -443,15 +473,10 @@ class LearnerWorker:
                 self.tracer.span(self.lane, Stage.REFERENCE_LOGPROBS, step, step),
             ):
                 self.trainer.compute_reference_log_probs(batch)
-        with self.tracer.span(self.lane, Stage.UPDATE, step, step):
-            metrics = self.trainer.train(step, batch, partial(self._wait_until_copied, step)) | self._offload.metrics()
         if self._probe_rows is not None:
             held = [group.data for group in groups if group.data is not None]
             self._probe_rows = probe_rows(held) or self._probe_rows
-        if self.overlapped is not None:
-            self.overlapped.hand_over(step + 1, Leaving(self.trainer.weights(), self._proof(step + 1)))
-        optimizer_steps = self.trainer.options.optimizer_steps_per_batch
-        return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
+        return batch, examples
 
     def _before_passes(self, step: int, plan: BatchPlan | None) -> None:
         """Do what is to be done before the policy is first called in a training step: nothing without other ranks."""

@@ -23,6 +23,9 @@ Phase = Literal[
 ]
 """What a Learner does: ``sampling`` is all of the time between two training steps. The previous policy is replaced in
 ``reference_update`` too."""
+ONE_STEP = "since the weights change once, behind the last part"
+BATCH_WIDE = ("batch_normalized_rewards", "batch_whitened_rewards")
+"""Advantages that divide by a figure of the whole batch."""
 MOST_ADDED_AT_ONCE = 50_000_000
 """Most gradients that DeepSpeed adds up at once. Its own 500 million would be 2 GB, for a small model too."""
 
@@ -102,6 +105,9 @@ class LearnerSettings(Section):
     """What leaves the device between phases; null: nothing, and nothing of it is measured."""
     overlapped_publish: bool = False
     """Publish weights while the next training step runs forward and backward; its optimizer step waits for the copy."""
+    stream: Literal["in_order", "as_scored"] | None = None
+    """Train on each Generator's part of a batch when it is scored, in the batch's order or in that of arrival, with one
+    optimizer step for all; null: when the whole batch is."""
 
 
 def mesh_shape(scenario: Scenario) -> MeshShape:
@@ -137,6 +143,22 @@ def offloaded(scenario: Scenario) -> frozenset[Held]:
 def is_resident(held: Held, phase: Phase, leaving: frozenset[Held]) -> bool:
     """Return whether a Learner has this on its device in a phase, where ``leaving`` leaves between phases."""
     return held not in leaving or phase in _USED_IN[held]
+
+
+def microbatches(scenario: Scenario) -> int:
+    """Return the microbatches of each rank in what it is given at once: an optimizer step, or a part that streams."""
+    return -(-scenario.gradient_accumulation_steps // _parts(scenario))
+
+
+def given_at_once(scenario: Scenario) -> int:
+    """Return the most responses of an optimizer step, or of a part that streams."""
+    if scenario.learner.stream is None:
+        return scenario.train_batch_size
+    return -(-scenario.prompts_per_batch // _parts(scenario)) * scenario.group_size
+
+
+def _parts(scenario: Scenario) -> int:
+    return 1 if scenario.learner.stream is None else scenario.placement.generator.count
 
 
 def zero_stage(scenario: Scenario) -> ZeroStage:
@@ -310,6 +332,57 @@ def publish_overlaps_training(scenario: Scenario) -> Problem | None:
     return None
 
 
+def stream_adds_up(scenario: Scenario) -> Problem | None:
+    """Parts of a batch add up where it is all fresh, has one optimizer step, and no rollout depends on the others."""
+    key, delta = "learner.stream", scenario.advantage.delta_for(scenario.loss.type)
+    how = scenario.learner.stream
+    if how is None:
+        return None
+    generators, sharding = scenario.placement.generator.count, scenario.learner.sharding
+    several_ranks = scenario.placement.learner.ranks > 1
+    refused: tuple[tuple[bool, str, object, str, str], ...] = (
+        (generators == 1, "placement.generator.count", generators, "2 or more", "which makes the parts of a batch"),
+        (scenario.placement.colocated, "placement.colocated", "true", "false", "since it trains beside Generators"),
+        (scenario.epochs_per_batch > 1, "epochs_per_batch", scenario.epochs_per_batch, "1", ONE_STEP),
+        (scenario.minibatches_per_epoch > 1, "minibatches_per_epoch", scenario.minibatches_per_epoch, "1", ONE_STEP),
+        (scenario.replay.capacity > 0, "replay.capacity", scenario.replay.capacity, "0", "since it samples batches"),
+        (scenario.lag_control == "drop", "lag_control", "drop", "wait or in_flight", "since parts have no order there"),
+        (
+            delta in (*BATCH_WIDE, "own"),
+            "advantage.delta",
+            delta,
+            "one of a group alone, such as normalized_rewards",
+            "since others are of the whole batch",
+        ),
+        (
+            scenario.model.precision == "float16",
+            "model.precision",
+            "float16",
+            "bfloat16 or float32",
+            "since a gradient that does not fit would need all parts again",
+        ),
+        (
+            several_ranks and sharding == "deepspeed",
+            "learner.sharding",
+            sharding,
+            "ddp or fsdp2",
+            "since its engine keeps the gradients",
+        ),
+        (
+            bool(offloaded(scenario)),
+            "learner.offload",
+            "set",
+            "null",
+            "since the Learner would not be without work while Generators sample",
+        ),
+    )
+    for breaks, other, value, bound, why in refused:
+        if breaks:
+            what = f"{key} is {how} and {other} is {value}, must be {bound}, {why}"
+            return broken(what, f"set {other} to {bound}, or {key} to null", key, other)
+    return None
+
+
 def ranks_have_rows(scenario: Scenario) -> Problem | None:
     """Each rank that takes rollouts of its own has some in every optimizer step."""
     if scenario.placement.learner.ranks == 1 or scenario.learner.sharding == "none":
@@ -365,6 +438,7 @@ LEARNER_RULES = (
     deepspeed_trains_float32,
     mesh_takes_all_ranks,
     publish_overlaps_training,
+    stream_adds_up,
     ranks_have_rows,
     rank_faults_strike,
     ranks_stand_on_nodes,

@@ -29,6 +29,7 @@ def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPl
         replay=replay_options(scenario),
         dynamic_sampling=dynamic_sampling_options(scenario, num_train),
         overlapped_publish=scenario.learner.overlapped_publish,
+        stream=scenario.learner.stream,
     )
 
 

@@ -32,7 +32,7 @@ from harness.core.trace import Stage
 from harness.core.types import RolloutGroup
 from harness.models.shape import Shape, shape_for
 from harness.scenario import Scenario
-from harness.scenario.learner import in_shards
+from harness.scenario.learner import in_shards, microbatches
 
 Features = dict[str, float]
 Group = tuple[int, Sequence[int]]
@@ -342,6 +342,11 @@ class Workload:
         minibatches = scenario.minibatches_per_epoch
         return update_features(self.shape, groups, self._microbatch(groups), scenario.epochs_per_batch, minibatches)
 
+    def accumulate(self, groups: Sequence[Group]) -> Features:
+        """Count the passes with gradients over a part of a batch, behind which there is no optimizer step."""
+        features = self.update(groups)
+        return features | dict.fromkeys(features.keys() & {"optimizer_step", "parameter_gb"}, 0.0)
+
     def sync(self, first: bool) -> Features:
         """Count what a part of a weight sync moves."""
         features = self._syncs.get(first)
@@ -363,7 +368,7 @@ class Workload:
 
     def _microbatch(self, groups: Sequence[Group]) -> int:
         rows = sum([len(lengths) for _, lengths in groups])
-        return max(1, -(-rows // (self.scenario.minibatches_per_epoch * self.scenario.gradient_accumulation_steps)))
+        return max(1, -(-rows // (self.scenario.minibatches_per_epoch * microbatches(self.scenario))))
 
 
 def decode_steps(lengths: Sequence[int], slots: int) -> int:

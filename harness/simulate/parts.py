@@ -27,7 +27,7 @@ from harness.core.types import (
 )
 from harness.scenario import Scenario
 from harness.simulate.cost_model import Seconds
-from harness.simulate.features import Group, Workload, sizes_of
+from harness.simulate.features import Features, Group, Workload, sizes_of
 from harness.simulate.ranks import RankCosts
 from harness.simulate.timeline import CallPlan, StagePlan, Times, make_stage
 
@@ -51,8 +51,11 @@ class CostSource(Protocol):
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
         """Return a Scorer's call."""
 
-    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        """Return the Learner's call that trains on these groups."""
+    def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """Return the Learner's call that takes in these groups of a batch."""
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...], taken_in: int = 0) -> CallPlan:
+        """Return the Learner's call that trains on these groups, after it has taken in so many others of the batch."""
 
     def publish(self, version: int) -> CallPlan:
         """Return the Learner's call that publishes a policy version."""
@@ -193,10 +196,17 @@ class SimulatedLearner:
         self._copied = asyncio.Event()
         self.optimizer_steps, self._weights = optimizer_steps, (weight_bytes, weight_tensors)
         self.readable: set[int] = set()
+        self._taken_in = 0
+
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """Take the time of a part of a training step."""
+        await self.timeline.run(self._costs.accumulate(step, groups), step, step)
+        self._taken_in += len(groups)
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """Take the time of a training step."""
-        plan = self._costs.update(step, groups)
+        """Take the time of a training step, or of what is left of it."""
+        plan = self._costs.update(step, groups, self._taken_in)
+        self._taken_in = 0
         if self._publisher is not None:
             first, plan = _at_first_optimizer_step(plan, self.optimizer_steps)
             await self.timeline.run(first, step, step)
@@ -324,12 +334,33 @@ class ProfileCosts:
         request_s = self._transit("score", "there", item.step, counted)
         return CallPlan((stage,), request_s, self._transit("score", "back", item.step, counted))
 
-    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+    def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
         """See ``CostSource``."""
-        counted, model, training = sizes_of(groups), self._model, self._work.training
+        training = self._work.training | {Stage.UPDATE: self._work.accumulate}
+        return self._train(step, groups, training, len(groups))
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...], taken_in: int = 0) -> CallPlan:
+        """See ``CostSource``."""
+        training = self._work.training if groups or not taken_in else {Stage.UPDATE: self._work.update}
+        plan = self._train(step, groups, training, self._work.scenario.prompts_per_batch - taken_in)
+        if not self._proves_when_trained:
+            return plan
+        units = self._work.sync(first=False)
+        verify_s = self._seconds.seconds("weight_verify", self._lane, step + 1, units, part="learner")
+        return plan._replace(stages=[*plan.stages, self._stage(Stage.WEIGHT_VERIFY, verify_s)])
+
+    def _train(
+        self,
+        step: int,
+        groups: tuple[RolloutGroup, ...],
+        training: Mapping[Stage, Callable[[Sequence[Group]], Features]],
+        paced: int,
+    ) -> CallPlan:
+        """Return a call that trains; a paced Learner takes the time of so many groups of a batch."""
+        counted, model, scenario = sizes_of(groups), self._model, self._work.scenario
         if model.type == "paced":
             stages = [self._stage(stage, 0.0) for stage in training if stage is not Stage.UPDATE]
-            update_s = self._work.scenario.epochs_per_batch * model.update_s
+            update_s = scenario.epochs_per_batch * model.update_s * paced / scenario.prompts_per_batch
             stages.append(self._stage(Stage.UPDATE, update_s, works=False))
         else:
             shared = {} if self._ranks is None else self._ranks.stages(step, counted)
@@ -342,10 +373,6 @@ class ProfileCosts:
                 )
                 for stage, count in training.items()
             ]
-        if self._proves_when_trained:
-            units = self._work.sync(first=False)
-            verify_s = self._seconds.seconds("weight_verify", self._lane, step + 1, units, part="learner")
-            stages.append(self._stage(Stage.WEIGHT_VERIFY, verify_s))
         request_s = self._transit("update", "there", step, counted)
         return CallPlan(stages, request_s, self._transit("update", "back", step))
 

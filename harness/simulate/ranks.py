@@ -145,6 +145,9 @@ def check_ranks_are_priced(scenario: Scenario, machine: MachineProfile) -> None:
     if zero:
         what = f"what the ranks of DeepSpeed exchange (mode {zero[0]}) is not priced by any profile"
         raise UserError(what, "learner.sharding", "simulate with learner.sharding ddp or fsdp2")
+    if modes and scenario.learner.stream is not None:
+        what = "what several ranks exchange for each part of a batch (learner.stream) is not priced"
+        raise UserError(what, "learner.stream", "simulate with learner.stream null, or with one process")
     known = {cost.where.get("mode") for cost in machine.stages if cost.stage == EXCHANGE}
     missing = [f"exchange of the mode {mode}" for mode in modes if mode not in known]
     links: dict[str, set[str]] = {}

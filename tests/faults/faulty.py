@@ -278,6 +278,10 @@ class FaultyLearner(_FaultyPart[SimulatedLearner]):
             self.tracer, self._cost("update"), self._cost("publish"), self.schedule.epochs, lane=self.lane
         )
 
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """See ``Learner``."""
+        await self._call("accumulate", lambda part, _: part.accumulate(step, groups))
+
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``Learner``."""
         result, _ = await self._call("update", lambda part, _: part.update(step, groups))

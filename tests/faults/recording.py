@@ -60,6 +60,10 @@ class WatchedLearner:
     def __init__(self, part: FaultyLearner, books: Books) -> None:
         self.part, self.books, self.lane = part, books, part.lane
 
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """See ``Learner``; no schedule has parts of a batch."""
+        await self.part.accumulate(step, groups)
+
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``Learner``."""
         self.books.update_begins(step, groups)

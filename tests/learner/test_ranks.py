@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +52,10 @@ def keep(trainer: PolicyTrainer) -> None:
 
 def train(
     options: TrainerOptions,
-    batches: list[tuple[RolloutGroup, ...]],
+    batches: Sequence[Any],
     change: Callable[[PolicyTrainer], None] = keep,
     ranks: Ranks | None = None,
+    on: Callable[..., Metrics] = train_on,
 ) -> Trained:
     """Train from the same initial weights, on this rank's share of each batch."""
     first = ranks is None or dist.get_rank() == 0
@@ -69,7 +70,7 @@ def train(
         zero_grad()
 
     trainer._optimizer.zero_grad = note_gradients  # type: ignore[method-assign, assignment]
-    metrics = train_on(trainer, batches, None if ranks is None else ranks.data_rank)
+    metrics = on(trainer, batches, None if ranks is None else ranks.data_rank)
     return {name: whole(tensor) for name, tensor in trainer.weights().items()}, gradients, metrics
 
 

@@ -11,6 +11,7 @@ import torch
 from harness.core.types import Completion, GroupData, Metrics, Prompt, RolloutGroup
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.trainer import PreparedBatch
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 
@@ -57,7 +58,20 @@ def train_on(
         data_rank: of a rank, which is given the data of its own groups alone; None: of the only process.
         first_step: number of the first batch's training step.
     """
-    for step, made in enumerate(batches, first_step):
+    return train_on_parts(trainer, [(made,) for made in batches], data_rank, first_step)
+
+
+def train_on_parts(
+    trainer: PolicyTrainer,
+    batches: Sequence[tuple[tuple[RolloutGroup, ...], ...]],
+    data_rank: int | None = None,
+    first_step: int = 0,
+) -> Metrics:
+    """Make a training step of each batch, which comes in parts; see ``train_on``."""
+
+    def passed_over(step: int, made: tuple[RolloutGroup, ...]) -> PreparedBatch | None:
+        if not made:
+            return None
         given, plan = made, trainer.plan(step, made)
         if data_rank is not None:
             held = plan.groups_of(data_rank)
@@ -67,7 +81,14 @@ def train_on(
             trainer.compute_old_log_probs(batch)
         if trainer.options.needs_reference:
             trainer.compute_reference_log_probs(batch)
-        metrics = trainer.train(step, batch)
+        return batch
+
+    for step, (*first, last) in enumerate(batches, first_step):
+        for part in first:
+            batch = passed_over(step, part)
+            assert batch is not None
+            trainer.accumulate(step, batch)
+        metrics = trainer.train(step, passed_over(step, last))
     return metrics
 
 

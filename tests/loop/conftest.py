@@ -24,6 +24,7 @@ from harness.loop import (
     StepReport,
     run_loop,
 )
+from harness.loop.plan import Stream
 from harness.loop.replay import ReplayOptions
 from harness.simulate.clock import run_virtual
 from tests.stand_ins.simulated_parts import (
@@ -88,6 +89,7 @@ class Setup:
     fails: Fails = lambda item, prompt_id: False
     dynamic_sampling: DynamicSamplingOptions | None = None
     overlapped_publish: bool = False
+    stream: Stream | None = None
     is_flat: Fails = lambda item, prompt_id: True
     generator_dies: Sequence[Dies] = ()
     scorer_dies: Sequence[Dies] = ()
@@ -105,6 +107,7 @@ class Setup:
             replay=self.replay,
             dynamic_sampling=self.dynamic_sampling,
             overlapped_publish=self.overlapped_publish,
+            stream=self.stream,
         )
 
     def generator(self, index: int, tracer: RecordingTracer) -> Generator:
@@ -180,7 +183,11 @@ def simulate_run(story: Story | None = None, **settings: object) -> Seen:
             [setup.generator(index, tracer) for index in range(len(setup.generate))],
             [setup.scorer(index, tracer) for index in range(len(setup.score))],
             simulated_learner(
-                tracer, constant(setup.update), constant(setup.publish), overlapped=setup.overlapped_publish
+                tracer,
+                constant(setup.update),
+                constant(setup.publish),
+                overlapped=setup.overlapped_publish,
+                groups=len(setup.batch_prompts(0)),
             ),
             setup.plan,
             tracer,

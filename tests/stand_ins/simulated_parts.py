@@ -122,6 +122,7 @@ class ConstantCosts:
     update_cost: Cost = FREE
     publish_cost: Cost = FREE
     epochs_per_batch: int = 1
+    groups: int = 1
 
     def load(self, version: int) -> CallPlan:
         """See ``CostSource``."""
@@ -138,9 +139,14 @@ class ConstantCosts:
         """See ``CostSource``."""
         return _call(stage_of(item, Stage.SCORE), self.score_cost(item.step))
 
-    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+    def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """See ``CostSource``: the share of these groups in a batch of ``groups``."""
+        return _call(Stage.UPDATE, self.update_cost(step) * len(groups) / self.groups)
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...], taken_in: int = 0) -> CallPlan:
         """See ``CostSource``: ``epochs_per_batch`` passes."""
-        return _call(Stage.UPDATE, self.epochs_per_batch * self.update_cost(step))
+        share = (self.groups - taken_in) / self.groups
+        return _call(Stage.UPDATE, self.epochs_per_batch * self.update_cost(step) * share)
 
     def publish(self, version: int) -> CallPlan:
         """See ``CostSource``."""
@@ -223,9 +229,15 @@ def simulated_learner(
     lane: str = "learner",
     of: type[L] = SimulatedLearner,  # type: ignore[assignment]
     overlapped: bool = False,
+    groups: int = 1,
 ) -> L:
-    """Return a Learner of ``epochs_per_batch`` passes of ``update_cost`` each; ``of`` may be a class of its own."""
-    costs = ConstantCosts(update_cost=update_cost, publish_cost=publish_cost, epochs_per_batch=epochs_per_batch)
+    """Return a Learner of ``epochs_per_batch`` passes of ``update_cost`` each; ``of`` may be a class of its own.
+
+    Parts of a batch of ``groups`` groups take their share.
+    """
+    costs = ConstantCosts(
+        update_cost=update_cost, publish_cost=publish_cost, epochs_per_batch=epochs_per_batch, groups=groups
+    )
     publisher = SleepingTimeline(tracer, publisher_lane(lane)) if overlapped else None
     return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes, 1, publisher, tracer)
 

@@ -171,14 +171,14 @@ class PartActor:
                 numbers = {id(part): number for number, part in enumerate(data)}
                 bare = tuple(replace(group, data=numbers[id(group.data)]) for group in scored.groups)
                 return self._reply(replace(scored, groups=bare))
-            case "update":
+            case "accumulate" | "update":
                 step, groups, *data = arguments
-                return self._reply(self._worker.update(step, _with_data(groups, data)))
-            case "update_together":
+                return self._reply(getattr(self._worker, method)(step, _with_data(groups, data)))
+            case "accumulate_together" | "update_together":
                 step, groups, plan, held, *data = arguments
                 with_data = dict(zip(held, data, strict=True))
                 given = tuple(replace(group, data=with_data.get(place)) for place, group in enumerate(groups))
-                return self._reply(self._worker.update_together(step, given, plan))
+                return self._reply(getattr(self._worker, method)(step, given, plan))
         return self._reply(getattr(self._worker, method)(*arguments))
 
     def outgoing(self, *arguments: Any) -> list[torch.Tensor]:
@@ -607,13 +607,21 @@ class LearnerHandle:
         self.part, self.lane, self._tensor_transport = part, part.lane, tensor_transport
         self.policy_folder: Path | None = None
 
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """See ``protocols.Learner``."""
+        await self._train("accumulate", step, groups)
+
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``protocols.Learner``."""
+        result = await self._train("update", step, groups)
+        assert isinstance(result, UpdateResult)
+        return result
+
+    async def _train(self, method: str, step: int, groups: tuple[RolloutGroup, ...]) -> Any:
         data = [group.data for group in groups]
         result, _ = await self.part.call(
-            "update", step, without_data(groups), *data, stage=Stage.UPDATE, step=step, version=step
+            method, step, without_data(groups), *data, stage=Stage.UPDATE, step=step, version=step
         )
-        assert isinstance(result, UpdateResult)
         return result
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:

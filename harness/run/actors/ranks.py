@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,8 @@ from harness.scenario.batch_plan import BatchPlan
 from harness.scenario.learner import MeshShape
 
 T = TypeVar("T")
+Part = tuple[BatchPlan | None, Sequence[RankResult]]
+"""Groups that the ranks trained on together, None without any, and what each one returned of them."""
 LAST_WORDS_S = 5.0
 """Seconds in which the other ranks may say what happened, when one has failed."""
 
@@ -53,26 +55,41 @@ class RanksHandle:
         self.policy_folder: Path | None = None
         self._probe_rows: Sequence[ProbeRow] | None = None
         self._saved: dict[int, SavedState] = {}
+        self._accumulated: list[Part] = []
+
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """See ``protocols.Learner``. Each part has a plan of its own."""
+        self._accumulated.append(await self._train("accumulate_together", step, groups))
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``protocols.Learner``. A rank is sent the rollouts that it trains on."""
-        plan = plan_training_step(step, groups, self._options, self._mesh.data_ranks)
+        parts = [*self._accumulated, await self._train("update_together", step, groups)]
+        self._accumulated = []
+        results = [each.result for rank, each in enumerate(parts[-1][1]) if self._mesh.speaks(rank)]
+        result = one_result([each for each in results if each is not None])
+        plans = [plan for plan, _ in parts if plan is not None]
+        return replace(
+            result,
+            metrics=dict(result.metrics) | {"balance/tokens_max_over_mean": Metric(_imbalance(plans))},
+            ranks=_added([rank_steps(plan, found, self._mesh) for plan, found in parts]),
+        )
+
+    async def _train(self, method: str, step: int, groups: tuple[RolloutGroup, ...]) -> Part:
+        plan = plan_training_step(step, groups, self._options, self._mesh.data_ranks) if groups else None
         bare = without_data(groups)
 
         async def of_rank(rank: int, part: ActorPart) -> RankResult:
-            held = plan.groups_of(self._mesh.data_rank(rank))
+            held = [] if plan is None else plan.groups_of(self._mesh.data_rank(rank))
             data = [groups[place].data for place in held]
             result, _ = await part.call(
-                "update_together", step, bare, plan, held, *data, stage=Stage.UPDATE, step=step, version=step
+                method, step, bare, plan, held, *data, stage=Stage.UPDATE, step=step, version=step
             )
             assert isinstance(result, RankResult)
             return result
 
         found = await self._together(of_rank, step)
         self._probe_rows = next((each.probe_rows for each in found if each.probe_rows), None)
-        result = one_result([each.result for rank, each in enumerate(found) if self._mesh.speaks(rank)])
-        balance = {"balance/tokens_max_over_mean": Metric(plan.imbalance)}
-        return replace(result, metrics=dict(result.metrics) | balance, ranks=rank_steps(plan, found, self._mesh))
+        return plan, found
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``protocols.Learner``.
@@ -198,7 +215,27 @@ def _says_least(error: BaseException) -> int:
     return 2 if type(error) is RunStopped else 1
 
 
-def rank_steps(plan: BatchPlan, found: Sequence[RankResult], mesh: MeshShape) -> tuple[RankStep, ...]:
+def _imbalance(plans: Sequence[BatchPlan]) -> float:
+    """See ``BatchPlan.imbalance``; the ranks wait for each other in each part of a batch."""
+    if len(plans) == 1:
+        return plans[0].imbalance
+    return sum(max(plan.tokens) for plan in plans) * len(plans[0].tokens) / sum(sum(plan.tokens) for plan in plans)
+
+
+def _added(parts: Sequence[tuple[RankStep, ...]]) -> tuple[RankStep, ...]:
+    """Add up, rank by rank, what was done for the parts of a batch."""
+
+    def total(values: Iterable[Any]) -> Any:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    return tuple(
+        RankStep(*(total(getattr(each, name) for each in of_rank) for name in RankStep.__slots__))
+        for of_rank in zip(*parts, strict=True)
+    )
+
+
+def rank_steps(plan: BatchPlan | None, found: Sequence[RankResult], mesh: MeshShape) -> tuple[RankStep, ...]:
     """Return what each rank did in a training step, of its share of the plan and of what it measured.
 
     The ranks left their first agreement together, so the one that waited least was last: no two clocks are compared.
@@ -208,7 +245,8 @@ def rank_steps(plan: BatchPlan, found: Sequence[RankResult], mesh: MeshShape) ->
         share = mesh.data_rank(rank)
         computing_s, runnable_s, blocked_s = each.seconds or (None, None, None)
         late_s = longest_s - each.waited_s
-        steps.append(RankStep(plan.tokens[share], plan.costs[share], computing_s, runnable_s, blocked_s, late_s))
+        work = (0, 0.0) if plan is None else (plan.tokens[share], plan.costs[share])
+        steps.append(RankStep(*work, computing_s, runnable_s, blocked_s, late_s))
     return tuple(steps)
 
 

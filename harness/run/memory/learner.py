@@ -16,7 +16,15 @@ from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_byte
 from harness.models.shape import Shape
 from harness.run.memory.amounts import WIDTH, Amount
 from harness.scenario import Scenario
-from harness.scenario.learner import MOST_ADDED_AT_ONCE, MeshShape, in_shards, mesh_shape, zero_stage
+from harness.scenario.learner import (
+    MOST_ADDED_AT_ONCE,
+    MeshShape,
+    given_at_once,
+    in_shards,
+    mesh_shape,
+    microbatches,
+    zero_stage,
+)
 from harness.scenario.loop_plan import on_one_thread
 
 _LAYERS_AT_ONCE = 4
@@ -53,7 +61,7 @@ def shares_of(scenario: Scenario) -> Shares:
     cut = Fraction(1, mesh.shard * mesh.tensor)
     if is_copied(scenario):
         return Shares(cut, 2 * cut, 2 * cut, cut)
-    waits = scenario.gradient_accumulation_steps > 1 and mesh.data_ranks > 1
+    waits = microbatches(scenario) > 1 and mesh.data_ranks > 1
     return Shares(cut, Fraction(1, mesh.tensor) if waits else cut, 2 * cut, cut)
 
 
@@ -161,8 +169,8 @@ def _copies(scenario: Scenario) -> int:
 def _microbatch(scenario: Scenario, prompt: int) -> Batch:
     """The largest microbatch of the rank that has most rows."""
     mesh = mesh_shape(scenario) if _several(scenario) else MeshShape()
-    share = largest_share(scenario.train_batch_size, scenario.group_size, mesh.data_ranks)
-    rows = math.ceil(share / scenario.gradient_accumulation_steps)
+    share = largest_share(given_at_once(scenario), scenario.group_size, mesh.data_ranks)
+    rows = math.ceil(share / microbatches(scenario))
     return Batch(rows, min(rows, math.ceil(rows / scenario.group_size)), prompt, scenario.sampling.max_tokens)
 
 

@@ -455,6 +455,10 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
     _refuse(again, "sampled groups again (dynamic_sampling), so that its stages cannot be told from their rollouts")
     beside = [run for run in training if run.setting("learner.overlapped_publish")]
     _refuse(beside, "published weights while it trained (learner.overlapped_publish), so that each slowed the other")
+    streamed = [run for run in training if run.setting("learner.stream")]
+    _refuse(
+        streamed, "trained on parts of a batch (learner.stream), so that its stages cannot be told from their rollouts"
+    )
     _check_alike([*training, *sweeps])
     _check_models(exclude_models, {model_of(run) for run in training})
     kept = [run for run in training if model_of(run) not in exclude_models]

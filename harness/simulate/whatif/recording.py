@@ -175,6 +175,9 @@ def _checked_spans(run: Run) -> list[Span]:
     if run.setting("learner.overlapped_publish"):
         what = f"the run {where!r} published weights while it trained (learner.overlapped_publish), and no replay does"
         raise UserError(what, where, "name a run without it")
+    if run.setting("learner.stream"):
+        what = f"the run {where!r} trained on parts of a batch (learner.stream), which a replay does not do"
+        raise UserError(what, where, "name a run without it")
     spans = parts_as_lanes(run.spans())
     if not spans:
         raise UserError(

@@ -265,7 +265,15 @@ class RecordedCosts:
         call = self._take(_work_of(item, Work.SCORE), item.step)
         return self._plan(self._repriced.score(call, item, groups) if self._repriced else call)
 
-    def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+    def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
+        """See ``CostSource``.
+
+        Raises:
+            AssertionError: always; a recording of a Learner that streams is refused before.
+        """
+        raise AssertionError("a replay has no parts of a batch")
+
+    def update(self, step: int, groups: tuple[RolloutGroup, ...], taken_in: int = 0) -> CallPlan:
         """See ``CostSource``; the driver's bookkeeping after the last step comes first."""
         call = self._take(Work.UPDATE, step)
         plan = self._plan(self._repriced.update(call, groups) if self._repriced else call)
