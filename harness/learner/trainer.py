@@ -549,7 +549,7 @@ class PolicyTrainer:
         )
 
     def _further(self, batch: PreparedBatch) -> Metrics:
-        """Return the drift; where truncated rollouts are left out, also the share of those without tokens in the loss."""
+        """Return the drift, and where truncated rollouts are left out the share of those without a token."""
         home_B = batch.home_B
         if not self.options.mask_truncated or not home_B.any():
             return batch.drift

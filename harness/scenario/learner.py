@@ -345,8 +345,20 @@ def stream_adds_up(scenario: Scenario) -> Problem | None:
         (scenario.placement.colocated, "placement.colocated", "true", "false", "since it trains beside Generators"),
         (scenario.epochs_per_batch > 1, "epochs_per_batch", scenario.epochs_per_batch, "1", ONE_STEP),
         (scenario.minibatches_per_epoch > 1, "minibatches_per_epoch", scenario.minibatches_per_epoch, "1", ONE_STEP),
-        (scenario.replay.capacity > 0, "replay.capacity", scenario.replay.capacity, "0", "since it samples batches"),
-        (scenario.lag_control == "drop", "lag_control", "drop", "wait or in_flight", "since parts have no order there"),
+        (
+            scenario.replay.capacity > 0,
+            "replay.capacity",
+            scenario.replay.capacity,
+            "0",
+            "since it draws from whole batches",
+        ),
+        (
+            scenario.lag_control == "drop",
+            "lag_control",
+            "drop",
+            "wait or in_flight",
+            "since a batch is then what came first",
+        ),
         (
             delta in (*BATCH_WIDE, "own"),
             "advantage.delta",

@@ -6,7 +6,7 @@ Fake actors on a virtual clock: a rank answers, or fails, at its own second.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,33 @@ def test_each_rank_is_sent_the_plan_and_the_data_of_its_groups_alone() -> None:
         _, bare, _, places, *data = part.arguments
         assert [group.data for group in bare] == [None] * 3
         assert data == [made[place].data for place in places]
+
+
+def test_what_ranks_did_for_the_parts_of_a_batch_is_added_up() -> None:
+    made, result = groups(0, num_groups=4), UpdateResult(1, 1, {"loss": Metric(0.5)})
+    one, other = RankResult(None, None, 0.5, (1.0, 0.25, 0.125)), RankResult(None, None, 0.25, None)
+    parts, _ = ranks_of((1.0, one), (2.0, other))
+
+    async def main(_: RecordingTracer) -> UpdateResult:
+        handle = handle_of(parts)
+        await handle.accumulate(0, made[:1])
+        await handle.accumulate(0, made[1:])
+        for part in parts:
+            part.answer = replace(part.answer, result=result)
+        updated = await handle.update(0, ())
+        assert [part.arguments for part in parts] == [(0, (), None, [])] * 2  # no plan and no data
+        assert (await handle.update(1, made)).ranks[1].computing_s is None  # of this step alone
+        return updated
+
+    updated, _ = run_virtual(main)
+    plans = [plan_training_step(0, of_part, OPTIONS, 2) for of_part in (made[:1], made[1:])]
+    tokens = [sum(plan.tokens[rank] for plan in plans) for rank in range(2)]
+    assert updated.ranks == (
+        RankStep(tokens[0], tokens[0], 3.0, 0.75, 0.375, 0.0),
+        RankStep(tokens[1], tokens[1], None, None, None, 0.75),
+    )
+    longest = sum(max(plan.tokens) for plan in plans)
+    assert updated.metrics["balance/tokens_max_over_mean"].value == pytest.approx(longest / (sum(tokens) / 2))
 
 
 def of_rank(metrics: Metrics, *by_step: Metrics, examples: Any = ()) -> UpdateResult:

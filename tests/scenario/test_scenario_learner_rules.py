@@ -1,9 +1,11 @@
 """Rules of a Learner's ranks: what each refuses, the values just inside it, and the mesh that follows."""
 
+from itertools import product
+
 import pytest
 
 from harness.scenario import Scenario, broken_rules
-from harness.scenario.learner import MeshShape, mesh_shape
+from harness.scenario.learner import MeshShape, given_at_once, mesh_shape, microbatches
 from tests.messages import facts
 
 SHARED = {"transport": {"type": "shared_memory"}}
@@ -22,6 +24,17 @@ def on_nodes(
 ) -> dict[str, object]:
     learner = {"ranks": ranks, "per_node": per_node, "cpus": cpus}
     return of_ranks(ranks, mesh={"tensor": tensor}) | {"placement": {"learner": learner, "colocated": colocated}}
+
+
+STREAM = ("stream_adds_up",)
+
+
+def streamed(
+    generators: int = 2, ranks: int = 1, sharding: str = "fsdp2", offload: object = None, **more: object
+) -> dict[str, object]:
+    learner = {"sharding": sharding, "stream": "in_order", "overlapped_publish": more.pop("overlapped_publish", False)}
+    placement = {"colocated": False, "generator": {"count": generators}, "learner": {"ranks": ranks}}
+    return SHARED | {"placement": placement, "learner": learner | {"offload": offload}} | more
 
 
 MESH = ["placement.learner.ranks", "learner.mesh.replicate", "learner.mesh.tensor"]
@@ -154,12 +167,44 @@ CASES = [
         "1",
         ["placement.learner.per_node", "placement.learner.cpus"],
     ),
+    (streamed(generators=1), *STREAM, "1 2", "2", ["learner.stream", "placement.generator.count"]),
+    (streamed(placement={"generator": {"count": 2}}), *STREAM, "", "", ["learner.stream", "placement.colocated"]),
+    (streamed(epochs_per_batch=2), *STREAM, "2 1", "1", ["learner.stream", "epochs_per_batch"]),
+    (streamed(minibatches_per_epoch=2), *STREAM, "2 1", "1", ["learner.stream", "minibatches_per_epoch"]),
+    (streamed(max_lag=1, replay={"capacity": 16}), *STREAM, "16 0", "0", ["learner.stream", "replay.capacity"]),
+    (streamed(max_lag=1, lag_control="drop"), *STREAM, "", "", ["learner.stream", "lag_control"]),
+    (streamed(advantage={"delta": "batch_whitened_rewards"}), *STREAM, "", "", ["learner.stream", "advantage.delta"]),
+    (
+        streamed(advantage={"delta": "own", "function": "own:advantage"}),
+        *STREAM,
+        "",
+        "",
+        ["learner.stream", "advantage.delta"],
+    ),
+    (streamed(model={"precision": "float16"}), *STREAM, "16 16 32", "", ["learner.stream", "model.precision"]),
+    (streamed(ranks=2, sharding="deepspeed"), *STREAM, "2", "", ["learner.stream", "learner.sharding"]),
+    (streamed(offload={"optimizer": True}), *STREAM, "", "", ["learner.stream", "learner.offload"]),
 ]
 
 
 def test_uneven_nodes_and_tensor_groups_within_them_are_fine() -> None:
     for settings in (on_nodes(3, [2, 1]), on_nodes(6, [4, 2], tensor=2)):
         assert broken_rules(Scenario.model_validate(settings)) == []
+
+
+def test_a_stream_goes_with_ranks_lag_and_weights_that_leave_beside_it() -> None:
+    for ranks, lag, control in product((1, 2), (0, 1), ("wait", "in_flight")):
+        if lag or control == "wait":
+            settings = streamed(ranks=ranks, max_lag=lag, lag_control=control, overlapped_publish=lag > 0)
+            assert broken_rules(Scenario.model_validate(settings)) == []
+
+
+def test_a_part_that_streams_has_its_share_of_the_microbatches() -> None:
+    """64 responses of 8 prompts for 3 Generators, 24 at most; of 4 microbatches 2 for each part."""
+    scenario = Scenario.model_validate(streamed(generators=3, gradient_accumulation_steps=4))
+    assert (microbatches(scenario), given_at_once(scenario)) == (2, 24)
+    whole = scenario.model_copy(update={"learner": scenario.learner.model_copy(update={"stream": None})})
+    assert (microbatches(whole), given_at_once(whole)) == (4, 64)
 
 
 def test_moving_is_refused_for_what_has_nothing_to_move_alone() -> None:

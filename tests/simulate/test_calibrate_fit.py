@@ -75,6 +75,7 @@ class Writer:
         status: str = "completed",
         settings: str = "",
         sharding: str = "none",
+        stream: str = "null",
         **manifest: Any,
     ) -> Path:
         """Write one run below ``root``; return its folder."""
@@ -87,8 +88,9 @@ class Writer:
         run.write_scenario(
             f"name: calibration\nmodel: {{preset: {preset}, threads: 1, precision: bfloat16}}\n"
             f"engine: {{type: native, precision: bfloat16}}\nrollout_batch_size: {rollouts}\ngroup_size: {group_size}\n"
-            f"transport: {{type: shared_memory}}\nlearner: {{sharding: {sharding}}}\n"
-            f"placement: {{colocated: false, learner: {{ranks: {1 if sharding == 'none' else 2}}}}}\n{settings}"
+            f"transport: {{type: shared_memory}}\nlearner: {{sharding: {sharding}, stream: {stream}}}\n"
+            f"placement: {{colocated: false, learner: {{ranks: {1 if sharding == 'none' else 2}}}, "
+            f"generator: {{count: {1 if stream == 'null' else 2}}}}}\n{settings}"
         )
         told = {"arm": name, "machine": MACHINE, "versions": VERSIONS} | manifest
         run.write_manifest(
@@ -295,6 +297,10 @@ Refused = tuple[Callable[[Writer], object], str]
         (lambda w: w.write(groups=False), "was recorded before lengths were (it has no groups.jsonl)"),
         (lambda w: w.write(settings="faults: {delays: {update: 0.5}}\n"), "was slowed down on purpose (faults.delays)"),
         (lambda w: w.write(settings="dynamic_sampling: {attempts: 2}\n"), "sampled groups again (dynamic_sampling)"),
+        (
+            lambda w: w.write(stream="in_order"),
+            "trained on parts of a batch (learner.stream)",
+        ),
         (lambda w: w.write(steps=6), "no run has 5 training steps beyond warm-up; the longest has 4"),
         (
             lambda w: (w.write(), w.write(machine=MACHINE | {"fingerprint": "ba9876543210"})),

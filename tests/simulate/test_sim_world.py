@@ -264,6 +264,42 @@ def test_generators_share_a_batch_and_the_cores():
     assert run.lanes == ("generator0", "generator1", "scorer", "learner")
 
 
+def test_a_part_of_an_update_has_its_own_microbatches_and_the_last_one_the_optimizer_step():
+    placement = {"colocated": False, "generator": {"count": 2, "cpus": 1}}
+    stages = [each for each in BY_HAND if each.stage != "update"]
+    priced = machine(*stages, cost("update", microbatch=0.25, optimizer_step=2.0))
+    of_stream = {}
+    for stream in (None, "in_order", "as_scored"):
+        settings = {"placement": placement, "learner": {"stream": stream}, "gradient_accumulation_steps": 2}
+        run = simulate_run(scenario(**settings), priced)
+        learner = [row for row in rows(run) if row[0] == "learner" and row[1] in ("prepare_batch", "update")]
+        of_stream[stream] = [(stage, round(end - start, 9)) for _, stage, start, end, step, _ in learner if step == 1]
+        of_stream[stream].append(run.seconds)
+    *whole, whole_s = of_stream[None]
+    *parts, in_order_s = of_stream["in_order"]
+    as_scored_s = of_stream["as_scored"][-1]
+    assert whole == [("prepare_batch", 0.4), ("update", 2.5)]  # 8 responses of 5 tokens, in 2 microbatches
+    assert parts == [("prepare_batch", 0.2), ("update", 0.25), ("prepare_batch", 0.2), ("update", 2.25)]
+    # One shard is scored 0.53 s after the other, and the first part's 0.45 s and 0.03 s of its call fit in. At first
+    # shard 0 comes last, since its Generator evaluates before: in order only the call is added.
+    assert whole_s - as_scored_s == pytest.approx(0.45 + 0.45, abs=1e-9)
+    assert whole_s - in_order_s == pytest.approx(-0.03 + 0.45, abs=1e-9)
+
+
+def test_paced_parts_share_the_seconds_of_an_update():
+    settings = {
+        "model": {"type": "paced", "update_s": 4.0},
+        "engine": {"type": "paced", "generate_s": 5.0},
+        "sampling": {"max_tokens": 8},
+        "placement": {"colocated": False, "generator": {"count": 2, "cpus": 1}},
+        "rollout_batch_size": 12,
+        "learner": {"stream": "in_order"},
+    }
+    run = simulate_run(scenario(**settings), machine())
+    updates = [end - start for _, stage, start, end, _, _ in rows(run) if stage == "update"]
+    assert updates == pytest.approx([4 / 3, 8 / 3] * 2, abs=1e-9)  # 1 prompt of 3, and 2
+
+
 def test_the_same_seed_gives_the_same_spans_and_a_draw_others():
     noisy = [stage.model_copy(update={"step_log_sd": 0.1, "run_log_sd": 0.05}) for stage in BY_HAND]
     runs = [simulate_run(scenario(), machine(*noisy), draw=Draw(1, seed)) for seed in (0, 0, 1)]

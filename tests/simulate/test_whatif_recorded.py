@@ -156,13 +156,17 @@ def test_two_shards_of_a_batch_are_two_calls(write) -> None:  # type: ignore[no-
     assert [call.seconds() for call in read_recording(write(rows)).calls] == pytest.approx([0.005, 0.006, 0.003])
 
 
-def test_a_run_that_sampled_groups_again_is_refused(write) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [("dynamic_sampling: {attempts: 2}\n", "dynamic_sampling"), ("learner: {stream: as_scored}\n", "learner.stream")],
+)
+def test_a_run_that_no_replay_repeats_is_refused(settings, named, write) -> None:  # type: ignore[no-untyped-def]
     run = write([*LEARNER, *WAYS])
-    (run.folder / SCENARIO).write_text("dynamic_sampling: {attempts: 2}\n")
+    (run.folder / SCENARIO).write_text(settings)
     with pytest.raises(UserError) as refused:
         read_recording(load_run(run.folder))
     assert refused.value.where == str(run.folder)
-    assert "dynamic_sampling" in refused.value.what
+    assert named in refused.value.what
 
 
 def test_what_ran_alone_stays_as_it_was(write) -> None:  # type: ignore[no-untyped-def]

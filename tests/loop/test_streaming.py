@@ -1,0 +1,118 @@
+"""A Learner that takes in the shards of a batch one by one: what it does when, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from harness.core.errors import RunStopped
+from harness.core.trace import Stage
+from harness.loop import DynamicSamplingOptions, LagControl
+from harness.loop.plan import Stream
+from tests.loop.conftest import Seen, Story
+
+
+def updates(seen: Seen) -> list[tuple[float, float, int]]:
+    return [(start, end, version) for lane, stage, start, end, version in seen.work if stage == Stage.UPDATE]
+
+
+def batch_waits(seen: Seen) -> list[tuple[float, float]]:
+    return [(start, end) for stage, start, end in seen.waits("learner") if stage == Stage.WAIT_FOR_BATCH]
+
+
+def test_what_is_hidden_is_the_update_of_all_parts_but_the_last(simulate: Callable[..., Seen]) -> None:
+    """Two of the four prompts each: sampled in 4 and 8 s, scored in 1; an update of 4 takes 2 for each half.
+
+    Published at 1. The first half is there at 6, trained on until 8; the other is there at 10, and the step ends at 12
+    instead of 14. Published at 13: from there on the same again, since the Generator that was first takes shard 0.
+    """
+    settings = {"steps": 2, "max_lag": 0, "generate": (4.0, 8.0), "update": 4.0}
+    for stream in ("in_order", "as_scored"):
+        seen = simulate(stream=stream, **settings)
+        assert updates(seen) == [(6.0, 8.0, 0), (10.0, 12.0, 0), (18.0, 20.0, 1), (22.0, 24.0, 1)]
+        assert batch_waits(seen) == [(1.0, 6.0), (8.0, 10.0), (13.0, 18.0), (20.0, 22.0)]
+        assert seen.seconds == 25.0
+    assert updates(simulate(**settings)) == [(10.0, 14.0, 0), (24.0, 28.0, 1)]
+
+
+def test_in_order_waits_for_the_first_shard_and_as_scored_does_not(simulate: Callable[..., Seen]) -> None:
+    """Shard 0, of the first batch, is there at 10 and shard 1 at 6."""
+    settings = {"steps": 1, "max_lag": 0, "generate": (8.0, 4.0), "update": 4.0}
+    assert updates(simulate(stream="in_order", **settings)) == [(10.0, 12.0, 0), (12.0, 14.0, 0)]
+    assert updates(simulate(stream="as_scored", **settings)) == [(6.0, 8.0, 0), (10.0, 12.0, 0)]
+
+
+def test_a_slow_scorer_is_hidden_too(simulate: Callable[..., Seen]) -> None:
+    """Both halves are sampled at 5; scored at 8 and 11."""
+    seen = simulate(stream="in_order", steps=1, max_lag=0, generate=(4.0, 4.0), score=(3.0,), update=4.0)
+    assert updates(seen) == [(8.0, 10.0, 0), (11.0, 13.0, 0)]
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize(
+    ("stream", "lag_control", "max_lag"),
+    list(product(("in_order", "as_scored"), ("wait", "in_flight"), (1, 2))),
+)
+def test_steps_events_and_counts_are_those_of_whole_batches(
+    stream: Stream, lag_control: LagControl, max_lag: int, overlapped: bool, simulate: Callable[..., Seen]
+) -> None:
+    """The loop itself checks both lag bounds. Groups fail, and some are sampled again."""
+
+    def run(**settings: object) -> Seen:
+        return simulate(
+            steps=5,
+            max_lag=max_lag,
+            lag_control=lag_control,
+            generate=(3.0, 2.0, 5.0),
+            update=2.0,
+            publish=4.0,
+            validation_prompts=(0, 1),
+            evaluate_every=2,
+            batch_prompts=lambda step: (0, 1, 2, 3, 4, 5),
+            fails=lambda item, prompt_id: prompt_id == item.step,
+            is_flat=lambda item, prompt_id: prompt_id == 5 and item.attempt == 0,
+            dynamic_sampling=DynamicSamplingOptions(1),
+            overlapped_publish=overlapped,
+            **settings,
+        )
+
+    seen, whole = run(stream=stream), run()
+    steps = [event for event in seen.story.events if event[:2] == ("version", "learner") or event[0] == "step"]
+    expected: list[tuple[object, ...]] = [("version", "learner", 0)]
+    for step in range(5):
+        expected += [("version", "learner", step + 1), ("step", step)]
+    assert steps == expected
+    assert [event[1] for event in seen.story.events if event[0] == "evaluation"] == [0, 2, 4, 5]
+    for facts, wanted in zip(seen.story.facts, whole.story.facts, strict=True):
+        assert [(group.prompt_id, group.step) for group in facts.groups] == [
+            (group.prompt_id, group.step) for group in wanted.groups
+        ]
+    assert seen.ledger == whole.ledger
+    taken = [version for _, _, version in updates(seen)]
+    assert taken == sorted(taken)
+    assert len(taken) == 15  # three shards of each batch
+    assert seen.seconds <= whole.seconds
+
+
+@pytest.mark.parametrize("stream", ["in_order", "as_scored"])
+def test_a_shard_whose_groups_all_fail_is_passed_over(stream: Stream, simulate: Callable[..., Seen]) -> None:
+    """Generators take equally long. Step 0 lacks the first shard, step 1 the last one, whose optimizer step comes."""
+    seen = simulate(
+        stream=stream,
+        steps=3,
+        max_lag=0,
+        generate=(4.0, 4.0),
+        update=4.0,
+        fails=lambda item, prompt_id: item.shard == item.step and item.step < 2,
+    )
+    assert [[group.prompt_id for group in facts.groups] for facts in seen.story.facts] == [[2, 3], [0, 1], [0, 1, 2, 3]]
+    assert [version for _, _, version in updates(seen)] == [0, 1, 1, 2, 2]
+    assert (seen.ledger.failed.rollouts, seen.ledger.trained.rollouts) == (8, 16)
+
+
+def test_a_batch_without_any_scored_group_stops_the_run(simulate: Callable[..., Seen], story: Story) -> None:
+    with pytest.raises(RunStopped, match="no group of a rollout batch could be scored; the first failure: the reward"):
+        simulate(story, stream="as_scored", generate=(4.0, 4.0), fails=lambda item, prompt_id: item.step == 1)
+    assert [event for event in story.events if event[0] == "step"] == [("step", 0)]
