@@ -444,7 +444,8 @@ class LearnerWorker:
                 data of those that it trains on.
             plan: which rank trains on what; None: there is one process, or no group.
         """
-        batch, examples = None, ()
+        batch: Any = None
+        examples: tuple[ExampleRollout, ...] = ()
         if groups or not self._has_accumulated:
             batch, examples = self._pass_over(step, groups, plan)
         with self.tracer.span(self.lane, Stage.UPDATE, step, step):

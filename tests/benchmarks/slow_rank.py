@@ -64,7 +64,7 @@ def train(
     for step in range(steps):
         made = batch(1000 * seed + step, num_groups)
         done = worker.update_together(step, made, plan_training_step(step, made, TRAINER, 2))
-        found.append(replace(done, result=None, probe_rows=None))  # type: ignore[arg-type]
+        found.append(replace(done, result=None, probe_rows=None))
     return found
 
 

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.trace import RecordingTracer
-from harness.core.types import Prompt, Purpose, SamplingParams, WorkItem
+from harness.core.trace import RecordingTracer, Stage
+from harness.core.types import Completion, GroupData, Prompt, Purpose, RolloutGroup, SamplingParams, WorkItem
 from harness.engines.paced import SLICE_S, PacedEngine, PacedTokenizer
 from harness.grpo import LossOptions
 from harness.learner import TrainerOptions
@@ -226,6 +227,30 @@ def test_a_step_sleeps_for_each_epoch_and_has_no_metrics():
     trainer = PacedTrainer(0.4, 0.01, 1, options(epochs_per_batch=3), sleep=slept.append)
     assert trainer.train(0, trainer.prepare(())) == {}
     assert slept == [pytest.approx(1.2)]
+
+
+def test_parts_of_a_batch_have_their_share_of_the_sleep_and_the_weights_change_once():
+    clock = Clock()
+    tracer = RecordingTracer(lambda: round(clock() * 1e9))
+    trainer = PacedTrainer(0.8, 0.01, 1, options(), groups=4, sleep=clock.sleep)
+    learner = LearnerWorker(trainer, InProcessTransport(snapshot=True), tracer=tracer)
+    first, last = rollouts_of(1), rollouts_of(3)
+    for step, rest in enumerate((last, ())):
+        learner.accumulate(step, first if rest else (*first, *last))
+        changed = trainer.weights()["layer.000.weight"][0]
+        assert changed < 1 if step == 0 else changed == 1  # at first it is random, from 0 to 1
+        assert learner.update(step, rest).version == step + 1
+    spans = [(span.stage, span.step, round((span.end_ns - span.start_ns) / 1e9, 9)) for span in tracer.drain()]
+    prepare, update = Stage.PREPARE_BATCH, Stage.UPDATE
+    assert spans[:4] == [(prepare, 0, 0), (update, 0, 0.2), (prepare, 0, 0), (update, 0, 0.6)]
+    assert spans[4:] == [(prepare, 1, 0), (update, 1, 0.8), (update, 1, 0)]
+    assert trainer.weights()["layer.000.weight"][0] == 2
+
+
+def rollouts_of(num_groups: int):
+    completion = Completion(np.array([1, 2]), np.zeros(2, dtype=np.float32), "", "stop")
+    data = GroupData(Prompt("ab", "b"), np.array([3, 4]), (completion,))
+    return tuple(RolloutGroup(number, 0, 0, 0, (2,), data, (1.0,)) for number in range(num_groups))
 
 
 # Both, as the workers use them

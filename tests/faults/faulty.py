@@ -280,7 +280,7 @@ class FaultyLearner(_FaultyPart[SimulatedLearner]):
 
     async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
         """See ``Learner``."""
-        await self._call("accumulate", lambda part, _: part.accumulate(step, groups))
+        await self._call("update", lambda part, _: part.accumulate(step, groups))
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``Learner``."""

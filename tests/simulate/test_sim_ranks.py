@@ -70,6 +70,9 @@ def scenario(ranks: int, sharding: str, *changes: str) -> Scenario:
     return load_scenario("sync_k1", [*settings, "model.precision=float32", *changes])
 
 
+APART = ("placement.colocated=false", "placement.generator.count=2", "placement.generator.cpus=0.5")
+
+
 def exchanged(asked: Scenario, stage: Stage = Stage.UPDATE, groups: Sequence[Group] | None = None) -> list[Exchange]:
     work, groups = RankedWork(asked, SHAPE), groups or EVEN
     passes = asked.epochs_per_batch if stage is Stage.UPDATE else 1
@@ -247,6 +250,8 @@ def test_what_is_not_priced_is_refused_by_name() -> None:
     asked = scenario(2, "deepspeed", "learner.zero_stage=3", "learner.publish=per_tensor")
     with pytest.raises(UserError, match="mode zero3"):
         check_ranks_are_priced(asked, machine())
+    with pytest.raises(UserError, match=r"each part of a batch \(learner\.stream\)"):
+        check_ranks_are_priced(scenario(2, "ddp", "learner.stream=in_order", *APART), machine())
     lacking = machine(gpus=2).model_copy(
         update={"stages": tuple(cost for cost in machine(gpus=2).stages if cost.where.get("link") != "network")}
     )
