@@ -97,7 +97,8 @@ class LearnerRank(LearnerWorker):
             lane=lane,
             overlapped=overlapped,
         )
-        self._waited_s, self._began, self._on_cpu = 0.0, thread_time(), False
+        self._waited_s, self._began = 0.0, thread_time()
+        self._on_cpu = all(weight.device.type == "cpu" for weight in trainer.weights().values())
         self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save
         self._shard_sender = shard_sender
         self.plans = shards.agree(trainer.weights()) if shard_sender is not None else ()
@@ -128,7 +129,6 @@ class LearnerRank(LearnerWorker):
         assert plan is not None
         with self.tracer.span(self.lane, Stage.WAIT_FOR_RANKS, step, step):
             self._waited_s = self._group.agree(f"the plan of training step {step}", plan.digest)
-        self._on_cpu = all(weight.device.type == "cpu" for weight in self.trainer.weights().values())
         self._began = thread_time()
 
     def begin_publish(self, version: int, still_needed: frozenset[int]) -> shards.Draft:

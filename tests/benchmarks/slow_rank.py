@@ -1,6 +1,6 @@
 """How often a slow rank is named with its cause: short runs with a slow rank, with unequal work, with neither.
 
-    python tests/benchmarks/slow_rank.py [--runs 10] [--steps 20] [--sharding ddp]
+    python tests/benchmarks/slow_rank.py [--runs 10] [--steps 40] [--sharding ddp]
 
 Ranks without Ray or a loop, so that a run takes seconds. Each run has a seed of its own; the slow rank takes turns.
 Prints a line for each run, and in how many of each kind the answer was right; exits with 1 if one was wrong.
@@ -30,24 +30,27 @@ from tests.learner.test_process_group import rank_group
 from tests.learner.tiny_training import CONFIG, OPTIONS
 from tests.rank_pool import RankPool
 
-SHAPE = replace(CONFIG, hidden_size=128, intermediate_size=256, num_hidden_layers=4, max_position_embeddings=96)
+SHAPE = replace(CONFIG, hidden_size=128, intermediate_size=256, num_hidden_layers=4, max_position_embeddings=160)
 TRAINER = replace(OPTIONS, balance="longest_first")
-WARM_UP = 3
+WARM_UP = 6
 KINDS = {"nothing": None, "slow rank": "slower machine", "unequal work": "more work"}
 """The cause that each kind of run is to be named with."""
 
 
 def batch(seed: int, num_groups: int) -> tuple[RolloutGroup, ...]:
-    """Groups of four responses of 24 to 64 tokens."""
+    """Groups of four responses that have all the same length, one of 48 to 128 tokens: equal groups are equal work.
+
+    Where lengths differ, the rank that is given the longest group pads more, and computes a few percent longer.
+    """
     rng = np.random.default_rng(seed)
-    made = []
+    made, length = [], int(rng.integers(48, 129))
     for number in range(num_groups):
-        lengths = [int(length) for length in rng.integers(24, 65, 4)]
         completions = tuple(
-            Completion(rng.integers(0, 17, n), rng.normal(-2, 0.1, n).astype(np.float32), "", "stop") for n in lengths
+            Completion(rng.integers(0, 17, length), rng.normal(-2, 0.1, length).astype(np.float32), "", "stop")
+            for _ in range(4)
         )
         data = GroupData(Prompt("p", "g"), rng.integers(0, 17, 8), completions)
-        made.append(RolloutGroup(number, 0, 0, 0, tuple(lengths), data, (0.0, 1.0, 1.0, 0.5)))
+        made.append(RolloutGroup(number, 0, 0, 0, (length,) * 4, data, (0.0, 1.0, 1.0, 0.5)))
     return tuple(made)
 
 
@@ -94,7 +97,7 @@ def is_right(found: Straggler | None, kind: str, seed: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--share", type=float, default=0.3)
     parser.add_argument("--sharding", default="ddp", choices=("ddp", "fsdp2"))
     asked = parser.parse_args()

@@ -33,14 +33,16 @@ class Traces:
         self.environment = {MARK: self.mark, "TMPDIR": str(folder)}
         self._shared_before = set(os.listdir("/dev/shm"))
 
-    def processes(self) -> dict[int, str]:
-        """Process number -> command line of what still runs, apart from this process."""
+    def processes(self, name: str = "") -> dict[int, str]:
+        """Process number -> command line of what still runs and has this in it, apart from this process."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:
                     if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                        line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                        if name in line:
+                            found[int(entry.name)] = line
                 except OSError:  # it has just ended
                     continue
         return found

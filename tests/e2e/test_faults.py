@@ -17,7 +17,7 @@ import torch
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.results import Run, find_runs
-from harness.run.actors.part import ActorPart, ActorSpec, LearnerHandle, ProcessSetup, close_parts
+from harness.run.actors.part import ActorPart, ActorSpec, LearnerHandle, ProcessSetup, close_parts, wait_until_built
 from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
@@ -220,7 +220,7 @@ def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(
     def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         factory.session(asked)
         spawned.append(ActorPart(ActorSpec(ProcessSetup("learner", 1, None), make, {"num_cpus": 0}), tracer))
-        spawned[0].wait_until_built()
+        wait_until_built(spawned)
         return replace(build_simulated_parts(asked, tracer, should_stop), learner=LearnerHandle(spawned[0], None))
 
     with pytest.raises(UserError) as told:

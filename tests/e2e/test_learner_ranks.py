@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 
 from harness.compare.attribution import lane_account
 from harness.core.errors import RunStopped
-from harness.core.trace import RecordingTracer
+from harness.core.trace import RecordingTracer, Stage
 from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
+from harness.simulate.whatif.recording import Work, read_recording
 from tests.e2e.test_actors import unseen
 
 if TYPE_CHECKING:
@@ -183,6 +184,35 @@ def test_a_killed_rank_ends_the_run_by_its_name(
 
 
 @pytest.mark.slow
+def test_a_rank_that_kills_itself_ends_the_run_by_its_name(factory: PartsFactory, tmp_path: Path) -> None:
+    text = f"""{TINY}
+placement: {{learner: {{ranks: 2}}}}
+learner: {{sharding: ddp}}
+faults: {{dead_rank: {{rank: 1, step: 2, stage: update}}}}
+"""
+    with pytest.raises(RunStopped, match="learner/1 died"):
+        run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen)
+    (run,) = runs_in(tmp_path / "out").values()
+    assert (run.status, len(run.steps)) == ("failed", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["fsdp2", "ddp"])
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_numbers(
+    sharding: str, factory: PartsFactory, tmp_path: Path
+) -> None:
+    """The first optimizer step multiplies the weights by -1e42, which float32 cannot hold."""
+    text = f"""{TINY}
+placement: {{learner: {{ranks: 2}}}}
+learner: {{sharding: {sharding}}}
+""".replace("learning_rate: 0.001", "learning_rate: 0.001, weight_decay: 1.0e+45")
+    with pytest.raises(RunStopped, match=r"the loss is nan .* at training step 0, epoch 1"):
+        run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen)
+    (run,) = runs_in(tmp_path / "out").values()
+    assert (run.status, len(run.steps)) == ("failed", 0)
+
+
+@pytest.mark.slow
 def test_a_hung_rank_ends_the_run_with_all_stacks_and_what_each_rank_did_last(
     factory: PartsFactory, tmp_path: Path
 ) -> None:
@@ -203,6 +233,10 @@ faults: {{stall_after_s: 15, hung_rank: {{rank: 1, step: 1}}}}
     assert all("agreement on the plan of training step 1 ended" in line for line in said.values())
 
 
+def _working_s(stages_s: Mapping[str, float]) -> float:
+    return sum(seconds for stage, seconds in stages_s.items() if not Stage(stage).is_wait)
+
+
 def test_the_lanes_of_all_ranks_close_and_their_seconds_are_not_added_up(factory: PartsFactory, tmp_path: Path) -> None:
     text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: ddp}}\n"
     assert run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
@@ -212,8 +246,11 @@ def test_the_lanes_of_all_ranks_close_and_their_seconds_are_not_added_up(factory
     for lane in ("learner/0", "learner/1"):
         account = accounts[lane]
         assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns
-        assert account.unattributed_ns < 0.01 * account.wall_ns, lane
+        assert account.unattributed_ns < 0.05 * account.wall_ns, lane  # 0.01 on a machine with nothing else to do
     for row in run.steps:
-        both = [row.lanes[lane].get("update", 0.0) for lane in ("learner/0", "learner/1")]
-        assert max(both) - 1e-6 <= row.stages_s["update"] < sum(both)
+        both = [_working_s(row.lanes[lane]) for lane in ("learner/0", "learner/1")]
+        others = sum(_working_s(row.lanes[lane]) for lane in ("generator", "scorer"))
+        assert max(both) - 1e-6 <= _working_s(row.stages_s) - others < sum(both)
         assert [rank.tokens > 0 for rank in row.ranks] == [True, True]
+    calls = [call.work for call in read_recording(run).calls if call.lane == "learner"]
+    assert [calls.count(work) for work in (Work.PUBLISH, Work.UPDATE)] == [4, 3]  # one of each for the loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -203,3 +204,17 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_optimizer_st
     said, untouched = found[0]
     assert said.startswith("the loss is nan and the gradient norm nan at training step 2, epoch 0, minibatch 0")
     assert untouched
+
+
+def threads_of_gradients(rank: int, mode: str) -> bool:
+    sharding, shape = MODES[mode]
+    worker, seen, made = learner_rank(rank, sharding, shape, OPTIONS), set[int](), groups(4, num_groups=4)
+    for parameter in worker._policy_trainer.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: seen.add(threading.get_native_id()))
+    worker.update_together(2, made, plan_training_step(2, made, OPTIONS, 2))
+    return seen == {threading.get_native_id()}
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_a_backward_pass_on_a_cpu_runs_in_the_thread_whose_clocks_are_read(mode: str, rank_pool: RankPool) -> None:
+    assert rank_pool.run(2, threads_of_gradients, mode) == [True, True]

@@ -184,6 +184,27 @@ CASES = [
     (streamed(model={"precision": "float16"}), *STREAM, "16 16 32", "", ["learner.stream", "model.precision"]),
     (streamed(ranks=2, sharding="deepspeed"), *STREAM, "2", "", ["learner.stream", "learner.sharding"]),
     (streamed(offload={"optimizer": True}), *STREAM, "", "", ["learner.stream", "learner.offload"]),
+    (
+        {"faults": {"slow_rank": {"rank": 0, "share": 0.3}}},
+        "rank_faults_strike",
+        "1 2",
+        "1 2",
+        ["faults.slow_rank", "placement.learner.ranks"],
+    ),
+    (
+        of_ranks(2) | {"faults": {"dead_rank": {"rank": 2, "step": 0}}},
+        "rank_faults_strike",
+        "2 2 1",
+        "1",
+        ["faults.dead_rank", "placement.learner.ranks"],
+    ),
+    (
+        of_ranks(2) | {"steps": 8, "faults": {"hung_rank": {"rank": 1, "step": 8}}},
+        "rank_faults_strike",
+        "8 8 7",
+        "7",
+        ["faults.hung_rank", "steps"],
+    ),
 ]
 
 
@@ -205,6 +226,12 @@ def test_a_part_that_streams_has_its_share_of_the_microbatches() -> None:
     assert (microbatches(scenario), given_at_once(scenario)) == (2, 24)
     whole = scenario.model_copy(update={"learner": scenario.learner.model_copy(update={"stream": None})})
     assert (microbatches(whole), given_at_once(whole)) == (4, 64)
+
+
+def test_faults_of_the_last_rank_in_the_last_step_are_taken() -> None:
+    moment = {"rank": 1, "step": 7}
+    faults = {"slow_rank": {"rank": 1, "share": 0.3}, "dead_rank": moment, "hung_rank": moment}
+    assert broken_rules(Scenario.model_validate(of_ranks(2) | {"steps": 8, "faults": faults})) == []
 
 
 def test_moving_is_refused_for_what_has_nothing_to_move_alone() -> None:

@@ -16,7 +16,7 @@ from harness.core.trace import Span, Stage
 from harness.core.types import Metric
 from harness.report.trace.chrome import Arguments, Arrow, Instant, Sample, Slice, Track, stacked_tracks
 from harness.report.trace.flows import arrows
-from harness.results import EvaluationRow, Run, StepRow, VersionChange
+from harness.results import EvaluationRow, Run, StepRow, VersionChange, part_of
 from harness.results.counters import (
     GPU_COUNTERS,
     HOST_COUNTERS,
@@ -181,10 +181,11 @@ def lane_tracks(run: Run, spans: Sequence[Span], windows: Sequence[StepWindow], 
     slices = _stage_slices(spans, windows, arrows(spans, run.setting("lag_control") != "drop"))
     deaths = read_deaths(run.folder / LOG)
     told = {death.lane for death in deaths}
+    first_rank = {part_of(lane): lane for lane in reversed(in_pipeline_order(slices))}
     instants: dict[str, list[Instant]] = {}
     for change in run.version_changes:
         if change.version >= 0 or change.lane not in told:
-            instants.setdefault(change.lane, []).append(_taken(change, loop_start_ns))
+            instants.setdefault(first_rank.get(change.lane, change.lane), []).append(_taken(change, loop_start_ns))
     for death in deaths:
         at_ns = loop_start_ns + round(death.elapsed_s * 1e9)
         instants.setdefault(death.lane, []).append(Instant(at_ns, DIED, (DEATH,), (("reason", death.reason),)))

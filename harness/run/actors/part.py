@@ -38,6 +38,8 @@ from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, firs
 from harness.transports.rendezvous import listen, reachable_at
 
 CLOCK_READINGS = 5
+LAST_WORDS_S = 5.0
+"""Seconds in which the other ranks may say what happened, when one has failed."""
 CLOSE_S = 3.0
 """Seconds that workers may take to give back what they hold."""
 WRITING_S = 120.0
@@ -301,6 +303,7 @@ class ActorPart:
         reconnect: connects a new actor of this lane with the others.
 
     Attributes:
+        building: reference of its facts, which are there when its worker is built.
         device_figures: that came with replies; whoever reads them takes them out.
     """
 
@@ -315,26 +318,20 @@ class ActorPart:
         self._replacements, self._reconnect = replacements, reconnect
         self.incarnation = 0
         self._replacing = asyncio.Lock()
-        self.handle, self._building, self.store = spec.launch()
+        self.handle, self.building, self.store = spec.launch()
         self.facts: ProcessFacts | None = None
         self.device_figures: list[DeviceFigure] = []
         self._offset_ns = 0
 
-    def wait_until_built(self) -> None:
+    def finish_building(self) -> None:
         """Return when the worker is built.
 
         Raises:
             HarnessError: what the building of the worker raised.
-            RunStopped: the process died.
+            RayError: the process died.
         """
         try:
-            self._finish_building()
-        except DEATHS as error:
-            raise RunStopped(f"{self.lane} died while it started: {cause_of_death(error)}") from None
-
-    def _finish_building(self) -> None:
-        try:
-            facts: ProcessFacts = ray.get(self._building)
+            facts: ProcessFacts = ray.get(self.building)
         except RayTaskError as error:
             raise own_error(error) from None
         self.facts = facts
@@ -350,6 +347,7 @@ class ActorPart:
         version: int,
         returns: int = 1,
         arrives: bool = False,
+        asked_ns: int | None = None,
     ) -> tuple[Any, Sequence[Any]]:
         """Call a method of the worker and record the spans of its reply.
 
@@ -359,6 +357,7 @@ class ActorPart:
             stage, step, version: what to say that it is doing.
             returns: how many values the actor returns: a reply, and the rest by reference.
             arrives: whether published tensors are among the arguments. Their way is part of the weight transfer.
+            asked_ns: our monotonic clock when the lane began to wait for this call; None: when it is sent.
 
         Returns:
             The value of the reply, and references to the other values.
@@ -392,7 +391,8 @@ class ActorPart:
         if arrives:
             spans.insert(0, arrival(spans, called_ns))
         own = [span for span in spans if span.lane == lane]  # two calls may be under way at once
-        self.tracer.record_elsewhere([*spans, *calls_under_way(lane, own, called_ns, time.perf_counter_ns())])
+        waits = calls_under_way(lane, own, asked_ns or called_ns, time.perf_counter_ns())
+        self.tracer.record_elsewhere([*spans, *waits])
         self.device_figures += reply.device_figures
         return reply.value, others
 
@@ -434,9 +434,9 @@ class ActorPart:
         while True:
             replacements.count(self.lane, reason)
             ray.kill(self.handle)
-            self.handle, self._building, self.store = self.spec.launch()
+            self.handle, self.building, self.store = self.spec.launch()
             try:
-                return await asyncio.to_thread(self._finish_building)
+                return await asyncio.to_thread(self.finish_building)
             except DEATHS as error:
                 reason = f"while it started: {cause_of_death(error)}"
 
@@ -495,6 +495,33 @@ def clock_offset_ns(
         if best_ns is None or back_ns - sent_ns < best_ns:
             best_ns, offset_ns = back_ns - sent_ns, far_ns - (sent_ns + back_ns) // 2
     return offset_ns
+
+
+def wait_until_built(parts: Sequence[ActorPart]) -> None:
+    """Return when the workers of all parts are built.
+
+    When one has failed, the others have ``LAST_WORDS_S`` to fail too: ranks of a Learner would wait for a dead one.
+
+    Raises:
+        HarnessError: what building a worker raised, or that its process died, of the first part; those come before what
+            is put down as another one's failure, as a connection that broke off.
+    """
+    failures: list[tuple[bool, int, HarnessError]] = []
+    waiting = {part.building: number for number, part in enumerate(parts)}
+    while waiting:
+        built, _ = ray.wait(list(waiting), timeout=LAST_WORDS_S if failures else None)
+        if not built:
+            break
+        number = waiting.pop(built[0])
+        try:
+            parts[number].finish_building()
+        except DEATHS as error:
+            what = f"{parts[number].lane} died while it started: {cause_of_death(error)}"
+            failures.append((False, number, RunStopped(what)))
+        except HarnessError as error:
+            failures.append((type(error) is RunStopped, number, error))
+    if failures:
+        raise min(failures)[2]
 
 
 def end_windows(parts: Sequence[ActorPart]) -> None:

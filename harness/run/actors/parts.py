@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import HarnessError, UserError
+from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Tracer
 from harness.engines.vllm_machine import environment as vllm_environment
 from harness.learner.last_calls import LastCalls, read_last_calls
@@ -32,6 +33,7 @@ from harness.run.actors.part import (
     boot_id,
     close_parts,
     end_windows,
+    wait_until_built,
 )
 from harness.run.actors.placement import Placement, ResourceRequest
 from harness.run.actors.ranks import RanksHandle
@@ -149,6 +151,8 @@ class ActorParts(RunningParts):
         interface = parts.interface if several else None
         self.learner_lanes = tuple(rank_lanes(scenario))
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._session.folder)) if several else None
+        if folder is not None:
+            self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
         self._last_calls = {lane: folder / str(rank) for rank, lane in enumerate(self.learner_lanes) if folder}
         files = self._last_calls.values()
         makes: list[Make] = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(files)]
@@ -210,14 +214,7 @@ class ActorParts(RunningParts):
 
     def _wait_until_ready(self) -> None:
         """Return when every worker is built, and connected where the transport needs that beforehand."""
-        failures: list[HarnessError] = []
-        for part in self._actors:
-            try:
-                part.wait_until_built()
-            except HarnessError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        wait_until_built(self._actors)
         if self._kind.two_sided:
             with ends_the_run(f"Learner and Generators could not be connected by {self._kind.name}"):
                 make_group([part.handle for part in self._members], self._kind.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +15,7 @@ from harness.core.trace import SpanContext, Stage
 from harness.core.types import Metric, Metrics, RankStep, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
 from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
-from harness.run.actors.part import ActorPart, without_data
+from harness.run.actors.part import LAST_WORDS_S, ActorPart, without_data
 from harness.run.rank_worker import RankResult, Written
 from harness.run.workers import ProbeRow
 from harness.scenario.batch_plan import BatchPlan
@@ -23,8 +24,6 @@ from harness.scenario.learner import MeshShape
 T = TypeVar("T")
 Part = tuple[BatchPlan | None, Sequence[RankResult]]
 """Groups that the ranks trained on together, None without any, and what each one returned of them."""
-LAST_WORDS_S = 5.0
-"""Seconds in which the other ranks may say what happened, when one has failed."""
 
 
 class RanksHandle:
@@ -75,19 +74,19 @@ class RanksHandle:
         )
 
     async def _train(self, method: str, step: int, groups: tuple[RolloutGroup, ...]) -> Part:
+        asked_ns = time.perf_counter_ns()
         plan = plan_training_step(step, groups, self._options, self._mesh.data_ranks) if groups else None
         bare = without_data(groups)
 
-        async def of_rank(rank: int, part: ActorPart) -> RankResult:
+        async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> RankResult:
             held = [] if plan is None else plan.groups_of(self._mesh.data_rank(rank))
             data = [groups[place].data for place in held]
-            result, _ = await part.call(
-                method, step, bare, plan, held, *data, stage=Stage.UPDATE, step=step, version=step
-            )
+            now: dict[str, Any] = {"stage": Stage.UPDATE, "step": step, "version": step, "asked_ns": asked_ns}
+            result, _ = await part.call(method, step, bare, plan, held, *data, **now)
             assert isinstance(result, RankResult)
             return result
 
-        found = await self._together(of_rank, step)
+        found = await self._together(of_rank, step, asked_ns)
         self._probe_rows = next((each.probe_rows for each in found if each.probe_rows), None)
         return plan, found
 
@@ -100,8 +99,9 @@ class RanksHandle:
         stage: dict[str, Any] = {"stage": Stage.WEIGHT_PUBLISH, "step": version, "version": version}
         if not self._in_shards:
 
-            async def of_rank(rank: int, part: ActorPart) -> WeightHandle | None:
-                handle, _ = await part.call("publish_whole", version, still_needed, self._probe_rows, **stage)
+            async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> WeightHandle | None:
+                given = (version, still_needed, self._probe_rows)
+                handle, _ = await part.call("publish_whole", *given, **stage, asked_ns=asked_ns)
                 assert handle is None or isinstance(handle, WeightHandle)
                 return handle
 
@@ -110,8 +110,8 @@ class RanksHandle:
             return first
         draft = await self._first("begin_publish", version, still_needed, **stage)
 
-        async def write(rank: int, part: ActorPart) -> Written:
-            written, _ = await part.call("write_shards", draft, self._probe_rows, **stage)
+        async def write(rank: int, part: ActorPart, asked_ns: int) -> Written:
+            written, _ = await part.call("write_shards", draft, self._probe_rows, **stage, asked_ns=asked_ns)
             assert isinstance(written, Written)
             return written
 
@@ -123,10 +123,9 @@ class RanksHandle:
     async def checkpoint(self, version: int) -> None:
         """See ``protocols.Learner``."""
 
-        async def of_rank(rank: int, part: ActorPart) -> None:
-            await part.call(
-                "checkpoint", version, self.policy_folder, stage=Stage.CHECKPOINT, step=version, version=version
-            )
+        async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> None:
+            now: dict[str, Any] = {"stage": Stage.CHECKPOINT, "step": version, "version": version, "asked_ns": asked_ns}
+            await part.call("checkpoint", version, self.policy_folder, **now)
 
         await self._together(of_rank, version)
 
@@ -149,7 +148,7 @@ class RanksHandle:
         return max(await self._of_state("load_state", folder))
 
     async def _of_state(self, method: str, *arguments: Any) -> list[Any]:
-        async def of_rank(rank: int, part: ActorPart) -> Any:
+        async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> Any:
             result, _ = await part.call(method, *arguments, stage=Stage.CHECKPOINT, step=-1, version=-1)
             return result
 
@@ -163,23 +162,27 @@ class RanksHandle:
             value, _ = await self._parts[0].call(method, *arguments, **stage)
             return value
 
-    async def _together(self, call: Callable[[int, ActorPart], Coroutine[Any, Any, T]], step: int) -> list[T]:
+    async def _together(
+        self, call: Callable[[int, ActorPart, int], Coroutine[Any, Any, T]], step: int, asked_ns: int | None = None
+    ) -> list[T]:
         """Call all ranks at once and return what each one returned; one that is done waits for the others.
 
         Args:
-            call: of a rank.
+            call: of a rank, given the moment since which it waits for the call.
             step: what to say that it waits for.
+            asked_ns: that moment; None: now. Calls are sent one after the other.
 
         Raises:
             HarnessError: what says most of why a rank failed: its death comes before what the others say, whose
                 collectives break off with it.
         """
         left, nobody_left = len(self._parts), asyncio.Event()
+        since_ns = asked_ns or time.perf_counter_ns()
 
         async def one(rank: int, part: ActorPart) -> T:
             nonlocal left
             try:
-                value = await call(rank, part)
+                value = await call(rank, part, since_ns)
             except BaseException:
                 nobody_left.set()
                 raise

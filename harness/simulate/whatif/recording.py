@@ -59,7 +59,7 @@ _WORK = {
     Stage.CHECKPOINT: Work.CHECKPOINT,
 }
 _ONE_SPAN = (Work.GENERATE, Work.SCORE, Work.EVALUATE, Work.CHECKPOINT)
-_BETWEEN = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
+_BETWEEN = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER, Stage.WAIT_FOR_RANKS)
 
 
 @dataclass(frozen=True, slots=True)
