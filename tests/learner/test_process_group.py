@@ -124,6 +124,7 @@ def train_on_different_plans(
     assert isinstance(refused, str)
     untouched = all(torch.equal(whole(tensor), before[name]) for name, tensor in worker.trainer.weights().items())
     result = worker.update_together(4, made, plans[0]).result  # nothing of the refused step is left in any collective
+    assert result is not None
     return refused, seconds, untouched, result.metrics, sizes
 
 
@@ -160,8 +161,9 @@ def few_rows(rank: int, mode: str) -> tuple[dict[str, Tensor], Metrics, list[int
     worker = learner_rank(rank, sharding, shape, FEW)
     made = one_row()
     plan = plan_training_step(0, made, FEW, shape.data_ranks)
-    metrics = worker.update_together(0, made, plan).result.metrics
-    return {name: whole(t) for name, t in worker.trainer.weights().items()}, metrics, plan.rows_of(rank).tolist()
+    result = worker.update_together(0, made, plan).result
+    assert result is not None
+    return {name: whole(t) for name, t in worker.trainer.weights().items()}, result.metrics, plan.rows_of(rank).tolist()
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
