@@ -19,6 +19,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from harness.core.checkpoints import WrittenFile, write_file
 from harness.core.errors import UserError
 from harness.core.types import Completion, GroupData, Prompt, RolloutGroup
 from harness.loop.state import FORMAT, LoopState
@@ -64,8 +65,8 @@ class _Document:
     texts: tuple[_Texts, ...]
 
 
-def write_state(state: LoopState, folder: Path) -> None:
-    """Write the two files into a folder that is there.
+def write_state(state: LoopState, folder: Path) -> tuple[WrittenFile, ...]:
+    """Write the two files into a folder that is there; return what the folder's manifest has to know of them.
 
     Args:
         state: the data of its groups are ``GroupData``, or nothing (in a simulated run).
@@ -75,9 +76,7 @@ def write_state(state: LoopState, folder: Path) -> None:
         OSError: they cannot be written, or are there already.
     """
     document, arrays = encode(state)
-    for name, written in ((STATE, document), (TOKENS, arrays)):
-        with (folder / name).open("xb") as stream:
-            stream.write(written)
+    return write_file(folder, STATE, [document]), write_file(folder, TOKENS, [arrays])
 
 
 def read_state(folder: Path) -> LoopState:

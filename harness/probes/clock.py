@@ -50,6 +50,11 @@ class PausableClock:
             self._stretches.append((self._resumed_at_ns, self._elapsed_ns))
             self.on_resume()
 
+    def go_on_from(self, elapsed_ns: int) -> None:
+        """Have the running time, which runs now, go on from another reading; what was recorded before is of no use."""
+        self._elapsed_ns, self._resumed_at_ns = elapsed_ns, time.perf_counter_ns()
+        self._stretches = [(self._resumed_at_ns, elapsed_ns)]
+
     def pause(self) -> None:
         """Stop the time."""
         if self._resumed_at_ns is not None:

@@ -42,6 +42,26 @@ class _Outcome(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A run that goes on from a checkpoint, from there to where it ends or is stopped again.
+
+    Attributes:
+        start_step: training steps that were done.
+        started_at: UTC, ISO 8601.
+        elapsed_s: seconds of the loop before it, which go on from there.
+        startup_s: seconds of its own start, which are in no other figure.
+        commit, dirty: see ``Manifest``.
+    """
+
+    start_step: int
+    started_at: str
+    elapsed_s: _Number
+    startup_s: _Number
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """One run's facts. Names no host, no user and no absolute path.
 
@@ -62,6 +82,7 @@ class Manifest:
         parameters: number of the policy's parameters.
         functions: the user's own functions by the setting that names each: ``name``, and ``sha256`` of its file.
         prompt_template: what a maths prompt was made by: ``name``, ``sha256`` of its text, and the ``text``.
+        segments: where the run went on from a checkpoint, in order; empty where it ran through.
         simulated: name of the machine profile by which the run was simulated; None in a run that took place.
         outcome: figures of the finished run, free in form.
     """
@@ -89,8 +110,15 @@ class Manifest:
     parameters: int | None = None
     functions: dict[str, dict[str, str | None]] = field(default_factory=dict)
     prompt_template: dict[str, str] | None = None
+    segments: tuple[Segment, ...] = ()
     simulated: str | None = None
     outcome: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def newest_start(self) -> tuple[float, str]:
+        """Seconds of the loop before the run was last started, and when that was."""
+        last = self.segments[-1] if self.segments else None
+        return (0.0, self.started_at) if last is None else (last.elapsed_s, last.started_at)
 
     def to_json(self, scrubber: Scrubber) -> dict[str, Any]:
         """Return the JSON object, free of names and absolute paths, and of numbers that JSON does not know."""

@@ -37,7 +37,7 @@ from harness.results.rows import (
     WarmUp,
     restore_non_finite,
 )
-from harness.results.writer import GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.results.writer import CHECKPOINTS, GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
 
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
@@ -223,9 +223,11 @@ def find_run_folders(path: Path) -> list[Path]:
         raise UserError(f"{str(path)!r} {problem}", where=str(path), fix="name a results folder or a run folder in it")
     found = []
     for folder, subfolders, files in os.walk(path):
-        subfolders[:] = [name for name in subfolders if name not in (POLICY, PICTURES) and not name.startswith(".")]
+        left_out = {POLICY, PICTURES}
         if MANIFEST in files or STEPS in files:
             found.append(Path(folder))
+            left_out.add(CHECKPOINTS)  # each has a manifest of its own
+        subfolders[:] = [name for name in subfolders if name not in left_out and not name.startswith(".")]
     if not found:
         raise UserError(
             f"no runs in {str(path)!r}",

@@ -25,9 +25,10 @@ from harness.results import (
     step_row,
     tail_row,
 )
-from harness.results.counters import CounterRow
+from harness.results.counters import COUNTERS, HELD, SAMPLER, CounterRow
 from harness.results.lane_time import parts_as_lanes
 from harness.results.rows import WARMUP_FLOOR, LaneSeconds, StepSeconds, part_of
+from harness.results.segments import Recorded, sizes_of
 from harness.results.step_metrics import (
     evaluation_s,
     idle_ratios,
@@ -118,7 +119,7 @@ class RunRecorder:
         self._replaced: Counter[str] = Counter()
         self._measured: list[Metrics] = []  # of syncs, since the previous step
         self._of_all_syncs: Metrics = {}
-        self.steps_done = 0
+        self.steps_done = self._first_step = 0
         self.evaluations: list[tuple[int, Metrics]] = []
 
     def loop_starts(self, lanes: Iterable[str]) -> None:
@@ -128,6 +129,39 @@ class RunRecorder:
         self.write_spans()
         self.folder.append_spans(Span(lane, Stage.STARTUP, 0, now_ns, -1, -1) for lane in self._lanes)
         self._loop_start_ns = self._row_start_ns = now_ns
+
+    def goes_on(self, lanes: Iterable[str], recorded: Recorded) -> None:
+        """Go on from a checkpoint. The run's clock was set to that moment, and its rows were cut back to it.
+
+        What these lanes did to start is in no figure.
+        """
+        self._lanes = tuple(lanes)
+        self._tracer.drain()
+        self._tracer.finished.extend(recorded.spans)
+        self._loop_start_ns, self._row_start_ns = recorded.loop_start_ns, recorded.row_start_ns
+        self._seconds, self.evaluations = list(recorded.seconds), [*recorded.evaluations]
+        self._of_all_syncs, self._measured = recorded.syncs, [recorded.measured]
+        self._replay, self._replaced = recorded.replay, Counter(recorded.replaced)
+        self.steps_done = self._first_step = len(recorded.seconds)
+        if COUNTERS in recorded.sizes:  # what the machine counted meanwhile is not the run's
+            self.folder.append_counters([CounterRow(recorded.clock_ns, SAMPLER, {HELD: 1})])
+
+    def recorded(self) -> Recorded:
+        """Return what ``goes_on`` needs, with all rows on disk."""
+        self.folder.flush()
+        return Recorded(
+            clock_ns=self._tracer.clock_ns(),
+            loop_start_ns=self._loop_start_ns,
+            row_start_ns=self._row_start_ns,
+            seconds=tuple(self._seconds),
+            evaluations=tuple((version, dict(metrics)) for version, metrics in self.evaluations),
+            syncs=dict(self._of_all_syncs),
+            measured=dict(combine_metrics(self._measured)),
+            replay=self._replay,
+            replaced=dict(self._replaced),
+            spans=tuple(self._tracer.finished),
+            sizes=sizes_of(self.folder.folder),
+        )
 
     def on_version(self, lane: str, version: int) -> None:
         """See ``Observer``."""
@@ -163,7 +197,9 @@ class RunRecorder:
         metrics |= self.drain_probes() | combine_metrics(self._measured)
         self._measured = []
         profiled = facts.step in self._profiled
-        self._seconds.append(StepSeconds(facts.step, wall_s, not profiled and not evaluation_s(spans)))
+        warmup = facts.step - self._first_step < WARMUP_FLOOR
+        cold = warmup and self._first_step > 0  # after a resume
+        self._seconds.append(StepSeconds(facts.step, wall_s, not (profiled or cold or evaluation_s(spans))))
         lanes, parts = self._lane_seconds(spans, window[1])
         row = step_row(
             step=facts.step,
@@ -177,7 +213,7 @@ class RunRecorder:
             versions={lane: version for lane, version in self._versions.items() if version != NO_VERSION},
             version_changes=self._drain_changes(),
             lags=trained_lags(facts),
-            warmup=facts.step < WARMUP_FLOOR,
+            warmup=warmup,
             profiled=profiled,
             optimizer_step_metrics=facts.result.optimizer_step_metrics,
             ranks=facts.result.ranks,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -32,6 +33,7 @@ SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl",
 ATTEMPTS = 100
 """Names that a new experiment tries."""
 POLICY, PICTURES, PROFILES, REPORT = "policy", "pictures", "profiles", "report.html"
+CHECKPOINTS = "checkpoints"
 
 
 def experiment_name(root: Path, scenario: str, now: datetime) -> str:
@@ -86,8 +88,9 @@ class RunFolder:
         scrubber: Scrubber,
         clock: Callable[[], datetime],
         echo: Callable[[str], None] | None = None,
+        go_on: bool = False,
     ) -> None:
-        self.folder = folder
+        self.folder, self._goes_on = folder, go_on
         self.manifest: Manifest | None = None
         self._scrubber, self._clock, self._echo = scrubber, clock, echo
         self._to_echo: list[str] = []
@@ -95,7 +98,7 @@ class RunFolder:
         self._files: dict[str, AppendOnly] = {}
         with ExitStack() as opened:  # closes them again if one of them cannot be made
             for name in (SPANS, STEPS, ROLLOUTS, LOG):
-                self._files[name] = AppendOnly(folder / name)
+                self._files[name] = AppendOnly(folder / name, go_on)
                 opened.callback(self._files[name].close)
             self._write_headers()
             opened.pop_all()
@@ -103,7 +106,8 @@ class RunFolder:
     def _write_headers(self) -> None:
         self._files[STEPS].lock()
         for name, schema in ((SPANS, "harness.spans"), (STEPS, "harness.steps"), (ROLLOUTS, "harness.rollouts")):
-            self._files[name].append(_header_line(schema))
+            if not self._files[name].size:
+                self._files[name].append(_header_line(schema))
         self.flush()
 
     @classmethod
@@ -142,6 +146,20 @@ class RunFolder:
             return cls(folder, scrubber, clock, echo)
         except OSError as error:
             raise _cannot_create(folder, error) from error
+
+    @classmethod
+    def go_on(cls, folder: Path, manifest: Manifest, echo: Callable[[str], None] | None = None) -> RunFolder:
+        """Open the folder of a run that was stopped, whose rows were cut back to where it goes on; see ``segments``.
+
+        Raises:
+            UserError: it cannot be written to.
+        """
+        try:
+            opened = cls(folder, Scrubber.of_this_process(), utc_now, echo, go_on=True)
+        except OSError as error:
+            raise _cannot_create(folder, error) from error
+        opened.manifest = manifest
+        return opened
 
     @property
     def policy_folder(self) -> Path:
@@ -216,10 +234,11 @@ class RunFolder:
         """Return a file that only some runs have, made with its header when it is first asked for."""
         if name not in self._files:
             try:
-                self._files[name] = AppendOnly(self.folder / name)
+                self._files[name] = AppendOnly(self.folder / name, self._goes_on)
             except OSError as error:
                 raise self._cannot_write(error) from error
-            self._files[name].append(header)
+            if not self._files[name].size:
+                self._files[name].append(header)
         return self._files[name]
 
     def log(self, text: str) -> None:
@@ -257,7 +276,8 @@ class RunFolder:
             raise ValueError("finish() before write_manifest()")
         now = self._clock()
         ended = replace(self.manifest, status=status, error=error, finished_at=timestamp(now), outcome=outcome or {})
-        seconds = (now - datetime.fromisoformat(ended.started_at)).total_seconds()
+        before_s, since = ended.newest_start
+        seconds = before_s + (now - datetime.fromisoformat(since)).total_seconds()
         try:
             self.flush()
         finally:  # a full disk may still have room for the few bytes that say so
@@ -290,12 +310,20 @@ class RunFolder:
 
 
 class AppendOnly:
-    """A new file that only ever grows by whole pieces: lines that are kept until ``flush``, or bytes at once."""
+    """A file that only ever grows by whole pieces: lines that are kept until ``flush``, or bytes at once.
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
+    Args:
+        path: of a new file.
+        go_on: it may be there already.
+
+    Attributes:
+        size: bytes of it.
+    """
+
+    def __init__(self, path: Path, go_on: bool = False) -> None:
+        self._file = open(path, "ab" if go_on else "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
         self._pending: list[str] = []
-        self._size = 0
+        self.size = self._file.seek(0, os.SEEK_END)
 
     def lock(self) -> None:
         """Show that this process lives."""
@@ -324,10 +352,10 @@ class AppendOnly:
                 rest = rest[self._file.write(rest) :]
         except OSError:
             with suppress(OSError):
-                self._file.truncate(self._size)
-                self._file.seek(self._size)
+                self._file.truncate(self.size)
+                self._file.seek(self.size)
             raise
-        self._size += len(piece)
+        self.size += len(piece)
 
     def close(self) -> None:
         """Close it; closing twice does no harm."""

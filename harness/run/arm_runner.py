@@ -21,6 +21,7 @@ from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
 from harness.results.recorder import RowListener
 from harness.results.writer import POLICY, PROFILES
+from harness.run.checkpoints import CommittingLearner, RunCheckpoints
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
@@ -99,7 +100,10 @@ class ArmRunner:
                 if len(arms) == len(variants):
                     labels = [f"{self.place} {arm.label}".lstrip() for arm in arms]
                     steps = [variant.scenario.steps for variant in variants]
-                    progress = alive.enter_context(RunProgress(self._console, labels, steps, self._quiet, passing))
+                    done = 0 if self._experiment.resume is None else self._experiment.resume.checkpoint.step
+                    progress = alive.enter_context(
+                        RunProgress(self._console, labels, steps, self._quiet, passing, done)
+                    )
                     listeners = [[*others, progress.listener(number)] for number, others in enumerate(heard_by)]
                     schedule = _schedule(arms) if interleaving == "step" else _alone(arms[0])
                     if self._open_runs(arms, listeners, schedule, interleaving, sessions):
@@ -183,9 +187,24 @@ class ArmRunner:
         tasks: list[asyncio.Future[None]] = []
         try:
             parts.save_to(folder / POLICY)
+            resume, settings = self._experiment.resume, arm.variant.scenario.checkpoint
+            state = None if resume is None else await resume.take_up(parts, session)
             session.probes.start()
-            recorder.loop_starts(parts.lanes)
-            loop = run_loop(parts.generators, parts.scorers, parts.learner, parts.plan, arm.tracer, recorder, throttle)
+            if state is None:
+                recorder.loop_starts(parts.lanes)
+            checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
+            learner = CommittingLearner(parts.learner, checkpoints) if settings.asynchronous else parts.learner
+            loop = run_loop(
+                parts.generators,
+                parts.scorers,
+                learner,
+                parts.plan,
+                arm.tracer,
+                recorder,
+                throttle,
+                resume=state,
+                checkpoints=checkpoints,
+            )
             tasks += [asyncio.ensure_future(loop), asyncio.ensure_future(self._watch(session))]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             with full_gpu_as_user_error(arm.variant.scenario):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from harness.core.checkpoints import LATEST
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.terminal_text import plain
 from harness.report.console import Output
 from harness.report.text import print_list
-from harness.results.writer import PICTURES, REPORT
+from harness.results.writer import CHECKPOINTS, PICTURES, REPORT
 from harness.run.arm_runner import ArmRunner
 from harness.run.blocks import run_blocks
 from harness.run.errors import full_gpu_as_user_error, signals_as_interrupts
@@ -21,6 +23,7 @@ from harness.run.factory import PartsFactory
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.parts import Build
 from harness.run.preflight import check_before_start
+from harness.run.resume import Resume
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
 
@@ -43,6 +46,7 @@ def run_scenario(
     build: Build | None = None,
     show: Callable[[Path], None] = show_results,
     verbose: bool = False,
+    resume: Resume | None = None,
 ) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
 
@@ -55,6 +59,7 @@ def run_scenario(
         build: makes the parts of one run; None takes a ``PartsFactory``.
         show: called with the experiment's folder at the end.
         verbose: print the log of each run as it is written, in place of progress.
+        resume: where the scenario's one run goes on; None begins it.
 
     Returns:
         The exit code, 0.
@@ -69,7 +74,7 @@ def run_scenario(
         check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
     console, planned = Console(stderr=True), [variant for variants in points for variant in variants]
     echo = _printed(console, named=len(planned) > 1) if verbose else None
-    experiment = Experiment(out, scenario.name, planned=planned, echo=echo)
+    experiment = Experiment(out, scenario.name, planned=planned, echo=echo, resume=resume)
     with (
         signals_as_interrupts(),
         PartsFactory([group for variants in points for group in side_by_side(variants)]) as factory,
@@ -86,6 +91,7 @@ def run_scenario(
                     runner.run_point(variants, interleaving_of(variants))
         except (KeyboardInterrupt, Interrupted):
             kept = f"what was measured so far is in {experiment.folder}"
+            kept += how_to_go_on(experiment.folder)
             raise Interrupted(kept if experiment.folder else "nothing had been measured yet") from None
     if experiment.folder is not None:
         try:
@@ -95,6 +101,13 @@ def run_scenario(
             runner.failures.append(("showing the results", error))
     _raise_first(runner.failures, experiment.folder)
     return 0
+
+
+def how_to_go_on(folder: Path | None) -> str:
+    """Return the line that says how a run goes on; empty where it has no checkpoint."""
+    if folder is None or not (folder / CHECKPOINTS / LATEST).exists():
+        return ""
+    return f"\n  to go on: python -m harness run --resume {shlex.quote(str(folder))}"
 
 
 def _printed(console: Console, named: bool) -> Callable[[str, str], None]:
@@ -138,4 +151,4 @@ def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | No
     others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     if isinstance(error, UserError):
         raise UserError(f"{label} failed{others}: {error.what}", error.where, error.fix) from error
-    raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}") from error
+    raise RunStopped(f"{label} stopped{others}: {error}\n  results: {folder}{how_to_go_on(folder)}") from error

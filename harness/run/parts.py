@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import RecordingTracer
+from harness.core.types import GroupData
 from harness.loop import LoopPlan
 from harness.probes.load import load_profile
 from harness.probes.memory import DeviceFigure
@@ -52,6 +53,15 @@ class RunningParts(Protocol):
 
     def save_to(self, folder: Path) -> None:
         """Have the Learner save the policy there; before, nothing is saved."""
+
+    def data_of(self, handle: Any) -> GroupData:
+        """Return what a group's data stands for, by value."""
+        data: GroupData = handle
+        return data
+
+    def handle_of(self, data: GroupData) -> Any:
+        """Return what the parts take for a group's data."""
+        return data
 
     def processes(self) -> Mapping[str, int]:
         """Return process ids by lane, of the parts that have a process of their own on this machine."""

@@ -30,6 +30,7 @@ class RunProgress:
         steps: training steps of each arm.
         quiet: show nothing.
         passing: one of many blocks: its bars go away at its end, and its evaluations print no lines.
+        done: training steps from which a run goes on.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class RunProgress:
         steps: Sequence[int],
         quiet: bool = False,
         passing: bool = False,
+        done: int = 0,
     ) -> None:
         self._console, self._arms = console, list(arms)
         self._says_lines = not (console.is_terminal or quiet or passing)
         self._bar = progress_bars(console, quiet=quiet, facts=True, transient=passing)
         self._tasks = [
-            self._bar.add_task(arm, total=total, facts="starting") for arm, total in zip(arms, steps, strict=True)
+            self._bar.add_task(arm, total=total, completed=done, facts="starting")
+            for arm, total in zip(arms, steps, strict=True)
         ]
         self._facts: list[dict[str, str]] = [{} for _ in arms]
 

@@ -6,10 +6,10 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +25,9 @@ from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, write_plan
+from harness.results.manifest import Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
+from harness.results.segments import cut_back
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
 from harness.run.memory.check import memory_line, memory_table
@@ -34,6 +36,9 @@ from harness.scenario import JsonlTaskSettings, Scenario, Variant, resolved_yaml
 from harness.scenario.task_and_model import ArithmeticTaskSettings, MathsTaskSettings
 from harness.tasks.arithmetic import PROMPT
 from harness.tasks.maths import prompt_template
+
+if TYPE_CHECKING:
+    from harness.run.resume import Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ class Experiment:
             cut leaves no run that says it is complete and is not.
         planned: every run that the command sets out to make; written into the folder when it is made.
         echo: called with a run's name and each line of its log.
+        resume: where the one run of an experiment goes on, in the folder that it has; None begins it.
 
     Attributes:
         folder: the folder; None until then.
@@ -163,7 +169,9 @@ class Experiment:
         durable: bool = False,
         planned: Sequence[Variant] = (),
         echo: Callable[[str, str], None] | None = None,
+        resume: Resume | None = None,
     ) -> None:
+        self.resume = resume
         self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
         self._echo = echo
         self._plan = _plan_of(planned)
@@ -172,6 +180,8 @@ class Experiment:
     @property
     def folder(self) -> Path | None:
         """Where the experiment's runs are."""
+        if self.resume is not None:
+            return self.resume.folder
         return self._folder_called(self._name) if self._name else None
 
     @property
@@ -270,6 +280,8 @@ class Experiment:
         Raises:
             UserError: the folder cannot be made.
         """
+        if self.resume is not None:
+            return self._reopen_folder(self.resume, variant, startup_s)
         folder = self._make_folder(variant)
         assert self._name is not None
         folder.write_manifest(
@@ -295,6 +307,23 @@ class Experiment:
                 prompt_template=_template_of(variant.scenario),
             )
         )
+        folder.write_scenario(resolved_yaml(variant.scenario))
+        return folder
+
+    def _reopen_folder(self, resume: Resume, variant: Variant, startup_s: float) -> RunFolder:
+        echo = None if self._echo is None else partial(self._echo, run_label(variant))
+        cut_back(resume.folder, resume.recorded.sizes)
+        folder = RunFolder.go_on(resume.folder, resume.manifest, echo)
+        segment = Segment(
+            start_step=resume.checkpoint.step,
+            started_at=timestamp(utc_now()),
+            elapsed_s=round(resume.recorded.elapsed_s, 6),
+            startup_s=round(startup_s, 6),
+            commit=self._code.commit,
+            dirty=self._code.dirty,
+        )
+        former = replace(resume.manifest, status="running", error=None, finished_at=None, duration_s=None, outcome={})
+        folder.write_manifest(replace(former, segments=(*former.segments, segment)))
         folder.write_scenario(resolved_yaml(variant.scenario))
         return folder
 

@@ -30,6 +30,7 @@ def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPl
         dynamic_sampling=dynamic_sampling_options(scenario, num_train),
         overlapped_publish=scenario.learner.overlapped_publish,
         stream=scenario.learner.stream,
+        checkpoint_every=scenario.checkpoint.every or 0,
     )
 
 

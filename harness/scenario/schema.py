@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from harness.core.experiment import MOST_BLOCKS
+from harness.scenario.checkpoint import CHECKPOINT_RULES, CheckpointSettings
 from harness.scenario.distributed import (
     DISTRIBUTED_RULES,
     ActorTransportSettings,
@@ -117,6 +118,8 @@ class Scenario(Section):
     """The comparison prints the seconds until this validation reward was reached."""
     save_policy: bool = True
     """Save the trained policy as a Hugging Face folder."""
+    checkpoint: Annotated[CheckpointSettings, EmptyIfNull] = CheckpointSettings()
+    """Checkpoints from which the run goes on after it was stopped or killed."""
     endpoint: EndpointName = "seconds_per_step"
     """What decides between arms: seconds of a step or of a weight sync, or validation reward at equal rollouts."""
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)] = 1
@@ -340,6 +343,7 @@ RULES: tuple[Rule, ...] = (
     *LOSS_RULES,
     *DISTRIBUTED_RULES,
     *LEARNER_RULES,
+    *CHECKPOINT_RULES,
     *DYNAMIC_SAMPLING_RULES,
     *TASK_AND_MODEL_RULES,
 )

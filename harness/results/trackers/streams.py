@@ -115,7 +115,7 @@ class JsonLines:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = AppendOnly(folder / METRICS)
+        self._file = AppendOnly(folder / METRICS, go_on=True)
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Append one line; see ``MetricStream``."""
@@ -138,8 +138,9 @@ class TensorBoard:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         start = clock()
-        (folder / TENSORBOARD).mkdir()
-        self._file = AppendOnly(folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness")
+        (folder / TENSORBOARD).mkdir(exist_ok=True)
+        path = folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness"
+        self._file = AppendOnly(path, go_on=True)  # a run that goes on has one more, unless it does so at once
         self._file.write(encode_start(start))
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:

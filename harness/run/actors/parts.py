@@ -12,8 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Tracer
+from harness.core.types import GroupData
 from harness.engines.vllm_machine import environment as vllm_environment
 from harness.learner.last_calls import LastCalls, read_last_calls
 from harness.learner.process_group import RankGroup
@@ -249,6 +252,15 @@ class ActorParts(RunningParts):
     def save_to(self, folder: Path) -> None:
         """See ``RunningParts``."""
         self._learner.policy_folder = folder.resolve()
+
+    def data_of(self, handle: Any) -> GroupData:
+        """See ``RunningParts``."""
+        data: GroupData = ray.get(handle)
+        return data
+
+    def handle_of(self, data: GroupData) -> Any:
+        """See ``RunningParts``."""
+        return ray.put(data)
 
     def processes(self) -> Mapping[str, int]:
         """See ``RunningParts``."""

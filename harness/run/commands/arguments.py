@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from harness.core.arguments import set_argument
 
@@ -17,9 +17,11 @@ RunScenario = Callable[["Scenario", Path, bool], int]
 """Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
 
 
-def scenario_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario and its changes."""
-    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
+def scenario_arguments(parser: argparse.ArgumentParser, nargs: Literal["?"] | None = None) -> None:
+    """Add the scenario and its changes; it may be left out with ``nargs`` "?"."""
+    parser.add_argument(
+        "scenario", metavar="SCENARIO", nargs=nargs, help="a YAML file, or a name from `python -m harness list`"
+    )
     set_argument(parser)
 
 

@@ -1,16 +1,25 @@
-"""``python -m harness run``: run a scenario."""
+"""``python -m harness run``: run a scenario, or go on with a run that was stopped."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from harness.core.atomic_files import check_writable
+from harness.core.errors import UserError
 from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    scenario_arguments(parser)
+    scenario_arguments(parser, "?")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN_FOLDER",
+        help="go on with this run from its newest checkpoint, by its own scenario where none is named",
+    )
     output_arguments(parser)
 
 
@@ -18,6 +27,26 @@ def run(options: argparse.Namespace) -> int:
     """Run the scenario; return the exit code."""
     from harness.scenario import load_scenario
 
+    if options.resume is not None:
+        return _go_on(options)
+    if options.scenario is None:
+        raise UserError("no SCENARIO was named", fix="name one (`python -m harness list`), or --resume RUN_FOLDER")
     scenario = load_scenario(options.scenario, options.set)
     check_writable(options.out)
     return run_scenario_of(options)(scenario, options.out, options.quiet)
+
+
+def _go_on(options: argparse.Namespace) -> int:
+    from harness.results.writer import SCENARIO
+    from harness.run.experiment import run_scenario
+    from harness.run.resume import find_resume
+    from harness.scenario import load_scenario
+
+    folder: Path = options.resume
+    scenario = load_scenario(options.scenario or folder / SCENARIO, options.set)
+    resume = find_resume(folder, scenario)
+    for refused in resume.refused:
+        print(f"warning: checkpoint {refused}", file=sys.stderr)
+    if resume.refused or not options.quiet:
+        print(f"goes on from {resume.checkpoint.folder}", file=sys.stderr)
+    return run_scenario(scenario, folder.parent.parent, options.quiet, verbose=options.verbose, resume=resume)

@@ -1,0 +1,129 @@
+"""A run that goes on from a checkpoint: what its recorder knew at that moment, and its rows cut back to it.
+
+Rows that were logged after the checkpoint belong to training that is in no policy. They move to
+``NAME.N.before_resume``, with N from 1 for each time. The log keeps all of its lines.
+
+The run's clock goes on from the checkpoint. So the time between is in no figure: neither what was done after the
+checkpoint, nor the pause, nor the start of the new processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from harness.core.errors import UserError
+from harness.core.trace import Span
+from harness.core.types import Metric
+from harness.loop.replay import ReplayStats
+from harness.results.counters import COUNTERS
+from harness.results.rows import StepSeconds
+from harness.results.trackers.streams import METRICS
+from harness.results.writer import GROUPS, LOG, ROLLOUTS, SPANS, STEPS
+
+RECORDED = "recorded.json"
+"""The file in the folder of a checkpoint."""
+ROW_FILES = (SPANS, STEPS, ROLLOUTS, GROUPS, COUNTERS, METRICS)
+"""Files of a run that only grow, and hold nothing that is not in the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a recorder knows between two training steps.
+
+    Attributes:
+        clock_ns: the run's clock.
+        loop_start_ns, row_start_ns: on it, when the loop began, and when the last row ended.
+        seconds: of each training step.
+        evaluations: policy version and figures of each.
+        syncs, measured: figures of weight syncs: of all, and of those since the last row.
+        replay: totals of the replay buffer.
+        replaced: parts that died, by lane.
+        spans: ended since the last row.
+        sizes: bytes of each of ``ROW_FILES`` that is there.
+    """
+
+    clock_ns: int
+    loop_start_ns: int
+    row_start_ns: int
+    seconds: tuple[StepSeconds, ...]
+    evaluations: tuple[tuple[int, dict[str, Metric]], ...]
+    syncs: dict[str, Metric]
+    measured: dict[str, Metric]
+    replay: ReplayStats
+    replaced: dict[str, int]
+    spans: tuple[Span, ...]
+    sizes: dict[str, int]
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the loop began."""
+        return (self.clock_ns - self.loop_start_ns) / 1e9
+
+    def to_json(self) -> bytes:
+        """Return what ``read_recorded`` reads."""
+        return json.dumps(msgspec.to_builtins(self)).encode()
+
+
+def read_recorded(folder: Path) -> Recorded:
+    """Read it from the folder of a checkpoint.
+
+    Raises:
+        UserError: it is missing, or not what it must be.
+    """
+    path = folder / RECORDED
+    try:
+        return msgspec.convert(json.loads(path.read_bytes()), Recorded)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"the checkpoint cannot be read: {error}", str(path)) from None
+
+
+def sizes_of(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file of rows that a run has."""
+    return {name: (folder / name).stat().st_size for name in ROW_FILES if (folder / name).exists()}
+
+
+def cut_back(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Move what was added to a run's rows to files of their own; return their names.
+
+    A process that is killed here leaves rows in both, and the next one moves them again.
+
+    Raises:
+        UserError: a file is shorter than it was, or cannot be written.
+    """
+    try:
+        found = sizes_of(folder)
+        for name, size in sizes.items():
+            if found.get(name, 0) < size:
+                what = f"{name} has {found.get(name, 0)} bytes, and had {size} at the checkpoint"
+                raise UserError(what, str(folder / name), "restore the file from a copy")
+        number, moved = 1, []
+        while any((folder / _moved(name, number)).exists() for name in ROW_FILES):
+            number += 1
+        for name in found:
+            kept = sizes.get(name, 0)
+            with (folder / name).open("r+b") as file:
+                file.seek(kept)
+                if rest := file.read():
+                    (folder / _moved(name, number)).write_bytes(rest)
+                    moved.append(_moved(name, number))
+                    file.truncate(kept)
+        _end_line(folder / LOG)
+    except OSError as error:
+        raise UserError(f"the run's rows cannot be cut back: {error.strerror}", str(error.filename)) from error
+    return tuple(moved)
+
+
+def _moved(name: str, number: int) -> str:
+    return f"{name}.{number}.before_resume"
+
+
+def _end_line(log: Path) -> None:
+    """End a line that a killed process has left without its end."""
+    if log.exists() and not log.read_bytes().endswith(b"\n"):
+        with log.open("ab") as file:
+            file.write(b"\n")

@@ -1,0 +1,138 @@
+"""The checkpoints of a run: what the Learner has learnt, the loop around it, and what the recorder knows.
+
+``RUN_FOLDER/checkpoints/step_N`` holds all three or does not count, so a process that is killed at any moment leaves
+the checkpoint before it. An asynchronous save counts from the end of the next training step in which it is written;
+until then the former one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar, cast
+
+from harness.core.checkpoints import WrittenFile, begin, commit, write_file
+from harness.core.errors import RunStopped
+from harness.core.protocols import Learner
+from harness.core.trace import Stage, Tracer
+from harness.core.types import RolloutGroup, UpdateResult, WeightHandle
+from harness.learner.checkpoint import SavedState
+from harness.loop.state import LoopState
+from harness.loop.state_files import write_state
+from harness.results.recorder import RunRecorder
+from harness.results.segments import RECORDED, Recorded
+from harness.results.writer import CHECKPOINTS
+from harness.run.parts import RunningParts
+from harness.scenario.checkpoint import CheckpointSettings
+
+P, T = ParamSpec("P"), TypeVar("T")
+
+
+class StatefulLearner(Protocol):
+    """A Learner whose state can be saved: each of the three handles."""
+
+    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+        """Save what was learnt into a checkpoint's folder; return the seconds."""
+
+    async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
+        """Return what every rank has written; None where one has not, and is not waited for."""
+
+    async def load_state(self, folder: Path) -> int:
+        """Go on from a whole checkpoint; return the version of its policy."""
+
+
+class RunCheckpoints:
+    """Saves a run between two training steps; a ``loop.state.Checkpoints``.
+
+    Args:
+        folder: of the run.
+        settings: how.
+        parts: of the run.
+        recorder: of the run.
+        tracer: records the Learner's stage ``checkpoint``.
+    """
+
+    def __init__(
+        self, folder: Path, settings: CheckpointSettings, parts: RunningParts, recorder: RunRecorder, tracer: Tracer
+    ) -> None:
+        self._folder, self._settings, self._parts = folder.resolve() / CHECKPOINTS, settings, parts
+        self._recorder, self._tracer = recorder, tracer
+        self._learner, self._lane = cast(StatefulLearner, parts.learner), parts.learner.lane
+        self._draft: Path | None = None
+        self._writing: asyncio.Task[tuple[WrittenFile, ...]] | None = None
+
+    async def save(self, state: LoopState) -> None:
+        """See ``Checkpoints``.
+
+        Raises:
+            RunStopped: it cannot be written.
+        """
+        recorded, version = self._recorder.recorded(), state.version  # before anything is awaited
+        await self.finish()
+        with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
+            self._draft = draft = await _on_disk(begin, self._folder, version)
+        await self._learner.save_state(draft, version, asynchronous=self._settings.asynchronous)
+        self._writing = asyncio.create_task(_on_disk(self._write, draft, state, recorded))
+        if not self._settings.asynchronous:
+            with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
+                await self.finish()
+
+    def _write(self, draft: Path, state: LoopState, recorded: Recorded) -> tuple[WrittenFile, ...]:
+        loop = write_state(state.with_data(self._parts.data_of), draft)
+        return (*loop, write_file(draft, RECORDED, [recorded.to_json()]))
+
+    async def finish(self, *, wait: bool = True) -> None:
+        """Let a save that was begun count, when it is written.
+
+        Args:
+            wait: until then; else do nothing where it is not.
+
+        Raises:
+            RunStopped: it cannot be written.
+        """
+        if self._draft is None or self._writing is None or not (wait or self._writing.done()):
+            return
+        saved = await self._learner.finish_save(wait=wait)
+        if saved is None:
+            return
+        files = [*await self._writing, *(file for rank in saved for file in rank.files)]
+        draft, self._draft, self._writing = self._draft, None, None
+        await _on_disk(commit, draft, files, self._settings.keep)
+
+
+async def _on_disk(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do it on a thread.
+
+    Raises:
+        RunStopped: the disk is full or gone.
+    """
+    try:
+        return await asyncio.to_thread(call, *args, **kwargs)
+    except OSError as error:
+        raise RunStopped(f"the checkpoint cannot be written: {error}") from error
+
+
+class CommittingLearner:
+    """A Learner that lets an asynchronous save count after the training step in which it was written.
+
+    The loop calls it in one lane, so that a rank is never asked while it trains.
+    """
+
+    def __init__(self, learner: Learner, checkpoints: RunCheckpoints) -> None:
+        self._learner, self._checkpoints, self.lane = learner, checkpoints, learner.lane
+
+    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        """See ``protocols.Learner``."""
+        result = await self._learner.update(step, groups)
+        await self._checkpoints.finish(wait=False)
+        return result
+
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
+        """See ``protocols.Learner``."""
+        return await self._learner.publish_weights(version, still_needed)
+
+    async def checkpoint(self, version: int) -> None:
+        """See ``protocols.Learner``."""
+        await self._checkpoints.finish()
+        await self._learner.checkpoint(version)

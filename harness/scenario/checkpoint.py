@@ -1,0 +1,55 @@
+"""Checkpoints from which a run goes on, with the rules that bind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.scenario.problems import Problem, broken
+from harness.scenario.sections import AtLeast1, Section
+
+if TYPE_CHECKING:
+    from harness.scenario.schema import Scenario
+
+_KEY = "checkpoint.every"
+
+
+class CheckpointSettings(Section):
+    """Checkpoints of the whole run, from which `run --resume` goes on."""
+
+    every: AtLeast1 | None = None
+    """Training steps from one checkpoint to the next; null makes none."""
+    keep: AtLeast1 = 2
+    """How many stay; where the newest is damaged, the one before it is taken."""
+    asynchronous: bool = False
+    """Train on while it is written; the Learner waits only for a copy, which stays in main memory."""
+
+
+def checkpoints_have_a_state(scenario: Scenario) -> Problem | None:
+    """There is something to save, and it can be read back."""
+    if scenario.checkpoint.every is None:
+        return None
+    what = f"{_KEY} is {scenario.checkpoint.every}"
+    if scenario.transport_sweep is not None:
+        what += " with a transport_sweep, which trains nothing"
+        return broken(what, f"leave {_KEY} out", _KEY, "transport_sweep")
+    if scenario.model.type == "paced":
+        what += " with model.type paced, which learns nothing"
+        return broken(what, f"leave {_KEY} out, or train a policy", _KEY, "model.type")
+    if scenario.learner.sharding == "deepspeed" and scenario.placement.learner.ranks > 1:
+        what += " with learner.sharding deepspeed, whose optimizer keeps flat pieces without the parameters' names"
+        return broken(what, f"leave {_KEY} out, or set learner.sharding to fsdp2", _KEY, "learner.sharding")
+    return None
+
+
+def checkpoints_are_of_one_run(scenario: Scenario) -> Problem | None:
+    """A run goes on alone: arms that took turns with it, other blocks and other points do not come back."""
+    if scenario.checkpoint.every is None:
+        return None
+    for key, several in (("arms", scenario.arms), ("sweep", scenario.sweep), ("blocks", scenario.blocks > 1)):
+        if several:
+            what = f"{_KEY} is {scenario.checkpoint.every} with {key}, and one run alone can go on from a checkpoint"
+            return broken(what, f"leave {key} or {_KEY} out", _KEY, key)
+    return None
+
+
+CHECKPOINT_RULES = (checkpoints_have_a_state, checkpoints_are_of_one_run)
