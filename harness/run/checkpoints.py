@@ -26,7 +26,8 @@ from harness.results.writer import CHECKPOINTS
 from harness.run.parts import RunningParts
 from harness.scenario.checkpoint import CheckpointSettings
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class StatefulLearner(Protocol):

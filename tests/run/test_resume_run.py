@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from harness.core.errors import UserError
-from harness.core.trace import RecordingTracer
+from harness.core.trace import RecordingTracer, Stage
 from harness.results import load_run
 from harness.run.experiment import run_scenario
-from harness.run.inprocess import InProcessParts
+from harness.run.inprocess import InProcessLearner, InProcessParts
 from harness.run.resume import find_resume
 from harness.scenario import Scenario, load_scenario
 
-SETTINGS = (
-    "steps=8", "evaluation.every=4", "rollout_batch_size=12", "group_size=4", "epochs_per_batch=2", "profile='off'",
-    "trackers=['jsonl']", "loss.kl.coefficient=0.1", "replay={capacity: 6, sample_groups: 3}", "checkpoint.every=2",
-)  # fmt: skip
-TIMES = ("elapsed_s", "wall_s", "lanes_s", "stages_s", "version_changes", "warmup")
+REWARD = """
+def by_length(response, ground_truth):
+    return float(len(response) % 4)
+"""
+SCENARIO = """
+task: {type: jsonl, train: prompts.jsonl, reward: "rewards_of_resume:by_length", reward_timeout_s: null}
+model: {type: preset, preset: tiny, precision: float32, warm_start: false, threads: 1}
+engine: {precision: float32}
+sampling: {max_tokens: 6}
+steps: 8
+rollout_batch_size: 8
+group_size: 4
+epochs_per_batch: 2
+optimizer: {learning_rate: 0.001}
+loss: {kl: {coefficient: 0.1}}
+replay: {capacity: 4, sample_groups: 2}
+evaluation: {every: 4, prompts: 4, examples: 1}
+checkpoint: {every: 2}
+profile: "off"
+trackers: [jsonl]
+"""
+TIMES = ("elapsed_s", "wall_s", "lanes", "parts", "stages_s", "version_changes", "warmup")
 
 
 def unseen(folder: Path) -> None:
@@ -32,7 +49,7 @@ def unseen(folder: Path) -> None:
 class CopyingLearner:
     """Copies the run's folder when a training step begins: that is what a process killed at this moment leaves."""
 
-    def __init__(self, learner: Any, step: int, copy: Callable[[], None]) -> None:
+    def __init__(self, learner: Any, step: int, copy: Callable[[], object]) -> None:
         self._learner, self._step, self._copy = learner, step, copy
 
     def __getattr__(self, name: str) -> Any:
@@ -51,7 +68,7 @@ def run_with_copy(scenario: Scenario, out: Path, step: int) -> tuple[Path, Path]
     def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> InProcessParts:
         parts = InProcessParts(resolved, tracer, should_stop)
         copy = lambda: shutil.copytree(next((out / scenario.name).iterdir()), left)  # noqa: E731
-        parts.learner = CopyingLearner(parts.learner, step, copy)
+        parts.learner = cast(InProcessLearner, CopyingLearner(parts.learner, step, copy))
         return parts
 
     assert run_scenario(scenario, out, True, build=build, show=unseen) == 0
@@ -65,34 +82,47 @@ def go_on(folder: Path, scenario: Scenario) -> None:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file without what is a time."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in found:
-        for name in TIMES:
-            row.pop(name, None)
-        metrics = row.get("metrics", {})
-        for name in [name for name in metrics if name.startswith(("timing", "perf", "idle", "sync"))]:
-            del metrics[name]
-        for name in [name for name in row if name.startswith(("timing", "perf", "idle", "sync"))]:
-            del row[name]
-    return found
+
+    def timeless(row: dict[str, Any]) -> dict[str, Any]:
+        timed = ("timing_s/", "perf/", "idle_ratio/", "sync/")
+        return {key: value for key, value in row.items() if key not in TIMES and not key.startswith(timed)}
+
+    found = [timeless(json.loads(line)) for line in path.read_text().splitlines()]
+    return [row | ({"metrics": timeless(row["metrics"])} if "metrics" in row else {}) for row in found]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
+    folder = tmp_path_factory.mktemp("scenario")
+    (folder / "rewards_of_resume.py").write_text(REWARD)
+    lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "resumed.yaml").write_text(SCENARIO)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.chdir(folder)  # paths in a saved scenario are those below the current folder
+        yield load_scenario("resumed.yaml")
+
+
+@pytest.fixture(scope="module")
+def runs(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run that never stopped, and what a kill in training step 5 has left of it, one step after a checkpoint."""
-    return run_with_copy(load_scenario("sorting", SETTINGS), tmp_path_factory.mktemp("resume"), 5)
+    return run_with_copy(scenario, tmp_path_factory.mktemp("resume"), 5)
 
 
-def test_a_killed_run_ends_as_one_that_never_stopped(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_killed_run_ends_as_one_that_never_stopped(
+    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
     whole, left = runs
-    folder = tmp_path / "sorting" / "20260101-000000"
+    folder = tmp_path / "resumed" / "20260101-000000"
     shutil.copytree(left, folder)
     before = load_run(folder)
     assert (before.status, [row.step for row in before.steps]) == ("did not finish", [0, 1, 2, 3, 4])
-    go_on(folder, load_scenario("sorting", SETTINGS))
-    assert (folder / "policy" / "model.safetensors").read_bytes() == (
-        whole / "policy" / "model.safetensors"
-    ).read_bytes()
+    go_on(folder, scenario)
+    policies = [(each / "policy" / "model.safetensors").read_bytes() for each in (folder, whole)]
+    assert policies[0] == policies[1]
+    losses = [row["metrics"]["grad_norm"] for row in rows(whole / "steps.jsonl") if row["kind"] == "step"]
+    assert len({json.dumps(loss) for loss in losses}) == 8  # it learns: a step that was left out would show
     for name in ("steps.jsonl", "groups.jsonl", "rollouts.jsonl", "metrics.jsonl"):
         assert rows(folder / name) == rows(whole / name), name
     moved = [json.loads(line) for line in (folder / "steps.jsonl.1.before_resume").read_text().splitlines()]
@@ -102,4 +132,46 @@ def test_a_killed_run_ends_as_one_that_never_stopped(runs: tuple[Path, Path], tm
     assert [segment.start_step for segment in run.manifest.segments] == [4]
     assert (run.ledger, through.manifest.segments) == (through.ledger, ())
     assert run.manifest.outcome["steps_done"] == 8
-    assert [row.step for row in run.steps if row.warmup] == [*(row.step for row in through.steps if row.warmup), 4]
+    assert [row.step for row in run.steps if row.warmup] == [0, 1, 4, 5]  # the first two after each start
+    assert sum(row.wall_s for row in run.steps) == pytest.approx(run.steps[-1].elapsed_s, abs=1e-3)
+    assert run.manifest.segments[0].elapsed_s >= run.steps[3].elapsed_s
+    assert max(span.end_ns for span in run.spans() if span.step < 4) <= min(
+        span.start_ns for span in run.spans() if span.stage is Stage.UPDATE and span.step == 4
+    )
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "resumed" / "20260101-000000"
+    shutil.copytree(runs[1], folder)
+    tokens = folder / "checkpoints" / "step_4" / "loop.safetensors"
+    tokens.write_bytes(tokens.read_bytes()[:-1] + b"\xff")
+    resume = find_resume(folder, scenario)
+    assert (resume.checkpoint.step, [(each.checkpoint, each.file) for each in resume.refused]) == (
+        2,
+        [("step_4", "loop.safetensors")],
+    )
+    tokens.with_name("loop.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "step_2")
+    with pytest.raises(UserError) as raised:
+        find_resume(folder, scenario)
+    assert "step_4/loop.json" in raised.value.what
+
+
+def test_another_scenario_is_refused_by_its_keys(scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "resumed" / "20260101-000000"
+    shutil.copytree(runs[1], folder)
+
+    def refused(*overrides: str) -> str:
+        with pytest.raises(UserError) as raised:
+            find_resume(folder, load_scenario("resumed.yaml", overrides))
+        return raised.value.what
+
+    told = refused("optimizer.learning_rate=0.002", "epochs_per_batch=1", "checkpoint.every=3")
+    assert "epochs_per_batch (was 2, is 1), optimizer.learning_rate (was 0.001, is 0.002)" in told
+    assert "checkpoint" not in told
+    assert "steps (was 8, is 6)" in refused("steps=6")
+    assert find_resume(folder, load_scenario("resumed.yaml", ["steps=12"])).checkpoint.step == 4
+    with pytest.raises(UserError):
+        find_resume(runs[0], scenario)  # it made all its steps

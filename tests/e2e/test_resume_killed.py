@@ -1,0 +1,108 @@
+"""Real processes, killed while they train: the run that goes on ends with the policy of one that never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.results import load_run
+from tests.run.test_resume_run import REWARD, SCENARIO, rows
+
+pytestmark = pytest.mark.slow
+DEADLINE_S = 240.0
+ONE_PROCESS = """
+faults: {delays: {update: 0.3}}
+"""
+ACTORS = """
+faults: {delays: {update: 0.3}}
+transport: {type: shared_memory}
+placement: {learner: {cpus: 0.5}, generator: {cpus: 0.5}, scorer: {cpus: 0.5}}
+"""
+RANKS = """
+faults: {delays: {update: 0.3}}
+transport: {type: shared_memory}
+learner: {sharding: fsdp2}
+placement: {learner: {ranks: 2, cpus: 0.25}, generator: {cpus: 0.5}, scorer: {cpus: 0.5}}
+"""
+
+
+def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = dict(os.environ) | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{folder}"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", *arguments, "--quiet"],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finished(process: subprocess.Popen[str], code: int = 0) -> str:
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == code, out + err
+    return err
+
+
+def run_folder(out: Path) -> Path:
+    return next((out / "resumed").iterdir())
+
+
+def wait_for_checkpoint(out: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not list(out.glob(f"resumed/*/checkpoints/step_{step}")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(ONE_PROCESS, id="one process"),
+        pytest.param(ACTORS, id="actors"),
+        pytest.param(RANKS, id="two ranks of FSDP2"),
+        pytest.param(ACTORS.replace("transport", "checkpoint: {every: 2, asynchronous: true}\ntransport"), id="beside"),
+    ],
+)
+def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
+    (tmp_path / "rewards_of_resume.py").write_text(REWARD)
+    lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    base = SCENARIO.replace("checkpoint: {every: 2}\n", "") if "checkpoint" in more else SCENARIO
+    (tmp_path / "resumed.yaml").write_text(base + more)
+    finished(command(tmp_path, "resumed.yaml", "--out", "whole"))
+    killed = command(tmp_path, "resumed.yaml", "--out", "killed")
+    wait_for_checkpoint(tmp_path / "killed", 4, killed)
+    killed.kill()
+    killed.communicate()
+    left, whole = run_folder(tmp_path / "killed"), run_folder(tmp_path / "whole")
+    assert load_run(left).status == "did not finish"
+    finished(command(tmp_path, "--resume", str(left)))
+    policies = [(each / "policy" / "model.safetensors").read_bytes() for each in (left, whole)]
+    assert policies[0] == policies[1]
+    for name in ("groups.jsonl", "rollouts.jsonl"):
+        assert rows(left / name) == rows(whole / name)
+    run = load_run(left)
+    assert (run.status, [row.step for row in run.steps]) == ("completed", list(range(8)))
+    assert [segment.start_step for segment in run.manifest.segments] in ([2], [4])
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "rewards_of_resume.py").write_text(REWARD)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 12)
+    (tmp_path / "resumed.yaml").write_text(SCENARIO + ONE_PROCESS)
+    process = command(tmp_path, "resumed.yaml", "--out", "out")
+    wait_for_checkpoint(tmp_path / "out", 2, process)
+    process.send_signal(signal.SIGINT)
+    told = finished(process, 130).strip().splitlines()[-1].rpartition("python -m harness run ")[2]
+    assert told == f"--resume {run_folder(tmp_path / 'out').relative_to(tmp_path)}"
+    finished(command(tmp_path, *told.split()))
+    assert [row.step for row in load_run(run_folder(tmp_path / "out")).steps] == list(range(8))
