@@ -21,7 +21,7 @@ from harness.run.parts import RunningParts
 from harness.run.session import RunSession
 from harness.scenario import Scenario, resolved_yaml
 
-FREE = ("steps", "name", "description", "checkpoint", "trackers", "profile", "save_policy", "reward_target", "endpoint",
+FREE = ("steps", "name", "description", "checkpoint", "trackers", "save_policy", "reward_target", "endpoint",
         "faults.stall_after_s", "faults.max_replacements")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
 SET_BY_STEPS = "optimizer.schedule", "optimizer.warmup_ratio"

@@ -205,6 +205,35 @@ CASES = [
         "7",
         ["faults.hung_rank", "steps"],
     ),
+    (
+    (
+        of_ranks(2, "deepspeed") | {"checkpoint": {"every": 5}},
+        "checkpoints_have_a_state",
+        "5",
+        "",
+        ["checkpoint.every", "learner.sharding"],
+    ),
+    (
+        {"model": {"type": "paced"}, "engine": {"type": "paced"}, "checkpoint": {"every": 5}},
+        "checkpoints_have_a_state",
+        "5",
+        "",
+        ["checkpoint.every", "model.type"],
+    ),
+    (
+        {"arms": {"k1": {}, "k4": {"epochs_per_batch": 4}}, "checkpoint": {"every": 5}},
+        "checkpoints_are_of_one_run",
+        "5",
+        "",
+        ["checkpoint.every", "arms"],
+    ),
+    (
+        {"blocks": 6, "checkpoint": {"every": 5}},
+        "checkpoints_are_of_one_run",
+        "5",
+        "",
+        ["checkpoint.every", "blocks"],
+    ),
 ]
 
 
