@@ -17,7 +17,15 @@ from harness.models.shape import Shape, shape_of
 from harness.run.memory.check import planned_of_lanes
 from harness.run.memory.fit import FreeMemory, needs, smallest_changes
 from harness.run.memory.learner import Shares, largest_share, shares_of
-from harness.run.memory.plan import ACTOR_BYTES, ACTOR_OWN_BYTES, CUDA_BYTES, MemoryPlan, ProcessPlan, make_plan
+from harness.run.memory.plan import (
+    ACTOR_BYTES,
+    ACTOR_OWN_BYTES,
+    CUDA_BYTES,
+    MemoryPlan,
+    ProcessPlan,
+    make_plan,
+    plan_of,
+)
 from harness.scenario import Scenario, load_scenario
 from harness.scenario.batch_plan import BatchLengths, plan_batch
 
@@ -193,3 +201,15 @@ def test_copies_that_do_not_fit_are_to_be_cut(tmp_path: Path) -> None:
     free = FreeMemory(needs([sharded])["main memory"])
     changes = smallest_changes([of], free)
     assert changes == [("learner.mesh.tensor", 2)]  # saves activations too, and so more than sharding does
+
+
+def test_a_copy_for_asynchronous_checkpoints_is_in_main_memory() -> None:
+    def planned(**checkpoint: object) -> dict[str, int]:
+        scenario = Scenario.model_validate({"checkpoint": checkpoint, "model": {"preset": "tiny"}})
+        plan, _ = plan_of(scenario, has_gpu=False)
+        assert plan is not None
+        return {amount.name: amount.num_bytes for process in plan.processes for amount in process.amounts}
+
+    amounts = planned(every=2, asynchronous=True)
+    assert amounts["copy for checkpoints"] == 3 * amounts["policy"]  # weights and Adam's two averages
+    assert "copy for checkpoints" not in planned(every=2)

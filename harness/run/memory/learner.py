@@ -121,6 +121,19 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool,
     )
 
 
+def checkpoint_copy(scenario: Scenario, shape: Shape) -> tuple[Amount, ...]:
+    """Return what a rank keeps in main memory for asynchronous checkpoints: its share of what is saved.
+
+    Policy, AdamW's averages, the previous policy and a reference that follows are each written by one rank.
+    """
+    if scenario.checkpoint.every is None or not scenario.checkpoint.asynchronous:
+        return ()
+    weights = shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
+    follows = scenario.needs_reference and scenario.loss.kl.reference == "polyak"
+    copies = 3 + int(scenario.loss.kl.monitor) + int(follows)
+    return (Amount("copy for checkpoints", copies * weights // scenario.placement.learner.ranks),)
+
+
 def startup_amounts(scenario: Scenario, shape: Shape, rank: int) -> tuple[tuple[Amount, ...], tuple[Amount, ...]]:
     """Return what a rank holds while the model is handed out: whole policies, in main memory, and the parts that stay.
 

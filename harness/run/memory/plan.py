@@ -10,7 +10,7 @@ from harness.core.errors import UserError
 from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours
 from harness.models.shape import Shape, shape_for
 from harness.run.memory.amounts import WIDTH, Amount, Phase
-from harness.run.memory.learner import learner_amounts, present, startup_amounts
+from harness.run.memory.learner import checkpoint_copy, learner_amounts, present, startup_amounts
 from harness.scenario import Scenario
 from harness.scenario.learner import in_shards
 from harness.scenario.loop_plan import lanes_of, rank_lanes
@@ -155,8 +155,8 @@ def make_plan(
         processes = _actors(scenario, shape, prompt, generator, devices)
     else:
         learner = learner_amounts(scenario, shape, prompt, on_gpu)
-        base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
-        amounts = (_cuda() if on_gpu else base, *learner, *generator)
+        base, copy = _libraries(PROCESS_BYTES + _engine_bytes(scenario)), checkpoint_copy(scenario, shape)
+        amounts = (*((_cuda(),) if on_gpu else (base, *copy)), *learner, *generator)
         run = ProcessPlan(
             "run",
             devices["learner"],
@@ -164,7 +164,7 @@ def make_plan(
             overlapping=not scenario.is_synchronous,
             vllm_share=vllm_share(scenario),
         )
-        processes = (run, ProcessPlan("host of the GPU", "cpu", (base,))) if on_gpu else (run,)
+        processes = (run, ProcessPlan("host of the GPU", "cpu", (base, *copy))) if on_gpu else (run,)
     return MemoryPlan(scenario, shape, has_gpu, prompt, processes)
 
 
@@ -226,7 +226,7 @@ def _actors(
     for name, of_row, rank in rows:
         whole, parts_of_it = startup_amounts(scenario, shape, rank)
         held = (*learner_amounts(scenario, shape, prompt, on_gpu, rank), *parts_of_it)
-        add(name, of_row, "learner", held, whole)
+        add(name, of_row, "learner", held, (*whole, *checkpoint_copy(scenario, shape)))
     add("generator", lanes_of("generator", scenario), "generator", generator, vllm=vllm_share(scenario))
     scorers = lanes_of("scorer", scenario)
     base = _libraries(ACTOR_BYTES["scorer"])
