@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     if options.resume is not None:
         return _go_on(options)
     if options.scenario is None:
-        raise UserError("no SCENARIO was named", fix="name one (`python -m harness list`), or --resume RUN_FOLDER")
+        what = "the following arguments are required: SCENARIO, or --resume RUN_FOLDER"
+        raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of a run that was stopped")
     scenario = load_scenario(options.scenario, options.set)
     check_writable(options.out)
     return run_scenario_of(options)(scenario, options.out, options.quiet)
