@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         return _go_on(options)
     if options.scenario is None:
         what = "the following arguments are required: SCENARIO, or --resume RUN_FOLDER"
-        raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of a run that was stopped")
+        raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of a stopped run")
     scenario = load_scenario(options.scenario, options.set)
     check_writable(options.out)
     return run_scenario_of(options)(scenario, options.out, options.quiet)
