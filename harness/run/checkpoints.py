@@ -123,6 +123,10 @@ class CommittingLearner:
     def __init__(self, learner: Learner, checkpoints: RunCheckpoints) -> None:
         self._learner, self._checkpoints, self.lane = learner, checkpoints, learner.lane
 
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """See ``protocols.Learner``."""
+        await self._learner.accumulate(step, groups)
+
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``protocols.Learner``."""
         result = await self._learner.update(step, groups)

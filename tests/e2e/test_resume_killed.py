@@ -63,6 +63,13 @@ def wait_for_checkpoint(out: Path, step: int, process: subprocess.Popen[str]) ->
         time.sleep(0.02)
 
 
+def write_scenario(folder: Path, text: str) -> None:
+    (folder / "rewards_of_resume.py").write_text(REWARD)
+    lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "resumed.yaml").write_text(text)
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -73,11 +80,8 @@ def wait_for_checkpoint(out: Path, step: int, process: subprocess.Popen[str]) ->
     ],
 )
 def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
-    (tmp_path / "rewards_of_resume.py").write_text(REWARD)
-    lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     base = SCENARIO.replace("checkpoint: {every: 2}\n", "") if "checkpoint" in more else SCENARIO
-    (tmp_path / "resumed.yaml").write_text(base + more)
+    write_scenario(tmp_path, base + more)
     finished(command(tmp_path, "resumed.yaml", "--out", "whole"))
     killed = command(tmp_path, "resumed.yaml", "--out", "killed")
     wait_for_checkpoint(tmp_path / "killed", 4, killed)
@@ -96,9 +100,7 @@ def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    (tmp_path / "rewards_of_resume.py").write_text(REWARD)
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 12)
-    (tmp_path / "resumed.yaml").write_text(SCENARIO + ONE_PROCESS)
+    write_scenario(tmp_path, SCENARIO + ONE_PROCESS)
     process = command(tmp_path, "resumed.yaml", "--out", "out")
     wait_for_checkpoint(tmp_path / "out", 2, process)
     process.send_signal(signal.SIGINT)

@@ -206,7 +206,6 @@ CASES = [
         ["faults.hung_rank", "steps"],
     ),
     (
-    (
         of_ranks(2, "deepspeed") | {"checkpoint": {"every": 5}},
         "checkpoints_have_a_state",
         "5",
