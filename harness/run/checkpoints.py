@@ -8,9 +8,10 @@ until then the former one does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 from harness.core.checkpoints import WrittenFile, begin, commit, write_file
 from harness.core.errors import RunStopped
@@ -25,9 +26,6 @@ from harness.results.segments import RECORDED, Recorded
 from harness.results.writer import CHECKPOINTS
 from harness.run.parts import RunningParts
 from harness.scenario.checkpoint import CheckpointSettings
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class StatefulLearner(Protocol):
@@ -71,10 +69,11 @@ class RunCheckpoints:
         """
         recorded, version = self._recorder.recorded(), state.version  # before anything is awaited
         await self.finish()
-        with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
-            self._draft = draft = await _on_disk(begin, self._folder, version)
-        await self._learner.save_state(draft, version, asynchronous=self._settings.asynchronous)
-        self._writing = asyncio.create_task(_on_disk(self._write, draft, state, recorded))
+        with _writable():
+            with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
+                self._draft = draft = await asyncio.to_thread(begin, self._folder, version)
+            await self._learner.save_state(draft, version, asynchronous=self._settings.asynchronous)
+            self._writing = asyncio.create_task(asyncio.to_thread(self._write, draft, state, recorded))
         if not self._settings.asynchronous:
             with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
                 await self.finish()
@@ -94,22 +93,20 @@ class RunCheckpoints:
         """
         if self._draft is None or self._writing is None or not (wait or self._writing.done()):
             return
-        saved = await self._learner.finish_save(wait=wait)
-        if saved is None:
-            return
-        files = [*await self._writing, *(file for rank in saved for file in rank.files)]
-        draft, self._draft, self._writing = self._draft, None, None
-        await _on_disk(commit, draft, files, self._settings.keep)
+        with _writable():
+            saved = await self._learner.finish_save(wait=wait)
+            if saved is None:
+                return
+            files = [*await self._writing, *(file for rank in saved for file in rank.files)]
+            draft, self._draft, self._writing = self._draft, None, None
+            await asyncio.to_thread(commit, draft, files, self._settings.keep)
 
 
-async def _on_disk(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do it on a thread.
-
-    Raises:
-        RunStopped: the disk is full or gone.
-    """
+@contextmanager
+def _writable() -> Iterator[None]:
+    """Say it as it is where the disk is full or gone; raises RunStopped."""
     try:
-        return await asyncio.to_thread(call, *args, **kwargs)
+        yield
     except OSError as error:
         raise RunStopped(f"the checkpoint cannot be written: {error}") from error
 

@@ -1,6 +1,6 @@
 """How runs end whose Learner of two ranks is killed, stopped or hung at a drawn moment: by name, in time, nothing left.
 
-    python tests/benchmarks/rank_kills.py [--runs 20] [--seed 0] [--sharding ddp]
+    python -m tests.benchmarks.rank_kills [--runs 20] [--seed 0] [--sharding ddp]
 
 One Ray serves all runs. Prints a line for each and exits with 1 if one did not end as it is to. The kinds take turns:
 

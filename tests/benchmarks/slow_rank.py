@@ -1,6 +1,6 @@
 """How often a slow rank is named with its cause: short runs with a slow rank, with unequal work, with neither.
 
-    python tests/benchmarks/slow_rank.py [--runs 10] [--steps 40] [--sharding ddp]
+    python -m tests.benchmarks.slow_rank [--runs 10] [--steps 40] [--sharding ddp]
 
 Ranks without Ray or a loop, so that a run takes seconds. Each run has a seed of its own; the slow rank takes turns.
 Prints a line for each run, and in how many of each kind the answer was right; exits with 1 if one was wrong.

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from harness.core.errors import UserError
-from harness.core.trace import RecordingTracer, Stage
+from harness.core.checkpoints import newest_whole
+from harness.core.errors import RunStopped, UserError
+from harness.core.trace import NullTracer, RecordingTracer, Stage
 from harness.results import load_run
+from harness.results.writer import CHECKPOINTS
+from harness.run.checkpoints import RunCheckpoints
 from harness.run.experiment import run_scenario
 from harness.run.inprocess import InProcessLearner, InProcessParts
 from harness.run.resume import find_resume
 from harness.scenario import Scenario, load_scenario
+from harness.scenario.checkpoint import CheckpointSettings
 
 REWARD = """
 def by_length(response, ground_truth):
@@ -175,3 +184,27 @@ def test_another_scenario_is_refused_by_its_keys(scenario: Scenario, runs: tuple
     assert find_resume(folder, load_scenario("resumed.yaml", ["steps=12"])).checkpoint.step == 4
     with pytest.raises(UserError):
         find_resume(runs[0], scenario)  # it made all its steps
+
+
+@dataclass
+class FullDisk:
+    """A Learner in this process, and a recorder that has recorded nothing."""
+
+    learner: Any = None
+    lane: str = "learner"
+
+    def recorded(self) -> None:
+        """Nothing."""
+
+    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+        """Fail as a write to a full disk does."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "rank0.safetensors"))
+
+
+def test_a_full_disk_ends_the_run_by_its_name_and_no_checkpoint_counts(tmp_path: Path) -> None:
+    parts: Any = FullDisk(learner=FullDisk())
+    state: Any = SimpleNamespace(version=3)
+    saver = RunCheckpoints(tmp_path, CheckpointSettings(every=1), parts, parts, NullTracer())
+    with pytest.raises(RunStopped, match=os.strerror(errno.ENOSPC)):
+        asyncio.run(saver.save(state))
+    assert newest_whole(tmp_path / CHECKPOINTS) == (None, ())
