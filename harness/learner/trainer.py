@@ -301,8 +301,9 @@ class PolicyTrainer:
     def _watch_memory(self) -> None:
         """Say what can leave the device."""
         frozen = [policy for policy in (self._previous, self._reference_scoring) if policy is not None]
-        for module in (self.model, *frozen):
-            movable(module.parameters())
+        if self.offload.moves("weights"):
+            for module in (self.model, *frozen):
+                movable(module.parameters())
         self.offload.watch("weights", self.model.parameters)
         for policy in frozen:
             self.offload.watch("reference", policy.parameters)

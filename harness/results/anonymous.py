@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+HIDDEN = "<path>/"
+"""What stands for the folders of an absolute path."""
 NAMELESS = frozenset({"root", "localhost"})  # names that name nobody
 _ABSOLUTE = re.compile(r"""(?<![\w.~>/-])(?:/(?!/)[^\s/'"<>|:,;()\[\]{}]+){2,}/?""")
 _IP_ADDRESS = re.compile(r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?!\.?\w)")
@@ -46,7 +48,7 @@ class Scrubber:
         for folder, short in sorted(folders, key=lambda pair: -len(pair[0])):
             if folder:
                 text = re.sub(rf"(?<![\w.~-]){re.escape(folder)}(?![\w-]|\.\w)", short, text)
-        return _ABSOLUTE.sub(lambda match: "<path>/" + match[0].rstrip("/").rpartition("/")[2], text)
+        return _ABSOLUTE.sub(lambda match: HIDDEN + match[0].rstrip("/").rpartition("/")[2], text)
 
     def text(self, text: str) -> str:
         """Shorten absolute paths and replace IPv4 addresses and the names of host and user as whole words.

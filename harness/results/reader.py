@@ -253,6 +253,11 @@ def find_runs(path: Path) -> tuple[list[Run], list[DamagedRun]]:
     return runs, damaged
 
 
+def is_running(folder: Path) -> bool:
+    """Whether a live process writes into a run's folder."""
+    return _is_locked(folder / STEPS)
+
+
 def _is_locked(path: Path) -> bool:
     """Whether a live process holds the writer's lock."""
     try:

@@ -9,8 +9,11 @@ checkpoint, nor the pause, nor the start of the new processes.
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from harness.core.trace import Span
 from harness.core.types import Metric
 from harness.loop.replay import ReplayStats
 from harness.results.counters import COUNTERS
+from harness.results.reader import is_running
 from harness.results.rows import StepSeconds
 from harness.results.trackers.streams import METRICS
 from harness.results.writer import GROUPS, LOG, ROLLOUTS, SPANS, STEPS
@@ -85,6 +89,24 @@ def read_recorded(folder: Path) -> Recorded:
 def sizes_of(folder: Path) -> dict[str, int]:
     """Return the bytes of each file of rows that a run has."""
     return {name: (folder / name).stat().st_size for name in ROW_FILES if (folder / name).exists()}
+
+
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """Have the folder of a run for oneself, until its files are cut back and open again.
+
+    Raises:
+        UserError: another process has gone on with the run meanwhile.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if is_running(folder):
+            raise UserError("the run is not over: another process holds it", str(folder), "stop that process first")
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def cut_back(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:

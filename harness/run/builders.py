@@ -180,8 +180,8 @@ def _policy_trainer(
     )
 
 
-def _offload(scenario: Scenario, tracer: Tracer, device: str) -> tuple[Offload, Tracer]:
-    """Return what moves a Learner's memory, and the tracer that its other stages are to be recorded with."""
+def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learner") -> tuple[Offload, Tracer]:
+    """Return what moves a Learner's memory, and the tracer with which the other stages of its lane are recorded."""
     from harness.learner.offload import FilePlace, HostPlace, Offload
 
     settings = scenario.learner.offload
@@ -189,7 +189,7 @@ def _offload(scenario: Scenario, tracer: Tracer, device: str) -> tuple[Offload, 
         return Offload(), tracer
     tracer = ConsecutiveTracer(tracer)
     place = HostPlace() if device == "cuda" else FilePlace(settings.folder)
-    return Offload(offloaded(scenario), place, tracer), tracer
+    return Offload(offloaded(scenario), place, tracer, lane), tracer
 
 
 def _paced_trainer(
@@ -516,7 +516,8 @@ def make_learner_rank(
     from harness.run.rank_worker import LearnerRank
 
     proven, name, slow = mismatch_bound(scenario) is not None, scenario.transport.type, scenario.faults.slow_rank
-    offload, tracer = _offload(scenario, tracer, device)
+    lane = rank_lanes(scenario)[group.rank]
+    offload, tracer = _offload(scenario, tracer, device, lane)
     tracer = struck_tracer(NotingTracer(tracer, group.calls), scenario.faults, group.rank)
     trainer = _policy_trainer(scenario, policy, never, _ranks(scenario, device), offload)
     if slow is not None and slow.rank == group.rank:
@@ -532,7 +533,7 @@ def make_learner_rank(
         save=partial(_save_policy, policy) if scenario.save_policy else None,
         first_probe=first_probe_rows(make_task(scenario), prompt_encoder(scenario, policy)) if proven else None,
         offload=offload,
-        lane=rank_lanes(scenario)[group.rank],
+        lane=lane,
         overlapped=_overlapped_publish(scenario),
     )
 

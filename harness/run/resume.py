@@ -82,7 +82,7 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
         if refused:
             what = "no checkpoint is whole: " + "; ".join(map(str, refused))
         raise UserError(what, str(folder / CHECKPOINTS), "run the scenario anew, with checkpoint.every set")
-    if run.status == "completed" and checkpoint.step >= scenario.steps:
+    if run.status == "completed" and scenario.steps <= run.settings["steps"]:
         fix = f"raise them: --set steps={2 * scenario.steps}"
         raise UserError(f"the run has made all its {scenario.steps} training steps", str(folder), fix)
     state, recorded = read_state(checkpoint.folder), read_recorded(checkpoint.folder)

@@ -27,7 +27,7 @@ from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, write_plan
 from harness.results.manifest import Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
-from harness.results.segments import cut_back
+from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
 from harness.run.memory.check import memory_line, memory_table
@@ -312,8 +312,9 @@ class Experiment:
 
     def _reopen_folder(self, resume: Resume, variant: Variant, startup_s: float) -> RunFolder:
         echo = None if self._echo is None else partial(self._echo, run_label(variant))
-        cut_back(resume.folder, resume.recorded.sizes)
-        folder = RunFolder.go_on(resume.folder, resume.manifest, echo)
+        with taken(resume.folder):
+            cut_back(resume.folder, resume.recorded.sizes)
+            folder = RunFolder.go_on(resume.folder, resume.manifest, echo)
         segment = Segment(
             start_step=resume.checkpoint.step,
             started_at=timestamp(utc_now()),

@@ -12,13 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.core.trace import ConsecutiveTracer, NullTracer, RecordingTracer
+from harness.core.trace import ConsecutiveTracer, NullTracer, RecordingTracer, Stage
 from harness.core.types import Metrics, RolloutGroup, WeightHandle
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.offload import FilePlace, Offload, movable
 from harness.learner.ranks import OneProcess, Ranks, TorchRanks
 from harness.models.decoder import DecoderLM, decoder_without_weights
+from harness.run.builders import _offload
 from harness.run.workers import LearnerWorker
+from harness.scenario import Scenario
 from harness.scenario.learner import Held, Phase, is_resident
 from harness.transports.in_process import InProcessTransport
 from tests.learner.test_ranks import EVERY_MODE, MODES, RICH, SHAPE, whole
@@ -272,3 +274,17 @@ def test_the_learner_is_away_before_the_engine_wakes_and_comes_back_after_it_sle
         "update 1",
     ]
     assert events[: events.index("engine wakes")] == ["weight_publish 0", "offload -1", "offload -1"]
+
+
+def test_a_rank_moves_its_memory_in_its_own_lane() -> None:
+    """Where it moved in another one, the stage around it would count the same seconds."""
+    learner = {"sharding": "fsdp2", "offload": {"weights": True}}
+    ranks = {"transport": {"type": "shared_memory"}, "placement": {"learner": {"ranks": 2}}}
+    recorder, tensor = RecordingTracer(lambda: 0), torch.ones(8)
+    offload, tracer = _offload(Scenario.model_validate({**ranks, "learner": learner}), recorder, "cpu", "learner/1")
+    offload.watch("weights", lambda: [tensor])
+    with tracer.span("learner/1", Stage.UPDATE, 3, 3):
+        offload.out("weights")
+    offload.close()
+    found = [(span.lane, span.stage, span.step) for span in recorder.drain()]
+    assert found == [("learner/1", stage, 3) for stage in (Stage.UPDATE, Stage.OFFLOAD, Stage.UPDATE)]

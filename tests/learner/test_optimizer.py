@@ -96,13 +96,13 @@ def rates_of(options: TrainerOptions, steps: range) -> list[list[float]]:
 def test_the_learning_rate_of_a_step_depends_on_its_number_alone() -> None:
     """Two passes of two minibatches are four numbers a training step, the same in step 1 with and without step 0."""
     options = replace(
-        OPTIONS, epochs_per_batch=2, minibatches_per_epoch=2, schedule=Schedule("linear", 2, 12), learning_rate=1.0
+        OPTIONS, epochs_per_batch=2, minibatches_per_epoch=2, schedule=Schedule("linear", 2, 12), learning_rate=0.01
     )
     whole = rates_of(options, range(3))
-    # n / 2, then 1 - (n - 2) / 10 for n = 2 to 11
-    assert whole[0] == pytest.approx([0, 0.5, 1, 0.9])
-    assert whole[1] == pytest.approx([0.8, 0.7, 0.6, 0.5])
-    assert whole[2] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    # n / 2, then 1 - (n - 2) / 10 for n = 2 to 11, of 0.01
+    assert whole[0] == pytest.approx([0, 0.005, 0.01, 0.009])
+    assert whole[1] == pytest.approx([0.008, 0.007, 0.006, 0.005])
+    assert whole[2] == pytest.approx([0.004, 0.003, 0.002, 0.001])
     assert rates_of(options, range(1, 3)) == whole[1:]
 
 

@@ -1,5 +1,6 @@
 """What stands around an actor: its output in the run's log, another machine's clock, its environment."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,8 +101,10 @@ def test_a_call_without_work_is_all_on_its_way_and_tensors_sent_along_are_none()
     ],
 )
 def test_a_rank_that_holds_a_piece_of_the_model_gives_freed_memory_back(
-    ranks: int, learner: dict[str, object], keeps: bool
+    ranks: int, learner: dict[str, object], keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [name for name in os.environ if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]:
+        monkeypatch.delenv(name)  # the user's own setting stands
     placement = {"placement": {"learner": {"ranks": ranks}}, "transport": {"type": "shared_memory"}}
     scenario = Scenario.model_validate({**placement, "learner": learner})
     of_learner = environment_of(scenario, "learner/1" if ranks > 1 else "learner", 1, "cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -15,11 +16,14 @@ from typing import Any, cast
 
 import pytest
 
+from harness.cli import main
 from harness.core.checkpoints import newest_whole
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import NullTracer, RecordingTracer, Stage
 from harness.results import load_run
-from harness.results.writer import CHECKPOINTS
+from harness.results.segments import cut_back, taken
+from harness.results.writer import CHECKPOINTS, STEPS
+from harness.results.writer import SCENARIO as SCENARIO_FILE
 from harness.run.checkpoints import RunCheckpoints
 from harness.run.experiment import run_scenario
 from harness.run.inprocess import InProcessLearner, InProcessParts
@@ -208,3 +212,22 @@ def test_a_full_disk_ends_the_run_by_its_name_and_no_checkpoint_counts(tmp_path:
     with pytest.raises(RunStopped, match=os.strerror(errno.ENOSPC)):
         asyncio.run(saver.save(state))
     assert newest_whole(tmp_path / CHECKPOINTS) == (None, ())
+
+
+def test_a_run_that_another_process_has_gone_on_with_is_left_alone(runs: tuple[Path, Path]) -> None:
+    before = (runs[1] / STEPS).read_bytes()
+    with open(runs[1] / STEPS, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a live writer does
+        with pytest.raises(UserError), taken(runs[1]):
+            cut_back(runs[1], {STEPS: 0})
+    assert (runs[1] / STEPS).read_bytes() == before
+
+
+def test_a_saved_scenario_without_its_folders_is_not_guessed(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs[1], tmp_path / "run")
+    saved = tmp_path / "run" / SCENARIO_FILE
+    saved.write_text(saved.read_text() + "\n# <path>/prompts.jsonl\n")
+    assert main(["run", "--resume", str(tmp_path / "run"), "--quiet"]) == 2
+    assert "SCENARIO --resume" in capsys.readouterr().err

@@ -150,7 +150,7 @@ class FixedTrainer:
     def advantages(self, batch):
         return []
 
-    def train(self, step, batch):
+    def train(self, step, batch, before_change=None):
         return {}
 
     def weights(self):

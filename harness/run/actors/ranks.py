@@ -105,7 +105,7 @@ class RanksHandle:
                 assert handle is None or isinstance(handle, WeightHandle)
                 return handle
 
-            first, *_ = await self._together(of_rank, version)
+            first, *_ = await self._together(of_rank, version, publishes=True)
             assert first is not None
             return first
         draft = await self._first("begin_publish", version, still_needed, **stage)
@@ -115,7 +115,7 @@ class RanksHandle:
             assert isinstance(written, Written)
             return written
 
-        written = await self._together(write, version)
+        written = await self._together(write, version, publishes=True)
         handle = await self._first("finish_publish", draft, written, **stage)
         assert isinstance(handle, WeightHandle)
         return handle
@@ -155,15 +155,20 @@ class RanksHandle:
         return await self._together(of_rank, -1)
 
     async def _first(self, method: str, *arguments: Any, **stage: Any) -> Any:
-        """Call rank 0 alone; the others wait for it."""
+        """Call rank 0 alone, to publish; the others wait for it."""
         with ExitStack() as waits:
             for part in self._parts[1:]:
-                waits.enter_context(_waiting(part, stage["step"], stage["version"]))
+                waits.enter_context(_waiting(part, stage["step"], stage["version"], publishes=True))
             value, _ = await self._parts[0].call(method, *arguments, **stage)
             return value
 
     async def _together(
-        self, call: Callable[[int, ActorPart, int], Coroutine[Any, Any, T]], step: int, asked_ns: int | None = None
+        self,
+        call: Callable[[int, ActorPart, int], Coroutine[Any, Any, T]],
+        step: int,
+        asked_ns: int | None = None,
+        *,
+        publishes: bool = False,
     ) -> list[T]:
         """Call all ranks at once and return what each one returned; one that is done waits for the others.
 
@@ -171,6 +176,7 @@ class RanksHandle:
             call: of a rank, given the moment since which it waits for the call.
             step: what to say that it waits for.
             asked_ns: that moment; None: now. Calls are sent one after the other.
+            publishes: whether weights leave, which they may do while the ranks train.
 
         Raises:
             HarnessError: what says most of why a rank failed: its death comes before what the others say, whose
@@ -189,7 +195,7 @@ class RanksHandle:
             left -= 1
             if left == 0:
                 nobody_left.set()
-            with _waiting(part, step, step):
+            with _waiting(part, step, step, publishes=publishes):
                 await nobody_left.wait()
             return value
 
@@ -207,8 +213,9 @@ class RanksHandle:
         raise min(errors, key=_says_least)
 
 
-def _waiting(part: ActorPart, step: int, version: int) -> SpanContext:
-    return part.tracer.span(part.lane, Stage.WAIT_FOR_RANKS, step, version)
+def _waiting(part: ActorPart, step: int, version: int, *, publishes: bool = False) -> SpanContext:
+    lane = part.spec.moving_lane if publishes else None  # where weights have a thread of their own, the rank trains on
+    return part.tracer.span(lane or part.lane, Stage.WAIT_FOR_RANKS, step, version)
 
 
 def _says_least(error: BaseException) -> int:
