@@ -314,6 +314,7 @@ def gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_no_actor(
     material: Path, factory: PartsFactory, tmp_path: Path, wait_until: WaitUntil
 ) -> None:

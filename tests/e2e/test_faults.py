@@ -274,6 +274,7 @@ def by_length(response, ground_truth):
 """
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_costs_its_group_only(
     factory: PartsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

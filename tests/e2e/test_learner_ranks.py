@@ -64,6 +64,7 @@ def runs_in(folder: Path) -> dict[str, Run]:
     return {run.folder.name: run for run in runs}
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_process_learns(factory: PartsFactory, tmp_path: Path) -> None:
     """Three groups for two ranks; weights proven at each sync by checksum and log-probs."""
     arms = """
@@ -161,6 +162,7 @@ def test_two_ranks_with_other_loops_and_transports(factory: PartsFactory, tmp_pa
         assert (run.folder / "policy" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_by_its_name(
     factory: PartsFactory, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

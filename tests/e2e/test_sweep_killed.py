@@ -140,6 +140,7 @@ def test_control_c_says_how_it_stands_and_the_run_says_that_it_was_interrupted(t
     assert statuses(out) == {"seed=0": "completed", "seed=1": "failed", "seed=2": "interrupted"}
 
 
+@pytest.mark.slow
 def test_control_c_twice_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(tmp_path, holds=3)

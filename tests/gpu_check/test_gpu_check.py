@@ -71,6 +71,7 @@ def test_a_phase_that_dies_or_says_nothing_has_not_passed(tmp_path: Path) -> Non
     assert found["dies"]["figures"] == {"before": 1}
 
 
+@pytest.mark.slow
 def test_an_overrunning_phase_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     code, found = checked(tmp_path, phase("overruns", limit_s=8.0), phase("passes"))
     assert code == 1
