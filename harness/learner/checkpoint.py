@@ -55,7 +55,7 @@ from torch import Tensor
 from harness.core.checkpoints import WrittenFile, write_file
 from harness.core.errors import UserError
 from harness.learner.trainer import PolicyTrainer, TrainingState
-from harness.transports.checksum import checksum
+from harness.transports.checksum import bytes_of, checksum
 from harness.transports.shards import Shard, TensorSlice, WritePlan, held_slices, shards_of, write_plans
 
 NUMBERS = "learner.json"
@@ -139,7 +139,7 @@ class LearnerState:
 
         def write() -> SavedState:
             start = time.perf_counter_ns()
-            chunks = (_raw(shard.tensor) for shard in shards)
+            chunks = (bytes_of(shard.tensor) for shard in shards)
             files = [write_file(folder, _file_of(self._rank), _chain(header, chunks))]
             if self._rank == 0:
                 files.append(write_file(folder, NUMBERS, [json.dumps(said, indent=1).encode()]))
@@ -401,12 +401,6 @@ def _checksum(tensor: Tensor) -> str:
 
 def _file_of(rank: int) -> str:
     return f"learner_rank_{rank}.safetensors"
-
-
-def _raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor; its own memory where it is on this host and contiguous."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().data
 
 
 def _chain(header: bytes, chunks: Iterator[memoryview]) -> Iterator[bytes | memoryview]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -81,13 +82,21 @@ def _checksum(weights: Mapping[str, Tensor], algorithm: str) -> str:
     return f"{algorithm}:{total.hexdigest()}"
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor: its own memory where it is on this host and contiguous.
+
+    By DLPack, since ``Tensor.numpy()`` forbids for good to resize the storage, and with it to offload the tensor.
+    """
+    return np.from_dlpack(_raw_bytes(tensor.detach()).cpu()).data
+
+
 def _raw_bytes(tensor: Tensor) -> Tensor:
     """The tensor's memory as uint8 (bytes,), a view where it is contiguous."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _add_bytes(total: xxhash.xxh3_128, raw: Tensor) -> None:
-    total.update(raw.cpu().numpy().data)
+    total.update(bytes_of(raw))
 
 
 def _add_sums(total: xxhash.xxh3_128, raw: Tensor) -> None:

@@ -22,6 +22,7 @@ from harness.run.builders import _offload
 from harness.run.workers import LearnerWorker
 from harness.scenario import Scenario
 from harness.scenario.learner import Held, Phase, is_resident
+from harness.transports.checksum import bytes_of, checksum
 from harness.transports.in_process import InProcessTransport
 from tests.learner.test_ranks import EVERY_MODE, MODES, RICH, SHAPE, whole
 from tests.learner.tiny_training import CONFIG, groups, train_on
@@ -161,6 +162,18 @@ def test_a_file_takes_memory_off_the_process() -> None:
     assert place.resident_bytes() - away > 0.9 * size
     assert torch.equal(weight, torch.ones(size // 4))
     offload.close()
+
+
+def test_weights_can_still_be_moved_when_their_bytes_were_read_for_a_checksum_or_a_checkpoint() -> None:
+    """``Tensor.numpy()`` would forbid for good to resize the storage."""
+    weight = torch.arange(4.0)
+    assert np.frombuffer(bytes_of(weight), np.float32).tolist() == [0, 1, 2, 3]
+    checksum({"weight": weight})
+    offload = Offload(["weights"], Counted())
+    offload.watch("weights", lambda: [weight])
+    offload.out("weights")
+    offload.back("weights")
+    assert weight.tolist() == [0, 1, 2, 3]
 
 
 def test_memory_that_is_not_torchs_own_can_be_moved_too() -> None:
