@@ -73,9 +73,24 @@ def test_a_rank_that_other_processes_crowd_is_no_slower_machine_and_a_slow_one_i
     assert found is not None
     assert (found.rank, found.cause) == (1, "slower machine")
     assert found.slower == pytest.approx(0.3, abs=0.03)
-    always = find_straggler(crowded(1.3, [0.4] * 36))
+    always = find_straggler(crowded(1.3, [0.7] * 36))
     assert always is not None
-    assert always.cause == "other processes"  # nothing tells what it would be alone
+    assert always.cause == "other processes"  # nothing but the usual slope tells what it would be alone
+
+
+def test_a_rank_with_more_work_is_found_where_the_other_one_is_always_a_little_more_crowded() -> None:
+    """A line through such steps alone may go anywhere at 0."""
+    rng = np.random.default_rng(0)
+    steps = [
+        [
+            RankStep(10, 10, float(np.exp(0.35 + rng.normal(0, 0.1))), 0.05, 0.0, 0.0),
+            RankStep(5, 5, float(np.exp(rng.normal(0, 0.1))), float(rng.uniform(0.15, 0.2)), 0.0, 0.0),
+        ]
+        for _ in range(36)
+    ]
+    found = find_straggler(steps)
+    assert found is not None
+    assert (found.rank, found.cause) == (0, "more work")
 
 
 def test_two_steps_that_carry_it_all_are_a_one_off() -> None:
