@@ -11,8 +11,10 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import __version__
 from harness.core.allocator import keep_freed_memory
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.terminal_text import plain_lines, silence_output
@@ -79,6 +81,13 @@ COMMANDS = {
     ),
 }
 """Module, purpose and example of each command."""
+PART_OF = {
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"), "train"),
+    "ray": "ray",
+    "nixl": "nixl",
+    "vllm": "vllm",
+}
+"""The extra of pyproject.toml that brings a package without which a command cannot go on."""
 
 
 def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = None) -> int:
@@ -110,7 +119,11 @@ def carry_out(command: Callable[[], int]) -> int:
     except BrokenPipeError:
         silence_output()
         return 0
-    except Exception:
+    except Exception as error:
+        package = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
+        if package in PART_OF:
+            fix = f"pip install 'grpo-harness[{PART_OF[package]}]', or in a checkout: make install"
+            return _say(f"error: {UserError(f'this needs {package}, which is not installed', sys.executable, fix)}", 2)
         traceback.print_exc()
         return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)
 
@@ -127,7 +140,7 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     where, purpose, example = COMMANDS[name]
     module: Any = importlib.import_module(where)
     parser = argparse.ArgumentParser(
-        prog=f"python -m harness {name}",
+        prog=f"{_program()} {name}",
         description=getattr(module, "DESCRIPTION", purpose[0].upper() + purpose[1:] + "."),
         epilog=getattr(module, "EXAMPLES", f"example:\n  python -m harness {example}"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -138,15 +151,21 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     return code
 
 
+def _program() -> str:
+    """Return what was typed: the installed command, or the module."""
+    return "grpo-harness" if Path(sys.argv[0]).name == "grpo-harness" else "python -m harness"
+
+
 def _overview() -> argparse.ArgumentParser:
     """Return the parser that lists the commands, without importing any."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness",
+        prog=_program(),
         description="Benchmark and simulate GRPO post-training: run a scenario, look at what it cost and gained.",
         epilog="example:\n  python -m harness run quickstart\n  python -m harness compare results/",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"grpo-harness {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, purpose, _) in COMMANDS.items():
         commands.add_parser(name, help=purpose, add_help=False)

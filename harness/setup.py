@@ -251,7 +251,7 @@ class Environment:
         import tomllib  # from Python 3.11 on
 
         project = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
-        asked = [project.get("build-system"), project.get("project"), project.get("tool", {}).get("setuptools")]
+        asked = [project.get("build-system"), project.get("project"), project.get("tool", {}).get("hatch")]
         pins = self.constraints.read_text(encoding="utf-8")
         text = json.dumps([asked, pins, sys.version_info[:3]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -421,7 +421,7 @@ def install_base(environment: Environment) -> None:
     start = time.monotonic()
     environment.create()
     environment.unmark("base")
-    environment.pip_install(["torch", "setuptools"], "installing torch (1 of 2)")
+    environment.pip_install(["torch", "hatchling"], "installing torch (1 of 2)")
     harness = ["--no-build-isolation", "--editable", f"{environment.root}[dev]"]
     environment.pip_install(harness, "installing the harness and its development tools (2 of 2)")
     environment.mark("base")

@@ -13,7 +13,8 @@ from harness.setup import SUPPORTED
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-DIRECT = [*PROJECT["dependencies"], *(requirement for extra in EXTRAS.values() for requirement in extra)]
+NAMED = [*PROJECT["dependencies"], *(requirement for extra in EXTRAS.values() for requirement in extra)]
+DIRECT = sorted({each for each in NAMED if Requirement(each).name != PROJECT["name"]})
 
 
 def pins() -> dict[str, str]:

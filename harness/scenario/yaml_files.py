@@ -24,7 +24,6 @@ from yaml.reader import Reader
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-import harness
 from harness.core.errors import UserError
 from harness.scenario.check import foreign_keys, problems_of
 from harness.scenario.problems import Path as KeyPath
@@ -49,7 +48,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """One kind of file: found by name in the current folder's own place first, then in the project's.
+    """One kind of file: found by name in the current folder's own place first, then among those that are shipped.
 
     Attributes:
         kind: what one is called, such as ``scenario``.
@@ -64,12 +63,14 @@ class NamedFiles:
     hint: str = ""
 
     def folders(self) -> tuple[Path, ...]:
-        """Return the folders in which names are looked up: the current one's, then the project's own."""
-        own, here = Path(harness.__file__).resolve().parents[1] / self.folder, Path(self.folder)
+        """Return the folders in which names are looked up: the current one's, then the shipped one."""
+        package, here = Path(__file__).resolve().parents[1], Path(self.folder)
+        shipped = package / "shipped"  # in a wheel; in a checkout they stand at the top
+        own = (shipped if shipped.is_dir() else package.parent) / self.folder
         return (here,) if here.resolve() == own else (here, own)
 
     def files(self) -> list[Path]:
-        """Return every file by name; the current folder's hide the project's own of the same name."""
+        """Return every file by name; the current folder's hide shipped ones of the same name."""
         by_name: dict[str, Path] = {}
         for folder in self.folders():
             for path in sorted(folder.glob("*")):

@@ -19,7 +19,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def requirements() -> list[str]:
     """Return what pyproject.toml asks for, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [_canonical(requirement) for requirement in project["dependencies"]]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *(requirement for part in ("train", "ray", "nixl") for requirement in extras[part])]
+    return [_canonical(requirement) for requirement in named if _canonical(requirement) != project["name"]]
 
 
 def missing_packages() -> list[str]:
