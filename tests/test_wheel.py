@@ -14,7 +14,9 @@ def test_the_wheel_holds_code_scenarios_and_profiles_and_nothing_else(tmp_path: 
     (wheel,) = tmp_path.glob("grpo_harness-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    tracked = subprocess.run(["git", "ls-files", "harness"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files", "harness"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     shipped = {
         f"harness/shipped/{path.relative_to(ROOT)}"
         for folder in ("scenarios", "profiles")

@@ -84,7 +84,12 @@ class Results:
         import pandas as pd
 
         return pd.DataFrame.from_records(
-            [{**head, **row} for number, run in enumerate(self.runs) for head in [_head(run, number)] for row in rows_of(run)]
+            [
+                {**head, **row}
+                for number, run in enumerate(self.runs)
+                for head in [_head(run, number)]
+                for row in rows_of(run)
+            ]
         )
 
     def __repr__(self) -> str:
@@ -96,7 +101,9 @@ class Results:
         for (scenario, started), runs in experiments.items():
             arms = dict.fromkeys(run.manifest.arm for run in runs if run.manifest.arm)
             said = f", arms {', '.join(arms)}" if arms else ""
-            lines.append(f"  {scenario} of {started}: {len(runs)} runs{said}, {sum(len(run.steps) for run in runs)} steps")
+            lines.append(
+                f"  {scenario} of {started}: {len(runs)} runs{said}, {sum(len(run.steps) for run in runs)} steps"
+            )
         return "\n".join(lines)
 
 

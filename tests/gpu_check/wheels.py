@@ -20,7 +20,10 @@ def requirements() -> list[str]:
     """Return what pyproject.toml asks for, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    named = [*project["dependencies"], *(requirement for part in ("train", "ray", "nixl") for requirement in extras[part])]
+    named = [
+        *project["dependencies"],
+        *(requirement for part in ("train", "ray", "nixl") for requirement in extras[part]),
+    ]
     return [_canonical(requirement) for requirement in named if _canonical(requirement) != project["name"]]
 
 
