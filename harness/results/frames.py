@@ -23,9 +23,9 @@ NANO = 1e-9
 class Results:
     """Every run of a results folder, and what they recorded as frames.
 
-    The frames share their first columns: ``scenario``, ``experiment`` (when its command was started), ``arm``, ``block``,
-    ``seed``, the values of a sweep by their dotted keys, and ``run``, the place of the run in ``runs``. Metrics stand
-    under their own names, each as its value: a mean, sum, maximum or minimum over what the step counted.
+    The frames share their first columns: ``scenario``, ``experiment`` (when its command was started), ``arm``,
+    ``block``, ``seed``, the values of a sweep by their dotted keys, and ``run``, the place of the run in ``runs``.
+    Metrics stand under their own names, each as its value: a mean, sum, maximum or minimum over what the step counted.
 
     Attributes:
         runs: in the order of their folders; see ``Run`` for what each says of itself.
