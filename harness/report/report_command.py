@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from harness.report.html.page import make_report
 
     errors = Console(stderr=True)
-    for warning in make_report(options.paths, options.out, everything=options.all or len(options.paths) > 1):
+    for warning in make_report(options.paths, options.out, everything=options.all or len(options.paths) > 1).left_out:
         errors.print(Text(plain(f"warning: {warning}"), style="yellow"), soft_wrap=True)
     print(plain(f"report: {options.out} ({options.out.stat().st_size / 1e3:,.0f} kB)"))
     return 0

@@ -6,6 +6,7 @@ import itertools
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -28,15 +29,29 @@ from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
 
 
-def show_results(folder: Path) -> None:
-    """Draw the pictures of an experiment, write its page, and print its tables."""
+def show_results(folder: Path, full: bool = False) -> None:
+    """Draw the pictures of an experiment, write its page, and print its headline and one table.
+
+    Args:
+        folder: the experiment's folder.
+        full: print all tables and sentences.
+    """
+    from harness.report.brief import print_brief
     from harness.report.html.page import make_report
     from harness.report.pictures import make_pictures
     from harness.report.text import print_run_summary
 
     page = folder / REPORT
-    make_report([folder], page)  # what cannot be read is named by the summary
-    print_run_summary(folder, files=[page, *make_pictures(folder, folder / PICTURES)])
+    made = make_report([folder], page)
+    pictures = make_pictures(folder, folder / PICTURES)
+    if full:
+        print_run_summary(folder, files=[page, *pictures])
+        return
+    output = Output()
+    for material, judged in made.shown:
+        print_brief(output, material, judged, page)
+    for sentence in made.left_out:
+        output.print(plain(sentence), style="yellow", markup=False)
 
 
 def run_scenario(
@@ -44,7 +59,7 @@ def run_scenario(
     out: Path,
     quiet: bool,
     build: Build | None = None,
-    show: Callable[[Path], None] = show_results,
+    show: Callable[[Path], object] | None = None,
     verbose: bool = False,
     resume: Resume | None = None,
 ) -> int:
@@ -57,8 +72,8 @@ def run_scenario(
         out: the results folder.
         quiet: show no progress.
         build: makes the parts of one run; None takes a ``PartsFactory``.
-        show: called with the experiment's folder at the end.
-        verbose: print the log of each run as it is written, in place of progress.
+        show: called with the experiment's folder at the end; None takes ``show_results``.
+        verbose: print the log of each run as it is written, in place of progress, and all tables at the end.
         resume: where the scenario's one run goes on; None begins it.
 
     Returns:
@@ -95,8 +110,9 @@ def run_scenario(
             raise Interrupted(kept if experiment.folder else "nothing had been measured yet") from None
     if experiment.folder is not None:
         try:
-            show(experiment.folder)
-            print_list(Output(), "Verdict", headlines)
+            (show or partial(show_results, full=verbose))(experiment.folder)
+            if verbose:
+                print_list(Output(), "Verdict", headlines)
         except UserError as error:
             runner.failures.append(("showing the results", error))
     _raise_first(runner.failures, experiment.folder)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.compare import numbers
 from harness.compare.caveats import caveats, origin, unlike
@@ -190,15 +191,19 @@ def _glance_row(report_data: ReportData, first: Variant, variant: Variant) -> tu
     )
 
 
-def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> list[str]:
+class MadeReport(NamedTuple):
+    """What a report shows, newest experiment first, and a sentence for each run that could not be read."""
+
+    shown: list[Judged]
+    left_out: list[str]
+
+
+def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> MadeReport:
     """Write the report of the runs at or below the paths.
 
     Args:
         out: the file; replaced as a whole, or left as it was where something fails.
         everything: show every experiment in full, not the newest only.
-
-    Returns:
-        a sentence for each run that was left out because it cannot be read.
 
     Raises:
         UserError: a path does not exist or holds no readable run, or ``out`` cannot be written.
@@ -209,7 +214,7 @@ def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> l
     shown = _shown(experiments, list(folders.values()), damaged, everything)
     left_out = [f"left out {str(item.folder)!r}: {item.error.what}" for item in damaged]
     _write(out, report(shown, experiments, [f"{item.folder.name}: {item.error.what}" for item in damaged]))
-    return left_out
+    return MadeReport(shown, left_out)
 
 
 def _shown(

@@ -33,7 +33,9 @@ def output_arguments(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
     shown.add_argument(
-        "-v", "--verbose", action="store_true", help="print the runs' logs: training steps, versions, some rollouts"
+        *("-v", "--verbose"),
+        action="store_true",
+        help="print the runs' logs: training steps, versions, some rollouts; and every table at the end",
     )
 
 

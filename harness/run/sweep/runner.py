@@ -69,7 +69,7 @@ def run_sweep(
     out: Path,
     options: SweepOptions,
     build: Build | None = None,
-    show: Callable[[Path], None] = show_results,
+    show: Callable[[Path], object] = show_results,
 ) -> int:
     """Run every point of a scenario that has no result yet, then show the comparison of all of them.
 

@@ -1,0 +1,207 @@
+"""What a run prints at its end: a headline, one table, the largest lever, and where everything else is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from harness.compare import numbers
+from harness.compare.caveats import caveats
+from harness.compare.endpoints import SECONDS_PER_STEP, Endpoint, endpoint_of, endpoint_of_effect
+from harness.compare.endpoints import headline as endpoint_headline
+from harness.compare.experiments import Experiment, Variant
+from harness.compare.findings import findings
+from harness.compare.numbers import change, number, percent, plural, reward, spread
+from harness.compare.step_times import MARK, step_ratio
+from harness.compare.sync_tables import sweep_points, sweep_tables
+from harness.compare.tables import Table, stage_table, step_cell
+from harness.compare.verdicts import Judgement
+from harness.core.terminal_text import plain
+from harness.core.trace import Stage
+from harness.report.console import shown_path
+from harness.report.data import ReportData
+from harness.report.html.headlines import exposed_shares
+from harness.report.text import print_table
+
+MOST_ROWS = 10
+MOST_LINES = 3
+"""Of the headline, where several arms were judged."""
+MOST_CAVEATS = 2
+WORTH_A_ROW = 0.005
+"""Share of a step below which a stage is left to the full tables."""
+TIMES = 2.0
+"""A ratio that is written as such, and not as a change in percent."""
+FASTER = 0.1
+"""What the lever is asked about: a stage that took so much less time."""
+
+
+def print_brief(console: Console, material: ReportData, judged: Sequence[Judgement], page: Path | None) -> None:
+    """Print an experiment in about 25 lines of 80 columns.
+
+    Args:
+        material: the experiment.
+        judged: its verdicts.
+        page: its report, if there is one.
+    """
+    experiment = material.experiment
+    console.print()
+    console.print(Text(plain(f"{experiment.title} / {experiment.name}"), style="bold underline"))
+    for line in headline(experiment, judged):
+        console.print(Text(plain(line), style="bold"))
+    print_table(console, brief_table(experiment))
+    if lever := largest_lever(material):
+        console.print(Text(plain(lever)))
+    told = caveats(experiment)
+    for line in told[:MOST_CAVEATS]:
+        console.print(Padding(Text(f"- {plain(line)}", style="dim"), (0, 1)))
+    left = len(told) - MOST_CAVEATS
+    console.print()
+    if page is not None:
+        more = f" (and {plural(left, 'caveat')} more)" if left > 0 else ""
+        console.print(Text(f"page: {plain(shown_path(page))}{more}"), soft_wrap=True)
+    console.print(Text(f"all tables: python -m harness compare {plain(shown_path(experiment.folder))}"), soft_wrap=True)
+
+
+def headline(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:
+    """Return what the experiment says in a line or two: its verdicts; else the largest difference; else its one arm."""
+    arms = [item for item in judged if not item.is_noise_floor]
+    told = [
+        endpoint_headline(endpoint_of_effect(effect), item.base, item.other, effect)
+        for item in arms
+        if (effect := item.primary).blocks > 1 and effect.ratio is not None
+    ]
+    if told:
+        return told[:MOST_LINES]
+    if sweep_points(experiment):
+        return [finding.text for finding in findings(experiment)][:1]
+    base, *others = experiment.variants
+    ratios = {other.name: ratio for other in others if (ratio := step_ratio(base, other)) is not None}
+    if not ratios:
+        return _of_one(base)
+    farthest = max(ratios, key=lambda name: abs(log(ratios[name])))
+    other = next(variant for variant in others if variant.name == farthest)
+    ratio = ratios[farthest]
+    cost = f"{ratio:.2f} times the seconds per step" if ratio >= TIMES else f"{change(ratio)} seconds per step"
+    said = f"{farthest} against {base.name}: {cost}"
+    ends = [spread(each.spread(_last_reward), reward, "") for each in (other, base)]
+    return [said + (f"; validation reward {ends[0]} against {ends[1]}." if all(ends) else ".")]
+
+
+def _of_one(variant: Variant) -> list[str]:
+    shares = _shares(variant)
+    seconds = variant.spread(lambda run: run.step_s)
+    if seconds is None:
+        return [
+            f"{variant.name}: {', '.join(dict.fromkeys(run.status for run in variant.runs))}, no step was measured."
+        ]
+    said = f"{variant.name}: {spread(seconds, number)} s a step"
+    if shares:
+        largest = max(shares, key=lambda stage: shares[stage])
+        said += f", {percent(shares[largest])} of it {largest.value}"
+    first, last = variant.spread(lambda run: run.first.reward if run.first else None), variant.spread(_last_reward)
+    if first is not None and last is not None:
+        said += (
+            f"; validation reward {spread(first, reward)} to {spread(last, reward)} in {variant.runs[0].steps} steps"
+        )
+    return [f"{said}."]
+
+
+def brief_table(experiment: Experiment) -> Table:
+    """Return one table of at most a dozen rows: a sweep's first; the stages of one variant; else a row for each."""
+    if sweep_points(experiment):
+        table = sweep_tables(experiment)[0]
+        return _cut(replace(table, notes=()))
+    if len(experiment.variants) == 1:
+        (variant,) = experiment.variants
+        kept = {stage.value for stage, share in _shares(variant).items() if share >= WORTH_A_ROW} | {"whole"}
+        table = stage_table(experiment)
+        return _cut(replace(table, rows=tuple(row for row in table.rows if row[0].partition(" ")[0] in kept), notes=()))
+    endpoint = endpoint_of(experiment.runs)
+    base = experiment.variants[0]
+    with_sync = endpoint.primary is not None and not endpoint.is_difference
+    header = (
+        "variant",
+        "s a step",
+        "change",
+        *([endpoint.words] if with_sync else []),
+        "largest stage",
+        "reward",
+        "tokens",
+    )
+    rows = [_row(variant, base, endpoint if with_sync else SECONDS_PER_STEP) for variant in experiment.variants]
+    return _cut(Table("", header, tuple(rows), (), words=1))
+
+
+def _row(variant: Variant, base: Variant, endpoint: Endpoint) -> tuple[str, ...]:
+    shares = _shares(variant)
+    largest = max(shares, key=lambda stage: shares[stage], default=None)
+    ratio = None if variant is base else step_ratio(base, variant)
+    own = () if endpoint is SECONDS_PER_STEP else (_mean(variant, endpoint),)
+    return (
+        variant.name,
+        step_cell(variant).partition(" [")[0],
+        "" if variant is base else change(ratio),
+        *own,
+        numbers.NOTHING if largest is None else f"{largest.value} {percent(shares[largest])}",
+        _only_mean(variant, "reward"),
+        _only_mean(variant, "length"),
+    )
+
+
+def _mean(variant: Variant, endpoint: Endpoint) -> str:
+    found = variant.spread(endpoint.value)
+    return numbers.NOTHING if found is None else endpoint.shown(found.mean)
+
+
+def _only_mean(variant: Variant, name: str) -> str:
+    found = variant.spread(lambda run: getattr(run.last, name) if run.last else None)
+    return numbers.NOTHING if found is None else (reward if name == "reward" else number)(found.mean)
+
+
+def _cut(table: Table) -> Table:
+    """Leave at most ``MOST_ROWS`` rows, and say what a mark in them means."""
+    left, notes = len(table.rows) - MOST_ROWS, []
+    if any(cell.partition(" ")[0].endswith(MARK) for row in table.rows for cell in row[1:]):
+        notes.append(f"{MARK} Step times keep no one level after warm-up.")
+    if left > 0:
+        notes.append(f"{left} more rows in the full tables.")
+    return replace(table, rows=table.rows[:MOST_ROWS], notes=tuple(notes))
+
+
+def largest_lever(material: ReportData) -> str:
+    """Name the stage that the first variant's loop waits for most, and what a tenth off it would bring.
+
+    Exposed seconds bound that: what then stands in the way may be another lane's stage.
+    """
+    name = material.names[0]
+    shares = exposed_shares(material, name)
+    if not shares:
+        return ""
+    stage = max(shares, key=lambda each: shares[each])
+    of = "" if len(material.names) == 1 else f" of {name}"
+    share = shares[stage]
+    return (
+        f"Largest lever{of}: {stage.value}. The loop waits for it {percent(share)} of the time, "
+        f"so {FASTER:.0%} off it takes at most {percent(FASTER * share)} off a step."
+    )
+
+
+def _shares(variant: Variant) -> dict[Stage, float]:
+    stages = {stage for run in variant.runs for stage in run.stages if not stage.is_wait}
+    means = {
+        stage: sum(run.stages[stage].share for run in variant.runs if stage in run.stages) / len(variant.runs)
+        for stage in Stage
+        if stage in stages
+    }
+    return {stage: share for stage, share in means.items() if share > 0}
+
+
+def _last_reward(run: object) -> float | None:
+    last = getattr(run, "last", None)
+    return None if last is None else float(last.reward)
