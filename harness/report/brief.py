@@ -17,7 +17,7 @@ from harness.compare.endpoints import SECONDS_PER_STEP, Endpoint, endpoint_of, e
 from harness.compare.endpoints import headline as endpoint_headline
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.findings import findings
-from harness.compare.numbers import change, number, percent, plural, reward, spread
+from harness.compare.numbers import change, number, percent, plural, reward, spread, spread_of
 from harness.compare.step_times import MARK, step_ratio
 from harness.compare.sync_tables import sweep_points, sweep_tables
 from harness.compare.tables import Table, stage_table, step_cell
@@ -104,12 +104,18 @@ def _of_one(variant: Variant) -> list[str]:
     if shares:
         largest = max(shares, key=lambda stage: shares[stage])
         said += f", {percent(shares[largest])} of it {largest.value}"
-    first, last = variant.spread(lambda run: run.first.reward if run.first else None), variant.spread(_last_reward)
+    first, last = (_evaluated(variant, when) for when in ("first", "last"))
     if first is not None and last is not None:
-        said += (
-            f"; validation reward {spread(first, reward)} to {spread(last, reward)} in {variant.runs[0].steps} steps"
-        )
+        said += f"; validation reward {first[0]} to {last[0]} at {first[1]} to {last[1]} tokens"
+        said += f" in {variant.runs[0].steps} steps"
     return [f"{said}."]
+
+
+def _evaluated(variant: Variant, when: str) -> tuple[str, str] | None:
+    """Write reward and response length of the runs' first or last evaluation; nothing where there is none."""
+    found = [each for run in variant.runs if (each := getattr(run, when)) is not None]
+    rewards, lengths = spread_of([each.reward for each in found]), spread_of([each.length for each in found])
+    return None if rewards is None or lengths is None else (spread(rewards, reward), spread(lengths, number))
 
 
 def brief_table(experiment: Experiment) -> Table:
