@@ -1,8 +1,9 @@
 """SGLang beside the Generator: an engine of another maker, on a GPU. Written against SGLang 0.5 and not run yet.
 
 The calls are those of SGLang's offline ``Engine`` (``python/sglang/srt/entrypoints/engine.py`` in sgl-project/sglang):
-``async_generate``, ``update_weights_from_tensor``, ``release_memory_occupation``, ``resume_memory_occupation``. The
-model runs in processes that SGLang starts; weights go to them as handles of CUDA memory.
+``async_generate``, ``generate``, ``update_weights_from_tensor``, ``shutdown``. The model runs in a process that SGLang
+starts; weights go to it as handles of CUDA memory. What is left out since only a real engine could show that it works,
+and why the rest stays: docs/sglang.md.
 
 What its log-probabilities are (``python/sglang/srt/layers/sampler.py``): log softmax(logits / temperature), of the
 whole distribution also where ``top_p`` cuts it, so ``top_p`` below 1 is refused here. The ban on the end of sequence is
@@ -15,8 +16,7 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,6 @@ from harness.engines.served import ServedRow, to_completions
 from harness.engines.weights import check_names_and_shapes
 from harness.models.storage import save_policy
 
-BUCKET_BYTES = 2**29
-"""Weights handed over at a time."""
 POLL_S = 0.05
 """Seconds between two looks at the stop signal while SGLang samples."""
 _RAW_LOG_PROBS = ("SGLANG_RETURN_ORIGINAL_LOGPROB", "RETURN_ORIGINAL_LOGPROB")
@@ -50,7 +48,6 @@ def sglang_engine(
     tokenizer: Any,
     *,
     device: str = "cuda",
-    sleeps: bool = False,
     should_stop: Callable[[], bool] | None = None,
 ) -> SglangEngine:
     """Start SGLang with a copy of the policy's weights.
@@ -60,7 +57,6 @@ def sglang_engine(
         model: the policy: a ``DecoderLM`` or a model of transformers.
         tokenizer: of the policy.
         device: must be ``cuda``.
-        sleeps: give the cache's memory back while the engine is not asked for anything.
         should_stop: polled while SGLang samples; true ends ``generate`` with ``Interrupted``.
 
     Raises:
@@ -70,10 +66,8 @@ def sglang_engine(
     with tempfile.TemporaryDirectory(prefix="sglang-") as scratch:
         folder = Path(scratch, "policy")
         save_policy(model, tokenizer, folder)
-        engine = _start(engine_options(folder, settings, sleeps))
-    return SglangEngine(
-        engine, model, tokenizer, max_batch=settings.max_batch, device=device, sleeps=sleeps, should_stop=should_stop
-    )
+        engine = _start(engine_options(folder, settings))
+    return SglangEngine(engine, model, tokenizer, max_batch=settings.max_batch, device=device, should_stop=should_stop)
 
 
 def check_sglang_usable(device: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -96,7 +90,7 @@ def check_sglang_usable(device: str, environment: Mapping[str, str] = os.environ
         raise UserError(what, "engine.type", "install it as docs/sglang.md says, or set engine.type to native or vllm")
 
 
-def engine_options(folder: Path, settings: Any, sleeps: bool) -> dict[str, Any]:
+def engine_options(folder: Path, settings: Any) -> dict[str, Any]:
     """Return what SGLang's ``Engine`` is told.
 
     Seeds of requests count only with deterministic inference, which also makes a row independent of its batch. Of the
@@ -108,7 +102,6 @@ def engine_options(folder: Path, settings: Any, sleeps: bool) -> dict[str, Any]:
         "max_running_requests": settings.max_batch,
         "mem_fraction_static": settings.memory_fraction,
         "enable_deterministic_inference": True,
-        "enable_memory_saver": sleeps,
         "random_seed": 0,
         "log_level": "error",
     }
@@ -141,7 +134,6 @@ class SglangEngine:
         tokenizer: gives the end of sequence and decodes.
         max_batch: most rows sampled at a time.
         device: where weights are put before they are handed over.
-        sleeps: give the cache's memory back between two calls.
         should_stop: polled while SGLang samples.
     """
 
@@ -153,20 +145,19 @@ class SglangEngine:
         *,
         max_batch: int = 256,
         device: str = "cuda",
-        sleeps: bool = False,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._engine, self._tokenizer, self._max_batch, self._device = engine, tokenizer, max_batch, device
-        self._sleeps, self._should_stop = sleeps, should_stop
+        self._should_stop = should_stop
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
         self._second_names = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         config: Any = model.config
         self._vocab_size: int = config.vocab_size
         self.context_length: int | None = getattr(config, "max_position_embeddings", None)
-        self._lock, self._is_asleep = threading.Lock(), False
+        self._lock = threading.Lock()
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
-        """Hand these weights to SGLang, bucket by bucket, and have it forget what it cached with the old ones.
+        """Hand these weights to SGLang, and have it forget what it cached with the old ones.
 
         Args:
             weights: by the names of the policy's parameters; buffers and the second name of a tied weight may be among
@@ -178,12 +169,9 @@ class SglangEngine:
             RunStopped: SGLang did not take them.
         """
         check_names_and_shapes(weights, self._shapes, self._second_names)
-        buckets = list(into_buckets([(name, weights[name].detach()) for name in self._shapes], BUCKET_BYTES))
-        with self._lock, self._awake():
-            for number, bucket in enumerate(buckets):
-                tensors = [(name, tensor.to(self._device)) for name, tensor in bucket]
-                is_last = number == len(buckets) - 1
-                _require_taken(self._engine.update_weights_from_tensor(tensors, flush_cache=is_last))
+        with self._lock:
+            tensors = [(name, weights[name].detach().to(self._device)) for name in self._shapes]
+            _require_taken(self._engine.update_weights_from_tensor(tensors, flush_cache=True))
 
     def generate(
         self,
@@ -208,7 +196,7 @@ class SglangEngine:
         stops = StopStrings(self._tokenizer, () if pinned else sampling.stop, sampling.min_tokens)
         rows = [ServedRow(row, sampling.min_tokens, stops) for row in order]
         params = request_params(stream_rows(order, places), sampling, seed)
-        with self._lock, self._awake():
+        with self._lock:
             for first in range(0, len(order), self._max_batch):
                 part = slice(first, first + self._max_batch)
                 inputs = [list(map(int, prompts[prompt])) for prompt, _ in order[part]]
@@ -227,7 +215,7 @@ class SglangEngine:
         check_scored(prompts, responses, self._vocab_size, self.context_length, room=1)
         joined = [[*map(int, prompt), *map(int, response)] for prompt, response in zip(prompts, responses, strict=True)]
         starts = [len(prompt) - 1 for prompt in prompts]
-        with self._lock, self._awake():
+        with self._lock:
             answers = self._engine.generate(
                 input_ids=joined,
                 sampling_params={"max_new_tokens": 1, "temperature": 1.0},
@@ -253,24 +241,6 @@ class SglangEngine:
                 raise Interrupted(f"sampling of at most {max_tokens} tokens a response was stopped")
         answers: list[dict[str, Any]] = task.result()
         return answers
-
-    @contextmanager
-    def _awake(self) -> Iterator[None]:
-        """Have the cache's memory in place for the block, where it is given back between two calls.
-
-        The weights stay: SGLang keeps no copy of what it gives back.
-        """
-        if not self._sleeps:
-            yield
-            return
-        if self._is_asleep:
-            self._engine.resume_memory_occupation(tags=["kv_cache"])
-            self._is_asleep = False
-        try:
-            yield
-        finally:
-            self._engine.release_memory_occupation(tags=["kv_cache"])
-            self._is_asleep = True
 
 
 def request_params(streams: Sequence[Row], sampling: SamplingParams, seed: int) -> list[dict[str, Any]]:
@@ -325,21 +295,6 @@ def scored_tokens(answer: Mapping[str, Any], response: Sequence[int]) -> npt.NDA
     if not is_right or any(entry[0] is None for entry in last):
         raise RunStopped("SGLang scored other tokens than it was asked to (meta_info.input_token_logprobs)")
     return np.array([log_prob for log_prob, *_ in last], dtype=np.float32)
-
-
-def into_buckets(tensors: Sequence[tuple[str, Tensor]], most: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield the tensors in order, in lists of at most ``most`` bytes, or of one tensor that is larger."""
-    bucket: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if bucket and size + num_bytes > most:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += num_bytes
-    if bucket:
-        yield bucket
 
 
 def _require_taken(answer: Any) -> None:

@@ -240,10 +240,7 @@ def _sglang_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
     from harness.engines.sglang import sglang_engine
 
     assert policy.model is not None
-    sleeps = scenario.placement.colocated
-    return sglang_engine(
-        scenario.engine, policy.model, policy.tokenizer, device=device, sleeps=sleeps, should_stop=should_stop
-    )
+    return sglang_engine(scenario.engine, policy.model, policy.tokenizer, device=device, should_stop=should_stop)
 
 
 def _fake_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:

@@ -25,7 +25,6 @@ from harness.engines.sglang import (
     SglangEngine,
     check_sglang_usable,
     engine_options,
-    into_buckets,
     request_params,
     scored_tokens,
     take_answer,
@@ -83,12 +82,6 @@ class Recorded:
         self.calls.append(("update_weights_from_tensor", {"names": names, "flush_cache": flush_cache}))
         return self._takes
 
-    def resume_memory_occupation(self, tags: list[str]) -> None:
-        self.calls.append(("resume", {"tags": tags}))
-
-    def release_memory_occupation(self, tags: list[str]) -> None:
-        self.calls.append(("release", {"tags": tags}))
-
     def shutdown(self) -> None:
         self.calls.append(("shutdown", {}))
 
@@ -115,19 +108,18 @@ def test_without_sglang_the_refusal_says_where_to_read_on() -> None:
 
 def test_options_ask_for_seeds_that_count_and_for_a_kernel_that_takes_float32() -> None:
     settings = SimpleNamespace(precision="float32", max_batch=32, memory_fraction=0.3)
-    options = engine_options(Path("policy"), settings, sleeps=True)
+    options = engine_options(Path("policy"), settings)
     assert options == {
         "model_path": "policy",
         "dtype": "float32",
         "max_running_requests": 32,
         "mem_fraction_static": 0.3,
         "enable_deterministic_inference": True,
-        "enable_memory_saver": True,
         "random_seed": 0,
         "log_level": "error",
         "attention_backend": "triton",
     }
-    narrow = engine_options(Path("policy"), SimpleNamespace(**{**vars(settings), "precision": "bfloat16"}), False)
+    narrow = engine_options(Path("policy"), SimpleNamespace(**{**vars(settings), "precision": "bfloat16"}))
     assert "attention_backend" not in narrow
 
 
@@ -238,17 +230,11 @@ def test_scores_of_other_tokens_stop_the_run(tokens: list[Any]) -> None:
         scored_tokens(answer([0], input_token_logprobs=tokens), [7])
 
 
-def test_the_cache_is_flushed_with_the_last_bucket() -> None:
+def test_weights_come_by_name_and_what_the_old_ones_cached_is_flushed() -> None:
     recorded = Recorded()
     engine(recorded).load_weights(dict(MODEL.named_parameters()), version=1)
     assert [call["flush_cache"] for _, call in recorded.calls] == [True]
     assert recorded.calls[0][1]["names"] == [name for name, _ in MODEL.named_parameters()]
-
-
-def test_buckets_hold_what_fits_or_one_tensor() -> None:
-    tensors = [(name, torch.zeros(size)) for name, size in (("a", 2), ("b", 3), ("c", 9), ("d", 1))]
-    buckets = [[name for name, _ in bucket] for bucket in into_buckets(tensors, 20)]
-    assert buckets == [["a", "b"], ["c"], ["d"]]
 
 
 def test_weights_that_do_not_belong_to_the_policy_never_reach_sglang() -> None:
@@ -264,17 +250,6 @@ def test_weights_that_do_not_belong_to_the_policy_never_reach_sglang() -> None:
 def test_weights_that_sglang_does_not_take_stop_the_run(taken: Any, reason: str) -> None:
     with pytest.raises(RunStopped, match=f"did not take the weights: {reason}"):
         engine(Recorded(takes=taken)).load_weights(dict(MODEL.named_parameters()))
-
-
-def test_the_caches_memory_is_given_back_between_two_calls() -> None:
-    """The weights' is not: SGLang would not remember them. At first nothing has been given back yet."""
-    recorded = Recorded([answer([5])] * 2)
-    sleeping = engine(recorded, sleeps=True)
-    for _ in range(2):
-        sleeping.generate([[5]], 1, SamplingParams(max_tokens=1), 0)
-    names = [name for name, _ in recorded.calls]
-    assert names == ["async_generate", "release", "resume", "async_generate", "release"]
-    assert {tuple(call["tags"]) for name, call in recorded.calls if name in ("resume", "release")} == {("kv_cache",)}
 
 
 def test_raw_log_probs_by_environment_are_refused() -> None:
