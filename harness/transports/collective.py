@@ -20,7 +20,8 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.transports.buffers import BucketLayout, BufferSender, CopiedWeights, view_tensors
+from harness.models.bucket import BucketLayout
+from harness.transports.buffers import BufferSender, CopiedWeights, view_tensors
 from harness.transports.protocol import TransportOptions
 
 GROUP_NAME = "default"  # with gloo, processes cannot leave a group of any other name, nor belong to two

@@ -22,6 +22,7 @@ from harness.engines.native import Precision, native_engine
 from harness.engines.sampling import draw
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
+from harness.models.bucket import BucketLayout
 from harness.models.config import PRESETS, TINY_QWEN2
 from harness.models.decoder import DecoderLM
 from harness.models.head import score_hidden
@@ -29,7 +30,7 @@ from harness.models.layers import attention, bias_from, rms_norm
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
 from harness.run.builders import EXACT_BOUND
-from harness.transports.buffers import BucketLayout, CopiedWeights
+from harness.transports.buffers import CopiedWeights
 from harness.transports.checksum import checksum, verify
 from tests.gpu_check.device import DEVICE, HAS_GPU, NAME
 from tests.gpu_check.report import Report

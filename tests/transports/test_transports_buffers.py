@@ -8,7 +8,8 @@ import pickle
 import pytest
 import torch
 
-from harness.transports.buffers import BucketLayout, BufferPool, CopiedWeights, Entry, copy_weights
+from harness.models.bucket import BucketLayout, Entry, copy_weights
+from harness.transports.buffers import BufferPool, CopiedWeights
 
 WEIGHTS = {
     "a": torch.arange(3, dtype=torch.float32),  # 12 bytes
