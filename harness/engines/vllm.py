@@ -1,27 +1,31 @@
 """vLLM in the Generator's process: an engine of another maker, whose weights are replaced in place at each sync.
 
-The only module that imports vLLM, and only when an engine is made. Written for and run with vLLM 0.32 on CPUs. What it
-does on a GPU follows vLLM's sources and has not been run.
+It imports vLLM only when an engine is made. Written for and run with vLLM 0.32 on CPUs. What it does on a GPU follows
+vLLM's sources and has not been run.
 
 How new weights get in: a transport of the harness brings them into this process, and ``load_weights`` of vLLM's model
 copies them over its parameters. On a CPU, vLLM would have packed each matrix into a handle of oneDNN's that nothing can
 write to; with tied embeddings its own ``reload_weights`` then leaves the old output projection in place without a word.
-So oneDNN is switched off before the engine starts.
+So oneDNN is switched off before the engine starts (``vllm_worker``).
+
+With several workers (``engine.tensor_parallel``) the scheduler stays in this process, and the model is cut over
+processes of vLLM's. They read whole tensors from a file in memory, and each copies its slices (``vllm_weights``).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
 from harness.core.errors import Interrupted, RunStopped, UserError
@@ -38,12 +42,15 @@ from harness.engines.vllm_machine import (
     context_of,
     environment,
     head_size,
+    meeting_place,
     process_group_in_memory,
     reason_of,
     vllm_options,
+    workers_meet,
 )
 from harness.engines.vllm_memory import ALONE, Neighbours
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
+from harness.engines.vllm_weights import in_memory_file, packed_away, put, put_file
 from harness.engines.weights import check_names_and_shapes
 from harness.models.storage import save_policy
 
@@ -82,7 +89,13 @@ def vllm_engine(
         save_policy(model, tokenizer, folder)
         llm = _start(folder, options, device, head_size(model.config))
     return VllmEngine(
-        llm, model, tokenizer, max_batch=settings.max_batch, sleeps=sleeps and device == "cuda", should_stop=should_stop
+        llm,
+        model,
+        tokenizer,
+        max_batch=settings.max_batch,
+        workers=settings.tensor_parallel,
+        sleeps=sleeps and device == "cuda",
+        should_stop=should_stop,
     )
 
 
@@ -104,6 +117,7 @@ class VllmEngine:
         model: the policy, whose names and shapes each load must have; it is not kept.
         tokenizer: gives the end of sequence and decodes.
         max_batch: most rows sampled at a time.
+        workers: that the model is cut over; more than 1 are processes of their own.
         sleeps: give the GPU's memory back after each ``generate``, until the next load or call.
         should_stop: polled before every step; true ends ``generate`` with ``Interrupted``.
     """
@@ -115,12 +129,13 @@ class VllmEngine:
         tokenizer: Tokenizer,
         *,
         max_batch: int = 256,
+        workers: int = 1,
         sleeps: bool = False,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch is {max_batch}, must be at least 1")
-        self._llm, self._tokenizer, self._max_batch = llm, tokenizer, max_batch
+        self._llm, self._tokenizer, self._max_batch, self._workers = llm, tokenizer, max_batch, workers
         self._sleeps, self._should_stop = sleeps, should_stop
         self._requests = Requests(llm.llm_engine)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
@@ -147,13 +162,12 @@ class VllmEngine:
 
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
-            RunStopped: vLLM did not take them all, or kept what it had cached with the old ones.
+            RunStopped: vLLM did not take them all, or kept what it had cached with the old ones; or a worker is gone.
         """
         check_names_and_shapes(weights, self._shapes, self._second_names)
         wanted = {name: weights[name].detach() for name in self._shapes}
         with self._awake(then="stay"), self._requests.paused() as engine:
-            (left,) = self._llm.apply_model(lambda module: _put(module, wanted))
-            if left:
+            if left := self._put(wanted):
                 raise RunStopped(f"vLLM left its {left[0]} (and {len(left) - 1} more) as it was when weights came")
             if not engine.reset_prefix_cache(reset_running_requests=True):
                 raise RunStopped("vLLM would not forget the keys and values that the old weights made")
@@ -173,6 +187,7 @@ class VllmEngine:
             UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
             Interrupted: ``should_stop`` said so.
             Diverged: the model's logits are not numbers.
+            RunStopped: vLLM lost a request or a worker.
         """
         check_request(prompts, num_samples, sampling, self._vocab_size, self.context_length)
         started_with = self.version
@@ -219,6 +234,14 @@ class VllmEngine:
             while _CLOSED:
                 _CLOSED.pop().llm_engine.engine_core.shutdown()
 
+    def _put(self, weights: Mapping[str, Tensor]) -> list[str]:
+        """Have every worker take the weights; return the names of parameters that none of them went to."""
+        if self._workers == 1:
+            (left,) = self._llm.apply_model(lambda module: put(module, weights.items()))
+            return list(left)
+        with in_memory_file(weights) as file:
+            return sorted({name for left in self._llm.apply_model(partial(put_file, file=file)) for name in left})
+
     def _run(
         self,
         waiting: deque[ServedRow],
@@ -260,7 +283,20 @@ class VllmEngine:
 
         Args:
             then: what the engine does after the block. After an error in one that would have it stay awake: as before.
+
+        Raises:
+            RunStopped: the block failed since a worker has ended.
         """
+        try:
+            with self._asleep_between_calls(then):
+                yield
+        except RuntimeError as error:
+            if self._workers > 1 and self._llm.llm_engine.model_executor.is_failed:
+                raise RunStopped(f"one of vLLM's {self._workers} workers has ended") from error
+            raise
+
+    @contextmanager
+    def _asleep_between_calls(self, then: Literal["stay", "sleep", "as before"]) -> Iterator[None]:
         if not self._sleeps:
             yield
             return
@@ -289,11 +325,9 @@ def _sampling_params(**options: Any) -> Any:
     return VllmParams(ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA, **options)
 
 
-def _put(module: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
-    """Copy weights over those of vLLM's model; return the names of its parameters that none of them went to."""
-    with torch.no_grad():
-        loaded = module.load_weights(iter(weights.items()))  # type: ignore[operator]
-    return sorted(name for name, _ in module.named_parameters() if name not in loaded)
+def ignore_interrupts(worker: Any) -> None:
+    """Leave Ctrl-C to the process that the worker belongs to: it ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _tied_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -308,11 +342,11 @@ def _start(folder: Path, options: Mapping[str, Any], device: str, head_dim: int)
     Raises:
         UserError: it cannot be imported here, or cannot serve this model.
     """
-    os.environ.update(environment(device))
+    os.environ.update(environment(device) | {"VLLM_RPC_BASE_PATH": str(meeting_place())})
     try:
         with as_it_was():
             return _start_as_told(folder, options, device, head_dim)
-    except (AssertionError, ImportError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
+    except Exception as error:  # of a worker, vLLM raises no narrower one
         raise UserError(
             f"vLLM did not start: {reason_of(error)}",
             "engine.type: vllm",
@@ -341,16 +375,16 @@ def _start_as_told(folder: Path, options: Mapping[str, Any], device: str, head_d
 
     if current_platform.device_type != device:  # it would compute there all the same
         raise RuntimeError(f"this build of it computes on {current_platform.device_type}, not on {device}")
+    workers: int = options.get("tensor_parallel_size", 1)
     if device == "cpu":
-        import vllm._custom_ops as custom_ops
-
-        if not hasattr(custom_ops, "_supports_onednn"):
-            raise RuntimeError("this vLLM cannot be told to leave its weights as they are; 0.32 can")
-        custom_ops._supports_onednn = False
         _check_head_size(head_dim)
-        process_group_in_memory()
-    llm = LLM(model=str(folder), trust_remote_code=False, **options)
-    (empty,) = llm.apply_model(lambda module: [name for name, p in module.named_parameters() if not p.numel()])
-    if empty:
-        raise RuntimeError(f"it has packed {empty[0]} away, where new weights cannot reach it")
+        if workers == 1:
+            process_group_in_memory()
+    with workers_meet(workers):
+        llm = LLM(model=str(folder), trust_remote_code=False, **options)
+    if workers > 1:
+        llm.collective_rpc(ignore_interrupts)
+    for empty in llm.apply_model(packed_away):
+        if empty:
+            raise RuntimeError(f"it has packed {empty[0]} away, where new weights cannot reach it")
     return llm

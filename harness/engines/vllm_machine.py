@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import random
+import secrets
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +27,8 @@ from harness.engines.vllm_memory import (
     BLOCK_SIZE,
     MOST_CACHE_BYTES,
     SPARE_ROWS,
-    Cache,
     Neighbours,
+    cache_of,
     gpu_share,
 )
 
@@ -33,7 +39,9 @@ _ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "GLOO_SOCKET_IFNAME": "lo",  # the process group of one process listens all the same: not to other machines
+    "GLOO_SOCKET_IFNAME": "lo",  # a process group listens, that of one process too: not to other machines
+    "VLLM_HOST_IP": "127.0.0.1",  # else it looks for an address that other machines reach
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy the locks of threads
 }
 _ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other parts use the same cores
@@ -164,17 +172,56 @@ def vllm_options(
         "block_size": BLOCK_SIZE,
         "seed": 0,
     }
-    itemsize = getattr(torch, settings.precision).itemsize
+    workers, itemsize = settings.tensor_parallel, getattr(torch, settings.precision).itemsize
+    if workers > 1:  # by name: in a Ray actor vLLM would have Ray start them
+        options |= {"tensor_parallel_size": workers, "distributed_executor_backend": "mp"}
     config: Any = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     of_token = 2 * config.num_hidden_layers * heads * head_size(config) * itemsize
-    cache = Cache(of_token, context, settings.max_batch, settings.kv_cache_gib, settings.gpu_memory_utilization)
+    cache = cache_of(settings, of_token, context)
     if device == "cpu":
         check_no_share(settings.gpu_memory_utilization)
-        return options | {"kv_cache_memory_bytes": cache.num_bytes(MOST_CACHE_BYTES)}
-    weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize
+        options["worker_cls"] = "harness.engines.vllm_worker.PlainWorker"
+        return options | {"kv_cache_memory_bytes": cache.num_bytes(MOST_CACHE_BYTES // workers)}
+    weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize // workers
     options |= gpu_share(cache, weights, neighbours, *gpu_memory())
     return options | ({"enable_sleep_mode": True} if sleeps else {})
+
+
+@cache
+def meeting_place() -> Path:
+    """Return where workers and this process find each other while a vLLM starts: a folder that is made for that long.
+
+    vLLM keeps the first name that it is told, whichever of the process' engines it is for.
+    """
+    return Path(tempfile.gettempdir(), f"vllm-{secrets.token_hex(8)}")
+
+
+@contextmanager
+def workers_meet(workers: int) -> Iterator[None]:
+    """Have what starts in the block share this process' threads, and leave no file of theirs behind it.
+
+    Sockets and the store of the process group have names in a folder. What is connected needs no name any more.
+
+    Args:
+        workers: processes that start; with 1 there are none, and nothing is done.
+    """
+    if workers == 1:
+        yield
+        return
+    kept, threads, place = tempfile.tempdir, os.environ.get("OMP_NUM_THREADS"), meeting_place()
+    place.mkdir(mode=0o700)
+    os.environ["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // workers))
+    tempfile.tempdir = str(place)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = kept
+        if threads is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = threads
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager

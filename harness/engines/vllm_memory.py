@@ -25,10 +25,10 @@ class Cache:
     """Keys and values of vLLM.
 
     Attributes:
-        of_token: bytes of one token.
+        of_token: bytes of one token, in each worker.
         context: most tokens of a row; None where nobody says.
         max_batch: rows sampled at a time.
-        asked_gib: GiB that the scenario names (``engine.kv_cache_gib``), or None.
+        asked_gib: GiB that the scenario names for each worker (its share of ``engine.kv_cache_gib``), or None.
         asked_share: of the GPU's memory for all of vLLM (``engine.gpu_memory_utilization``), or None.
     """
 
@@ -51,6 +51,19 @@ class Cache:
             return most or 0
         needed = (self.max_batch + SPARE_ROWS + 1) * self.of_row
         return max(self.of_row, needed if most is None else min(needed, most))
+
+
+def cache_of(settings: Any, of_token: int, context: int | None) -> Cache:
+    """Return what each of the engine's workers keeps: the heads are dealt out, so all have the same part of each token.
+
+    Args:
+        settings: see ``VllmEngineSettings``.
+        of_token: bytes of one token in all workers together.
+        context: most tokens of a row; None where nobody says.
+    """
+    workers, gib = settings.tensor_parallel, settings.kv_cache_gib
+    share = settings.gpu_memory_utilization
+    return Cache(of_token // workers, context, settings.max_batch, gib and gib / workers, share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +95,7 @@ def gpu_share(cache: Cache, weights: int, neighbours: Neighbours, free: int, tot
 
     Args:
         cache: keys and values.
-        weights: bytes of the engine's weights.
+        weights: bytes of the engine's weights there.
         neighbours: what else the plan puts there.
         free: bytes of the GPU that nobody has taken yet.
         total: all its bytes.

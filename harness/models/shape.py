@@ -123,10 +123,15 @@ def can_be_cut(shape: Shape, ranks: int) -> bool:
     return ranks == 1 or (shape.runs_on == "own" and not any(size % ranks for size in sizes))
 
 
-def check_divides(shape: Shape, ranks: int) -> None:
+def check_divides(shape: Shape, ranks: int, setting: str = "learner.mesh.tensor") -> None:
     """Refuse to cut a model over so many tensor ranks that heads or the MLP's width would have to be split unevenly.
 
     The vocabulary may have any size.
+
+    Args:
+        shape: of the model.
+        ranks: the Learner's tensor ranks, or the workers of an engine.
+        setting: the key that says how many.
 
     Raises:
         UserError: naming the first size that does not divide, and the number of ranks.
@@ -141,7 +146,7 @@ def check_divides(shape: Shape, ranks: int) -> None:
             fits = [fewer for fewer in range(1, ranks) if not any(size % fewer for size in sizes.values())]
             raise UserError(
                 f"{size} {what} do not divide over {ranks} tensor ranks",
-                "learner.mesh.tensor",
+                setting,
                 f"set it to {' or '.join(map(str, fits))}",
             )
 

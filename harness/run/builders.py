@@ -222,7 +222,7 @@ def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: S
     from harness.engines.vllm import vllm_engine
     from harness.engines.vllm_memory import ALONE
     from harness.models.shape import shape_for
-    from harness.run.memory.plan import beside_vllm
+    from harness.run.memory.generator import beside_vllm
 
     assert policy.model is not None
     return vllm_engine(

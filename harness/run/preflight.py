@@ -22,8 +22,9 @@ from harness.run.devices import check_gpu_is_found, slow_precision
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
-from harness.scenario import Variant
+from harness.scenario import Scenario, Variant
 from harness.scenario.loop_plan import all_lanes
+from harness.scenario.task_and_model import workers_of
 
 
 def check_before_start(
@@ -42,8 +43,9 @@ def check_before_start(
 
     Raises:
         UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's
-            own loss or advantage that cannot be used, heads that tensor ranks cannot share, an unknown profile, a
-            window outside of the run, a profiler or tracker that cannot work here.
+            own loss or advantage that cannot be used, heads that tensor ranks or an engine's workers cannot share,
+            more GPUs than there are, an unknown profile, a window outside of the run, a profiler or tracker that cannot
+            work here.
     """
     runs = sum(map(len, points))
     points = [variants for variants in points if not variants[0].block]  # the other blocks are like the first
@@ -54,7 +56,11 @@ def check_before_start(
         if scenario.device_of(scenario.placement.generator, free.has_gpu) == "cpu":
             check_no_share(getattr(scenario.engine, "gpu_memory_utilization", None))
         own_functions(scenario)
-        if scenario.placement.learner.ranks > 1 and (shape := shape_for(scenario)[0]) is not None:
+        _refuse_more_gpus_than_there_are(scenario, free)
+        shape = shape_for(scenario)[0] if workers_of(scenario) > 1 or scenario.placement.learner.ranks > 1 else None
+        if shape is not None:
+            check_divides(shape, workers_of(scenario), "engine.tensor_parallel")
+        if scenario.placement.learner.ranks > 1 and shape is not None:
             check_divides(shape, scenario.learner.mesh.tensor)
             if shape.runs_on != "own" and scenario.learner.mesh.tensor > 1:
                 what = f"learner.mesh.tensor is {scenario.learner.mesh.tensor}, and transformers runs this model"
@@ -91,6 +97,24 @@ def free_memory(nvml: Any = None) -> FreeMemory:
     if not gpus and torch.cuda.is_available():
         gpus = (None,) * torch.cuda.device_count()
     return FreeMemory(free_main_memory(), gpus, sizes)
+
+
+def _refuse_more_gpus_than_there_are(scenario: Scenario, free: FreeMemory) -> None:
+    """Ray would say so too, when the parts are made; a machine without any is ``check_gpu_is_found``'s."""
+    placement, generator, learner = scenario.placement, scenario.placement.generator, scenario.placement.learner
+    if not (scenario.uses_ray and free.has_gpu) or placement.address != "local" or placement.device == "cpu":
+        return
+    each = learner.ranks * learner.gpus, generator.gpus  # colocated parts share what the largest of them asks for
+    wanted = max(each) if placement.colocated else each[0] + generator.count * each[1]
+    if wanted <= len(free.gpus):
+        return
+    raise UserError(
+        f"the parts ask for {wanted:g} GPUs (learner {learner.ranks} x {learner.gpus:g}, generator {generator.count} x "
+        f"{generator.gpus:g}), and this machine has {len(free.gpus)}",
+        "placement",
+        "lower placement.*.gpus (fractions share a GPU), use fewer ranks, Generators or workers "
+        "(engine.tensor_parallel), or set placement.address to a cluster",
+    )
 
 
 def _refuse_a_view_of_other_arms(variants: Sequence[Variant]) -> None:

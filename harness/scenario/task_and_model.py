@@ -281,12 +281,19 @@ class VllmEngineSettings(ServingEngineSettings):
 
     type: Literal["vllm"] = "vllm"
     """vLLM; `make install-vllm` adds it."""
+    tensor_parallel: AtLeast1 = 1
+    """Workers that split each layer's matrices and key/value heads; more than 1 are processes with a GPU each."""
     context: AtLeast1 | None = None
     """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""
     kv_cache_gib: Positive | None = None
     """GiB for keys and values; null: what max_batch full responses need, at most 4, or half a GPU's room."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of a GPU's whole memory that vLLM takes; the rest of it goes to keys and values. Not with kv_cache_gib."""
+
+
+def workers_of(scenario: Scenario) -> int:
+    """Return the workers that the engine's model is cut over; 1 where an engine has no others."""
+    return getattr(scenario.engine, "tensor_parallel", 1)
 
 
 class SglangEngineSettings(ServingEngineSettings):
@@ -501,6 +508,27 @@ def one_size_of_vllms_cache(scenario: Scenario) -> Problem | None:
     return None
 
 
+def workers_have_gpus(scenario: Scenario) -> Problem | None:
+    """Workers that compute on GPUs have a whole one each, which Ray gives to the Generator alone."""
+    workers, placement = workers_of(scenario), scenario.placement
+    if workers == 1 or scenario.device_of(placement.generator, has_gpu=True) == "cpu":
+        return None
+    key, gpus, count = "engine.tensor_parallel", placement.generator.gpus, placement.generator.count
+    if not scenario.uses_ray:
+        what = f"{key} is {workers} with transport.type in_process, where all parts have the first GPU"
+        fix = f"set transport.type to nixl and placement.generator.gpus to {workers}, or placement.device to cpu"
+        return broken(what, fix, key, "transport.type", "placement.device")
+    if gpus != workers:
+        what = f"placement.generator.gpus is {gpus:g}, must be {workers}, one for each worker of {key}"
+        learner = placement.learner.ranks * placement.learner.gpus
+        total = f"{count} x {workers} for Generators and {learner:g} for the Learner"
+        return broken(what, f"set it to {workers}: the run then reserves {total}", "placement.generator.gpus", key)
+    if placement.colocated:
+        what = f"{key} is {workers} with placement.colocated: Ray gives parts that share GPUs a part of one each"
+        return broken(what, "set placement.colocated to false", key, "placement.colocated")
+    return None
+
+
 def token_bounds(scenario: Scenario) -> Problem | None:
     """A response can be long enough."""
     low, high = scenario.sampling.min_tokens, scenario.sampling.max_tokens
@@ -540,6 +568,7 @@ TASK_AND_MODEL_RULES = (
     enough_validation_prompts,
     examples_are_evaluated,
     one_size_of_vllms_cache,
+    workers_have_gpus,
     token_bounds,
     pinned_lengths_fit,
 )

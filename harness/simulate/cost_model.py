@@ -35,6 +35,7 @@ from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.loop_plan import threads_on
+from harness.scenario.task_and_model import workers_of
 from harness.simulate.features import Features
 from harness.simulate.machine import MachineProfile, StageCost
 
@@ -93,8 +94,9 @@ def model_name(scenario: Scenario) -> str:
 
 
 def _engine(scenario: Scenario) -> dict[str, str]:
-    engine: Any = scenario.engine
-    return {"engine": engine.type, "precision": str(getattr(engine, "precision", "float32"))}
+    engine, workers = scenario.engine, workers_of(scenario)
+    name = engine.type if workers == 1 else f"{engine.type} of {workers} workers"
+    return {"engine": name, "precision": str(getattr(engine, "precision", "float32"))}
 
 
 def _computing(scenario: Scenario, part: PartSettings, cores: int, has_gpu: bool) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import pickle
+import tempfile
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,15 +15,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.types import SamplingParams
 from harness.engines.vllm import VllmEngine
-from harness.engines.vllm_machine import environment, vllm_options
+from harness.engines.vllm_machine import environment, meeting_place, vllm_options, workers_meet
 from harness.engines.vllm_memory import ALONE, MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours, gpu_share
+from harness.engines.vllm_weights import in_memory_file, put_file
 from harness.models.config import PRESETS, PUBLIC_SHAPES
 from harness.models.decoder import DecoderLM
 from harness.models.shape import shape_of, shape_of_own
 from harness.run.actors.parts import environment_of
+from harness.run.memory.amounts import CUDA_BYTES
 from harness.run.memory.check import full_table
 from harness.run.memory.fit import FreeMemory, shortages
-from harness.run.memory.plan import CUDA_BYTES, beside_vllm, generator_amounts, make_plan
+from harness.run.memory.generator import beside_vllm, generator_amounts
+from harness.run.memory.plan import make_plan
 from harness.scenario import VllmEngineSettings, load_scenario
 from tests.messages import facts
 
@@ -198,7 +204,8 @@ def test_the_memory_plan_says_what_the_engine_takes() -> None:
         for device in ("cpu", "cuda"):
             memory = {"gpu_memory": lambda: (H200, H200)}
             told = vllm_options(model, scenario.engine, config.max_position_embeddings, device, False, **memory)
-            amounts = {amount.name: amount for amount in generator_amounts(scenario, shape, 48, device == "cuda")}
+            _, of_engine = generator_amounts(scenario, shape, 48, device == "cuda")
+            amounts = {amount.name: amount for amount in of_engine}
             cache = amounts["key/value cache"]
             assert told["kv_cache_memory_bytes"] == cache.num_bytes + cache.more
             assert (cache.more > 0) is (device == "cuda")
@@ -379,6 +386,91 @@ def test_an_engine_that_does_not_sleep_is_never_told_to() -> None:
     load(engine)
     generate(engine)
     assert llm.said == ["load"]
+
+
+# Workers
+
+
+class Worker(torch.nn.Module):
+    """In the place of a model of vLLM's in a worker: takes some of what it is given, whole."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names, self.loaded = names, {}
+        for name in ("weight", "bias"):
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(1)))
+
+    def load_weights(self, weights):
+        self.loaded = {name: tensor.clone() for name, tensor in weights if name in self.names}
+        return set(self.loaded)
+
+
+class Workers(Scripted):
+    """A vLLM of two workers, which functions reach as they reach other processes: pickled."""
+
+    def __init__(self, *workers):
+        super().__init__()
+        self.workers = workers
+
+    def apply_model(self, function):
+        sent = pickle.dumps(function)
+        return [pickle.loads(sent)(worker) for worker in self.workers]
+
+
+def test_every_worker_reads_whole_tensors_from_a_file_that_is_gone_afterwards() -> None:
+    """Of any type and layout: pieces of one buffer, rows of a transposed matrix."""
+    flat = torch.arange(12, dtype=torch.bfloat16)
+    weights = {"a": flat[:6].view(2, 3), "b": flat[6:].view(2, 3).t()}
+    worker = Worker("a", "b")
+    with in_memory_file(weights) as file:
+        assert put_file(worker, file) == ["bias", "weight"]
+    assert not os.path.exists(file.path)
+    assert {name: tensor.tolist() for name, tensor in worker.loaded.items()} == {
+        "a": [[0, 1, 2], [3, 4, 5]],
+        "b": [[6, 9], [7, 10], [8, 11]],
+    }
+    assert worker.loaded["b"].dtype == torch.bfloat16
+
+
+def test_weights_that_one_worker_leaves_out_stop_the_run() -> None:
+    workers = Worker("weight", "bias"), Worker("weight", "bias")
+    engine = VllmEngine(Workers(*workers), MODEL, LETTERS, workers=2)
+    load(engine, version=1)
+    assert engine.version == 1
+    for worker in workers:
+        assert torch.equal(worker.loaded["weight"], MODEL.weight.data)
+    workers[1].names = ("weight",)
+    with pytest.raises(RunStopped, match="bias"):
+        load(engine, version=2)
+    assert engine.version == 1
+
+
+def test_workers_are_told_how_many_they_are_and_share_weights_and_cache() -> None:
+    model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4)
+    two = settings.model_copy(update={"tensor_parallel": 2})
+    memory = {"gpu_memory": lambda: (20 * GIB, CARD_24)}
+    for device in ("cpu", "cuda"):
+        alone = vllm_options(model, settings, 256, device, False, **memory)
+        shared = vllm_options(model, two, 256, device, False, **memory)
+        assert shared["kv_cache_memory_bytes"] == alone["kv_cache_memory_bytes"] // 2
+        assert (shared["tensor_parallel_size"], shared["distributed_executor_backend"]) == (2, "mp")
+        assert "tensor_parallel_size" not in alone
+    asked = two.model_copy(update={"kv_cache_gib": 0.001})
+    told = vllm_options(model, asked, 256, "cpu", False)
+    assert told["kv_cache_memory_bytes"] == round(0.0005 * GIB)
+
+
+def test_files_and_sockets_of_a_start_are_gone_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    before, threads = tempfile.gettempdir(), torch.get_num_threads()
+    with workers_meet(2):
+        assert tempfile.gettempdir() == str(meeting_place())
+        assert os.environ["OMP_NUM_THREADS"] == str(max(1, threads // 2))
+        tempfile.mkstemp()
+    assert (tempfile.gettempdir(), os.environ["OMP_NUM_THREADS"]) == (before, "7")
+    assert not meeting_place().exists()
+    with workers_meet(1):
+        assert not meeting_place().exists()
 
 
 def test_the_memory_plan_counts_the_share_of_a_gpu_whose_size_is_known(tmp_path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.models.config import PUBLIC_SHAPES
 from harness.models.shape import Shape, shape_of
+from harness.run.memory.amounts import CUDA_BYTES
 from harness.run.memory.check import check_memory, memory_table
 from harness.run.memory.fit import (
     FreeMemory,
@@ -23,7 +24,7 @@ from harness.run.memory.fit import (
     shortages,
     smallest_changes,
 )
-from harness.run.memory.plan import CUDA_BYTES, PROCESS_BYTES, make_plan, object_store_bytes, stored_weights
+from harness.run.memory.plan import PROCESS_BYTES, make_plan, object_store_bytes, stored_weights
 from harness.scenario import Scenario, load_scenario
 
 GIB = 2**30
@@ -182,7 +183,7 @@ def test_a_model_that_nothing_makes_fit(tmp_path: Path) -> None:
 def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
     text = LONG.replace("folder,", "folder, gradient_checkpointing: true,") + (
         "gradient_accumulation_steps: 16\ntransport: {type: nixl}\n"
-        "placement: {device: cuda, generator: {gpus: SHARE}, learner: {gpus: SHARE}}\n"
+        "placement: {device: cuda, colocated: false, generator: {gpus: SHARE}, learner: {gpus: SHARE}}\n"
     )
     halves = [make_plan(scenario(tmp_path, text.replace("SHARE", "0.5")), qwen(), has_gpu=True)]
     whole = [make_plan(scenario(tmp_path, text.replace("SHARE", "1")), qwen(), has_gpu=True)]
@@ -196,6 +197,11 @@ def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
     assert not shortages(halves, FreeMemory(64 * GIB, (learner + generator,)))
     (lost,) = shortages(whole, FreeMemory(64 * GIB, (learner,)))
     assert (lost.memory, lost.present) == ("GPU 1", 0)
+    colocated = text.replace("SHARE", "1").replace(
+        "colocated: false, ", ""
+    )  # Ray gives each a part of one and the same
+    (found,) = shortages([make_plan(scenario(tmp_path, colocated), qwen(), has_gpu=True)], fits_each)
+    assert (found.memory, found.needed) == ("GPU 0", learner + generator)
 
 
 def test_arms_side_by_side_add_up_but_for_the_libraries(tmp_path: Path) -> None:

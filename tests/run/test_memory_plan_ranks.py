@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.engines.vllm_memory import Neighbours
 from harness.models.activations import Batch, layer_bytes
 from harness.models.config import PUBLIC_SHAPES
 from harness.models.shape import Shape, shape_of
+from harness.run.memory.amounts import CUDA_BYTES
 from harness.run.memory.check import planned_of_lanes
 from harness.run.memory.fit import FreeMemory, needs, smallest_changes
+from harness.run.memory.generator import beside_vllm
 from harness.run.memory.learner import Shares, largest_share, shares_of
 from harness.run.memory.plan import (
     ACTOR_BYTES,
     ACTOR_OWN_BYTES,
-    CUDA_BYTES,
     MemoryPlan,
     ProcessPlan,
     make_plan,
@@ -164,9 +166,9 @@ def test_a_start_that_needs_more_than_the_run_is_the_peak() -> None:
     amounts = (
         Amount("Python and its libraries", 10),
         Amount("policy", 5),
-        Amount("gradients", 5, "update"),
-        Amount("gathered weights", 7, "publish"),
-        Amount("whole model, to hand it out", 20, "startup"),
+        Amount("gradients", 5, ("gradients",)),
+        Amount("gathered weights", 7, ("publish",)),
+        Amount("whole model, to hand it out", 20, ("startup",)),
     )
     assert ProcessPlan("learner", "cpu", amounts).peak == 10 + 20
     assert ProcessPlan("learner", "cpu", amounts[:-1]).peak == 10 + 5 + 7
@@ -201,6 +203,139 @@ def test_copies_that_do_not_fit_are_to_be_cut(tmp_path: Path) -> None:
     free = FreeMemory(needs([sharded])["main memory"])
     changes = smallest_changes([of], free)
     assert changes == [("learner.mesh.tensor", 2)]  # saves activations too, and so more than sharding does
+
+
+OFFLOAD_ALL = {"offload": {"weights": True, "gradients": True, "optimizer": True}}
+COLOCATED = {
+    "placement": {"device": "cuda", "learner": {"gpus": 1}, "generator": {"gpus": 1}},
+    "engine": {"type": "vllm", "precision": "bfloat16", "max_batch": 64, "context": 4096},
+    "transport": {"type": "nixl"},
+    "gradient_accumulation_steps": 8,
+}
+
+
+def way_back(process: ProcessPlan) -> int:
+    return sum(sizes(process).get(name, 0) for name in ("logits", "one layer's way back"))
+
+
+def test_what_is_offloaded_is_there_in_its_own_phases_alone(tmp_path: Path) -> None:
+    """On a CPU it lies in a file. P = 4 WEIGHTS; a pass without gradients has as much of one layer as the way back."""
+    monitor = {"loss": {"kl": {"monitor": True}}}
+    kept = plan(scenario(tmp_path, 1, more=monitor)).processes[0]
+    gone = plan(scenario(tmp_path, 1, more=monitor, **OFFLOAD_ALL)).processes[0]
+    assert sizes(gone) == sizes(kept)
+    policy, averages, copies = 4 * WEIGHTS, 8 * WEIGHTS, 8 * WEIGHTS
+    always = sizes(gone)["Python and its libraries"] + sizes(gone)["published weights"]
+    back, activations = way_back(gone), sizes(gone)["activations"]
+    phases = ("sampling", "reference_logprobs", "gradients", "optimizer_step")
+    assert [gone.at(phase) - always for phase in phases] == [
+        0,
+        policy + copies + back,
+        policy + policy + activations + back,  # the gradients are as many
+        policy + policy + averages,
+    ]
+    everything = policy + averages + copies
+    assert [kept.at(phase) - always for phase in phases] == [
+        everything,
+        everything + back,
+        everything + policy + activations + back,
+        everything + policy,
+    ]
+    assert (gone.gives_back, kept.gives_back) == (True, False)
+
+
+def test_a_colocated_vllm_and_an_offloading_learner_need_what_the_larger_phase_does(tmp_path: Path) -> None:
+    """The published version and the one being published stay, and so does what vLLM works in; each has a context."""
+    of = scenario(tmp_path, 1, more=COLOCATED, **OFFLOAD_ALL)
+    learner, generator = plan(of, has_gpu=True).on("cuda")
+    stay = 2 * CUDA_BYTES + 2 * 4 * WEIGHTS + 4 * WEIGHTS + 2 * GIB  # contexts, published, received, workspace
+    row = 4096 * 28_672
+    sampling = stay + 2 * WEIGHTS + row
+    passing = sizes(learner)["activations"] + way_back(learner)
+    training = stay + max(8 * WEIGHTS + passing, 16 * WEIGHTS)
+    assert needs([plan(of, has_gpu=True)])["GPU 0"] == max(sampling, training)
+    assert learner.at("sampling") + generator.at("sampling") == sampling
+    stays = scenario(tmp_path, 1, more=COLOCATED)
+    kept = plan(stays, has_gpu=True)
+    assert not kept.on("cuda")[0].gives_back
+    # without offload the Learner's allocator keeps what training took, and vLLM sleeps in vain
+    assert needs([kept])["GPU 0"] == kept.on("cuda")[0].peak + generator.at("sampling")
+    assert kept.on("cuda")[0].peak == CUDA_BYTES + 2 * 4 * WEIGHTS + 16 * WEIGHTS + passing
+
+
+def test_what_leaves_a_gpu_lies_in_main_memory(tmp_path: Path) -> None:
+    """Pinned: policy and averages of the Learner, and the weights of a vLLM that sleeps."""
+    hosts = {
+        each.name: each for each in plan(scenario(tmp_path, 1, more=COLOCATED, **OFFLOAD_ALL), has_gpu=True).on("cpu")
+    }
+    assert sizes(hosts["host of the learner"])["offloaded"] == 12 * WEIGHTS
+    assert sizes(hosts["host of the generator"])["engine weights, asleep"] == 2 * WEIGHTS
+    optimizer = scenario(tmp_path, 1, more=COLOCATED, offload={"optimizer": True})
+    hosts = {each.name: each for each in plan(optimizer, has_gpu=True).on("cpu")}
+    assert sizes(hosts["host of the learner"])["offloaded"] == 8 * WEIGHTS
+    learner = plan(optimizer, has_gpu=True).on("cuda")[0]
+    assert not learner.gives_back  # the gradients would still be the allocator's
+    assert "optimizer" not in {amount.name for amount in learner.amounts if "gradients" in amount.phases}
+
+
+def test_ddps_buckets_stay_unless_they_are_offloaded(tmp_path: Path) -> None:
+    first, _ = learners(scenario(tmp_path, 2, sharding="ddp"))
+    assert (first["gradients"], first["gradient buckets"]) == (4 * WEIGHTS, 4 * WEIGHTS)
+    for settings, during in (({}, 4 * WEIGHTS), (OFFLOAD_ALL, 0)):
+        buckets = [
+            amount
+            for amount in plan(scenario(tmp_path, 2, sharding="ddp", **settings)).processes[0].amounts
+            if amount.name == "gradient buckets" and "sampling" in amount.phases
+        ]
+        assert sum(amount.num_bytes for amount in buckets) == during
+
+
+def test_in_one_process_offloaded_weights_are_published_as_copies(tmp_path: Path) -> None:
+    more = {"transport": {"type": "in_process"}, "placement": {"device": "cuda"}}
+    run, host = plan(scenario(tmp_path, 1, more=more, **OFFLOAD_ALL), has_gpu=True).processes
+    assert "published weights" not in sizes(run)
+    assert sizes(host)["published weights"] == 2 * 4 * WEIGHTS
+    assert run.peak == max(run.at("sampling"), run.at("gradients"), run.at("optimizer_step"))
+    assert {"policy", "optimizer"} & {amount.name for amount in run.amounts if "sampling" in amount.phases} == set()
+
+
+def test_an_engine_of_two_workers_divides_weights_and_cache(tmp_path: Path) -> None:
+    engine = {"type": "vllm", "precision": "bfloat16", "max_batch": 1, "context": 32}
+    one, two = (
+        {
+            each.name: each
+            for each in plan(scenario(tmp_path, 1, more={"engine": engine | {"tensor_parallel": n}})).processes
+        }
+        for n in (1, 2)
+    )
+    workers = two["generator, workers"]
+    assert (workers.count, "engine weights" in sizes(two["generator"])) == (2, False)
+    assert sizes(workers)["engine weights"] == WEIGHTS == sizes(one["generator"])["engine weights"] // 2
+    row = 32 * 28_672  # ten rows: one, eight spare ones, and one more
+    assert sizes(workers)["key/value cache"] == 10 * row // 2 == sizes(one["generator"])["key/value cache"] // 2
+    assert sizes(two["generator"])["weights for the workers"] == 4 * WEIGHTS
+    assert two["generator"].at("sampling") == sizes(two["generator"])["Python and its libraries"]
+
+
+def test_an_engine_of_two_workers_has_two_gpus(tmp_path: Path) -> None:
+    """Generators on GPUs 1 and 2, 3 and 4; what arrives, and the Generator's own context, on the first of each."""
+    more = {
+        "engine": {"type": "vllm", "precision": "bfloat16", "max_batch": 1, "context": 32, "tensor_parallel": 2},
+        "placement": {
+            "device": "cuda",
+            "colocated": False,
+            "learner": {"gpus": 1},
+            "generator": {"gpus": 2, "count": 2},
+        },
+        "transport": {"type": "nixl"},
+    }
+    of = scenario(tmp_path, 1, more=more)
+    needed = needs([plan(of, has_gpu=True)])
+    worker = CUDA_BYTES + WEIGHTS + 32 * 28_672 // 2 + 2 * GIB
+    first = worker + CUDA_BYTES + 4 * WEIGHTS
+    assert [needed[f"GPU {index}"] for index in (1, 2, 3, 4)] == [first, first, worker, worker]
+    assert needed.keys() == {"main memory", *(f"GPU {index}" for index in range(5))}
+    assert beside_vllm(of, shape_of(CONFIG)) == Neighbours(4 * WEIGHTS + 2 * CUDA_BYTES, 1)
 
 
 def test_a_copy_for_asynchronous_checkpoints_is_in_main_memory() -> None:

@@ -10,8 +10,10 @@ import pytest
 from harness.core.errors import UserError
 from harness.run.devices import slow_precision
 from harness.run.experiment import run_scenario
+from harness.run.memory.fit import FreeMemory
 from harness.run.preflight import check_before_start
 from harness.scenario import Scenario, Variant, expand, load_scenario
+from tests.messages import facts
 
 TORCH = "torch_profiler: {lanes: [learner], first_step: 3, steps: 2}\n"
 
@@ -91,6 +93,29 @@ def test_a_tracker_whose_package_is_missing_is_refused_with_the_command(tmp_path
         assert "make install PARTS=mlflow" in (refused.value.fix or "")
     else:
         check_before_start(points(tmp_path, "trackers: [mlflow]\n"))
+
+
+def test_heads_that_an_engines_workers_cannot_share_are_refused(tmp_path: Path) -> None:
+    text = "transport: {type: nixl}\nengine: {type: vllm, tensor_parallel: 3}\n"
+    with pytest.raises(UserError) as refused:
+        check_before_start(points(tmp_path, text))
+    assert (facts(refused.value.what), refused.value.where, facts(refused.value.fix)) == (
+        "4 3",  # key/value heads of the preset
+        "engine.tensor_parallel",
+        "1 2",
+    )
+    check_before_start(points(tmp_path, text.replace("3", "2")))
+
+
+def test_more_gpus_than_the_machine_has_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    text = (
+        "transport: {type: nixl}\nengine: {type: vllm, tensor_parallel: 2}\n"
+        "placement: {colocated: false, learner: {gpus: 1}, generator: {gpus: 2, count: 2}}\n"
+    )
+    with pytest.raises(UserError) as refused:
+        check_before_start(points(tmp_path, text), free=FreeMemory(64 << 30, (80 << 30,) * 4))
+    assert facts(refused.value.what) == "5 1 1 2 2 4"
+    check_before_start(points(tmp_path, text), free=FreeMemory(64 << 30, (80 << 30,) * 5))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="which CPUs have bfloat16 is known for x86-64 alone")

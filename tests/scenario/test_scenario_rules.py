@@ -11,6 +11,8 @@ def broken(**settings):
     return broken_rules(Scenario.model_validate(settings))
 
 
+VLLM_OF_2 = {"type": "vllm", "tensor_parallel": 2}
+TWO_GPUS = {"device": "cuda", "colocated": False, "generator": {"gpus": 2}, "learner": {"gpus": 1}}
 CASES = [
     ({"group_size": 6}, "whole_groups", "6 64 4", "1 2 4 8 60 66", ["group_size", "rollout_batch_size"]),
     ({"rollout_batch_size": 4}, "whole_groups", "8 4 4", "1 2 4 8", ["group_size", "rollout_batch_size"]),
@@ -51,6 +53,38 @@ CASES = [
         "0.85",
         "1",
         ["engine.gpu_memory_utilization"],
+    ),
+    (
+        {"engine": VLLM_OF_2, "placement": {"device": "cuda"}},
+        "workers_have_gpus",
+        "2",
+        "2",
+        ["engine.tensor_parallel", "transport.type", "placement.device"],
+    ),
+    (
+        # 2 engines x 2 workers, and 4 ranks of 0.5
+        {
+            "engine": VLLM_OF_2,
+            "placement": {
+                "device": "cuda",
+                "colocated": False,
+                "generator": {"gpus": 1, "count": 2},
+                "learner": {"gpus": 0.5, "ranks": 4},
+            },
+            "learner": {"sharding": "fsdp2"},
+            "transport": {"type": "nixl"},
+        },
+        "workers_have_gpus",
+        "1 2",
+        "2 2 2 2",
+        ["placement.generator.gpus", "engine.tensor_parallel"],
+    ),
+    (
+        {"engine": VLLM_OF_2, "placement": {"generator": {"gpus": 2}}, "transport": {"type": "nixl"}},
+        "workers_have_gpus",
+        "2",
+        "",
+        ["engine.tensor_parallel", "placement.colocated"],
     ),
     (
         # 2 passes x 4 minibatches = 8 optimizer steps
@@ -288,6 +322,9 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, 
         },
         {"task": {"type": "jsonl", "train": "t", "reward": ["a:b", {"function": "c:b", "name": "d"}]}},
         {"task": {"type": "jsonl", "train": "t", "reward": "a:b"}, "model": {"preset": "maths"}},
+        {"engine": VLLM_OF_2, "placement": {"device": "cpu"}},
+        {"engine": VLLM_OF_2, "transport": {"type": "nixl"}},
+        {"engine": VLLM_OF_2, "placement": TWO_GPUS, "transport": {"type": "nixl"}},
     ],
 )
 def test_what_lies_just_inside_a_rule_is_accepted(settings):

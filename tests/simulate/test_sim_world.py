@@ -341,6 +341,8 @@ def test_what_the_profile_lacks_is_refused_with_what_it_has():
     run = simulate_run(scenario(transport={"type": "disk"}), machine(), allow={"transport"})
     assert run.seconds == pytest.approx(29.285, abs=1e-9)
     assert "weight_publish: the profile by hand knows transport object_store in place of disk" in run.extrapolating
+    with pytest.raises(UserError, match="no cost of generate for engine vllm of 2 workers"):
+        simulate_run(scenario(engine={"type": "vllm", "tensor_parallel": 2}), machine())
     with pytest.raises(UserError, match="no cost of score; it has generate, prepare_batch"):
         simulate_run(scenario(), machine(*(stage for stage in BY_HAND if stage.stage != "score")))
 

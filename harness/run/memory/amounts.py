@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["startup", "held", "sampling", "loading", "update", "publish"]
-"""``startup``: only until the parts are ready, when of the rest there are no more than the libraries."""
+Phase = Literal["startup", "sampling", "loading", "reference_logprobs", "gradients", "optimizer_step", "publish"]
+"""``startup``: only until the parts are ready, when of the rest there are no more than the libraries. The Learner's are
+those of ``scenario.learner.Phase`` which decide: what it does in the others takes no more."""
+SAMPLING: tuple[Phase, ...] = ("sampling", "loading")
+TRAINING: tuple[Phase, ...] = ("reference_logprobs", "gradients", "optimizer_step", "publish")
+RUNNING = SAMPLING + TRAINING
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
+CUDA_BYTES = 2**29
+"""A CUDA context and its kernels. Not measured here: the size usually seen on recent GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Bytes for one purpose: ``held`` from start to end, or only during a phase.
+    """Bytes for one purpose: held from start to end, or only during some phases.
 
     ``more`` bytes are taken beyond those where there is room for them. ``shared`` ones lie in memory that other
     processes map too; one of them has the amount.
@@ -21,6 +27,6 @@ class Amount:
 
     name: str
     num_bytes: int
-    phase: Phase = "held"
+    phases: tuple[Phase, ...] = RUNNING
     more: int = 0
     shared: bool = False

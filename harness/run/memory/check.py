@@ -6,20 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.results import lane_kind
+from harness.run.memory.amounts import RUNNING, SAMPLING
 from harness.run.memory.fit import FreeMemory, amounts_by_name, first_changes, gib, needed_main, require_fit, yaml_of
 from harness.run.memory.plan import MemoryPlan, ProcessPlan, plan_of, plans_of
 from harness.scenario import Scenario
 
 MEMORIES = {"gpu": "GPU memory", "main": "main memory"}
 """Where a run holds something, by its key in the manifest."""
-_PHASES = {
-    "startup": "while starting",
-    "held": "",
-    "sampling": "while sampling",
-    "loading": "while weights come",
-    "update": "while training",
-    "publish": "while publishing",
+_WHEN = {
+    RUNNING: "",
+    ("startup",): "while starting",
+    ("sampling",): "while sampling",
+    SAMPLING: "while sampling",
+    ("loading",): "while weights come",
+    ("reference_logprobs",): "for reference log-probs",
+    ("optimizer_step",): "in optimizer steps",
+    ("publish",): "while publishing",
 }
+"""Phases in words; others are "while training"."""
 _SHOWN = 3
 
 
@@ -133,7 +137,8 @@ def full_table(plan: MemoryPlan) -> list[str]:
     for process in plan.processes:
         lines.append(_title(process))
         for amount in process.amounts:
-            when = f"and up to {gib(amount.more)} more where free" if amount.more else _PHASES[amount.phase]
+            when = _WHEN.get(amount.phases, "while training")
+            when = f"and up to {gib(amount.more)} more where free" if amount.more else when
             lines.append(f"  {amount.name:<32} {gib(amount.num_bytes):>10}  {when}".rstrip())
         whole = (
             "" if process.vllm_share is None else f"  and what is left of {process.vllm_share:g} of the GPU, for vLLM"

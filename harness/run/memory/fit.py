@@ -11,7 +11,7 @@ import psutil
 
 from harness.core.errors import UserError
 from harness.models.shape import can_be_cut
-from harness.run.memory.plan import MemoryPlan, make_plan
+from harness.run.memory.plan import MemoryPlan, ProcessPlan, make_plan
 from harness.scenario import Scenario, broken_rules
 
 MAIN = "main memory"
@@ -86,7 +86,7 @@ def needs(plans: Plans, gpu_sizes: Sequence[int | None] = ()) -> dict[str, int]:
     """Return the bytes needed of ``main memory``, ``GPU 0`` and so on.
 
     Processes of one run that compute on GPUs are laid onto them one after the other, as Ray does it with the shares
-    that they reserve: each onto the first one with enough share left.
+    that they reserve: each onto the first one with enough share left. What takes turns there is ``at_once``.
 
     Args:
         plans: of runs side by side.
@@ -94,15 +94,18 @@ def needs(plans: Plans, gpu_sizes: Sequence[int | None] = ()) -> dict[str, int]:
     """
     left: list[float] = []
     on_gpus: list[int] = []
-    for process in (each for plan in plans for each in plan.processes if each.device == "cuda"):
-        share = min(process.gpus, 1.0)
-        for _ in range(process.count):
+    for plan in plans:
+        together: dict[int, list[ProcessPlan]] = {}
+        for process in plan.on("cuda"):
+            share = min(process.gpus, 1.0)
             index = next((index for index, free in enumerate(left) if free + 1e-9 >= share), len(left))
             if index == len(left):
                 left.append(1.0)
                 on_gpus.append(0)
             left[index] -= share
-            on_gpus[index] += process.peak_on(gpu_sizes[index] if index < len(gpu_sizes) else None)
+            together.setdefault(index, []).append(process)
+        for index, processes in together.items():
+            on_gpus[index] += plan.at_once(processes, gpu_sizes[index] if index < len(gpu_sizes) else None)
     return {MAIN: needed_main(plans)} | {f"GPU {index}": needed for index, needed in enumerate(on_gpus)}
 
 

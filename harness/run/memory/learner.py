@@ -14,15 +14,18 @@ from typing import Any
 
 from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 from harness.models.shape import Shape
-from harness.run.memory.amounts import WIDTH, Amount
+from harness.run.memory.amounts import RUNNING, WIDTH, Amount, Phase
 from harness.scenario import Scenario
 from harness.scenario.learner import (
     MOST_ADDED_AT_ONCE,
+    Held,
     MeshShape,
     given_at_once,
     in_shards,
+    is_resident,
     mesh_shape,
     microbatches,
+    offloaded,
     zero_stage,
 )
 from harness.scenario.loop_plan import on_one_thread
@@ -99,24 +102,71 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool,
     width = WIDTH[getattr(model, "dtype", "float32")]
     autocast = model.precision != "float32" and width == 4
     weights, shares = shape.num_parameters * width, shares_of(scenario)
-    averaged = scenario.needs_reference and scenario.loss.kl.reference == "polyak" and width < 4
     batch, tensor = _microbatch(scenario, prompt), scenario.learner.mesh.tensor if _several(scenario) else 1
     checkpointing = getattr(model, "gradient_checkpointing", False)
     kept = kept_bytes(shape, batch, width, autocast, checkpointing, on_gpu=on_gpu, tensor=tensor)
+    passes: tuple[Phase, ...] = ("reference_logprobs", "gradients")
+    movable = [amount for _, amount in _movable(scenario, shape)]
+    buckets = movable[-1].num_bytes
     return present(
         (
-            Amount("policy", round(shares.weights * weights)),
-            Amount("optimizer", round(shares.optimizer * weights)),
-            Amount("reference and previous policy", round(_copies(scenario) * shares.copy * weights)),
-            Amount(
-                "float32 average of the reference policy",
-                round(4 * shape.num_parameters * shares.copy) if averaged else 0,
-            ),
-            *_published(scenario, shape, weights, rank),
-            Amount("gradients", round(shares.gradients * weights), "update"),
-            Amount("whole for a while", _whole_for_a_while(scenario, shape, width), "update"),
-            Amount("activations", kept + round(cast_bytes(shape, autocast) / tensor), "update"),
+            *movable,
+            *_published(scenario, shape, weights, rank, on_gpu),
+            Amount("gradients", round(shares.gradients * weights) - buckets, ("gradients", "optimizer_step")),
+            Amount("whole for a while", _whole_for_a_while(scenario, shape, width), passes),
+            Amount("activations", kept + round(cast_bytes(shape, autocast) / tensor), ("gradients",)),
             backward_amount(shape, batch, width, autocast, on_gpu, tensor),
+        )
+    )
+
+
+def _movable(scenario: Scenario, shape: Shape) -> list[tuple[Held, Amount]]:
+    """What a rank holds that ``learner.offload`` may move away, each in the phases in which it is on the device."""
+    width, leaving = WIDTH[getattr(scenario.model, "dtype", "float32")], offloaded(scenario)
+    weights, shares = shape.num_parameters * width, shares_of(scenario)
+    averaged = scenario.needs_reference and scenario.loss.kl.reference == "polyak" and width < 4
+    buckets = shares.copy * weights if is_copied(scenario) and _several(scenario) else 0
+
+    def held(kind: Held, name: str, num_bytes: Fraction | float) -> tuple[Held, Amount]:
+        at: dict[Phase, Any] = {"loading": "sampling"}  # which is all of the time between two training steps
+        phases = tuple(phase for phase in RUNNING if is_resident(kind, at.get(phase, phase), leaving))
+        return kind, Amount(name, round(num_bytes), phases)
+
+    return [
+        held("weights", "policy", shares.weights * weights),
+        held("optimizer", "optimizer", shares.optimizer * weights),
+        held("reference", "reference and previous policy", _copies(scenario) * shares.copy * weights),
+        held(
+            "reference",
+            "float32 average of the reference policy",
+            4 * shape.num_parameters * shares.copy if averaged else 0,
+        ),
+        held("gradients", "gradient buckets", buckets),
+    ]
+
+
+def gives_back(scenario: Scenario) -> bool:
+    """Whether a Learner leaves what it does not use to others.
+
+    Where weights leave, its allocator is emptied behind each training step; behind an optimizer that left before, it
+    would still keep the gradients.
+    """
+    return "weights" in offloaded(scenario)
+
+
+def kept_in_main_memory(scenario: Scenario, shape: Shape, on_gpu: bool) -> tuple[Amount, ...]:
+    """Return what a rank on a GPU has in main memory of what it offloads: pinned, and kept from then on.
+
+    A Learner on a CPU has it in a file. In one process, an engine that would read offloaded weights gets a copy.
+    """
+    leaving = offloaded(scenario)
+    moved = [amount.num_bytes for kind, amount in _movable(scenario, shape) if kind in leaving - {"gradients"}]
+    weights = shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
+    copies = published_copies(scenario) if on_one_thread(scenario) else 0
+    return present(
+        (
+            Amount("offloaded", sum(moved) if on_gpu else 0),
+            Amount("published weights", copies * weights if on_gpu else 0),
         )
     )
 
@@ -150,19 +200,21 @@ def startup_amounts(scenario: Scenario, shape: Shape, rank: int) -> tuple[tuple[
     whole = (1 + min(copies, 1)) * weights if has_whole else 0
     parts = round((max(copies, 1) if has_whole else copies + 1) * shares.copy * weights)
     return (
-        present([Amount("whole model, to hand it out", whole, "startup")]),
-        present([Amount("parts that were handed out", parts, "startup")]),
+        present([Amount("whole model, to hand it out", whole, ("startup",))]),
+        present([Amount("parts that were handed out", parts, ("startup",))]),
     )
 
 
 def backward_amount(shape: Shape, batch: Batch, width: int, autocast: bool, on_gpu: bool, tensor: int = 1) -> Amount:
     """What passes on the way back: first the gradient of the logits, then that of one layer after the other.
 
-    The gradients inside of a layer are taken to be as large as what it keeps: each has the shape of a kept tensor.
+    The gradients inside of a layer are taken to be as large as what it keeps: each has the shape of a kept tensor. A
+    pass without gradients, for log-probabilities, has as much of one layer at a time.
     """
     logits = logit_bytes(replace(shape, vocab_size=math.ceil(shape.vocab_size / tensor)), batch, width, autocast)
     layer = layer_bytes(shape, batch, width, autocast, on_gpu=on_gpu, tensor=tensor)
-    return Amount(*max((("logits", logits), ("one layer's way back", layer)), key=lambda item: item[1]), "update")
+    name, num_bytes = max((("logits", logits), ("one layer's way back", layer)), key=lambda item: item[1])
+    return Amount(name, num_bytes, ("reference_logprobs", "gradients"))
 
 
 def present(amounts: Iterable[Amount]) -> tuple[Amount, ...]:
@@ -207,15 +259,17 @@ def _whole_for_a_while(scenario: Scenario, shape: Shape, width: int) -> int:
 def published_copies(scenario: Scenario) -> int:
     """Versions that a transport keeps at the sender: those in use, and the one being published.
 
-    Colocated parts of one process share the weights themselves.
+    Colocated parts of one process share the weights themselves, unless these leave.
     """
-    if on_one_thread(scenario):
+    if on_one_thread(scenario) and "weights" not in offloaded(scenario):
         return 0
     return scenario.max_lag + 2 if scenario.uses_ray else 2
 
 
-def _published(scenario: Scenario, shape: Shape, weights: int, rank: int) -> tuple[Amount, ...]:
+def _published(scenario: Scenario, shape: Shape, weights: int, rank: int, on_gpu: bool) -> tuple[Amount, ...]:
     """What is published, and on rank 0 what was gathered to be."""
+    if on_gpu and on_one_thread(scenario):
+        return ()  # see ``kept_in_main_memory``
     held, shared = published_copies(scenario) * weights, scenario.transport.type == "shared_memory"
     name = "published weights"
     if not _several(scenario):
@@ -229,4 +283,4 @@ def _published(scenario: Scenario, shape: Shape, weights: int, rank: int) -> tup
         own, gathered = held if rank == 0 else 0, to_gather
     if rank:  # one tensor at a time
         gathered = min(gathered, max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size) * 4)
-    return Amount(name, own, shared=shared), Amount("gathered weights", gathered, "publish")
+    return Amount(name, own, shared=shared), Amount("gathered weights", gathered, ("publish",))

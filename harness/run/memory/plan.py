@@ -7,19 +7,29 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.errors import UserError
-from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours
 from harness.models.shape import Shape, shape_for
-from harness.run.memory.amounts import WIDTH, Amount, Phase
-from harness.run.memory.learner import checkpoint_copy, learner_amounts, present, startup_amounts
+from harness.run.memory.amounts import CUDA_BYTES, RUNNING, SAMPLING, TRAINING, WIDTH, Amount, Phase
+from harness.run.memory.generator import (
+    CACHE,
+    generator_amounts,
+    in_main_memory,
+    longest_prompt,
+    sleeps,
+    vllm_share,
+)
+from harness.run.memory.learner import (
+    checkpoint_copy,
+    gives_back,
+    kept_in_main_memory,
+    learner_amounts,
+    startup_amounts,
+)
 from harness.scenario import Scenario
-from harness.scenario.learner import in_shards
 from harness.scenario.loop_plan import lanes_of, rank_lanes
+from harness.scenario.task_and_model import workers_of
 
 Device = Literal["cpu", "cuda"]
 
-PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
-"""Tokens assumed for the longest prompt of a task, with any tokenizer; others get ``LONG_PROMPT_TOKENS``."""
-LONG_PROMPT_TOKENS = 256
 PROCESS_BYTES = 576 * 2**20
 """What a run in one process holds before it loads anything: torch, transformers and the rest; see docs/memory.md."""
 ACTOR_BYTES = {"learner": 320 * 2**20, "generator": 320 * 2**20, "scorer": 208 * 2**20, "ray and driver": 368 * 2**20}
@@ -31,10 +41,6 @@ VLLM_BYTES = 288 * 2**20
 """What vLLM adds to its process before it loads anything, likewise."""
 RAY_BYTES = 416 * 2**20
 """Ray's own processes beside the parts, likewise."""
-CUDA_BYTES = 2**29
-"""A CUDA context and its kernels. Not measured here: the size usually seen on recent GPUs."""
-SAMPLING_COPIES = 4
-"""Float32 tensors of (rows, vocabulary) while a token is drawn: logits, probabilities, their sums, and a spare one."""
 STORE_SHARE = 0.3
 """Of the free main memory that Ray's object store may fill; Ray's own default, there of the memory not in use."""
 _STORE_SPARE = 2**28
@@ -43,7 +49,7 @@ _LEAST_STORE = 75 * 2**20
 """Ray refuses less."""
 _MOST_SLOW_STORE = 10**10
 """Bytes of a store outside of shared memory; Ray refuses more."""
-_VLLM_AMOUNTS = ("engine weights", "key/value cache", "vLLM's workspace")
+_VLLM_AMOUNTS = ("engine weights", CACHE, "vLLM's workspace")
 _LIBRARIES = ("Python and its libraries", "CUDA", "Ray")
 _PUBLISHED_COPIES = 2
 """Versions that a transport keeps at the sender: the one in use, and the one being published."""
@@ -58,6 +64,7 @@ class ProcessPlan:
         device: where the amounts lie.
         amounts: purposes and bytes.
         overlapping: whether the Generator samples while the Learner trains, so that their phases add up.
+        gives_back: whether it leaves what it does not hold in a phase to others; else its allocator keeps its peak.
         count: how many such processes there are.
         gpus: share of a GPU that one reserves; 0 on a GPU takes the first, as all runs of one process do.
         vllm_share: of its GPU's whole memory that a vLLM in it is told to take; None where it is told none.
@@ -68,22 +75,31 @@ class ProcessPlan:
     device: Device
     amounts: tuple[Amount, ...]
     overlapping: bool = False
+    gives_back: bool = False
     count: int = 1
     gpus: float = 0.0
     vllm_share: float | None = None
     lanes: tuple[str, ...] = ()
 
-    def of(self, phase: Phase) -> int:
-        """Bytes of this phase."""
-        return sum(amount.num_bytes for amount in self.amounts if amount.phase == phase)
+    def at(self, phase: Phase) -> int:
+        """Bytes that one such process holds in a phase; where it is overlapping, for that phase alone."""
+        held = sum(amount.num_bytes for amount in self.amounts if phase in amount.phases)
+        return held + (self._libraries if phase == "startup" else 0) - (self._always if self.overlapping else 0)
+
+    @property
+    def _libraries(self) -> int:
+        return sum(amount.num_bytes for amount in self.amounts if amount.name in _LIBRARIES)
+
+    @property
+    def _always(self) -> int:
+        return sum(amount.num_bytes for amount in self.amounts if amount.phases == RUNNING)
 
     @property
     def peak(self) -> int:
         """Most bytes that one such process has to hold at a time."""
-        sampling, training = max(self.of("sampling"), self.of("loading")), max(self.of("update"), self.of("publish"))
-        passing = sampling + training if self.overlapping else max(sampling, training)
-        libraries = sum(amount.num_bytes for amount in self.amounts if amount.name in _LIBRARIES)
-        return max(self.of("held") + passing, libraries + self.of("startup"))
+        if self.overlapping:
+            return self._always + max(map(self.at, SAMPLING)) + max(map(self.at, TRAINING))
+        return max(map(self.at, ("startup", *RUNNING)))
 
     @property
     def kind(self) -> str:
@@ -101,10 +117,21 @@ class ProcessPlan:
 
         ``engine weights``, ``key/value cache`` and ``vLLM's workspace`` are what the share is for.
         """
+        return self.peak + self._beyond(gpu_size)
+
+    def _beyond(self, gpu_size: int | None) -> int:
+        """What a vLLM takes of its share beyond what is planned by purpose."""
         if self.vllm_share is None or gpu_size is None:
-            return self.peak
+            return 0
         of_vllm = sum(amount.num_bytes for amount in self.amounts if amount.name in _VLLM_AMOUNTS)
-        return self.peak + max(0, round(self.vllm_share * gpu_size) - of_vllm)
+        return max(0, round(self.vllm_share * gpu_size) - of_vllm)
+
+    def keeps(self, phase: Phase, gpu_size: int | None) -> int:
+        """Bytes that one keeps from others in a phase, on a GPU of this size."""
+        if not self.gives_back:
+            return self.peak_on(gpu_size)
+        has_cache = any(amount.name == CACHE and phase in amount.phases for amount in self.amounts)
+        return self.at(phase) + (self._beyond(gpu_size) if has_cache else 0)
 
     @property
     def more(self) -> int:
@@ -130,9 +157,27 @@ class MemoryPlan:
     prompt_tokens: int
     processes: tuple[ProcessPlan, ...]
 
+    def on(self, device: Device) -> list[ProcessPlan]:
+        """Return the plan of each process on a device, as often as there are such processes."""
+        return [process for process in self.processes for _ in range(process.count) if process.device == device]
+
+    def at_once(self, processes: Sequence[ProcessPlan], gpu_size: int | None = None) -> int:
+        """Return the most bytes that processes in one memory hold together.
+
+        Without lag, Generators and Learner take turns wherever they are: the largest phase decides.
+
+        Args:
+            processes: of this plan.
+            gpu_size: all bytes of their GPU, where known.
+        """
+        if not self.scenario.is_synchronous:
+            return sum(process.peak_on(gpu_size) for process in processes)
+        phases: tuple[Phase, ...] = ("startup", *RUNNING)
+        return max(sum(process.keeps(phase, gpu_size) for process in processes) for phase in phases)
+
     def total(self, device: Device) -> int:
-        """Peak bytes of all processes together."""
-        return sum(process.count * process.peak for process in self.processes if process.device == device)
+        """Bytes of all processes together, at most."""
+        return self.at_once(self.on(device))
 
 
 def make_plan(
@@ -150,21 +195,25 @@ def make_plan(
     parts = {"learner": scenario.placement.learner, "generator": scenario.placement.generator}
     devices = {name: scenario.device_of(part, has_gpu) for name, part in parts.items()}
     on_gpu = devices["learner"] == "cuda"
-    generator = generator_amounts(scenario, shape, prompt, devices["generator"] == "cuda")
     if scenario.uses_ray:
-        processes = _actors(scenario, shape, prompt, generator, devices)
+        processes = _actors(scenario, shape, prompt, devices)
     else:
         learner = learner_amounts(scenario, shape, prompt, on_gpu)
-        base, copy = _libraries(PROCESS_BYTES + _engine_bytes(scenario)), checkpoint_copy(scenario, shape)
-        amounts = (*((_cuda(),) if on_gpu else (base, *copy)), *learner, *generator)
+        generator, engine = generator_amounts(scenario, shape, prompt, on_gpu)
+        base = _libraries(PROCESS_BYTES + _engine_bytes(scenario))
+        copies = (*checkpoint_copy(scenario, shape), *kept_in_main_memory(scenario, shape, on_gpu))
+        apart = workers_of(scenario) > 1
+        in_main = (base, *copies, *in_main_memory(scenario, shape, on_gpu))
+        own = (*learner, *generator, *(() if apart else engine))
         run = ProcessPlan(
             "run",
             devices["learner"],
-            amounts,
+            (_cuda(), *own) if on_gpu else (*in_main, *own),
             overlapping=not scenario.is_synchronous,
             vllm_share=vllm_share(scenario),
         )
-        processes = (run, ProcessPlan("host of the GPU", "cpu", (base, *copy))) if on_gpu else (run,)
+        host = (ProcessPlan("host of the GPU", "cpu", in_main),) if on_gpu else ()
+        processes = (run, *host, *(_workers(scenario, engine, 1) if apart else ()))
     return MemoryPlan(scenario, shape, has_gpu, prompt, processes)
 
 
@@ -192,16 +241,11 @@ def plans_of(scenarios: Sequence[Scenario], has_gpu: bool) -> tuple[list[MemoryP
     return plans, ""
 
 
-def longest_prompt(scenario: Scenario, shape: Shape, counted: int | None = None) -> int:
-    """Tokens that the longest prompt is taken to have: as counted, else assumed for the task; the response must fit."""
-    assumed = counted or PROMPT_TOKENS.get(scenario.task.type, LONG_PROMPT_TOKENS)
-    return max(1, min(assumed, shape.context - scenario.sampling.max_tokens))
+def _actors(scenario: Scenario, shape: Shape, prompt: int, devices: Mapping[str, Device]) -> tuple[ProcessPlan, ...]:
+    """The processes of a run with Ray actors; a part on a GPU has a process in main memory too.
 
-
-def _actors(
-    scenario: Scenario, shape: Shape, prompt: int, generator: tuple[Amount, ...], devices: Mapping[str, Device]
-) -> tuple[ProcessPlan, ...]:
-    """The processes of a run with Ray actors; a part on a GPU has a process in main memory too."""
+    Actors of colocated parts are all given a part of the first GPU: Ray fills one before it begins another.
+    """
     placement, lanes = scenario.placement, rank_lanes(scenario)
     rows = [("learner", lanes[:1], 0)] + ([("learner, other ranks", lanes[1:], 1)] if lanes[1:] else [])
     parts, hosts = [], []
@@ -211,23 +255,43 @@ def _actors(
         lanes: Sequence[str],
         kind: str,
         held: tuple[Amount, ...],
-        starting: tuple[Amount, ...] = (),
-        vllm: float | None = None,
+        in_main: tuple[Amount, ...] = (),
+        **of_process: Any,
     ) -> None:
-        """Plan processes; ``starting`` is main memory in any case."""
-        device, gpus = devices[kind], getattr(placement, kind).gpus
+        """Plan processes; ``in_main`` is main memory in any case."""
+        device, gpus = devices[kind], 0.0 if placement.colocated else getattr(placement, kind).gpus
         base = _libraries(ACTOR_BYTES[kind] + (_engine_bytes(scenario) if kind == "generator" else 0))
-        own = (_cuda(), *held) if device == "cuda" else (base, *held, *starting)
-        parts.append(ProcessPlan(name, device, own, count=len(lanes), gpus=gpus, vllm_share=vllm, lanes=tuple(lanes)))
+        own = (_cuda(), *held) if device == "cuda" else (base, *held, *in_main)
+        row = {"count": len(lanes), "gpus": gpus, "lanes": tuple(lanes)} | of_process
+        parts.append(ProcessPlan(name, device, own, **row))
         if device == "cuda":
-            hosts.append(ProcessPlan(f"host of the {name}", "cpu", (base, *starting), count=len(lanes)))
+            hosts.append(ProcessPlan(f"host of the {name}", "cpu", (base, *in_main), count=len(lanes)))
 
     on_gpu = devices["learner"] == "cuda"
     for name, of_row, rank in rows:
         whole, parts_of_it = startup_amounts(scenario, shape, rank)
         held = (*learner_amounts(scenario, shape, prompt, on_gpu, rank), *parts_of_it)
-        add(name, of_row, "learner", held, (*whole, *checkpoint_copy(scenario, shape)))
-    add("generator", lanes_of("generator", scenario), "generator", generator, vllm=vllm_share(scenario))
+        copies = (*checkpoint_copy(scenario, shape), *kept_in_main_memory(scenario, shape, on_gpu))
+        add(name, of_row, "learner", held, (*whole, *copies), gives_back=gives_back(scenario))
+    generators, on_gpu = lanes_of("generator", scenario), devices["generator"] == "cuda"
+    generator, engine = generator_amounts(scenario, shape, prompt, on_gpu)
+    in_main, workers = in_main_memory(scenario, shape, on_gpu), workers_of(scenario)
+    if workers == 1:
+        generator += engine
+    elif on_gpu:  # its first GPU is that of one of them
+        generator += (Amount("CUDA of its first worker", CUDA_BYTES), *engine)
+    add(
+        "generator",
+        generators,
+        "generator",
+        generator,
+        in_main,
+        vllm_share=vllm_share(scenario),
+        gives_back=sleeps(scenario, on_gpu),
+        **({"gpus": 1.0} if workers > 1 else {}),
+    )
+    if workers > 1:
+        parts += _workers(scenario, engine, len(generators), on_gpu)
     scorers = lanes_of("scorer", scenario)
     base = _libraries(ACTOR_BYTES["scorer"])
     of_driver = (_libraries(ACTOR_BYTES["ray and driver"]), Amount("Ray", RAY_BYTES))
@@ -239,87 +303,17 @@ def _actors(
     )
 
 
-def generator_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool) -> tuple[Amount, ...]:
-    """What sampling holds: the engine's weights, those that arrived, its cache, and the logits of one token a row."""
-    engine: Any = scenario.engine
-    if engine.type == "fake":
-        return ()
-    width = WIDTH[engine.precision]
-    rows = min(engine.max_batch, max(scenario.rollout_batch_size, scenario.evaluation.prompts))
-    own = shape.runs_on == "own" and engine.type == "native"
-    table = shape.embedding_parameters if shape.tied and own else 0  # its output matrix has the last norm folded in
-    weights = (shape.num_parameters + table) * width
-    cache_width = WIDTH[engine.kv_cache] if own else width
-    cache = Amount(
-        "key/value cache",
-        rows * (prompt + scenario.sampling.max_tokens) * shape.key_values_per_token * cache_width,
-    )
-    logits = Amount("sampling logits", rows * shape.vocab_size * 4 * SAMPLING_COPIES, "sampling")
-    if engine.type == "vllm":
-        cache = _vllm_cache(engine, shape, width, on_gpu)
-        logits = Amount("vLLM's workspace", WORKSPACE_BYTES) if on_gpu else logits
-    return present(
-        (
-            Amount("engine weights", weights),
-            Amount("received weights", _received(scenario, shape, on_gpu)),
-            cache,
-            Amount("new engine weights", weights if own else 0, "loading"),
-            logits,
-        )
-    )
-
-
-def vllm_share(scenario: Scenario) -> float | None:
-    """Return the share of its GPU's memory that vLLM is told to take; None where the scenario names none."""
-    share: float | None = getattr(scenario.engine, "gpu_memory_utilization", None)
-    return share
-
-
-def _vllm_cache(engine: Any, shape: Shape, width: int, on_gpu: bool) -> Amount:
-    """What vLLM reserves for keys and values: on a GPU room for one row, and more as far as there is any."""
-    of_token = shape.key_values_per_token * width
-    cache = Cache(of_token, engine.context or shape.context, engine.max_batch, engine.kv_cache_gib)
+def _workers(scenario: Scenario, engine: tuple[Amount, ...], engines: int, on_gpu: bool = False) -> list[ProcessPlan]:
+    """The workers of engines that have several; on GPUs the first of each is planned with its Generator."""
+    base, count = _libraries(ACTOR_BYTES["generator"] + VLLM_BYTES), engines * workers_of(scenario)
     if not on_gpu:
-        return Amount("key/value cache", cache.num_bytes(MOST_CACHE_BYTES))
-    least = cache.num_bytes(0)
-    return Amount("key/value cache", least, more=cache.num_bytes(None) - least)
-
-
-def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
-    """Return what a Generator's GPU may have to hold beside its vLLM.
-
-    Parts of actors share a GPU where colocated, and may where the shares that they reserve leave room for each other.
-    Other arms and other programs are not counted.
-
-    Args:
-        scenario: of one run on a GPU.
-        shape: of its model; None, where that is not known, counts vLLMs only.
-    """
-    placement = scenario.placement
-    learner, share, count = placement.learner.gpus, placement.generator.gpus, placement.generator.count
-    together = not scenario.uses_ray or placement.colocated
-    engines = count if together else min(count, max(1, int(1 / share + 1e-9)))
-    if shape is None:
-        return Neighbours(0, engines)
-    num_bytes = engines * (_received(scenario, shape, True) + CUDA_BYTES)
-    on_gpu = scenario.device_of(placement.learner, has_gpu=True) == "cuda"
-    if on_gpu and (together or learner + share <= 1 + 1e-9):
-        prompt = longest_prompt(scenario, shape)
-        num_bytes += sum(amount.num_bytes for amount in learner_amounts(scenario, shape, prompt, True))
-        num_bytes += CUDA_BYTES if scenario.uses_ray else 0
-    return Neighbours(num_bytes, engines)
-
-
-def _received(scenario: Scenario, shape: Shape, on_gpu: bool) -> int:
-    """Bytes of the weights that lie in a Generator's process beside its engine's.
-
-    One process has them already, and main memory that is shared holds them once, as the Learner's. Of a broadcast a
-    Generator keeps every version that it may yet load, and the pieces of several ranks are put together apart.
-    """
-    if not scenario.uses_ray or (scenario.transport.type == "shared_memory" and not on_gpu):
-        return 0
-    copies = scenario.max_lag + 2 + in_shards(scenario) if scenario.transport.type == "broadcast" else 1
-    return copies * shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
+        return [ProcessPlan("generator, workers", "cpu", (base, *engine), count=count)]
+    share = vllm_share(scenario)
+    others = (_cuda(), *engine)
+    return [
+        ProcessPlan("generator, other workers", "cuda", others, count=count - engines, gpus=1.0, vllm_share=share),
+        ProcessPlan("host of the generator, workers", "cpu", (base,), count=count),
+    ]
 
 
 def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
