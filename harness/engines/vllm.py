@@ -14,11 +14,12 @@ processes of vLLM's. They read whole tensors from a file in memory, and each cop
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -325,9 +326,27 @@ def _sampling_params(**options: Any) -> Any:
     return VllmParams(ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA, **options)
 
 
-def ignore_interrupts(worker: Any) -> None:
-    """Leave Ctrl-C to the process that the worker belongs to: it ends its workers."""
+def settle_worker(worker: Any) -> None:
+    """Leave Ctrl-C to the process that the worker belongs to, which ends it, and names of shared memory to nobody."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
+
+    if frozen := gc.get_freeze_count():  # what vLLM has frozen is not listed
+        gc.unfreeze()
+    _drop_names(each for each in gc.get_objects() if type(each) is ShmRingBuffer)
+    if frozen:
+        gc.freeze()
+
+
+def _drop_names(buffers: Iterable[Any]) -> None:
+    """Take the names off vLLM's queues in shared memory, once all have mapped them.
+
+    They would stay where processes are killed; Ray kills those below an actor, Python's watch over such names too.
+    """
+    for buffer in buffers:
+        if buffer.is_creator:
+            buffer.shared_memory.unlink()
+            buffer.is_creator = False
 
 
 def _tied_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -383,7 +402,8 @@ def _start_as_told(folder: Path, options: Mapping[str, Any], device: str, head_d
     with workers_meet(workers):
         llm = LLM(model=str(folder), trust_remote_code=False, **options)
     if workers > 1:
-        llm.collective_rpc(ignore_interrupts)
+        llm.collective_rpc(settle_worker)
+        _drop_names([llm.llm_engine.model_executor.rpc_broadcast_mq.buffer])
     for empty in llm.apply_model(packed_away):
         if empty:
             raise RuntimeError(f"it has packed {empty[0]} away, where new weights cannot reach it")

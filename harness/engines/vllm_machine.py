@@ -43,6 +43,8 @@ _ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",  # else it looks for an address that other machines reach
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy the locks of threads
 }
+_SHARED_MEMORY = Path("/dev/shm")
+_LONGEST_FOLDER = 107 - 37 - len("/vllm-") - 16
 _ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other parts use the same cores
     "TORCHDYNAMO_DISABLE": "1",  # else the first request compiles the gathering of log-probabilities for seconds
@@ -192,16 +194,19 @@ def vllm_options(
 def meeting_place() -> Path:
     """Return where workers and this process find each other while a vLLM starts: a folder that is made for that long.
 
-    vLLM keeps the first name that it is told, whichever of the process' engines it is for.
+    vLLM keeps the first name that it is told, whichever of the process' engines it is for. A socket's name has 107
+    letters at most, of which vLLM takes 37.
     """
-    return Path(tempfile.gettempdir(), f"vllm-{secrets.token_hex(8)}")
+    folder = tempfile.gettempdir()
+    return Path("/tmp" if len(folder) > _LONGEST_FOLDER else folder, f"vllm-{secrets.token_hex(8)}")
 
 
 @contextmanager
 def workers_meet(workers: int) -> Iterator[None]:
     """Have what starts in the block share this process' threads, and leave no file of theirs behind it.
 
-    Sockets and the store of the process group have names in a folder. What is connected needs no name any more.
+    Sockets and the store of the process group have names in a folder, and memory in which workers add up has names that
+    begin with the store's. What is connected, or mapped, needs no name any more.
 
     Args:
         workers: processes that start; with 1 there are none, and nothing is done.
@@ -221,6 +226,9 @@ def workers_meet(workers: int) -> Iterator[None]:
             del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = threads
+        for store in place.glob("vllm_dist_*"):
+            for shared in _SHARED_MEMORY.glob(f"{store.name}-*"):  # stays where a worker is killed
+                shared.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
 
 

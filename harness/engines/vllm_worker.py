@@ -11,7 +11,7 @@ import vllm._custom_ops as custom_ops
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
-class PlainWorker(CPUWorker):  # type: ignore[misc]
+class PlainWorker(CPUWorker):
     """A worker that keeps its matrices as plain parameters, over which new weights can be copied.
 
     vLLM would pack each of them into a handle of oneDNN's that nothing can write to.

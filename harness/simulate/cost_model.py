@@ -93,10 +93,14 @@ def model_name(scenario: Scenario) -> str:
     return str(named).rstrip("/").rsplit("/", 1)[-1]
 
 
+def engine_name(scenario: Scenario) -> str:
+    """Return the name under which a profile keeps costs of this engine; one worker's say nothing of several."""
+    workers = workers_of(scenario)
+    return scenario.engine.type if workers == 1 else f"{scenario.engine.type} of {workers} workers"
+
+
 def _engine(scenario: Scenario) -> dict[str, str]:
-    engine, workers = scenario.engine, workers_of(scenario)
-    name = engine.type if workers == 1 else f"{engine.type} of {workers} workers"
-    return {"engine": name, "precision": str(getattr(engine, "precision", "float32"))}
+    return {"engine": engine_name(scenario), "precision": str(getattr(scenario.engine, "precision", "float32"))}
 
 
 def _computing(scenario: Scenario, part: PartSettings, cores: int, has_gpu: bool) -> dict[str, str]:

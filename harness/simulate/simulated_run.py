@@ -20,8 +20,9 @@ from harness.models.shape import Shape
 from harness.results import lane_kind, part_of
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, on_one_thread, publisher_lane, threads_on
+from harness.scenario.task_and_model import workers_of
 from harness.simulate.clock import VirtualClockLoop, run_virtual
-from harness.simulate.cost_model import CostModel, Draw, Seconds, model_name
+from harness.simulate.cost_model import CostModel, Draw, Seconds, engine_name, model_name
 from harness.simulate.features import Workload, sizes_of
 from harness.simulate.lengths import LengthSource, length_source, number_of_prompts
 from harness.simulate.machine import MachineProfile
@@ -211,6 +212,7 @@ def build_run(
     work = Workload(scenario, shape)
     _check_shape(work)
     check_rewards_are_not_needed(scenario)
+    _check_workers_are_priced(scenario, machine)
     check_ranks_are_priced(scenario, machine)
     model = model_name(scenario)
     costs = costs or CostModel(scenario, machine, draw, model=model, allow=allow)
@@ -278,6 +280,18 @@ def check_rewards_are_not_needed(scenario: Scenario) -> None:
             "dynamic_sampling.attempts",
             "simulate with --set dynamic_sampling.attempts=0; a run shows the share in sampling/discarded_groups",
         )
+
+
+def _check_workers_are_priced(scenario: Scenario, machine: MachineProfile) -> None:
+    """Refuse an engine of several workers where the profile has no cost of its own: one for any engine is of one."""
+    name = engine_name(scenario)
+    if workers_of(scenario) == 1 or any(cost.where.get("engine") == name for cost in machine.stages):
+        return
+    raise UserError(
+        f"the profile {machine.name} has no cost of generate for engine {name}",
+        "engine.tensor_parallel",
+        "simulate with --set engine.tensor_parallel=1, or calibrate with runs that have it",
+    )
 
 
 def _check_shape(work: Workload) -> None:

@@ -262,7 +262,7 @@ def _actors(scenario: Scenario, shape: Shape, prompt: int, devices: Mapping[str,
         device, gpus = devices[kind], 0.0 if placement.colocated else getattr(placement, kind).gpus
         base = _libraries(ACTOR_BYTES[kind] + (_engine_bytes(scenario) if kind == "generator" else 0))
         own = (_cuda(), *held) if device == "cuda" else (base, *held, *in_main)
-        row = {"count": len(lanes), "gpus": gpus, "lanes": tuple(lanes)} | of_process
+        row: dict[str, Any] = {"count": len(lanes), "gpus": gpus, "lanes": tuple(lanes)} | of_process
         parts.append(ProcessPlan(name, device, own, **row))
         if device == "cuda":
             hosts.append(ProcessPlan(f"host of the {name}", "cpu", (base, *in_main), count=len(lanes)))
