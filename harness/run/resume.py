@@ -103,10 +103,10 @@ class Continuation:
         said = [f"{len(self.finished)} of {self.runs} runs are finished"]
         said += [f"{name} goes on from {resume.checkpoint.folder.name}" for name, resume in self.resumes.items()]
         if self.again:
-            said.append(f"{', '.join(point.variant.name for point in self.again)} cut short and made again")
-            said[-1] += f" (kept in {ASIDE})"
+            names = ", ".join(point.variant.name for point in self.again)
+            said.append(f"{names} made again (what there was stays in {ASIDE})")
         new = self.runs - len(self.finished) - len(self.resumes) - len(self.again)
-        return f"goes on with {self.folder}: {'; '.join([*said, *([f'{new} not begun'] if new else [])])}"
+        return f"goes on with {self.folder}: {'; '.join([*said, *([f'{new} to be made'] if new else [])])}"
 
 
 def find_resume(folder: Path, scenario: Scenario) -> Resume:

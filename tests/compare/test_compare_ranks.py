@@ -31,7 +31,7 @@ def as_ranks(folder: Path, ranks: int, first: int, last: int) -> None:
         lines = []
         for row in map(json.loads, (folder / name).read_text().splitlines()):
             copies = [row]
-            if row["kind"] == "step" and first <= row["step"] <= last:
+            if row.get("kind") == "step" and first <= row["step"] <= last:
                 stages = row["lanes"].pop("learner")
                 row["lanes"] |= {f"learner/{rank}": stages for rank in range(ranks)}
                 row["ranks"] = of_ranks
