@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +31,8 @@ FREE = ("description", "checkpoint", "trackers", "save_policy", "reward_target",
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
 SPREAD = "placement.learner", "learner.sharding", "learner.mesh"
 """How a Learner is spread over ranks. A run may go on with others; sums are then added in another order."""
+OF_ONE_RUN = "name", "steps"
+"""Settings that may be others where no run is compared with it."""
 SET_BY_STEPS = "optimizer.schedule", "optimizer.warmup_ratio"
 
 
@@ -125,9 +127,9 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
         what = "the run is one of several that are compared"
         raise UserError(what, str(folder), f"go on with all of them: python -m harness run --resume {home}")
     _check_over(run)
-    was = _changed(run.settings, scenario, folder, ("name", "steps", *SPREAD))
+    was = check_same(run.settings, scenario, folder, (*OF_ONE_RUN, *SPREAD))
     _check_functions(run.manifest, scenario, folder)
-    found = _newest(run, was)
+    found = replace(newest_of(folder, run.manifest), was=was)
     if run.status == "completed" and scenario.steps <= run.settings["steps"]:
         fix = f"raise them: --set steps={2 * scenario.steps}"
         raise UserError(f"the run has made all its {scenario.steps} training steps", str(folder), fix)
@@ -153,7 +155,7 @@ def find_continuation(folder: Path, scenario: Scenario) -> Continuation:
         UserError: it is of another scenario (with the keys) or of other functions, one of its runs is still running, or
             nothing is left.
     """
-    _changed(read_settings(folder / SAVED), scenario, folder)
+    check_same(read_settings(folder / SAVED), scenario, folder, ())
     plan, variants = read_plan(folder), expand(scenario)
     finished, again, resumes = list[Point](), list[Point](), dict[str, Resume]()
     for group in points_of(variants):
@@ -185,7 +187,7 @@ def resume_of(point: Point) -> Resume | None:
     """
     try:
         run = load_run(point.folder)
-        found = None if run.status == "running" else _newest(run, {})
+        found = None if run.status == "running" else newest_of(run.folder, run.manifest)
     except UserError:
         return None
     _check_over(run)
@@ -198,8 +200,12 @@ def _check_over(run: Run) -> None:
         raise UserError("the run is not over: another process holds it", str(run.folder), "stop that process first")
 
 
-def _newest(run: Run, was: Mapping[str, Any]) -> Resume:
-    folder = run.folder
+def newest_of(folder: Path, manifest: Manifest) -> Resume:
+    """Return where a run goes on: its newest checkpoint that is whole.
+
+    Raises:
+        UserError: there is none, with what is wrong with each; or the run's rows have lost what they had then.
+    """
     checkpoint, refused = newest_whole(folder / CHECKPOINTS)
     if checkpoint is None:
         what = "there is no checkpoint to go on from"
@@ -208,11 +214,11 @@ def _newest(run: Run, was: Mapping[str, Any]) -> Resume:
         raise UserError(what, str(folder / CHECKPOINTS), "run the scenario anew, with checkpoint.every set")
     state, recorded = read_state(checkpoint.folder), read_recorded(checkpoint.folder)
     check_rows(folder, recorded.sizes)
-    return Resume(folder, run.manifest, checkpoint, refused, state, recorded, was)
+    return Resume(folder, manifest, checkpoint, refused, state, recorded)
 
 
-def _changed(
-    saved: Mapping[str, Any], scenario: Scenario, folder: Path, may_change: tuple[str, ...] = ()
+def check_same(
+    saved: Mapping[str, Any], scenario: Scenario, folder: Path, may_change: tuple[str, ...] = OF_ONE_RUN
 ) -> dict[str, Any]:
     """Return the settings that are others now, with their former values.
 
