@@ -82,13 +82,16 @@ class BlockWatch:
     def __init__(self, blocks: int, stop_at: float | None) -> None:
         self._blocks, self._stop_at, self._done = blocks, stop_at, 0
         self._runs: list[RunFigures] = []
+        self._seen = set[Path]()
         self._standings: list[tuple[str, str, Effect]] = []
 
     def add(self, folder: Path) -> None:
         """Read the runs of one more block from the experiment's folder, and judge; what cannot be read is left out."""
-        new = [path for path in find_run_folders(folder) if _block_of(path) == self._done]
+        unseen = [path for path in find_run_folders(folder) if path not in self._seen]
+        new = [path for path in unseen if _block_of(path) in (None, self._done)]  # later ones may be there already
         read = read_figures(new, [Detail.WITHOUT_SPANS] * len(new))
         self._runs += [run for run in read if not isinstance(run, DamagedRun)]
+        self._seen |= set(new)
         self._done += 1
         judged = judgements(experiment_of(folder, self._runs)) if self._runs else []
         self._standings = [(found.base, found.other, found.primary) for found in judged]
