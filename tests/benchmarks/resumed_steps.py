@@ -65,7 +65,7 @@ def run_and_kill(command: list[str], out: Path, killed: set[str]) -> bool:
 
 
 def main() -> None:
-    """Run the blocks, and print the comparison."""
+    """Run the blocks; the last command prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="training steps of each run")
@@ -79,7 +79,6 @@ def main() -> None:
         (folder,) = (options.out / "resumed_steps").iterdir()
         command = ["--resume", str(folder)]
     print(f"{len(killed)} runs were killed and went on")
-    subprocess.run([sys.executable, "-m", "harness.compare", str(options.out)], check=True)
 
 
 if __name__ == "__main__":
