@@ -120,6 +120,7 @@ async def run_loop(
                 lanes.tasks.create_task(coroutine)
     except BaseExceptionGroup as group:
         error = first_error(group)
+        lanes.observer.on_broken_off(lanes.counts)
         raise error from error.__cause__
     lanes.observer.on_finished(lanes.counts)
 

@@ -125,6 +125,9 @@ class Observer(Protocol):
     def on_finished(self, counts: RolloutCounts) -> None:
         """All steps are made."""
 
+    def on_broken_off(self, counts: RolloutCounts) -> None:
+        """A part failed before the last step, and all lanes have stopped."""
+
 
 class SilentObserver:
     """The observer of a run nobody watches; also a base for one that listens to some events."""
@@ -140,6 +143,8 @@ class SilentObserver:
     def on_replaced(self, lane: str, reason: str) -> None: ...
 
     def on_finished(self, counts: RolloutCounts) -> None: ...
+
+    def on_broken_off(self, counts: RolloutCounts) -> None: ...
 
 
 class Throttle(Protocol):

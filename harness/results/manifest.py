@@ -16,6 +16,8 @@ from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, with_nulls
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
 
+LEARNER_DIED = "learner died"
+"""The cause of a segment."""
 _FORMER = {"campaign": "experiment"}
 """Fields that older runs have under another name."""
 _Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
@@ -54,6 +56,8 @@ class Segment:
         ranks: of the Learner. None in runs of before it was written.
         was: settings by dotted key that are others from here on, with their former values.
         failed: why the run had failed before it; None where it was killed, stopped by its user, or had ended.
+        cause: why: ``resumed`` by its user, or in the same process, since the ``learner died``.
+        thrown_away: rollouts that were sampled after the checkpoint; None where the process that knew has ended.
     """
 
     start_step: int
@@ -65,6 +69,8 @@ class Segment:
     ranks: int | None = None
     was: dict[str, Any] = field(default_factory=dict)
     failed: str | None = None
+    cause: str = "resumed"
+    thrown_away: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,9 @@ class RunRecorder:
         row_listeners: called in order with each step or evaluation row that is on disk.
         step_listeners: called in order with the number of each complete training step, after everything else: they may
             pass the turn to another arm.
+
+    Attributes:
+        generated: rollouts sampled for training when the loop was broken off.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class RunRecorder:
         self._replaced: Counter[str] = Counter()
         self._measured: list[Metrics] = []  # of syncs, since the previous step
         self._of_all_syncs: Metrics = {}
-        self.steps_done = self._first_step = 0
+        self.steps_done = self._first_step = self.generated = 0
         self.evaluations: list[tuple[int, Metrics]] = []
 
     def loop_starts(self, lanes: Iterable[str]) -> None:
@@ -267,6 +270,10 @@ class RunRecorder:
     def on_finished(self, ledger: RolloutCounts) -> None:
         """See ``Observer``."""
         self._ledger = ledger
+
+    def on_broken_off(self, ledger: RolloutCounts) -> None:
+        """See ``Observer``."""
+        self.generated = ledger.generated.rollouts
 
     def loop_ends(self) -> None:
         """Write what ended after the last step, so that the totals of the run are conserved."""

@@ -27,6 +27,7 @@ from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternatin
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
+from harness.run.restarts import LearnerRestarts
 from harness.run.resume import Continuation
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
@@ -180,73 +181,92 @@ class ArmRunner:
             sessions.append(session)
         return True
 
-    async def _take_turns(self, sessions: Sequence[RunSession], schedule: RoundRobinSchedule | Alone) -> None:
+    async def _take_turns(self, sessions: list[RunSession], schedule: RoundRobinSchedule | Alone) -> None:
         """Run arms to their ends; one that fails drops out."""
 
-        async def run(session: RunSession, slot: Slot | Alone) -> None:
+        async def run(number: int, slot: Slot | Alone) -> None:
             await slot.acquire(0)
-            await self._run_arm(session, slot)
+            await self._run_arm(sessions, number, slot)
             slot.leave()
 
         schedule.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                for number, session in enumerate(sessions):
-                    tasks.create_task(run(session, schedule.slot(number)))
+                for number in range(len(sessions)):
+                    tasks.create_task(run(number, schedule.slot(number)))
         except BaseExceptionGroup as group:
             error = first_error(group)
             raise error from error.__cause__
 
-    async def _run_arm(self, session: RunSession, throttle: Throttle) -> None:
-        """Run one arm to its end and finish its session; a failure of its own is remembered."""
-        arm, recorder, folder = session.arm, session.recorder, session.folder.folder
+    async def _run_arm(self, sessions: list[RunSession], number: int, throttle: Throttle) -> None:
+        """Run one arm to its end and finish its session; a failure of its own is remembered.
+
+        Where the Learner dies and is made again, another session takes the place of the arm's in ``sessions``.
+        """
+        arm = sessions[number].arm
         parts = arm.parts
-        tasks: list[asyncio.Future[None]] = []
+        tasks = [asyncio.ensure_future(self._train(sessions, number, throttle))]
+        tasks.append(asyncio.ensure_future(self._watch(sessions, number)))
         try:
-            parts.save_to(folder / POLICY)
-            settings = arm.variant.scenario.checkpoint
-            state = None if arm.resume is None else await arm.resume.take_up(parts, session)
-            session.probes.start()
-            if state is None:
-                recorder.loop_starts(parts.lanes)
-            checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
-            learner = CommittingLearner(parts.learner, checkpoints) if settings.asynchronous else parts.learner
-            loop = run_loop(
-                parts.generators,
-                parts.scorers,
-                learner,
-                parts.plan,
-                arm.tracer,
-                recorder,
-                throttle,
-                resume=state,
-                checkpoints=checkpoints,
-            )
-            tasks += [asyncio.ensure_future(loop), asyncio.ensure_future(self._watch(session))]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             with full_gpu_as_user_error(arm.variant.scenario):
                 for task in done:
                     await task
             tasks.pop().cancel()  # the watchdog: what follows has bounds of its own
-            recorder.loop_ends()
-            await asyncio.to_thread(parts.keep_profiles, folder / PROFILES)
+            session = sessions[number]
+            session.recorder.loop_ends()
+            await asyncio.to_thread(parts.keep_profiles, session.folder.folder / PROFILES)
             session.probes.close()
             session.log_lines(parts.drain_log())
             session.finish()
         except (UserError, RunStopped) as error:
             self.failures.append((arm.label, error))
-            session.log_lines(parts.drain_log())
-            session.finish(error)
+            sessions[number].log_lines(parts.drain_log())
+            sessions[number].finish(error)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _watch(self, session: RunSession) -> None:
+    async def _train(self, sessions: list[RunSession], number: int, throttle: Throttle) -> None:
+        """Make the training steps, from a checkpoint again where the Learner died and may be made again."""
+        arm = sessions[number].arm
+        parts, settings = arm.parts, arm.variant.scenario.checkpoint
+        restarts = LearnerRestarts(arm.variant.scenario.faults.learner_restarts)
+        while True:
+            session = sessions[number]
+            recorder, folder = session.recorder, session.folder.folder
+            checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
+            try:
+                parts.save_to(folder / POLICY)
+                resume = session.arm.resume
+                state = None if resume is None else await resume.take_up(parts, session)
+                session.probes.start()
+                if state is None:
+                    recorder.loop_starts(parts.lanes)
+                learner = CommittingLearner(parts.learner, checkpoints) if settings.asynchronous else parts.learner
+                return await run_loop(
+                    parts.generators,
+                    parts.scorers,
+                    learner,
+                    parts.plan,
+                    arm.tracer,
+                    recorder,
+                    throttle,
+                    resume=state,
+                    checkpoints=checkpoints,
+                )
+            except RunStopped as error:
+                resume = await restarts.after(error, session, checkpoints)
+            self.say(f"{arm.label}: the Learner died and was made again; goes on from {resume.checkpoint.folder.name}")
+            session.log_lines(parts.drain_log())
+            sessions[number] = session.go_on(resume)
+
+    async def _watch(self, sessions: Sequence[RunSession], number: int) -> None:
         """Stop the arm when nothing moves; see ``harness.run.watchdog``."""
-        arm = session.arm
+        arm = sessions[number].arm
 
         def say(report: str) -> None:
-            session.log_lines(report.splitlines())
+            sessions[number].log_lines(report.splitlines())
             self._console.print(report, markup=False, highlight=False)
 
         stall_after_s = arm.variant.scenario.faults.stall_after_s

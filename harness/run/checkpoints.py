@@ -8,10 +8,10 @@ end of the next training step in which it is written; until then the former one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from harness.core.checkpoints import WrittenFile, begin, commit, write_file
 from harness.core.errors import RunStopped
@@ -26,6 +26,8 @@ from harness.results.segments import RECORDED, Recorded, sync_rows
 from harness.results.writer import CHECKPOINTS
 from harness.run.parts import RunningParts
 from harness.scenario.checkpoint import CheckpointSettings
+
+T = TypeVar("T")
 
 
 class StatefulLearner(Protocol):
@@ -60,6 +62,7 @@ class RunCheckpoints:
         self._learner, self._lane = cast(StatefulLearner, parts.learner), parts.learner.lane
         self._draft: Path | None = None
         self._writing: asyncio.Task[tuple[WrittenFile, ...]] | None = None
+        self._under_way: asyncio.Task[Any] | None = None
 
     async def save(self, state: LoopState) -> None:
         """See ``Checkpoints``.
@@ -71,7 +74,7 @@ class RunCheckpoints:
         await self.finish()
         with _writable():
             with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
-                self._draft = draft = await asyncio.to_thread(begin, self._folder, version)
+                self._draft = draft = await self._on_the_disk(asyncio.to_thread(begin, self._folder, version))
             await self._learner.save_state(draft, version, asynchronous=self._settings.asynchronous)
             self._writing = asyncio.create_task(asyncio.to_thread(self._write, draft, state, recorded))
         if not self._settings.asynchronous:
@@ -98,9 +101,19 @@ class RunCheckpoints:
             saved = await self._learner.finish_save(wait=wait)
             if saved is None:
                 return
-            files = [*await self._writing, *(file for rank in saved for file in rank.files)]
+            files = [*await asyncio.shield(self._writing), *(file for rank in saved for file in rank.files)]
             draft, self._draft, self._writing = self._draft, None, None
-            await asyncio.to_thread(commit, draft, files, self._settings.keep)
+            await self._on_the_disk(asyncio.to_thread(commit, draft, files, self._settings.keep))
+
+    async def _on_the_disk(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something that goes on if whoever waits for it is cancelled."""
+        self._under_way = task = asyncio.create_task(work)
+        return await asyncio.shield(task)
+
+    async def settle(self) -> None:
+        """Return when nothing is being written any more, the loop having stopped; a save under way does not count."""
+        left = [task for task in (self._writing, self._under_way) if task is not None]
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 @contextmanager

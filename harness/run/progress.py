@@ -69,7 +69,7 @@ class RunProgress:
         if row["kind"] == "step":
             facts["reward"] = f"train {_mean(row, 'reward/total'):.2f}"
             facts["seconds"] = f"{train_s:.2f} s/step"
-            self._bar.advance(self._tasks[arm])
+            self._bar.update(self._tasks[arm], completed=row["step"] + 1)  # a restart goes back
         else:
             reward, length = _mean(row, "validation/reward"), _mean(row, "validation/response_length")
             facts["validation"] = f"validation {reward:.2f} at {length:.1f} tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,10 +12,10 @@ from harness.core.checkpoints import Checkpoint, Refused, newest_whole
 from harness.core.errors import UserError
 from harness.loop.state import LoopState
 from harness.loop.state_files import read_state
-from harness.results.anonymous import Scrubber
+from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, read_plan
 from harness.results.manifest import Manifest
-from harness.results.reader import Run, flat_settings, load_run, parse_settings, read_settings
+from harness.results.reader import Run, flat_settings, load_run, parse_settings, read_manifest, read_settings
 from harness.results.segments import Recorded, check_rows, read_recorded
 from harness.results.writer import CHECKPOINTS
 from harness.results.writer import MANIFEST as RUN_MANIFEST
@@ -27,13 +28,26 @@ from harness.run.session import RunSession, functions_of
 from harness.scenario import Scenario, expand, resolved_yaml
 
 FREE = ("description", "checkpoint", "trackers", "save_policy", "reward_target", "endpoint",
-        "faults.stall_after_s", "faults.max_replacements")  # fmt: skip
+        "faults.stall_after_s", "faults.max_replacements", "faults.learner_restarts")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
 SPREAD = "placement.learner", "learner.sharding", "learner.mesh"
 """How a Learner is spread over ranks. A run may go on with others; sums are then added in another order."""
 OF_ONE_RUN = "name", "steps"
 """Settings that may be others where no run is compared with it."""
 SET_BY_STEPS = "optimizer.schedule", "optimizer.warmup_ratio"
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A Learner that was made again, while the process and the other parts live on.
+
+    Attributes:
+        seconds: until it was there.
+        sampled: rollouts sampled for training when the one before it died; 0 where it died before the loop began.
+    """
+
+    seconds: float
+    sampled: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class Resume:
         state: of the loop; its groups have their data.
         recorded: what the recorder knew.
         was: settings that are others now, with their former values.
+        restart: of the Learner alone; None where a new process goes on.
     """
 
     folder: Path
@@ -65,6 +80,13 @@ class Resume:
         if spread := [key for key in self.was if _is_below(key, SPREAD)]:
             said.append(f"{', '.join(spread)} changed: the same policy is no longer promised bit for bit")
         return said
+
+    restart: Restart | None = None
+
+    @property
+    def thrown_away(self) -> int | None:
+        """Rollouts sampled after the checkpoint; None where nobody knows."""
+        return None if self.restart is None else max(0, self.restart.sampled - self.state.counts.generated.rollouts)
 
     async def take_up(self, parts: RunningParts, session: RunSession) -> LoopState:
         """Have the parts of a run, its recorder and its clock go on from here; return the state for the loop.
@@ -215,6 +237,38 @@ def newest_of(folder: Path, manifest: Manifest) -> Resume:
     state, recorded = read_state(checkpoint.folder), read_recorded(checkpoint.folder)
     check_rows(folder, recorded.sizes)
     return Resume(folder, manifest, checkpoint, refused, state, recorded)
+
+
+def find_unfinished(out: Path, scenario: Scenario) -> tuple[Path | None, str]:
+    """Return the newest run or experiment of a scenario that can go on; else None, and why the newest cannot, in words.
+
+    A run that diverged is over: it would do so again.
+
+    Args:
+        out: the results folder.
+        scenario: its runs have its name and its settings.
+
+    Raises:
+        UserError: it is of one run and makes no checkpoints, so that none could ever go on.
+    """
+    home, several = out / safe_name(scenario.name), len(expand(scenario)) > 1
+    if not several and scenario.checkpoint.every is None:
+        what = "no run of this scenario can ever go on: checkpoint.every is null"
+        raise UserError(what, "--resume auto", "set it: --set checkpoint.every=10")
+    found = [(folder.name, folder) for folder in home.glob("*") if several and is_of_several(folder)]
+    for checkpoints in home.glob(f"*/{CHECKPOINTS}") if not several else ():
+        with suppress(UserError):
+            manifest = read_manifest(checkpoints.parent)
+            if manifest.status != "completed" and "diverged" not in manifest.outcome:
+                found.append((manifest.newest_start[1], checkpoints.parent))
+    refused = list[str]()
+    for _, folder in sorted(found, reverse=True):
+        try:
+            _ = find_continuation(folder, scenario) if several else find_resume(folder, scenario)
+            return folder, ""
+        except UserError as error:
+            refused.append(f"{folder}: {error.what}")
+    return None, refused[0] if refused else "none has checkpoints and is not over"
 
 
 def check_same(

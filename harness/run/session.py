@@ -26,7 +26,7 @@ from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, held, write_plan
-from harness.results.manifest import Segment
+from harness.results.manifest import LEARNER_DIED, Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
@@ -77,6 +77,7 @@ class RunSession:
         recorder: writes its rows.
         probes: what runs beside it.
         streams: its metrics for other programs.
+        open_again: opens the run's folder once more, where it goes on.
         measure_memory: called once at the end, with this run: returns what it held at most, for the manifest.
         durable: see ``Experiment``.
 
@@ -92,9 +93,11 @@ class RunSession:
         recorder: RunRecorder,
         probes: RunProbes,
         streams: Streams,
+        open_again: Callable[[Resume], RunSession],
         measure_memory: Callable[[RunSession], dict[str, Any]] = lambda _: {},
         durable: bool = False,
     ) -> None:
+        self._open_again = open_again
         self.arm, self.folder, self.recorder, self.probes, self._streams = arm, folder, recorder, probes, streams
         self._measure_memory, self._durable = measure_memory, durable
         self.memory: dict[str, Any] = {}
@@ -104,6 +107,20 @@ class RunSession:
         """Add lines to the run's log."""
         for line in lines:
             self.folder.log(line)
+
+    def go_on(self, resume: Resume) -> RunSession:
+        """Close the files without a word about how the run ended, and return the session in which it goes on.
+
+        Raises:
+            UserError: the folder cannot be written, or another process has taken it.
+        """
+        self._streams.close()
+        with suppress(RunStopped):  # what py-spy lacks was said
+            self.probes.close()
+        self.folder.flush()
+        self.folder.close()
+        self._finished = True
+        return self._open_again(resume)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Write how the run ended. What was flushed before stays readable; a second call does nothing.
@@ -230,6 +247,16 @@ class Experiment:
         Raises:
             UserError: the folder cannot be made, or a metric stream not be opened.
         """
+
+        def again(resume: Resume) -> RunSession:
+            return self.open_run(
+                replace(arm, resume=resume),
+                interleaving=interleaving,
+                row_listeners=row_listeners,
+                pass_turn=pass_turn,
+                measure_memory=measure_memory,
+            )
+
         scenario, parts, profile = arm.variant.scenario, arm.parts, load_profile(arm.variant.scenario.profile)
         startup_s = arm.tracer.clock_ns() / 1e9
         resume = arm.resume
@@ -264,6 +291,7 @@ class Experiment:
             recorder=recorder,
             probes=probes,
             streams=streams,
+            open_again=again,
             measure_memory=measure_memory,
             durable=self._durable,
         )
@@ -320,12 +348,14 @@ class Experiment:
             start_step=resume.checkpoint.step,
             started_at=timestamp(utc_now()),
             elapsed_s=round(resume.recorded.elapsed_s, 6),
-            startup_s=round(startup_s, 6),
+            startup_s=round(startup_s if resume.restart is None else resume.restart.seconds, 6),
             commit=self._code.commit,
             dirty=self._code.dirty,
             ranks=variant.scenario.placement.learner.ranks,
             was=dict(resume.was),
             failed=resume.manifest.error,
+            cause="resumed" if resume.restart is None else LEARNER_DIED,
+            thrown_away=resume.thrown_away,
         )
         former = replace(resume.manifest, status="running", error=None, finished_at=None, duration_s=None, outcome={})
         folder.write_manifest(replace(former, segments=(*former.segments, segment)))

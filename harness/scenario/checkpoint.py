@@ -54,4 +54,25 @@ def arms_in_turns_make_no_checkpoints(scenario: Scenario) -> Problem | None:
     return broken(what, fix, _KEY, "interleaving")
 
 
-CHECKPOINT_RULES = (checkpoints_have_a_state, arms_in_turns_make_no_checkpoints)
+def restarts_have_a_checkpoint(scenario: Scenario) -> Problem | None:
+    """A Learner that is made again has a process of its own, something to go back to, and others that outlive it."""
+    key, restarts = "faults.learner_restarts", scenario.faults.learner_restarts
+    if not restarts:
+        return None
+    if scenario.checkpoint.every is None:
+        what = f"{key} is {restarts} with {_KEY} null: there is nothing that the Learner could go back to"
+        return broken(what, f"set {_KEY} to 10, or {key} to 0", key, _KEY)
+    transport = scenario.transport.type
+    why = _NO_RESTART.get(transport)
+    if why is not None:
+        what = f"{key} is {restarts} with transport.type {transport}, {why}"
+        return broken(what, f"set {key} to 0, or transport.type to shared_memory", key, "transport.type")
+    return None
+
+
+_NO_RESTART = {
+    "in_process": "where all parts die with the process",
+    **dict.fromkeys(("gloo", "nccl"), "which ends the Generators too where a transfer breaks off"),
+}
+
+CHECKPOINT_RULES = (checkpoints_have_a_state, arms_in_turns_make_no_checkpoints, restarts_have_a_checkpoint)

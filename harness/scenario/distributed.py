@@ -131,6 +131,8 @@ class FaultSettings(Section):
 
     max_replacements: AtLeast0 = 10
     """How many dead Generators and Scorers are replaced; the next one ends the run."""
+    learner_restarts: AtLeast0 = 0
+    """How often a Learner that died is made again, with all its ranks, from the newest whole checkpoint."""
     delays: Annotated[dict[DelayedStage, NotNegative], EmptyIfNull] = Field(default_factory=dict)
     """Seconds by which each span of a stage is made longer, by stage: to see whether a comparison finds it."""
     skip_weight_loads: Annotated[tuple[AtLeast1, ...], FromList] = ()

@@ -63,6 +63,10 @@ class ForwardingObserver:
         """See ``Observer``."""
         self.observer.on_finished(ledger)
 
+    def on_broken_off(self, ledger: RolloutCounts) -> None:
+        """See ``Observer``."""
+        self.observer.on_broken_off(ledger)
+
 
 class Bookkeeping(ForwardingObserver):
     """Holds the driver up after each training step: on the virtual clock, nothing else of it runs meanwhile.

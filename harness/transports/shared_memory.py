@@ -126,7 +126,7 @@ class SharedMemoryReceiver:
     def _memory(self, address: SegmentAddress) -> Tensor:
         if address not in self._mapped:
             mapped = _map(address, "this Generator", "the Learner")
-            self._mapped = _of_size(self._mapped, address.num_bytes) | {address: mapped}
+            self._mapped = _beside(self._mapped, address) | {address: mapped}
         return self._mapped[address]
 
 
@@ -237,7 +237,7 @@ class SharedMemoryShardSender:
     def _make(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> DraftSegment:
         segment = DraftSegment(weights, layout)
         self._made.append(segment)
-        self._mapped = _of_size(self._mapped, segment.address.num_bytes) | {segment.address: segment.mapping}
+        self._mapped = _beside(self._mapped, segment.address) | {segment.address: segment.mapping}
         return segment
 
     def _map(self, payload: SharedMemoryPayload) -> _Mapping:
@@ -245,13 +245,14 @@ class SharedMemoryShardSender:
         if address not in self._mapped:
             memory = _map(address, f"rank {self._rank} of the Learner", "its rank 0", writable=True)
             views = payload.layout.views(memory[_WEIGHTS_AT:])
-            self._mapped = _of_size(self._mapped, address.num_bytes) | {address: (memory, views)}
+            self._mapped = _beside(self._mapped, address) | {address: (memory, views)}
         return self._mapped[address]
 
 
-def _of_size(mapped: Mapping[SegmentAddress, T], num_bytes: int) -> dict[SegmentAddress, T]:
-    """Those of this size: segments of another size hold weights that are no longer published."""
-    return {address: memory for address, memory in mapped.items() if address.num_bytes == num_bytes}
+def _beside(mapped: Mapping[SegmentAddress, T], new: SegmentAddress) -> dict[SegmentAddress, T]:
+    """Those that may still be published: of this size, and of this process. That of a Learner that died is another."""
+    kept = new.host, new.pid, new.num_bytes
+    return {each: memory for each, memory in mapped.items() if (each.host, each.pid, each.num_bytes) == kept}
 
 
 def _map(address: SegmentAddress, who: str, whose: str, *, writable: bool = False) -> Tensor:

@@ -100,13 +100,13 @@ class WatchedTracer:
     """Records spans with another tracer and writes their ends into the books."""
 
     def __init__(self, tracer: RecordingTracer, books: Books) -> None:
-        self._tracer, self._books = tracer, books
+        self._tracer, self.books = tracer, books
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
         """Open a span; see ``Tracer``."""
         if stage.is_wait:
-            self._books.wait_begins(lane, stage, step)
-        return _WatchedSpan(self._tracer, self._books, lane, stage, self._tracer.span(lane, stage, step, version))
+            self.books.wait_begins(lane, stage, step)
+        return _WatchedSpan(self._tracer, self.books, lane, stage, self._tracer.span(lane, stage, step, version))
 
 
 class _WatchedSpan:
@@ -256,3 +256,6 @@ class Listener:
         books = self.books
         books.ledger = ledger
         books.note("observer", "told: finished")
+
+    def on_broken_off(self, ledger: RolloutCounts) -> None:
+        """See ``Observer``. The loop may hear of an answer a moment after the books."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.trace import RecordingTracer
@@ -15,10 +15,10 @@ from harness.run.watchdog import watch
 from harness.simulate.clock import run_virtual
 from tests.faults.checker import Books, Broken, Event
 from tests.faults.expected_outcome import ending
-from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer, Injected
+from tests.faults.faulty import GONE, FaultyGenerator, FaultyLearner, FaultyScorer, Injected
 from tests.faults.killing import Killed, Shelf, SlowCheckpoints
 from tests.faults.recording import Listener, WatchedGenerator, WatchedLearner, WatchedScorer, WatchedTracer
-from tests.faults.schedule import LEARNER, FaultKind, Schedule
+from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule
 
 STALL_AFTER_S = 1e6
 """Virtual seconds after which the watchdog takes a call for hung; slow and stuck ones take less."""
@@ -33,12 +33,14 @@ class Wiring:
         new_condition: makes what wakes those who wait.
         assembler: makes what turns scored shards into batches; None takes the loop's own.
         saved: what becomes of the loop's state before it is written.
+        generator: makes the Generators.
     """
 
     plan: Callable[[LoopPlan], LoopPlan] = lambda plan: plan
     new_condition: Callable[[], Condition] = Condition
     assembler: Callable[[Schedule], BatchAssembler | None] = lambda schedule: None
     saved: Callable[[LoopState], LoopState] = lambda state: state
+    generator: type[FaultyGenerator] = FaultyGenerator
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Outcome:
         happened: faults that really happened, by what and how.
         events: all that was written down.
         resumed: versions that it went on from, in order; 0 is the beginning.
+        restarted: of these, the ones from which a new Learner went on with parts that had outlived the one before.
+        outlived: how often a Generator was then newer than that version.
     """
 
     schedule: Schedule
@@ -60,6 +64,25 @@ class Outcome:
     happened: Counter[str]
     events: tuple[Event, ...]
     resumed: tuple[int, ...] = ()
+    restarted: tuple[int, ...] = ()
+    outlived: int = 0
+
+
+@dataclass
+class Life:
+    """A run through its deaths.
+
+    Attributes:
+        books: of the history that survives so far.
+        shelf: its checkpoints.
+        resumed, restarted, outlived: see ``Outcome``.
+    """
+
+    books: Books
+    shelf: Shelf
+    resumed: list[int] = field(default_factory=list)
+    restarted: list[int] = field(default_factory=list)
+    outlived: int = 0
 
 
 def run_schedule(schedule: Schedule, wiring: Wiring | None = None) -> Outcome:
@@ -68,86 +91,122 @@ def run_schedule(schedule: Schedule, wiring: Wiring | None = None) -> Outcome:
     Where everything is killed, it goes on from the newest whole checkpoint, or from the beginning where there is none,
     with the faults that have not happened.
     """
-    wiring, shelf, books = wiring or Wiring(), Shelf(), Books(schedule, now=lambda: 0.0)
-    events, happened = books.events, books.happened
+    wiring, life = wiring or Wiring(), Life(Books(schedule, now=lambda: 0.0), Shelf())
+    events, happened = life.books.events, life.books.happened
     state: LoopState | None = None
-    resumed = list[int]()
     kills = iter(schedule.kills)
     while True:
-        error = _run_until_killed(books, wiring, shelf, state, next(kills, None))
+        error = _run_until_killed(life, wiring, state, next(kills, None))
+        books = life.books
         if books.broken is not None or not _is_death_of_all(error, schedule):
             break
-        if shelf.newest is None:
-            books = Books(schedule, books.now, events, happened=happened)
+        if life.shelf.newest is None:
+            state, books = None, Books(schedule, books.now, events, happened=happened)
         else:
-            state, books = shelf.newest.read()
-        resumed.append(books.version)
+            state, books = life.shelf.newest.read()
+        life.books = books
+        life.resumed.append(books.version)
         books.start_s = books.last_s = events[-1].time_s if events else 0.0
         books.note("everything", "killed", version=books.version, detail=str(error))
     try:
         end, broken = ending(books, error), None
     except Broken as found:
         end, broken = "", found
-    return Outcome(schedule, end, broken, _happened(books), tuple(events), tuple(resumed))
+    versions = tuple(life.resumed), tuple(life.restarted)
+    return Outcome(schedule, end, broken, _happened(books), tuple(events), *versions, life.outlived)
 
 
 def _is_death_of_all(error: BaseException | None, schedule: Schedule) -> bool:
     """Whether a run that makes checkpoints goes on after this; nobody but the Learner has what it had learnt."""
-    return isinstance(error, Killed) or (
-        bool(schedule.checkpoint_every) and isinstance(error, Injected) and error.kind is FaultKind.KILLED
-    )
+    return isinstance(error, Killed) or (bool(schedule.checkpoint_every) and _is_death_of_learner(error))
 
 
-def _run_until_killed(
-    books: Books, wiring: Wiring, shelf: Shelf, state: LoopState | None, kill: int | None
-) -> BaseException | None:
+def _is_death_of_learner(error: BaseException | None) -> bool:
+    return isinstance(error, Injected) and error.kind is FaultKind.KILLED
+
+
+def _run_until_killed(life: Life, wiring: Wiring, state: LoopState | None, kill: int | None) -> BaseException | None:
     """Run until the end or ``kill`` callbacks from here; return what was raised."""
     callbacks = 0
 
     def after_each() -> None:
         nonlocal callbacks
-        books.tick()
+        life.books.tick()
         callbacks += 1
         if callbacks == kill:
             raise Killed(f"after {kill} callbacks")
 
     try:
-        run_virtual(lambda tracer: _run(books, wiring, shelf, state, tracer), after_each=after_each)
+        run_virtual(lambda tracer: _run(life, wiring, state, tracer), after_each=after_each)
     except Exception as raised:
         return raised
     return None
 
 
-async def _run(books: Books, wiring: Wiring, shelf: Shelf, state: LoopState | None, tracer: RecordingTracer) -> None:
-    schedule, done = books.schedule, {fault for fault, _ in books.happened}
-    if done:  # by those who were killed
-        schedule = replace(schedule, faults=tuple(fault for fault in schedule.faults if fault not in done))
-    watched, replaced, clock = WatchedTracer(tracer, books), [0], asyncio.get_running_loop().time
-    books.now = lambda: books.start_s + clock()
-    learner = FaultyLearner(LEARNER, schedule, watched, books.fault, replaced)
-    books.readable = learner.part.readable
-    loop = run_loop(
-        [
-            WatchedGenerator(FaultyGenerator(lane, schedule, watched, books.fault, replaced), books)
-            for lane in schedule.generator_lanes
-        ],
-        [
-            WatchedScorer(FaultyScorer(lane, schedule, watched, books.fault, replaced), books)
-            for lane in schedule.scorer_lanes
-        ],
-        WatchedLearner(learner, books),
-        wiring.plan(schedule.plan),
-        watched,
-        Listener(books),
-        resume=state,
-        checkpoints=SlowCheckpoints(shelf, books, watched, wiring.saved),
-        assembler=wiring.assembler(schedule),
-        new_condition=wiring.new_condition,
-    )
-    if any(fault.kind is FaultKind.HUNG for fault in schedule.faults):
-        await _watched(loop, tracer)
-    else:  # without a watchdog's timer, a deadlock is found at once
-        await loop
+async def _run(life: Life, wiring: Wiring, state: LoopState | None, tracer: RecordingTracer) -> None:
+    """Run in one process, in which the Learner may die and be made again, and everyone else outlives it."""
+    watched, replaced, clock = WatchedTracer(tracer, life.books), [0], asyncio.get_running_loop().time
+    start_s, schedule = life.books.start_s, _still_to_happen(life.books)
+
+    def happened(fault: Fault, how: str) -> None:
+        life.books.fault(fault, how)
+
+    generators = [wiring.generator(lane, schedule, watched, happened, replaced) for lane in schedule.generator_lanes]
+    scorers = [FaultyScorer(lane, schedule, watched, happened, replaced) for lane in schedule.scorer_lanes]
+    left = schedule.learner_restarts
+    while True:
+        books = watched.books = life.books
+        books.now = lambda: start_s + clock()
+        learner = FaultyLearner(LEARNER, _still_to_happen(books), watched, happened, replaced)
+        books.readable = learner.part.readable
+        checkpoints = SlowCheckpoints(life.shelf, books, watched, wiring.saved)
+        loop = run_loop(
+            [WatchedGenerator(part, books) for part in generators],
+            [WatchedScorer(part, books) for part in scorers],
+            WatchedLearner(learner, books),
+            wiring.plan(schedule.plan),
+            watched,
+            Listener(books),
+            resume=state,
+            checkpoints=checkpoints,
+            assembler=wiring.assembler(schedule),
+            new_condition=wiring.new_condition,
+        )
+        try:
+            if any(fault.kind is FaultKind.HUNG for fault in schedule.faults):
+                await _watched(loop, tracer)
+            else:  # without a watchdog's timer, a deadlock is found at once
+                await loop
+            return
+        except Injected as error:
+            checkpoints.give_up()
+            if not _is_death_of_learner(error) or not left or life.shelf.newest is None or books.broken is not None:
+                raise
+            died = error
+        left -= 1
+        settling = [*(part.settle() for part in generators), *(part.settle() for part in scorers)]
+        await asyncio.gather(asyncio.sleep(schedule.restart_s), *settling)
+        state, life.books = life.shelf.newest.read()
+        _go_back(life, generators, tracer.clock_ns(), start_s + clock(), str(died))
+
+
+def _go_back(life: Life, generators: list[FaultyGenerator], now_ns: int, now_s: float, why: str) -> None:
+    """Have the books of a checkpoint go on in the same process, whose Generators hold weights of what came after it."""
+    books = life.books
+    life.resumed.append(books.version)
+    life.restarted.append(books.version)
+    life.outlived += sum(part.truth > books.version for part in generators)
+    for part in generators:
+        part.truth = GONE
+    books.lane_ends = dict.fromkeys(books.schedule.lanes, now_ns)
+    books.now, books.last_s = lambda: now_s, now_s
+    books.note(LEARNER, "made again", version=books.version, detail=why)
+
+
+def _still_to_happen(books: Books) -> Schedule:
+    """The schedule without the faults that struck those who are dead."""
+    done = {fault for fault, _ in books.happened}
+    return replace(books.schedule, faults=tuple(fault for fault in books.schedule.faults if fault not in done))
 
 
 async def _watched(loop: Coroutine[Any, Any, None], tracer: RecordingTracer) -> None:

@@ -97,8 +97,8 @@ def schedules(draw: st.DrawFn, fatal: Sequence[Drawn] = FATAL) -> Schedule:
 
 
 @st.composite
-def killed_schedules(draw: st.DrawFn) -> Schedule:
-    """Draw a schedule with checkpoints, in which everything is killed once or several times."""
+def killed_schedules(draw: st.DrawFn, fewest: int = 1, most: int = 4) -> Schedule:
+    """Draw a schedule with checkpoints, in which everything is killed so many times."""
     seconds = st.sampled_from([0.0, 0.0, 1.0]) | st.floats(0, 40)
     callbacks = st.integers(1, 200) | st.integers(100, 400) | st.integers(200, 1200)
     return replace(
@@ -106,8 +106,17 @@ def killed_schedules(draw: st.DrawFn) -> Schedule:
         checkpoint_every=draw(st.sampled_from([1, 1, 1, 2, 4])),
         save_s=draw(seconds),
         write_s=draw(seconds),
-        kills=tuple(draw(st.lists(callbacks, min_size=1, max_size=4))),
+        kills=tuple(draw(st.lists(callbacks, min_size=fewest, max_size=most))),
     )
+
+
+@st.composite
+def restarted_schedules(draw: st.DrawFn) -> Schedule:
+    """Draw a schedule with checkpoints, in which the Learner dies and is made again; everything may be killed too."""
+    schedule = draw(killed_schedules(fewest=0, most=1))
+    deaths = draw(st.lists(_fault(schedule, ENDS_ALL), min_size=1, max_size=4))
+    faults = {(fault.lane, fault.call, fault.number): fault for fault in (*schedule.faults, *deaths)}
+    return replace(schedule, faults=tuple(faults.values()), learner_restarts=draw(st.integers(1, 4)))
 
 
 @st.composite

@@ -18,13 +18,16 @@ from harness.loop import Condition
 from harness.loop.batching import InOrder
 from harness.loop.replay import ReplayOptions
 from tests.faults.expected_outcome import FINISHED, STALLED, UNNOTICED
+from tests.faults.faulty import FaultyGenerator
 from tests.faults.running import Wiring, run_schedule
 from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule, Timing
-from tests.faults.strategies import FATAL, SURVIVED, killed_schedules, schedules
+from tests.faults.strategies import FATAL, SURVIVED, killed_schedules, restarted_schedules, schedules
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "300"))
 KILLED_SCHEDULES = SCHEDULES if "SCHEDULES" in os.environ else 100
 """Of those with checkpoints: each is run several times over."""
+RESTARTED_SCHEDULES = SCHEDULES if "SCHEDULES" in os.environ else 40
+"""Of those in which the Learner is made again."""
 MANY = 10_000
 """From so many on, everything that can happen must have happened."""
 UNHURRIED = settings(
@@ -105,6 +108,30 @@ def test_whoever_is_killed_goes_on_and_nothing_is_lost_or_trained_on_twice() -> 
     assert ends[FINISHED] > ends.total() / 2
     assert went_on["from a checkpoint"] > 0
     print(*(f"{count:>9,}  {name}" for name, count in sorted((ends + went_on).items())), sep="\n")
+
+
+def test_a_learner_that_died_is_made_again_and_the_parts_that_outlived_it_are_told_all_anew() -> None:
+    """Generators that hold version 7 where the Learner is back at 5 load 5, 6 and 7: those of the new history."""
+    seen, ends = Counter[str](), Counter[str]()
+
+    @settings(UNHURRIED, max_examples=RESTARTED_SCHEDULES)
+    @given(restarted_schedules())
+    def check(schedule):
+        outcome = run_schedule(schedule)
+        assert outcome.broken is None, "\n".join(map(str, (outcome.broken, *outcome.events[-25:])))
+        assert all(version and version % schedule.checkpoint_every == 0 for version in outcome.restarted)
+        assert list(outcome.resumed) == sorted(outcome.resumed)
+        assert len(outcome.restarted) <= schedule.learner_restarts * (1 + len(outcome.resumed) - len(outcome.restarted))
+        ends[outcome.end] += 1
+        seen["the Learner was made again"] += len(outcome.restarted)
+        seen["a Generator was newer than it"] += outcome.outlived
+        seen["the run was begun again too"] += len(outcome.resumed) - len(outcome.restarted)
+
+    check()
+    assert set(ends) <= {FINISHED, "stopped: no reward for a whole batch", "stopped: too many deaths"}
+    assert ends[FINISHED] > ends.total() / 2
+    assert all(seen.values())
+    print(*(f"{count:>9,}  {name}" for name, count in sorted((ends + seen).items())), sep="\n")
 
 
 @settings(UNHURRIED, max_examples=20)
@@ -264,7 +291,8 @@ def learner_dies_in_its_third_update(**settings):
     seconds = [Timing(f"generator{number}", "generate", (8.0 + number,)) for number in range(3)]
     timings = (*seconds, Timing(LEARNER, "update", (4.0,)), Timing(LEARNER, "publish", (1.0,)))
     usual = {"steps": 5, "generators": 3, "prompts": 3, "group_size": 2, "timings": timings, "checkpoint_every": 1}
-    return Schedule(0, faults=(Fault(FaultKind.KILLED, LEARNER, "update", 3),), **(usual | settings))
+    usual["faults"] = (Fault(FaultKind.KILLED, LEARNER, "update", 3),)
+    return Schedule(0, **(usual | settings))
 
 
 @pytest.mark.parametrize(
@@ -282,6 +310,30 @@ def test_an_order_lost_is_found_whether_or_not_somebody_waits_for_it(planted, la
     assert (right.broken, right.end, right.resumed) == (None, FINISHED, (2,))
     assert wrong.broken is not None
     assert wrong.broken.invariant == invariant
+
+
+class SkipsKnownVersions(FaultyGenerator):
+    """Takes a version for the one of that number that it has loaded, of whichever Learner."""
+
+    async def _load(self, part, fault, weight_handle):
+        if part.version == weight_handle.version:
+            return weight_handle.version, {}
+        return await super()._load(part, fault, weight_handle)
+
+
+def test_a_version_of_the_learner_that_died_is_not_taken_for_that_of_the_new_one():
+    schedule = learner_dies_in_its_third_update(max_lag=1, learner_restarts=1)
+    right, wrong = run_schedule(schedule), run_schedule(schedule, Wiring(generator=SkipsKnownVersions))
+    assert (right.broken, right.end, right.restarted) == (None, FINISHED, (2,))
+    assert wrong.broken is not None
+    assert wrong.broken.invariant == "weights held"
+
+
+def test_beyond_its_restarts_the_learner_ends_the_process_which_another_one_goes_on_from():
+    twice = (Fault(FaultKind.KILLED, LEARNER, "update", 3), Fault(FaultKind.KILLED, LEARNER, "update", 2))
+    schedule = learner_dies_in_its_third_update(max_lag=1, learner_restarts=1, faults=twice)
+    outcome = run_schedule(schedule)
+    assert (outcome.broken, outcome.end, outcome.restarted, outcome.resumed) == (None, FINISHED, (1,), (1, 3))
 
 
 def test_an_order_of_the_buffer_lost_is_found():

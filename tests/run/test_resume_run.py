@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.checkpoints import newest_whole
-from harness.core.errors import RunStopped, UserError
+from harness.core.errors import PartDied, RunStopped, UserError
 from harness.core.trace import NullTracer, RecordingTracer, Stage
 from harness.results import load_run
 from harness.results.segments import cut_back, taken
@@ -27,7 +27,7 @@ from harness.results.writer import SCENARIO as SCENARIO_FILE
 from harness.run.checkpoints import RunCheckpoints
 from harness.run.experiment import go_on_with, run_scenario
 from harness.run.inprocess import InProcessLearner, InProcessParts
-from harness.run.resume import find_resume
+from harness.run.resume import find_resume, find_unfinished
 from harness.scenario import Scenario, load_scenario, resolved_yaml
 from harness.scenario.checkpoint import CheckpointSettings
 
@@ -59,8 +59,32 @@ def unseen(folder: Path) -> None:
     """Show nothing: drawing has tests of its own."""
 
 
+class MortalParts(InProcessParts):
+    """Parts whose Learner dies at the start of these training steps, a new one each time; the Generator lives on."""
+
+    def __init__(self, steps: Sequence[int], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._arguments, self._deaths = arguments, list(steps)
+        self._take(self._learner)
+
+    def _take(self, learner: Any) -> None:
+        step = self._deaths.pop(0) if self._deaths else -1
+        self.learner = cast(InProcessLearner, CopyingLearner(learner, step, self._die))
+
+    def _die(self) -> None:
+        raise PartDied("the learner died: nobody knows why")
+
+    async def restart_learner(self) -> None:
+        """See ``RunningParts``: that of other parts, made from the same scenario."""
+        other = InProcessParts(*self._arguments)
+        self._closing.callback(other.close)
+        other.save_to(self._learner.policy_folder)
+        self._learner = other._learner
+        self._take(other._learner)
+
+
 class CopyingLearner:
-    """Copies the run's folder when a training step begins: that is what a process killed at this moment leaves."""
+    """Does something when a training step begins: copies the run's folder, as a process killed then leaves it."""
 
     def __init__(self, learner: Any, step: int, copy: Callable[[], object]) -> None:
         self._learner, self._step, self._copy = learner, step, copy
@@ -150,6 +174,117 @@ def test_a_killed_run_ends_as_one_that_never_stopped(
     assert max(span.end_ns for span in run.spans() if span.step < 4) <= min(
         span.start_ns for span in run.spans() if span.stage is Stage.UPDATE and span.step == 4
     )
+
+
+def restarted(scenario: Scenario, out: Path, deaths: Sequence[int], restarts: int, resumed: Path | None = None) -> Path:
+    """Run with a Learner that dies in these steps, or go on so with a run; return the run's folder.
+
+    The scenario is one of processes, since its rule wants that; the parts are all of this one.
+    """
+    mortal = load_scenario("resumed.yaml", ["transport.type=shared_memory", f"faults.learner_restarts={restarts}"])
+
+    def build(resolved: Scenario, *arguments: Any) -> MortalParts:
+        return MortalParts(deaths, scenario, *arguments)
+
+    try:
+        if resumed is None:
+            run_scenario(mortal, out, True, build=build, show=unseen)
+        else:
+            go_on_with(resumed, mortal, True, build=build, show=unseen)
+    except RunStopped as error:
+        (out / "error").write_text(str(error))
+    return next((out / scenario.name).iterdir())
+
+
+def test_a_learner_that_is_made_again_ends_as_one_that_never_died(
+    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder, whole = restarted(scenario, tmp_path, [5, 4, 7], 3), runs[0]
+    policies = [(each / "policy" / "model.safetensors").read_bytes() for each in (folder, whole)]
+    assert policies[0] == policies[1]
+    for name in ("steps.jsonl", "groups.jsonl", "rollouts.jsonl", "metrics.jsonl"):
+        assert rows(folder / name) == rows(whole / name), name
+    run = load_run(folder)
+    assert (run.status, run.ledger) == ("completed", load_run(whole).ledger)
+    told = [(each.start_step, each.cause, each.thrown_away) for each in run.manifest.segments]
+    assert told == [(4, "learner died", 16), (4, "learner died", 8), (6, "learner died", 16)]
+    moved = [json.loads(path.read_text())["step"] for path in sorted(folder.glob("steps.jsonl.*.before_resume"))]
+    assert moved == [4, 6]  # the second death came before any row
+    assert sum(row.wall_s for row in run.steps) == pytest.approx(run.steps[-1].elapsed_s, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_learner_that_dies_more_often_ends_the_run_which_a_new_process_goes_on_with(
+    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = restarted(scenario, tmp_path, [3, 5], 1)
+    told = (tmp_path / "error").read_text()
+    assert "the learner died: nobody knows why" in told
+    assert "faults.learner_restarts is 1" in told
+    assert told.endswith(f"--resume {folder}")
+    assert (load_run(folder).status, [row.step for row in load_run(folder).steps]) == ("failed", [0, 1, 2, 3, 4])
+    restarted(scenario, tmp_path, [], 0, folder)
+    policies = [(each / "policy" / "model.safetensors").read_bytes() for each in (folder, runs[0])]
+    assert policies[0] == policies[1]
+    assert [each.cause for each in load_run(folder).manifest.segments] == ["learner died", "resumed"]
+
+
+def test_a_learner_that_dies_before_the_first_checkpoint_ends_the_run(scenario: Scenario, tmp_path: Path) -> None:
+    folder = restarted(scenario, tmp_path, [1], 5)
+    assert "there is no checkpoint to go on from" in (tmp_path / "error").read_text()
+    assert load_run(folder).status == "failed"
+
+
+def test_auto_takes_the_newest_run_that_is_not_over_and_agrees(
+    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    home = tmp_path / "resumed"
+
+    def found(*overrides: str) -> tuple[str | None, str]:
+        folder, why_not = find_unfinished(tmp_path, load_scenario("resumed.yaml", overrides))
+        return None if folder is None else folder.name, why_not
+
+    assert found()[0] is None
+    for name, source, hour in (("a", runs[1], 1), ("b", runs[1], 3), ("c", runs[1], 2), ("d", runs[0], 4)):
+        shutil.copytree(source, home / name)
+        manifest = json.loads((home / name / "manifest.json").read_text())
+        (home / name / "manifest.json").write_text(
+            json.dumps(manifest | {"started_at": f"2026-01-01T0{hour}:00:00.000Z"})
+        )
+    assert found() == ("b", "")  # d made all its steps
+    shutil.rmtree(home / "b" / "checkpoints")
+    assert found() == ("c", "")
+    with open(home / "c" / STEPS, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert found() == ("a", "")
+    name, why_not = found("epochs_per_batch=1")
+    assert name is None
+    assert str(home / "c") in why_not
+    assert "epochs_per_batch (was 2, is 1)" in why_not
+    (home / "c" / "manifest.json").write_text("{")
+    assert found() == ("a", "")
+    with pytest.raises(UserError, match=r"checkpoint\.every"):
+        found("checkpoint.every=null")
+
+
+def test_auto_begins_a_run_where_none_can_go_on_and_says_so(
+    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[Path] = []
+
+    def auto() -> str:
+        arguments = ["run", "resumed.yaml", "--resume", "auto", "--quiet", "--out", str(tmp_path)]
+        assert main(arguments, lambda scenario, out, quiet: begun.append(out) or 0) == 0
+        return capsys.readouterr().err.strip()
+
+    said = auto()
+    assert len(said.splitlines()) == 1
+    assert begun == [tmp_path]
+    shutil.copytree(runs[1], tmp_path / "resumed" / "a")
+    said = auto()
+    assert begun == [tmp_path]
+    assert said.splitlines()[0] == f"goes on with {tmp_path / 'resumed' / 'a'}"
+    assert load_run(tmp_path / "resumed" / "a").status == "completed"
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(

@@ -226,6 +226,27 @@ CASES = [
         "",
         ["checkpoint.every", "interleaving"],
     ),
+    (
+        of_ranks(2) | {"faults": {"learner_restarts": 3}},
+        "restarts_have_a_checkpoint",
+        "3",
+        "10 0",
+        ["faults.learner_restarts", "checkpoint.every"],
+    ),
+    (
+        {"checkpoint": {"every": 5}, "faults": {"learner_restarts": 3}},
+        "restarts_have_a_checkpoint",
+        "3",
+        "0",
+        ["faults.learner_restarts", "transport.type"],
+    ),
+    (
+        {"transport": {"type": "gloo"}, "checkpoint": {"every": 5}, "faults": {"learner_restarts": 1}},
+        "restarts_have_a_checkpoint",
+        "1",
+        "0",
+        ["faults.learner_restarts", "transport.type"],
+    ),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,31 @@ def test_segments_of_another_size_are_unmapped(ends):
     received = receiver.receive(sender.publish_weights({"a": torch.ones(1000)}, 1, frozenset()))
     assert received["a"].sum().item() == 1000
     assert in_use() == (3, 2)
+
+
+ANOTHER_LEARNER = """
+import pickle, sys, torch
+from harness.transports.protocol import TransportOptions
+from harness.transports.shared_memory import SharedMemorySender
+sender = SharedMemorySender(TransportOptions())
+weights = {"a": torch.full((3, 5), 2.0), "b": torch.full((7,), 2, dtype=torch.bfloat16)}
+pickle.dump(sender.publish_weights(weights, 1, frozenset()), sys.stdout.buffer)
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_segments_of_a_learner_that_died_are_unmapped(ends):
+    sender, receiver = ends
+    receiver.receive(sender.publish_weights(weights_of(1), 1, frozenset()))
+    before = in_use()
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", ANOTHER_LEARNER], stdin=pipe, stdout=pipe) as learner:
+        weight_handle = pickle.load(learner.stdout)
+        assert receiver.receive(weight_handle)["b"].tolist() == [2] * 7
+        learner.communicate()
+    assert in_use() == before  # of the two Learners, the receiver maps the segment of the second
 
 
 def test_a_ticket_whose_memory_was_reused_is_found(ends):

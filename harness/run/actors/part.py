@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,11 @@ class PartActor:
     def now_ns(self) -> int:
         """This machine's monotonic clock."""
         return time.perf_counter_ns()
+
+    def forget(self) -> None:
+        """Drop what was recorded and not sent; what was asked before, in this concurrency group, is over now."""
+        self._recorder.drain()
+        self._instrumented.drain_device_figures()
 
     def end_windows(self) -> None:
         """Stop the profilers that still run, and have them write what they have."""
@@ -401,6 +407,28 @@ class ActorPart:
             return span
         return span._replace(start_ns=span.start_ns - self._offset_ns, end_ns=span.end_ns - self._offset_ns)
 
+    async def settle(self, stage: Stage) -> None:
+        """Return when nothing is under way in the actor any more that was asked of it; a dead one is found out later.
+
+        Args:
+            stage: what it may still be doing.
+        """
+        with self.tracer.underway(self.lane, stage), suppress(*DEATHS):
+            await asyncio.to_thread(self.finish_building)  # of one that was being replaced
+            for group in {None, self.spec.moving_lane and MOVING}:
+                await self.handle.forget.options(concurrency_group=group).remote()
+        self.device_figures.clear()
+
+    def launch_again(self, store: Any = None) -> None:
+        """End the actor and start a new one in its place.
+
+        Args:
+            store: of a rank, where the new ranks find each other.
+        """
+        ray.kill(self.handle)
+        self.facts, self.spec = None, self.spec if store is None else replace(self.spec, store=store)
+        self.handle, self.building, self.store = self.spec.launch()
+
     async def _died(self, incarnation: int, reason: str) -> HarnessError:
         """Replace the dead actor, once for each death; return the error for the loop."""
         if self._replacements is None:
@@ -433,8 +461,7 @@ class ActorPart:
         """Make a new actor, and another one where that dies while it starts."""
         while True:
             replacements.count(self.lane, reason)
-            ray.kill(self.handle)
-            self.handle, self.building, self.store = self.spec.launch()
+            self.launch_again()
             try:
                 return await asyncio.to_thread(self.finish_building)
             except DEATHS as error:

@@ -14,8 +14,8 @@ from typing import Any
 
 import ray
 
-from harness.core.errors import UserError
-from harness.core.trace import RecordingTracer, Tracer
+from harness.core.errors import PartDied, UserError
+from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.core.types import GroupData
 from harness.engines.vllm_machine import environment as vllm_environment
 from harness.learner.last_calls import LastCalls, read_last_calls
@@ -176,17 +176,43 @@ class ActorParts(RunningParts):
             for lane in lanes_of("generator", scenario)
         ]
         scorers = [spawn(lane, parts.scorer, partial(_scorer, scenario, lane)) for lane in lanes_of("scorer", scenario)]
-        self._members = [learner, *generators]
-        self._learner: LearnerHandle | RanksHandle
-        if several:
-            self._learner = RanksHandle(
-                [learner, *others], mesh_shape(scenario), trainer_options(scenario), in_shards=in_shards(scenario)
-            )
-        else:
-            self._learner = LearnerHandle(learner, self._kind.tensor_transport if self._kind.two_sided else None)
+        self._members, self._ranks = [learner, *generators], [learner, *others]
+        self._outliving = [(part, Stage.GENERATE) for part in generators] + [(part, Stage.SCORE) for part in scorers]
         self.generators = tuple(GeneratorHandle(part, learner) for part in generators)
         self.scorers = tuple(ScorerHandle(part) for part in scorers)
-        self.learner = self._learner
+        self.learner = self._learner = self._learner_handle()
+
+    def _learner_handle(self) -> LearnerHandle | RanksHandle:
+        first, *others = self._ranks
+        if not others:
+            return LearnerHandle(first, self._kind.tensor_transport if self._kind.two_sided else None)
+        scenario = self._scenario
+        mesh, options = mesh_shape(scenario), trainer_options(scenario)
+        return RanksHandle(self._ranks, mesh, options, in_shards=in_shards(scenario))
+
+    async def learner_is_dead(self) -> bool:
+        """See ``RunningParts``."""
+        asked = await asyncio.gather(*(part.check_alive() for part in self._ranks), return_exceptions=True)
+        return any(isinstance(answer, PartDied) for answer in asked)
+
+    async def restart_learner(self) -> None:
+        """See ``RunningParts``. All ranks are made anew, since the others have lost the step that they were in."""
+        first, *others = self._ranks
+        first.launch_again()
+        for part in others:
+            part.launch_again(first.store)
+        with ExitStack() as starting:
+            for part in self._ranks:
+                starting.enter_context(part.tracer.underway(part.lane, Stage.STARTUP))
+            await asyncio.gather(
+                asyncio.to_thread(wait_until_built, self._ranks),
+                *(part.settle(stage) for part, stage in self._outliving),
+            )
+        for part in self._ranks:
+            part.device_figures.clear()
+        folder = self._learner.policy_folder
+        self.learner = self._learner = self._learner_handle()
+        self._learner.policy_folder = folder
 
     def _spec(self, lane: str, settings: PartSettings, make: Make, moving: str | None) -> ActorSpec:
         scenario = self._scenario

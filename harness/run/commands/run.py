@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
+from harness.core.terminal_text import plain
 from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments
+
+if TYPE_CHECKING:
+    from harness.scenario import Scenario
+
+AUTO = "auto"
+"""In the place of a run's folder: look for it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,10 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scenario_arguments(parser, "?")
     parser.add_argument(
         "--resume",
-        type=Path,
         metavar="FOLDER",
         help="go on with this run from its newest checkpoint, or with what is left of this experiment, by its own "
-        "scenario where none is named",
+        "scenario where none is named; auto: with the newest of SCENARIO that is not over, else begin it",
     )
     output_arguments(parser)
 
@@ -27,14 +35,31 @@ def run(options: argparse.Namespace) -> int:
     """Run the scenario; return the exit code."""
     from harness.scenario import load_scenario
 
-    if options.resume is not None:
+    if options.resume not in (None, AUTO):
         return _go_on(options)
     if options.scenario is None:
         what = "the following arguments are required: SCENARIO, or --resume FOLDER"
         raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of what was stopped")
     scenario = load_scenario(options.scenario, options.set)
     check_writable(options.out)
+    return _go_on_or_begin(options, scenario) if options.resume else _begin(options, scenario)
+
+
+def _begin(options: argparse.Namespace, scenario: Scenario) -> int:
     return run_scenario_of(options)(scenario, options.out, options.quiet)
+
+
+def _go_on_or_begin(options: argparse.Namespace, scenario: Scenario) -> int:
+    from harness.run.experiment import go_on_with
+    from harness.run.resume import find_unfinished
+
+    folder, why_not = find_unfinished(options.out, scenario)
+    if folder is None:
+        print(f"begins a new run of {scenario.name}: {plain(why_not)}", file=sys.stderr)
+        return _begin(options, scenario)
+    if options.quiet:  # else the line comes with what was found
+        print(f"goes on with {folder}", file=sys.stderr)
+    return go_on_with(folder, scenario, options.quiet, verbose=options.verbose)
 
 
 def _go_on(options: argparse.Namespace) -> int:
@@ -44,7 +69,7 @@ def _go_on(options: argparse.Namespace) -> int:
     from harness.run.sweep.identity import IDENTITY
     from harness.scenario import load_scenario
 
-    folder: Path = options.resume
+    folder = Path(options.resume)
     if (folder / IDENTITY).is_file():
         what = "this is a sweep, which goes on by the command that began it"
         raise UserError(
