@@ -40,10 +40,11 @@ import json
 import math
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,31 @@ class SavedState:
     end_ns: int
 
 
+class KeptMemory:
+    """Memory of this host for a copy of all pieces, one behind the other as in their file.
+
+    Args:
+        pieces: in an order in which each is aligned: those of the longest elements first.
+        pinned: whether a GPU copies into it.
+    """
+
+    def __init__(self, pieces: Sequence[TensorSlice], pinned: bool) -> None:
+        self.pieces, self._pinned = pieces, pinned
+        sizes = [piece.numel * piece.dtype.itemsize for piece in pieces]
+        self._whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
+        self._blocks = [
+            part.view(piece.dtype).view(piece.sizes)
+            for piece, part in zip(pieces, self._whole.split(sizes), strict=True)
+        ]
+
+    def copy(self, tensors: Sequence[Tensor]) -> memoryview:
+        """Copy the pieces' tensors and return the bytes."""
+        torch._foreach_copy_(self._blocks, list(tensors), non_blocking=self._pinned)
+        if self._pinned:
+            torch.cuda.synchronize()
+        return self._whole.numpy().data
+
+
 class LearnerState:
     """Saves and loads what one rank holds of a Learner's state; all ranks call it together.
 
@@ -97,12 +123,20 @@ class LearnerState:
     ) -> None:
         self._trainer, self._rank, self._ranks, self._group = trainer, rank, ranks, group
         self._plan: WritePlan | None = None
-        self._memory: dict[TensorSlice, Tensor] = {}
+        self._kept: KeptMemory | None = None
+        self._header: tuple[list[TensorSlice], bytes] | None = None
         self._frozen: dict[str, dict[str, Any]] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[SavedState] | None = None
 
-    def save(self, folder: Path, numbers: Mapping[str, Any], *, asynchronous: bool = False) -> float:
+    def save(
+        self,
+        folder: Path,
+        numbers: Mapping[str, Any],
+        *,
+        asynchronous: bool = False,
+        beside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> float:
         """Write this rank's files; all but the pieces is rank 0's. What is written is the state at the call.
 
         Who writes which piece is agreed upon in the first call, and after the first training step, which adds the
@@ -113,6 +147,7 @@ class LearnerState:
             numbers: what else to save, as JSON.
             asynchronous: return when the state is copied to memory of this host, which is kept for the next save; a
                 thread writes it.
+            beside: entered in that thread while it writes.
 
         Returns:
             Seconds in which nothing else could be done.
@@ -129,9 +164,8 @@ class LearnerState:
         held = _held(state)
         shards = sorted(self._shards(held), key=lambda shard: -shard.tensor.element_size())  # aligned, without gaps
         frozen = self._checksums_of_frozen(state)
-        if asynchronous:
-            shards = self._copied(shards)
-        header = _header([shard.slice for shard in shards], {"frozen": json.dumps(frozen)})
+        body = [self._copied(shards)] if asynchronous else (bytes_of(shard.tensor) for shard in shards)
+        header = self._header_of([shard.slice for shard in shards], frozen)
         said = {**numbers, "ranks": self._ranks, "last_good": state.last_good}
         if state.loss_scale.is_enabled():
             said["loss_scale"] = state.loss_scale.state_dict()
@@ -139,8 +173,7 @@ class LearnerState:
 
         def write() -> SavedState:
             start = time.perf_counter_ns()
-            chunks = (bytes_of(shard.tensor) for shard in shards)
-            files = [write_file(folder, _file_of(self._rank), _chain(header, chunks))]
+            files = [write_file(folder, _file_of(self._rank), chain([header], body))]
             if self._rank == 0:
                 files.append(write_file(folder, NUMBERS, [json.dumps(said, indent=1).encode()]))
             end = time.perf_counter_ns()
@@ -148,7 +181,12 @@ class LearnerState:
             return SavedState(tuple(files), sum(file.num_bytes for file in files), blocked, start, end)
 
         if asynchronous:
-            self._saving = self._thread.submit(write)
+
+            def write_beside() -> SavedState:
+                with beside():
+                    return write()
+
+            self._saving = self._thread.submit(write_beside)
             return (time.perf_counter_ns() - begin) / 1e9
         self._saving = Future()
         try:
@@ -224,18 +262,19 @@ class LearnerState:
             self._plan = write_plans(by_rank)[self._rank]
         return shards_of({name: tensor for name, (_, tensor) in held.items()}, self._plan)
 
-    def _copied(self, shards: Sequence[Shard]) -> list[Shard]:
+    def _header_of(self, pieces: list[TensorSlice], frozen: Mapping[str, Any]) -> bytes:
+        """Return the head of this rank's file, which is nearly always that of the save before."""
+        if self._header is None or self._header[0] != pieces:
+            self._header = pieces, _header(pieces, {"frozen": json.dumps(frozen)})
+        return self._header[1]
+
+    def _copied(self, shards: Sequence[Shard]) -> memoryview:
         """Copy the pieces to this host's memory, which is kept: fresh memory costs several times the copy."""
-        on_gpu = any(shard.tensor.is_cuda for shard in shards)
-        for shard in shards:
-            if shard.slice not in self._memory:
-                self._memory[shard.slice] = torch.empty_like(
-                    shard.tensor, device="cpu", memory_format=torch.contiguous_format, pin_memory=on_gpu
-                )
-            self._memory[shard.slice].copy_(shard.tensor, non_blocking=on_gpu)
-        if on_gpu:
-            torch.cuda.synchronize()
-        return [Shard(shard.slice, self._memory[shard.slice]) for shard in shards]
+        pieces = [shard.slice for shard in shards]
+        if self._kept is None or self._kept.pieces != pieces:
+            self._kept = None  # before there is another one
+            self._kept = KeptMemory(pieces, pinned=any(shard.tensor.is_cuda for shard in shards))
+        return self._kept.copy([shard.tensor for shard in shards])
 
     def _checksums_of_frozen(self, state: TrainingState) -> dict[str, dict[str, Any]]:
         """Return the checksums of what this rank holds of a reference policy that stays; taken once."""
@@ -401,11 +440,6 @@ def _checksum(tensor: Tensor) -> str:
 
 def _file_of(rank: int) -> str:
     return f"learner_rank_{rank}.safetensors"
-
-
-def _chain(header: bytes, chunks: Iterator[memoryview]) -> Iterator[bytes | memoryview]:
-    yield header
-    yield from chunks
 
 
 def _header(pieces: Sequence[TensorSlice], metadata: dict[str, str]) -> bytes:
