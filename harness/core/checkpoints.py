@@ -97,6 +97,11 @@ def begin(checkpoints: Path, step: int) -> Path:
     return draft
 
 
+def step_of(draft: Path) -> int:
+    """Return the training step of a folder that ``begin`` has made."""
+    return int(draft.name.removeprefix(_STEP).removesuffix(_DRAFT))
+
+
 def write_file(folder: Path, name: str, chunks: Iterable[Bytes]) -> WrittenFile:
     """Write a new file, hash what is written, and return when it is on the disk.
 
@@ -133,7 +138,7 @@ def commit(draft: Path, files: Sequence[WrittenFile], keep: int) -> Checkpoint:
         OSError: the disk is full.
     """
     checkpoints, name = draft.parent, draft.name.removesuffix(_DRAFT)
-    step, by_name = int(name.removeprefix(_STEP)), {file.name: file for file in files}
+    step, by_name = step_of(draft), {file.name: file for file in files}
     found = {path.name: path.stat().st_size for path in draft.iterdir()}
     wanted = {file.name: file.num_bytes for file in files}
     if len(files) != len(by_name) or found != wanted:

@@ -88,8 +88,13 @@ class Learner(Protocol):
             still_needed: versions published before that a Generator may yet load; the others may be overwritten.
         """
 
-    async def checkpoint(self, version: int) -> None:
-        """Save the policy, if it is to be saved; stage ``checkpoint``."""
+    async def save_policy(self, version: int, *, last: bool) -> None:
+        """Save the policy, if it is to be saved; stage ``save_policy``.
+
+        Args:
+            version: of the policy.
+            last: whether training is over; else it is one on the way, kept beside.
+        """
 
 
 class Engine(Protocol):

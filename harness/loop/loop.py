@@ -465,13 +465,16 @@ class _Lanes:
             taken_in = await self._take_in_shards(step)
             await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, partial(self.assembler.ready, step), step)
             await self._train_step(step, taken_in)
+            if self.plan.is_policy_saved(self.version):
+                await self._wait_until_published(self.version)
+                await self.learner.save_policy(self.version, last=False)
             if self.plan.is_checkpointed(self.version):
                 await self._save(step)
         await self._wait_until_published(self.plan.steps)
         await self._wait(
             self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_reported, self.plan.steps
         )
-        await self.learner.checkpoint(self.version)
+        await self.learner.save_policy(self.version, last=True)
         self.learner_done = True
         self._notify(*_WAITS)
 

@@ -38,7 +38,18 @@ from harness.results.rows import (
     WarmUp,
     restore_non_finite,
 )
-from harness.results.writer import CHECKPOINTS, GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.results.writer import (
+    CHECKPOINTS,
+    GROUPS,
+    MANIFEST,
+    PICTURES,
+    POLICIES,
+    POLICY,
+    ROLLOUTS,
+    SCENARIO,
+    SPANS,
+    STEPS,
+)
 
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
@@ -224,7 +235,7 @@ def find_run_folders(path: Path) -> list[Path]:
         raise UserError(f"{str(path)!r} {problem}", where=str(path), fix="name a results folder or a run folder in it")
     found = []
     for folder, subfolders, files in os.walk(path):
-        left_out = {POLICY, PICTURES}
+        left_out = {POLICY, POLICIES, PICTURES}
         if MANIFEST in files or STEPS in files:
             found.append(Path(folder))
             left_out.add(CHECKPOINTS)  # each has a manifest of its own

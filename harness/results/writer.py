@@ -32,7 +32,7 @@ MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
 ATTEMPTS = 100
 """Names that a new experiment tries."""
-POLICY, PICTURES, PROFILES, REPORT = "policy", "pictures", "profiles", "report.html"
+POLICY, POLICIES, PICTURES, PROFILES, REPORT = "policy", "policies", "pictures", "profiles", "report.html"
 CHECKPOINTS = "checkpoints"
 
 

@@ -20,7 +20,7 @@ from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
 from harness.results.recorder import RowListener
-from harness.results.writer import POLICY, PROFILES
+from harness.results.writer import PROFILES
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
@@ -203,7 +203,7 @@ class ArmRunner:
         parts = arm.parts
         tasks: list[asyncio.Future[None]] = []
         try:
-            parts.save_to(folder / POLICY)
+            parts.save_to(folder)
             settings = arm.variant.scenario.checkpoint
             state = None if arm.resume is None else await arm.resume.take_up(parts, session)
             session.probes.start()

@@ -26,8 +26,8 @@ from harness.run.points import ASIDE, Point, read_points
 from harness.run.session import RunSession, functions_of
 from harness.scenario import Scenario, expand, resolved_yaml
 
-FREE = ("description", "checkpoint", "trackers", "save_policy", "reward_target", "endpoint",
-        "faults.stall_after_s", "faults.max_replacements")  # fmt: skip
+FREE = ("description", "checkpoint", "trackers", "save_policy", "save_policy_every",
+        "reward_target", "endpoint", "faults.stall_after_s", "faults.max_replacements")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
 SPREAD = "placement.learner", "learner.sharding", "learner.mesh"
 """How a Learner is spread over ranks. A run may go on with others; sums are then added in another order."""

@@ -42,7 +42,7 @@ from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.offload import Offload
 from harness.run.overlapped_publish import Leaving, OverlappedPublish
 from harness.scenario.batch_plan import BatchPlan
-from harness.scenario.loop_plan import publisher_lane
+from harness.scenario.loop_plan import publisher_lane, writer_lane
 from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify
@@ -550,12 +550,12 @@ class LearnerWorker:
         """Return published tensors, for transports that send them along with a call."""
         return self.sender.outgoing(version)
 
-    def checkpoint(self, version: int, folder: Path | None) -> None:
+    def save_policy(self, version: int, folder: Path | None) -> None:
         """Save the policy into the folder, if it is to be saved."""
         if self.save is not None and folder is not None:
             with (
                 self._offload.resident("weights", version - 1, version),
-                self.tracer.span(self.lane, Stage.CHECKPOINT, version, version),
+                self.tracer.span(self.lane, Stage.SAVE_POLICY, version, version),
             ):
                 self.save(folder)
 
@@ -563,6 +563,8 @@ class LearnerWorker:
         self, folder: Path, version: int, rows: Sequence[ProbeRow] | None = None, asynchronous: bool = False
     ) -> float:
         """Save what the Learner has learnt into the folder of a checkpoint; stage ``checkpoint`` is what this takes.
+
+        What an asynchronous save goes on to write is stage ``checkpoint_write`` of a lane of its own.
 
         Args:
             folder: see ``harness.core.checkpoints.begin``.
@@ -579,7 +581,9 @@ class LearnerWorker:
         """
         with self._all_here(version), self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
             probe = None if (kept := rows or self._probe_rows) is None else [[p.tolist(), r.tolist()] for p, r in kept]
-            return self.state.save(folder, {"version": version, "probe_rows": probe}, asynchronous=asynchronous)
+            numbers = {"version": version, "probe_rows": probe}
+            beside = partial(self.tracer.span, writer_lane(self.lane), Stage.CHECKPOINT_WRITE, version, version)
+            return self.state.save(folder, numbers, asynchronous=asynchronous, beside=beside)
 
     def finish_save(self, wait: bool = True) -> SavedState | None:
         """Return what the last save wrote; see ``LearnerState.finish``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import AtLeast1, Section
+from harness.scenario.sections import AtLeast1, Positive, Section
 
 if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
@@ -22,6 +22,8 @@ class CheckpointSettings(Section):
     """How many stay; where the newest is damaged, the one before it is taken."""
     asynchronous: bool = False
     """Train on while it is written; the Learner waits only for a copy, which stays in main memory."""
+    hours_between_failures: Positive | None = None
+    """Mean time after which something ends the run; the results then say which `every` loses least."""
 
 
 def checkpoints_have_a_state(scenario: Scenario) -> Problem | None:
@@ -54,4 +56,12 @@ def arms_in_turns_make_no_checkpoints(scenario: Scenario) -> Problem | None:
     return broken(what, fix, _KEY, "interleaving")
 
 
-CHECKPOINT_RULES = (checkpoints_have_a_state, arms_in_turns_make_no_checkpoints)
+def kept_policies_are_saved(scenario: Scenario) -> Problem | None:
+    """Policies on the way are kept where the last one is saved."""
+    if scenario.save_policy_every is None or scenario.save_policy:
+        return None
+    what = f"save_policy_every is {scenario.save_policy_every} with save_policy false"
+    return broken(what, "leave one of them out", "save_policy_every", "save_policy")
+
+
+CHECKPOINT_RULES = (checkpoints_have_a_state, arms_in_turns_make_no_checkpoints, kept_policies_are_saved)

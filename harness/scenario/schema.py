@@ -118,6 +118,8 @@ class Scenario(Section):
     """The comparison prints the seconds until this validation reward was reached."""
     save_policy: bool = True
     """Save the trained policy as a Hugging Face folder."""
+    save_policy_every: AtLeast1 | None = None
+    """Also keep the policy of every so many training steps, each as a folder `policies/step_N`; null keeps none."""
     checkpoint: Annotated[CheckpointSettings, EmptyIfNull] = CheckpointSettings()
     """Checkpoints from which the run goes on after it was stopped or killed."""
     endpoint: EndpointName = "seconds_per_step"

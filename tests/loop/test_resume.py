@@ -70,7 +70,7 @@ class Toy(SilentObserver):
         await asyncio.sleep(1)
         return WeightHandle(version, 0, 0, payload=self.policy)
 
-    async def checkpoint(self, version):
+    async def save_policy(self, version, *, last):
         return None
 
     def on_evaluation(self, version, scored):

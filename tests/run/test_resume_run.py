@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from harness.cli import main
+from harness.compare.figures import run_figures
 from harness.core.checkpoints import newest_whole
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import NullTracer, RecordingTracer, Stage
@@ -226,6 +229,38 @@ def test_ranks_may_be_others_and_bits_are_no_longer_promised(
     assert dict(resume.was) == was
     (warning,) = resume.warnings
     assert ", ".join(was) in warning
+
+
+def test_an_asynchronous_checkpoint_is_written_in_a_lane_of_its_own_and_policies_are_kept(
+    scenario: Scenario, tmp_path: Path
+) -> None:
+    changed = load_scenario(
+        "resumed.yaml", ["checkpoint.asynchronous=true", "checkpoint.hours_between_failures=2", "save_policy_every=4"]
+    )
+    assert run_scenario(changed, tmp_path, True, show=unseen) == 0
+    folder = next((tmp_path / changed.name).iterdir())
+    run = load_run(folder)
+    spans = sorted(run.spans(), key=lambda span: span.start_ns)
+    assert {span.lane for span in spans if span.stage is Stage.CHECKPOINT} == {"learner"}
+    beside = [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE]
+    assert {span.lane for span in beside} == {"checkpoint_writer"}
+    assert set(Counter(span.version for span in beside).items()) == {(v, 3) for v in (2, 4, 6, 8)}  # two halves, commit
+    for version in (2, 4, 6, 8):
+        copied = [span for span in spans if (span.stage, span.version) == (Stage.CHECKPOINT, version)]
+        assert copied[0].start_ns < min(span.start_ns for span in beside if span.version == version)
+    cost = run_figures(run).checkpoints
+    assert cost is not None
+    assert cost.every == 2
+    assert 0 < cost.exposed_s <= cost.blocked_s < cost.step_s
+    assert 1 <= cost.best_every(7200.0) < 1e6
+    kept = ["policies/step_4", "policies/step_8"]
+    assert run.manifest.outcome["policies"] == kept
+    assert sorted(path.name for path in (folder / "policies").iterdir()) == ["step_4", "step_8"]
+    weights = [(folder / each / "model.safetensors").read_bytes() for each in (*kept, "policy")]
+    assert weights[0] != weights[1] == weights[2]
+    loaded = AutoModelForCausalLM.from_pretrained(folder / kept[0], trust_remote_code=False)
+    assert sum(each.numel() for each in loaded.parameters()) == run.manifest.parameters
+    assert [span.version for span in spans if span.stage is Stage.SAVE_POLICY] == [4, 8, 8]
 
 
 @dataclass

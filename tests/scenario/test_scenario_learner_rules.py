@@ -226,6 +226,13 @@ CASES = [
         "",
         ["checkpoint.every", "interleaving"],
     ),
+    (
+        {"save_policy": False, "save_policy_every": 5},
+        "kept_policies_are_saved",
+        "5",
+        "",
+        ["save_policy_every", "save_policy"],
+    ),
 ]
 
 

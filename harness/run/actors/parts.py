@@ -251,7 +251,7 @@ class ActorParts(RunningParts):
 
     def save_to(self, folder: Path) -> None:
         """See ``RunningParts``."""
-        self._learner.policy_folder = folder.resolve()
+        self._learner.run_folder = folder.resolve()
 
     def data_of(self, handle: Any) -> GroupData:
         """See ``RunningParts``."""
