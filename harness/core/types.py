@@ -296,6 +296,7 @@ class UpdateResult:
         optimizer_step_metrics: of each of its optimizer steps; empty where the trainer does not tell.
         examples: rollouts of one of its groups; empty in most steps.
         ranks: what each rank of the Learner did; empty where it is one process.
+        advantages: of each rollout trained on, group by group; empty where the trainer does not tell.
     """
 
     version: int
@@ -304,3 +305,4 @@ class UpdateResult:
     optimizer_step_metrics: Sequence[Metrics] = ()
     examples: tuple[ExampleRollout, ...] = ()
     ranks: tuple[RankStep, ...] = ()
+    advantages: tuple[float, ...] = ()

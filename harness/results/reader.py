@@ -37,7 +37,18 @@ from harness.results.rows import (
     WarmUp,
     restore_non_finite,
 )
-from harness.results.writer import CHECKPOINTS, GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.results.writer import (
+    CHECKPOINTS,
+    GROUPS,
+    KEPT_STEPS,
+    MANIFEST,
+    PICTURES,
+    POLICY,
+    ROLLOUTS,
+    SCENARIO,
+    SPANS,
+    STEPS,
+)
 
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
@@ -226,7 +237,7 @@ def find_run_folders(path: Path) -> list[Path]:
         left_out = {POLICY, PICTURES}
         if MANIFEST in files or STEPS in files:
             found.append(Path(folder))
-            left_out.add(CHECKPOINTS)  # each has a manifest of its own
+            left_out |= {CHECKPOINTS, KEPT_STEPS}  # each has a manifest of its own
         subfolders[:] = [name for name in subfolders if name not in left_out and not name.startswith(".")]
     if not found:
         raise UserError(

@@ -33,7 +33,7 @@ SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl",
 ATTEMPTS = 100
 """Names that a new experiment tries."""
 POLICY, PICTURES, PROFILES, REPORT = "policy", "pictures", "profiles", "report.html"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, KEPT_STEPS = "checkpoints", "kept_steps"
 
 
 def experiment_name(root: Path, scenario: str, now: datetime) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.core.errors import HarnessError, RunStopped, UserError
+from harness.core.protocols import Learner
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
 from harness.probes.clock import PausableClock
@@ -24,6 +25,7 @@ from harness.results.writer import POLICY, PROFILES
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
+from harness.run.kept_steps import KeepingLearner
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
@@ -193,7 +195,9 @@ class ArmRunner:
             if state is None:
                 recorder.loop_starts(parts.lanes)
             checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
-            learner = CommittingLearner(parts.learner, checkpoints) if settings.asynchronous else parts.learner
+            learner: Learner = CommittingLearner(parts.learner, checkpoints) if settings.asynchronous else parts.learner
+            if settings.keep_steps or settings.keep_steps_every:
+                learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
             loop = run_loop(
                 parts.generators,
                 parts.scorers,

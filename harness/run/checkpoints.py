@@ -31,8 +31,10 @@ from harness.scenario.checkpoint import CheckpointSettings
 class StatefulLearner(Protocol):
     """A Learner whose state can be saved: each of the three handles."""
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
-        """Save what was learnt into a checkpoint's folder; return the seconds."""
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
+        """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerState.save``."""
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
         """Return what every rank has written; None where one has not, and is not waited for."""
@@ -69,7 +71,7 @@ class RunCheckpoints:
         """
         recorded, version = self._recorder.recorded(), state.version  # before anything is awaited
         await self.finish()
-        with _writable():
+        with writable():
             with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
                 self._draft = draft = await asyncio.to_thread(begin, self._folder, version)
             await self._learner.save_state(draft, version, asynchronous=self._settings.asynchronous)
@@ -93,7 +95,7 @@ class RunCheckpoints:
         """
         if self._draft is None or self._writing is None or not (wait or self._writing.done()):
             return
-        with _writable():
+        with writable():
             saved = await self._learner.finish_save(wait=wait)
             if saved is None:
                 return
@@ -103,12 +105,12 @@ class RunCheckpoints:
 
 
 @contextmanager
-def _writable() -> Iterator[None]:
+def writable(what: str = "the checkpoint") -> Iterator[None]:
     """Say it as it is where the disk is full or gone; raises RunStopped."""
     try:
         yield
     except OSError as error:
-        raise RunStopped(f"the checkpoint cannot be written: {error}") from error
+        raise RunStopped(f"{what} cannot be written: {error}") from error
 
 
 class CommittingLearner:

@@ -75,7 +75,7 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
     run = load_run(folder)
     if run.status == "running":
         raise UserError("the run is not over: another process holds it", str(folder), "stop that process first")
-    _check_same(run.settings, scenario, folder)
+    check_same(run.settings, scenario, folder)
     checkpoint, refused = newest_whole(folder / CHECKPOINTS)
     if checkpoint is None:
         what = "there is no checkpoint to go on from"
@@ -89,7 +89,12 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
     return Resume(folder, run.manifest, checkpoint, refused, state, recorded)
 
 
-def _check_same(saved: Mapping[str, Any], scenario: Scenario, folder: Path) -> None:
+def check_same(saved: Mapping[str, Any], scenario: Scenario, folder: Path) -> None:
+    """Check that a scenario samples and learns what the run of a folder did.
+
+    Raises:
+        UserError: with the keys that are others, and both values.
+    """
     now = parse_settings(Scrubber.of_this_process().paths(resolved_yaml(scenario)))
     before, after = _flat(saved), _flat(now)
     differing = [

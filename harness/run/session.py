@@ -303,7 +303,7 @@ class Experiment:
                 commit=self._code.commit,
                 dirty=self._code.dirty,
                 parameters=parameters,
-                functions=_functions_of(variant.scenario),
+                functions=functions_of(variant.scenario),
                 prompt_template=_template_of(variant.scenario),
             )
         )
@@ -398,7 +398,8 @@ def _rewards_of(scenario: Scenario) -> dict[str, str]:
     return {f"task.reward.{part.label}": part.function for part in task.reward}
 
 
-def _functions_of(scenario: Scenario) -> dict[str, dict[str, str | None]]:
+def functions_of(scenario: Scenario) -> dict[str, dict[str, str | None]]:
+    """Return the user's own functions by the setting that names each, with the checksum of its file."""
     named = {
         **_rewards_of(scenario),
         "loss.function": scenario.loss.function,

@@ -423,6 +423,7 @@ class LearnerWorker:
         self._probe_rows = first_probe
         self._state: LearnerState | None = None
         self._has_accumulated = False
+        self._advantages: list[float] = []  # of the training step
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None = None) -> None:
         """Take in a part of a rollout batch; ``update`` gets the last one. The weights stay as they are.
@@ -453,8 +454,9 @@ class LearnerWorker:
         self._has_accumulated = False
         if self.overlapped is not None:
             self.overlapped.hand_over(step + 1, Leaving(self.trainer.weights(), self._proof(step + 1)))
-        optimizer_steps = self.trainer.options.optimizer_steps_per_batch
-        return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
+        advantages, self._advantages = tuple(self._advantages), []
+        optimizer_steps, by_step = self.trainer.options.optimizer_steps_per_batch, self.trainer.optimizer_step_metrics
+        return UpdateResult(step + 1, optimizer_steps, metrics, by_step, examples, advantages=advantages)
 
     def _pass_over(
         self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None
@@ -462,6 +464,7 @@ class LearnerWorker:
         """Prepare groups for the trainer, with all log-probs; of some steps return rollouts to be read, too."""
         with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
             batch = self.trainer.prepare(groups, plan, step)
+            self._advantages += self.trainer.advantages(batch)
             examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
         self._offload.back("weights", step, step)
         self._before_passes(step, plan)
@@ -560,7 +563,12 @@ class LearnerWorker:
                 self.save(folder)
 
     def save_state(
-        self, folder: Path, version: int, rows: Sequence[ProbeRow] | None = None, asynchronous: bool = False
+        self,
+        folder: Path,
+        version: int,
+        rows: Sequence[ProbeRow] | None = None,
+        asynchronous: bool = False,
+        with_reference: bool = False,
     ) -> float:
         """Save what the Learner has learnt into the folder of a checkpoint; stage ``checkpoint`` is what this takes.
 
@@ -568,7 +576,7 @@ class LearnerWorker:
             folder: see ``harness.core.checkpoints.begin``.
             version: of the policy.
             rows: by whose tokens the last weight sync was proven; None: those of this worker.
-            asynchronous: see ``LearnerState.save``; ``finish_save`` then says what was written.
+            asynchronous, with_reference: see ``LearnerState.save``; ``finish_save`` then says what was written.
 
         Returns:
             Seconds.
@@ -579,7 +587,8 @@ class LearnerWorker:
         """
         with self._all_here(version), self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
             probe = None if (kept := rows or self._probe_rows) is None else [[p.tolist(), r.tolist()] for p, r in kept]
-            return self.state.save(folder, {"version": version, "probe_rows": probe}, asynchronous=asynchronous)
+            numbers = {"version": version, "probe_rows": probe}
+            return self.state.save(folder, numbers, asynchronous=asynchronous, with_reference=with_reference)
 
     def finish_save(self, wait: bool = True) -> SavedState | None:
         """Return what the last save wrote; see ``LearnerState.finish``."""
