@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ from harness.core.trace import Span
 from harness.results.jsonl import parse_json, read_file, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
+    ArrivalRow,
     BatchRow,
     DiscardedRow,
     EvaluationRow,
@@ -38,6 +39,7 @@ from harness.results.rows import (
     restore_non_finite,
 )
 from harness.results.writer import (
+    ARRIVALS,
     CHECKPOINTS,
     GROUPS,
     KEPT_STEPS,
@@ -49,6 +51,9 @@ from harness.results.writer import (
     SPANS,
     STEPS,
 )
+
+if TYPE_CHECKING:
+    from harness.loop.arrivals import Arrival
 
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
@@ -95,6 +100,13 @@ class Run:
     def discarded(self) -> list[DiscardedRow]:
         """Read what dynamic sampling threw away; empty in a run without it."""
         return read_rows(self.folder / GROUPS, "harness.groups", (DiscardedRow,))
+
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """Read the order in which things arrived; empty in a run that did not write it."""
+        from harness.loop.arrivals import Arrival  # and with it the whole loop
+
+        rows = read_rows(self.folder / ARRIVALS, "harness.arrivals", (ArrivalRow,))
+        return tuple(Arrival(row.who, row.what, row.orders, row.version) for row in rows)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

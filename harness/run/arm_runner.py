@@ -22,6 +22,7 @@ from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
 from harness.results.recorder import RowListener
 from harness.results.writer import POLICY, PROFILES
+from harness.run.arrivals import arrivals_of
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
@@ -208,6 +209,7 @@ class ArmRunner:
                 throttle,
                 resume=state,
                 checkpoints=checkpoints,
+                arrivals=arrivals_of(arm.variant.scenario, session.folder),
             )
             tasks += [asyncio.ensure_future(loop), asyncio.ensure_future(self._watch(session))]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

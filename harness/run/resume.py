@@ -21,8 +21,8 @@ from harness.run.parts import RunningParts
 from harness.run.session import RunSession
 from harness.scenario import Scenario, resolved_yaml
 
-FREE = ("steps", "name", "description", "checkpoint", "trackers", "save_policy", "reward_target", "endpoint",
-        "faults.stall_after_s", "faults.max_replacements")  # fmt: skip
+FREE = ("steps", "name", "description", "arrivals", "checkpoint", "trackers", "save_policy", "reward_target",
+        "endpoint", "faults.stall_after_s", "faults.max_replacements")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
 SET_BY_STEPS = "optimizer.schedule", "optimizer.warmup_ratio"
 
@@ -76,6 +76,9 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
     if run.status == "running":
         raise UserError("the run is not over: another process holds it", str(folder), "stop that process first")
     check_same(run.settings, scenario, folder)
+    if scenario.arrivals.repeat is not None:
+        what = "a run that repeats another one's arrivals cannot go on in the middle of them"
+        raise UserError(what, "arrivals.repeat", "repeat it from its beginning")
     checkpoint, refused = newest_whole(folder / CHECKPOINTS)
     if checkpoint is None:
         what = "there is no checkpoint to go on from"
