@@ -11,6 +11,7 @@ it is one row of events. Each event says who did what:
                             evaluate    this version is evaluated
                             load        these weights are loaded
                             start       the order is begun with the weights of this version
+                            swap        these weights are loaded while it is being sampled (``in_flight``)
                             sampled     it is sampled: the next for the Scorers
     ``scored ...``          scored      this order's rewards are there, at this version of the Learner
     the Learner             part        the shard is taken in before the batch is whole
@@ -36,17 +37,20 @@ from typing import NamedTuple, Protocol
 from harness.core.errors import RunStopped
 from harness.core.types import WorkItem
 
+Swaps = tuple[tuple[int, int], ...]
+"""See ``RolloutGroup.swaps``."""
 Order = tuple[str, int, int, int]
 """Purpose, batch (of an evaluation the version), shard and attempt."""
 
 
 class Arrival(NamedTuple):
-    """An event; ``version`` is -1 where none is meant."""
+    """An event; ``version`` is -1 where none is meant. ``swaps`` are those of the groups that were sampled."""
 
     who: str
     what: str
     orders: tuple[Order, ...] = ()
     version: int = -1
+    swaps: Swaps = ()
 
     def __str__(self) -> str:
         about = [f"{purpose} {step}.{shard}.{attempt}" for purpose, step, shard, attempt in self.orders]
@@ -85,6 +89,11 @@ class Arrivals(Protocol):
             RunStopped: this run does not repeat the recorded one.
         """
 
+    def swaps_of(self, who: str) -> tuple[int, Swaps] | None:
+        """Return how often a Generator loads weights while it samples the order that it has begun, and where these take
+        over; None where that comes as it comes.
+        """
+
 
 class AsItComes:
     """Lets everything come as it comes.
@@ -111,6 +120,10 @@ class AsItComes:
 
     def nothing_to_do(self, who: str) -> None:
         """See ``Arrivals``."""
+
+    def swaps_of(self, who: str) -> tuple[int, Swaps] | None:
+        """See ``Arrivals``."""
+        return None
 
 
 class Repeated(AsItComes):
@@ -162,3 +175,13 @@ class Repeated(AsItComes):
         if self._due:
             what = f"event {self._number} was {self._due[0]}, and {who} has to wait"
             raise RunStopped(f"the run does not repeat the recorded one: {what}")
+
+    def swaps_of(self, who: str) -> tuple[int, Swaps] | None:
+        """See ``Arrivals``. None, too, where the recording ends before the order was sampled."""
+        loads = 0
+        for arrival in self._due:
+            if arrival.who == who:
+                if arrival.what != "swap":
+                    return loads, arrival.swaps
+                loads += 1
+        return None

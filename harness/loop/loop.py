@@ -53,7 +53,7 @@ from harness.core.errors import PartReplaced, RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import Stage, Tracer
 from harness.core.types import Metrics, Purpose, RolloutGroup, WeightHandle, WorkItem
-from harness.loop.arrivals import DONE, Arrival, Arrivals, AsItComes, order_of, scored_by
+from harness.loop.arrivals import DONE, Arrival, Arrivals, AsItComes, Swaps, order_of, scored_by
 from harness.loop.batching import Batch, BatchAssembler, FirstComeDropStale, InOrder
 from harness.loop.condition import Condition
 from harness.loop.dynamic_sampling import DynamicSampler
@@ -101,7 +101,7 @@ async def run_loop(
         resume: where to go on: the Learner has the policy of its version, the Generators hold no weights yet.
         checkpoints: gets the state every ``plan.checkpoint_every`` steps.
         assembler: makes batches of scored shards; None takes the one of ``plan.lag_control``.
-        arrivals: hears in which order things come, or has them come as in another run. Not under ``in_flight``.
+        arrivals: hears in which order things come, or has them come as in another run.
         new_condition: makes what wakes those who wait: one for each kind of wait.
 
     Raises:
@@ -321,6 +321,9 @@ class _Lanes:
         """Generate one order; under ``in_flight``, take each newer version while it is being generated."""
         if self.plan.lag_control != "in_flight":
             return await generator.generate(item)
+        repeated = self.arrivals.swaps_of(generator.lane)
+        if repeated is not None:
+            return await self._generate_again(generator, item, *repeated)
         work, published = asyncio.ensure_future(generator.generate(item)), self.conditions[Stage.WAIT_FOR_WEIGHTS]
         try:
             while not work.done():
@@ -328,10 +331,33 @@ class _Lanes:
                     lambda: work.done() or self._newest().version > self.held[generator.lane], or_done=work
                 )
                 if not work.done():
-                    await self._load(generator, self._newest())
+                    await self._swap(generator)
             return await work
         finally:
             work.cancel()
+
+    async def _generate_again(
+        self, generator: Generator, item: WorkItem, loads: int, swaps: Swaps
+    ) -> tuple[RolloutGroup, ...]:
+        """Generate an order as another run did: so many loads meanwhile, whose weights take over where they did."""
+
+        async def load() -> None:
+            for _ in range(loads):
+                await self.arrivals.turn(generator.lane)
+                await self._swap(generator)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                work = tasks.create_task(generator.generate(replace(item, swaps=swaps)))
+                tasks.create_task(load())
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+        return work.result()
+
+    async def _swap(self, generator: Generator) -> None:
+        weight_handle = self._newest()
+        self._happened(generator.lane, "swap", version=weight_handle.version)
+        await self._load(generator, weight_handle)
 
     async def _freshen(self, generator: Generator, step: int, needed: int, evaluates: bool) -> None:
         """Load the newest weights, waiting until version ``needed`` is there; evaluate what is due on the way.
@@ -411,7 +437,7 @@ class _Lanes:
 
     async def _hand_to_scorer(self, generator: Generator, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         await self._turn(generator.lane, Stage.WAIT_FOR_WEIGHTS, item.step)
-        self._happened(generator.lane, "sampled", item)
+        self._happened(generator.lane, "sampled", item, swaps=groups[0].swaps if groups else ())
         if item.purpose is Purpose.TRAIN:
             self.counts.generated += count(groups)
             self.orders.sampled(item, groups)
@@ -664,8 +690,8 @@ class _Lanes:
             with self.tracer.span(lane, stage, step, self.version):
                 await self.arrivals.turn(who or lane)
 
-    def _happened(self, who: str, what: str, *items: WorkItem, version: int = -1) -> None:
-        self.arrivals.happened(Arrival(who, what, tuple(map(order_of, items)), version))
+    def _happened(self, who: str, what: str, *items: WorkItem, version: int = -1, swaps: Swaps = ()) -> None:
+        self.arrivals.happened(Arrival(who, what, tuple(map(order_of, items)), version, swaps))
 
     def _notify(self, *waits: Stage) -> None:
         for wait in waits:

@@ -106,7 +106,7 @@ class Run:
         from harness.loop.arrivals import Arrival  # and with it the whole loop
 
         rows = read_rows(self.folder / ARRIVALS, "harness.arrivals", (ArrivalRow,))
-        return tuple(Arrival(row.who, row.what, row.orders, row.version) for row in rows)
+        return tuple(Arrival(row.who, row.what, row.orders, row.version, row.swaps) for row in rows)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -244,6 +244,7 @@ class ArrivalRow(Struct, frozen=True, tag_field="kind", tag="arrival"):
     what: str
     orders: tuple[tuple[str, Whole, Whole, Whole], ...] = ()
     version: Whole = -1
+    swaps: tuple[tuple[Whole, Whole], ...] = ()
 
 
 class SyncRow(Struct, frozen=True, tag_field="kind", tag="sync"):

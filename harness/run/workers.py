@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from harness.core.errors import Diverged, RunStopped, UserError
-from harness.core.protocols import Engine, ScoringEngine, Task
+from harness.core.protocols import Engine, ScoringEngine, SwapsWeights, Task
 from harness.core.trace import Stage, Tracer
 from harness.core.types import (
     ExampleRollout,
@@ -266,13 +266,17 @@ class GeneratorWorker:
             prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
             token_ids = [list(self.encode(prompt.text)) for prompt in prompts]
             version = self.version  # at the start: new weights may come in the middle
-            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places)
+            told = {"swaps": item.swaps} if item.swaps else {}  # of an engine that can be told
+            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places, **told)
+            swaps = self.engine.swaps.made if isinstance(self.engine, SwapsWeights) else ()
+            if swaps:
+                version = swaps[0][1]
             data = [
                 GroupData(prompt, np.asarray(ids, dtype=np.int64), completions)
                 for prompt, ids, completions in zip(prompts, token_ids, sampled, strict=True)
             ]
             return tuple(
-                _group(item, prompt_id, group_data, version)
+                replace(_group(item, prompt_id, group_data, version), swaps=swaps)
                 for prompt_id, group_data in zip(item.prompt_ids, data, strict=True)
             )
 

@@ -35,10 +35,14 @@ def arrivals_are_events_of_the_loop(scenario: Scenario) -> Problem | None:
     if scenario.transport_sweep is not None:
         what = f"{key} is set with a transport_sweep, in which nothing arrives"
         return broken(what, f"leave {key} out", key, "transport_sweep")
-    if scenario.lag_control == "in_flight":
-        what = f"{key} is set with lag_control in_flight: the engine's threads decide between which two tokens weights "
-        what += "are swapped, and no engine can be told"
-        return broken(what, f"leave {key} out, or set lag_control to wait or drop", key, "lag_control")
+    engine, model = scenario.engine.type, scenario.model.type
+    if scenario.lag_control == "in_flight" and (engine, model) != ("native", "preset"):
+        what = (
+            f"{key} is set with lag_control in_flight, engine.type {engine} and model.type {model}: of all engines the "
+        )
+        what += "one of presets alone can be told between which two tokens it swaps weights"
+        fix = f"leave {key} out, or set lag_control to wait or drop, or engine.type to native and model.type to preset"
+        return broken(what, fix, key, "lag_control", "engine.type")
     return None
 
 

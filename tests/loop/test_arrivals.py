@@ -33,8 +33,8 @@ class Drawn:
     def from_seed(cls, seed: int) -> Drawn:
         draw = random.Random(derive_seed("arrivals", seed))
         generators, max_lag = draw.randint(1, 4), draw.choice((1, 2, 4))
-        lag_control = draw.choice(("wait", "drop", "drop"))
-        streams = lag_control == "wait" and draw.random() < 0.3
+        lag_control = draw.choice(("wait", "drop", "drop", "in_flight"))
+        streams = lag_control != "drop" and draw.random() < 0.3
         replay = ReplayOptions(draw.randint(4, 9), max_lag + 4, "uniform", 4, 3) if draw.random() < 0.3 else None
         plan = LoopPlan(
             steps=draw.randint(1, 6),
@@ -52,6 +52,33 @@ class Drawn:
             stream=draw.choice(("in_order", "as_scored")) if streams else None,
         )
         return cls(plan, generators, draw.randint(1, 3))
+
+
+class SwappingGenerator(ToyGenerator):
+    """A toy that takes new weights between two tokens, and samples each with those that it holds then."""
+
+    def __init__(self, lane: str, times: random.Random) -> None:
+        super().__init__(lane)
+        self._times, self._loaded = times, {}
+
+    async def load_weights(self, weight_handle):
+        await super().load_weights(weight_handle)
+        self._loaded[weight_handle.version] = weight_handle
+        return {}
+
+    async def generate(self, item):
+        made, policies = [], []
+        for token in range(6):
+            version = dict(item.swaps or ()).get(token) if item.swaps else self.held.version
+            while version is not None and version not in self._loaded:
+                await asyncio.sleep(0.25)
+            if version is not None and (not made or made[-1][1] != version):
+                made.append((token, version))
+            policies.append(self._loaded[made[-1][1]])
+            await asyncio.sleep(self._times.choice((0, 2, 6)))
+        groups = self.sampled(item, replace(policies[0], payload=repr([handle.payload for handle in policies])))
+        first, last = made[0][1], made[-1][1]
+        return tuple(replace(group, min_version=first, max_version=last, swaps=tuple(made)) for group in groups)
 
 
 class Slow:
@@ -94,12 +121,17 @@ class Saves:
         await asyncio.sleep(2)
 
 
+def _generator(drawn: Drawn, lane: str, clock: random.Random):
+    swaps = drawn.plan.lag_control == "in_flight"
+    return SwappingGenerator(lane, clock) if swaps else Slow(ToyGenerator(lane), clock)
+
+
 def run_toy(drawn: Drawn, times: int, arrivals: Arrivals) -> InParts:
     toy, clock = InParts(), random.Random(times)
 
     async def main(tracer):
         await run_loop(
-            [Slow(ToyGenerator(f"generator{number}"), clock) for number in range(drawn.generators)],
+            [_generator(drawn, f"generator{number}", clock) for number in range(drawn.generators)],
             [Slow(ToyScorer(f"scorer{number}"), clock) for number in range(drawn.scorers)],
             Slow(toy, clock),
             drawn.plan,
@@ -114,16 +146,18 @@ def run_toy(drawn: Drawn, times: int, arrivals: Arrivals) -> InParts:
 
 
 def test_drawn_schedules_are_repeated_bit_for_bit() -> None:
-    unlike = 0
+    unlike = swapped = 0
     for seed in range(SCHEDULES):
         drawn, recorded, again = Drawn.from_seed(seed), list[Arrival](), list[Arrival]()
         first = run_toy(drawn, 2 * seed, AsItComes(recorded.append))
         repeated = run_toy(drawn, 2 * seed + 1, Repeated(recorded, again.append))
         assert (repeated.batches, repeated.told) == (first.batches, first.told), f"schedule {seed}"
         assert again == recorded, f"schedule {seed}"
+        swapped += sum(len(arrival.swaps) > 1 for arrival in recorded)
         if seed % 5 == 0:
             unlike += run_toy(drawn, 2 * seed + 1, AsItComes()).batches != first.batches
     assert unlike > SCHEDULES / 5 / 3  # else there was nothing to repeat
+    assert swapped > SCHEDULES / 10
 
 
 @pytest.fixture(scope="module")

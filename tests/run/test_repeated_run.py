@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -42,9 +43,13 @@ class Late:
         return late
 
 
-def run(scenario: Scenario, out: Path, generate_s: float, update_s: float) -> Path:
+def run(scenario: Scenario, out: Path, generate_s: float, update_s: float, token_s: float = 0.0) -> Path:
     def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> InProcessParts:
-        parts = InProcessParts(resolved, tracer, should_stop)
+        def dawdles() -> bool:  # asked before each token
+            time.sleep(token_s)
+            return should_stop()
+
+        parts = InProcessParts(resolved, tracer, dawdles)
         parts.learner = cast(InProcessLearner, Late(parts.learner, "update", update_s))
         parts.generators = (cast(InProcessGenerator, Late(parts.generators[0], "generate", generate_s)),)
         return parts
@@ -85,6 +90,19 @@ def test_a_repeated_run_has_the_bytes_of_the_recorded_one(recorded: Path, tmp_pa
     assert second is not None
     assert first.dropped.rollouts > 0
     assert (first.dropped, first.trained) == (second.dropped, second.trained)
+
+
+def test_weights_are_swapped_between_the_same_two_tokens(folder: Path, tmp_path: Path) -> None:
+    settings = ["lag_control=in_flight", "replay=null", "epochs_per_batch=1", "steps=6", "arrivals.record=true"]
+    recorded = run(load_scenario("late.yaml", settings), tmp_path / "recorded", 0.0, 0.0, token_s=0.02)
+    arrivals = load_run(recorded).arrivals()
+    assert any(len(arrival.swaps) > 1 for arrival in arrivals)
+    settings.append(f"arrivals.repeat={recorded}")
+    again = run(load_scenario("late.yaml", settings), tmp_path / "again", 0.0, 0.1)
+    policies = [(each / "policy" / "model.safetensors").read_bytes() for each in (recorded, again)]
+    assert policies[0] == policies[1]
+    assert load_run(again).arrivals() == arrivals
+    assert rows(again / "groups.jsonl") == rows(recorded / "groups.jsonl")
 
 
 def test_a_run_of_another_scenario_is_refused_by_its_keys(recorded: Path) -> None:

@@ -248,11 +248,18 @@ CASES = [
         ["checkpoint.keep_steps", "steps"],
     ),
     (
-        {"max_lag": 2, "lag_control": "in_flight", "arrivals": {"record": True}, "loss": {"type": "grpo"}},
+        {
+            "max_lag": 2,
+            "lag_control": "in_flight",
+            "engine": {"type": "vllm"},
+            "transport": {"type": "shared_memory"},
+            "placement": {"colocated": False},
+            "arrivals": {"record": True},
+        },
         "arrivals_are_events_of_the_loop",
         "",
         "",
-        ["arrivals.record", "lag_control"],
+        ["arrivals.record", "lag_control", "engine.type"],
     ),
     (
         {"blocks": 6, "arrivals": {"repeat": "results/mine"}},
