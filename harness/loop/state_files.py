@@ -62,9 +62,7 @@ class _Texts:
 
 
 class HasGroups(Protocol):
-    """What holds groups: a ``LoopState``, a ``KeptBatch``."""
-
-    format: int
+    """What holds groups: a ``LoopState``, a ``KeptBatch``. Its field ``format`` is looked at before anything else."""
 
     def with_data(self, change: Callable[[Any], Any]) -> Self:
         """Return it with ``change(data)`` for the data of each group, in an order that is always the same."""
