@@ -240,7 +240,9 @@ class RunFolder:
         Raises:
             UserError: the file cannot be made.
         """
-        row = {"kind": "arrival", **arrival._asdict()}
+        default = arrival._field_defaults
+        said = {name: value for name, value in arrival._asdict().items() if value != default.get(name)}
+        row = {"kind": "arrival", **said}
         self._late_file(ARRIVALS, _header_line("harness.arrivals")).append(_json_line(row))
 
     def _late_file(self, name: str, header: str) -> AppendOnly:

@@ -46,20 +46,20 @@ def run(options: argparse.Namespace) -> int:
     scenario = scenario_of_run(options.folder, options.scenario, options.set)
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
     checks, notes = recompute(options.folder, options.step, scenario, tolerance)
-    _print(options.folder, options.step, checks, notes, tolerance)
+    _print(options.step, checks, notes, tolerance)
     return 0 if all(check.agrees for check in checks) else 1
 
 
-def _print(folder: Path, step: int, checks: Sequence[Check], notes: Sequence[str], tolerance: float) -> None:
+def _print(step: int, checks: Sequence[Check], notes: Sequence[str], tolerance: float) -> None:
     from harness.compare.tables import Table
-    from harness.report.console import Output, shown_path
+    from harness.report.console import Output
     from harness.report.text import print_list, print_table
     from harness.run.recompute import MOST_NAMED
 
-    rows = tuple((check.what, f"{check.values:,}", _said(check, tolerance)) for check in checks)
+    rows = tuple((check.what, _said(check, tolerance), f"{check.values:,}") for check in checks)
     output = Output()
     print_table(
-        output, Table(f"Training step {step} of {shown_path(folder)}", ("recomputed", "values", ""), rows, tuple(notes))
+        output, Table(f"Training step {step}", ("recomputed", "and the recorded", "values"), rows, tuple(notes), 2)
     )
     for check in checks:
         more = len(check.differing) - MOST_NAMED
