@@ -216,8 +216,8 @@ def _training(
     finally:
         learner.close()
     if recorded.diverged is not None or isinstance(made, str):
-        said, now = recorded.diverged or "it did not diverge", made if isinstance(made, str) else "it does not diverge"
-        return [Check("divergence", 1, () if said == now else (f"{said!r} is recorded, recomputed: {now!r}",))]
+        said, says = recorded.diverged or "it did not diverge", made if isinstance(made, str) else "it does not diverge"
+        return [Check("divergence", 1, () if said == says else (f"{said!r} is recorded, recomputed: {says!r}",))]
     names = [f"{_named(group)}, rollout {number}" for group in batch.groups for number in range(len(group.lengths))]
     sizes = [abs(value) for value in recorded.advantages]
     scale = sum(sizes) / len(sizes) if sizes else 0.0

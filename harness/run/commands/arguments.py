@@ -26,8 +26,8 @@ def scenario_arguments(parser: argparse.ArgumentParser, nargs: Literal["?"] | No
     set_argument(parser)
 
 
-def scenario_of_run(folder: Path, named: str | None, overrides: Sequence[str]) -> Scenario:
-    """Return the scenario of a run: the one that it saved, where none is named.
+def scenario_of_run(folder: Path, named: str | None, overrides: Sequence[str], naming: str) -> Scenario:
+    """Return the scenario of a run: the one that it saved, where none is named; ``naming`` is how to type that.
 
     Raises:
         UserError: it cannot be loaded, or the saved one lacks folders that the run's files were in.
@@ -39,7 +39,7 @@ def scenario_of_run(folder: Path, named: str | None, overrides: Sequence[str]) -
     saved = folder / SCENARIO
     if named is None and saved.is_file() and HIDDEN in saved.read_text():
         what = "the scenario that the run saved has paths without their folders"
-        raise UserError(what, str(saved), "name the SCENARIO too: its file, or its name in `python -m harness list`")
+        raise UserError(what, str(saved), f"name the scenario: {naming}")
     return load_scenario(named or saved, overrides)
 
 

@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
     """Recompute the step and print what came of it; return the exit code."""
     from harness.run.recompute import TOLERANCE, recompute
 
-    scenario = scenario_of_run(options.folder, options.scenario, options.set)
+    naming = f"recompute {options.folder} --step {options.step} --scenario SCENARIO"
+    scenario = scenario_of_run(options.folder, options.scenario, options.set, naming)
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
     checks, notes = recompute(options.folder, options.step, scenario, tolerance)
     _print(options.step, checks, notes, tolerance)

@@ -42,7 +42,7 @@ def _go_on(options: argparse.Namespace) -> int:
     from harness.run.resume import find_resume
 
     folder: Path = options.resume
-    scenario = scenario_of_run(folder, options.scenario, options.set)
+    scenario = scenario_of_run(folder, options.scenario, options.set, f"run SCENARIO --resume {folder}")
     resume = find_resume(folder, scenario)
     for refused in resume.refused:
         print(f"warning: checkpoint {refused}", file=sys.stderr)
