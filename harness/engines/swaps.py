@@ -22,7 +22,7 @@ class Swaps(Generic[W]):
 
     Attributes:
         made: swaps of the last call: forward passes of the call before, and the version from there on. The first one
-            is of the weights that it began with.
+            is of the weights that it began with; a second one of pass 0 came just before the first token.
     """
 
     def __init__(self, put: Callable[[W], None], keeps: bool, should_stop: Callable[[], bool] | None) -> None:
@@ -62,7 +62,7 @@ class Swaps(Generic[W]):
         """
         with self._changed:
             self._is_sampling, self._due, self._passes, self.made = True, due, -1, ()
-            self._swap(0)
+            self._swap()
 
     def before_pass(self) -> None:
         """A forward pass of the call comes next.
@@ -72,21 +72,21 @@ class Swaps(Generic[W]):
         """
         with self._changed:
             self._passes += 1
-            if self._passes:
-                self._swap(self._passes)
+            self._swap()
 
-    def _swap(self, passes: int) -> None:
+    def _swap(self) -> None:
         if self._due is None:
             version = next(reversed(self._loaded), self._in_use)
         else:
-            version = [new for at, new in self._due if at <= passes][-1]
+            begun = self._passes >= 0
+            version = [new for at, new in self._due if at <= self._passes][-1] if begun else self._due[0][1]
             while version not in self._loaded:
                 if self._should_stop is not None and self._should_stop():
                     raise Interrupted(f"stopped while version {version} was waited for")
                 self._changed.wait(POLL_S)
         if version != self._in_use or not self.made:
             self._use(version)
-            self.made += ((passes, version),)
+            self.made += ((max(0, self._passes), version),)
 
     def _use(self, version: int) -> None:
         if version in self._loaded:

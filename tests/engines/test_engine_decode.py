@@ -228,9 +228,16 @@ def test_a_prefill_or_step_computes_with_one_set_of_weights_even_if_they_are_rep
         assert (decoder.logits_version, undisturbed.logits_version) == (1, 1)
 
 
-def test_weights_take_over_between_the_same_two_tokens_when_an_engine_is_told_where():
+@pytest.mark.parametrize(
+    ("loads", "made", "versions"),
+    [
+        ({3: 2, 5: 3}, ((0, 1), (2, 2), (4, 3)), [1, 1, 2, 2, 3, 3, 3, 3]),
+        ({1: 2, 8: 3}, ((0, 1), (0, 2), (7, 3)), [2, 2, 2, 2, 2, 2, 2, 3]),
+    ],
+)
+def test_weights_take_over_between_the_same_two_tokens_when_an_engine_is_told_where(loads, made, versions):
     weights = {version: spread_model(GROUPED, version).state_dict() for version in (1, 2, 3)}
-    polls, loads, sampling = [], {3: 2, 5: 3}, SamplingParams(max_tokens=8, min_tokens=8)
+    polls, sampling = [], SamplingParams(max_tokens=8, min_tokens=8)
 
     def load_on_the_way():
         polls.append(None)
@@ -241,8 +248,8 @@ def test_weights_take_over_between_the_same_two_tokens_when_an_engine_is_told_wh
     engine = NativeEngine(GROUPED, TOKENIZER, should_stop=load_on_the_way)
     engine.load_weights(weights[1], 1)
     recorded = engine.generate([[5, 6], [7, 8, 9]], 2, sampling, 3)
-    assert engine.swaps.made == ((0, 1), (2, 2), (4, 3))
-    assert recorded[0][0].versions.tolist() == [1, 1, 2, 2, 3, 3, 3, 3]
+    assert engine.swaps.made == made
+    assert recorded[0][0].versions.tolist() == versions
     told = NativeEngine(GROUPED, TOKENIZER, keeps_loaded=True)
     for version in (1, 2):  # too early
         told.load_weights(weights[version], version)
