@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from harness.compare.step_columns import measured_windows
 from harness.core.intervals import Interval, both, merge, total, without
 from harness.core.trace import Span, Stage
-from harness.results import Run, StepRow, lane_kind
+from harness.results import Run, StepRow, lane_kind, natural_order
 from harness.results.lane_time import claims, take_turns
 
 StageIntervals = dict[Stage, list[Interval]]
@@ -127,11 +127,13 @@ def account_spans(spans: Iterable[Span], window: tuple[int, int]) -> dict[str, L
 
 
 def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
-    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; by name within."""
+    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; by name and number
+    within."""
     kinds = ("generator", "scorer", "learner")
 
-    def place(lane: str) -> tuple[int, str]:
-        return next((index for index, kind in enumerate(kinds) if lane.startswith(kind)), len(kinds)), lane
+    def place(lane: str) -> tuple[int, list[tuple[int, str]]]:
+        kind = next((index for index, kind in enumerate(kinds) if lane.startswith(kind)), len(kinds))
+        return kind, natural_order(lane)
 
     return sorted(lanes, key=place)
 

@@ -13,6 +13,7 @@ from harness.compare.numbers import listed, plural
 from harness.compare.stats import Effect, Verdict
 from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.results import Manifest
+from harness.results.reader import flat_settings
 
 SETTINGS = "settings"
 """What ``--allow-difference`` calls all settings at once; one of them goes by its dotted key."""
@@ -94,7 +95,7 @@ def environment_values(manifest: Manifest) -> dict[str, str]:
 
 def threads_are_set(before: Sequence[RunFigures], after: Sequence[RunFigures]) -> bool:
     """Whether the two arms' own settings ask for unlike threads, and each arm's runs are alike."""
-    asked = [{key: flat_settings(run).get(key) for key in _THREADS} for run in (before[0], after[0])]
+    asked = [{key: flat_settings(run.settings).get(key) for key in _THREADS} for run in (before[0], after[0])]
     used = [{run.manifest.threads for run in runs if run.steps} for runs in (before, after)]
     return asked[0] != asked[1] and max(map(len, used)) == 1
 
@@ -142,7 +143,7 @@ def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
     ``model.threads: null`` means as many as the machine gives: where all parts share one process and every run has
     recorded how many threads that were, ``environment_values`` compares those in place of the setting.
     """
-    flat = [flat_settings(run) for run in runs]
+    flat = [flat_settings(run.settings) for run in runs]
     in_process = all(settings.get("transport.type") == "in_process" for settings in flat)
     recorded = in_process and all(run.manifest.threads is not None for run in runs)
     left_out = _THREADS if recorded else ()
@@ -154,19 +155,6 @@ def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
             kept["task.prompt.sha256"] = run.manifest.prompt_template.get("sha256", "")[:12]
         tables.append({key: value for key, value in kept.items() if key not in left_out})
     return tables
-
-
-def flat_settings(run: RunFigures) -> dict[str, Any]:
-    """Return the resolved scenario of a run by dotted key; a list is one value."""
-
-    def leaves(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in tree.items():
-            inner = leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + key: value}
-            found |= inner
-        return found
-
-    return leaves(run.settings, "")
 
 
 def _shown(table: Mapping[str, Any], key: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -17,7 +16,7 @@ from harness.compare.figures import RunFigures, run_figures
 from harness.compare.numbers import Spread, spread_of
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
-from harness.results import DamagedRun, Manifest, find_run_folders, load_run, read_manifest
+from harness.results import DamagedRun, Manifest, find_run_folders, load_run, natural_order, read_manifest
 
 FEWEST_FOR_PROCESSES = 150
 """Runs from which on more processes pay: starting one takes as long as reading about 40 runs of 200 steps."""
@@ -214,11 +213,7 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
         position = math.inf if manifest.position is None else manifest.position
         positions[label] = min(positions.get(label, position), position)
         starts[label] = min(starts.get(label, manifest.started_at), manifest.started_at)
-    # names with numbers as numbers: k2 before k10
-    names = {
-        label: [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
-        for label in positions
-    }
+    names = {label: natural_order(label) for label in positions}
 
     def place(index: int) -> tuple[Any, ...]:
         label, manifest = labels[index], manifests[index]

@@ -78,6 +78,7 @@ def module_hash(path: str) -> str | None:
     Args:
         path: ``package.module:function``.
     """
+    _look_here()
     try:
         spec = importlib.util.find_spec(path.partition(":")[0])
     except (ImportError, ValueError, AttributeError):
@@ -87,12 +88,16 @@ def module_hash(path: str) -> str | None:
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
-def _import_module(path: str, module_name: str, kind: FunctionKind) -> ModuleType:
-    """Import with the current folder first on the import path, where it stays: the function may import later."""
+def _look_here() -> None:
+    """Put the current folder first on the import path, where it stays: the function may import later."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
+
+
+def _import_module(path: str, module_name: str, kind: FunctionKind) -> ModuleType:
+    _look_here()
     try:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:

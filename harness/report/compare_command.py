@@ -25,7 +25,7 @@ from harness.compare.benchmarks import (
     read_benchmark_files,
 )
 from harness.compare.caveats import DIFFERENCES
-from harness.compare.comparability import SETTINGS, flat_settings, is_allowed
+from harness.compare.comparability import SETTINGS, is_allowed
 from harness.compare.completeness import gaps, newer_than
 from harness.compare.experiments import Experiment, gather, gather_newest, is_called
 from harness.compare.gates import FINE, GateResult, Judge, Named, gate, read_limit, read_name, refusals_of
@@ -36,6 +36,7 @@ from harness.core.terminal_text import plain, plain_lines, silence_output
 from harness.report.console import Output
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
+from harness.results.reader import flat_settings
 
 DESCRIPTION = "Compare runs from their folders."
 EXAMPLES = (
@@ -135,7 +136,7 @@ def _check_allowed(names: Sequence[str], experiments: Sequence[Experiment]) -> N
     """Refuse a difference to allow that is none: it would be a slip of the pen, and allow nothing."""
     others = [name for name in names if name not in (*DIFFERENCES, SETTINGS)]
     runs = [run for experiment in experiments for run in experiment.runs] if others else []
-    settings = dict.fromkeys(key for run in runs for key in flat_settings(run))
+    settings = dict.fromkeys(key for run in runs for key in flat_settings(run.settings))
     for name in others:
         if not any(is_allowed(key, [name]) for key in settings):
             fix = f"one of {', '.join(DIFFERENCES)}, {SETTINGS}, or a setting's dotted key"

@@ -6,7 +6,10 @@ those that were imported or simulated.
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -92,3 +95,24 @@ def read_plan(experiment: Path) -> ExperimentPlan | None:
         return msgspec.json.decode(content, type=ExperimentPlan)
     except msgspec.DecodeError as error:
         raise UserError(f"{str(path)!r} is damaged: {error}", str(path)) from error
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Keep other commands out of an experiment; the hold ends with the process, however that ends.
+
+    Args:
+        file: in its folder, which is never replaced.
+
+    Raises:
+        UserError: another command is at work there.
+    """
+    with file.open("rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = "another command is at work in this experiment"
+            raise UserError(what, str(file.parent), "wait until it has ended, or stop it") from None
+        except OSError:  # a file system without locks
+            pass
+        yield

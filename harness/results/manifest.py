@@ -51,6 +51,9 @@ class Segment:
         elapsed_s: seconds of the loop before it, which go on from there.
         startup_s: seconds of its own start, which are in no other figure.
         commit, dirty: see ``Manifest``.
+        ranks: of the Learner. None in runs of before it was written.
+        was: settings by dotted key that are others from here on, with their former values.
+        failed: why the run had failed before it; None where it was killed, stopped by its user, or had ended.
     """
 
     start_step: int
@@ -59,6 +62,9 @@ class Segment:
     startup_s: _Number
     commit: str | None = None
     dirty: bool | None = None
+    ranks: int | None = None
+    was: dict[str, Any] = field(default_factory=dict)
+    failed: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

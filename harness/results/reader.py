@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -111,7 +112,7 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The resolved scenario as plain values; empty where the file is missing."""
-        return _read_settings(self.folder / SCENARIO)
+        return read_settings(self.folder / SCENARIO)
 
     @cached_property
     def ledger(self) -> LedgerFigures | None:
@@ -293,7 +294,12 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a resolved scenario as plain values; empty where the file is missing.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     try:
         content = read_file(path)
     except FileNotFoundError:
@@ -315,6 +321,16 @@ def parse_settings(text: str) -> dict[str, Any]:
     if found is None:
         return _parse_yaml(text)
     return _parse_yaml(_SEED.sub("seed: 0", text, count=1)) | {"seed": int(found[1])}
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a resolved scenario by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= (
+            flat_settings(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+        )
+    return flat
 
 
 _SEED = re.compile(r"^seed: (0|[1-9][0-9]{0,18})$", re.MULTILINE)

@@ -11,6 +11,7 @@ JSON pointer, RFC 6901) and what it was: ``{"metrics": {"loss": {"mean": null, "
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -430,6 +431,11 @@ def lane_kind(lane: str) -> str:
 def part_of(lane: str) -> str:
     """Return the part that a lane belongs to: ``learner`` of ``learner/1``, and of any other lane itself."""
     return lane.partition("/")[0]
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names with numbers as numbers: ``learner/2`` before ``learner/10``, k2 before k10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from harness.results.counters import COUNTERS
 from harness.results.reader import is_running
 from harness.results.rows import StepSeconds
 from harness.results.trackers.streams import METRICS
-from harness.results.writer import ARRIVALS, GROUPS, LOG, ROLLOUTS, SPANS, STEPS
+from harness.results.writer import ARRIVALS, GROUPS, LOG, MANIFEST, ROLLOUTS, SCENARIO, SPANS, STEPS
 
 RECORDED = "recorded.json"
 """The file in the folder of a checkpoint."""
@@ -109,6 +109,34 @@ def taken(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def check_rows(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Refuse rows that have lost some of what they had at the checkpoint.
+
+    Raises:
+        UserError: a file is shorter than it was.
+    """
+    found = sizes_of(folder)
+    for name, size in sizes.items():
+        if found.get(name, 0) < size:
+            what = f"{name} has {found.get(name, 0)} bytes, and had {size} at the checkpoint"
+            raise UserError(what, str(folder / name), "restore the file from a copy")
+
+
+def sync_rows(folder: Path) -> None:
+    """Return when the disk has taken a run's rows and what it is, so that no checkpoint is ahead of them.
+
+    Raises:
+        OSError: it cannot.
+    """
+    files = [path for name in (*ROW_FILES, MANIFEST, SCENARIO) if (path := folder / name).exists()]
+    for path in (*files, folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def cut_back(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Move what was added to a run's rows to files of their own; return their names.
 
@@ -117,12 +145,9 @@ def cut_back(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
     Raises:
         UserError: a file is shorter than it was, or cannot be written.
     """
+    check_rows(folder, sizes)
     try:
         found = sizes_of(folder)
-        for name, size in sizes.items():
-            if found.get(name, 0) < size:
-                what = f"{name} has {found.get(name, 0)} bytes, and had {size} at the checkpoint"
-                raise UserError(what, str(folder / name), "restore the file from a copy")
         number, moved = 1, []
         while any((folder / _moved(name, number)).exists() for name in ROW_FILES):
             number += 1

@@ -30,6 +30,7 @@ from harness.run.kept_steps import KeepingLearner
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
+from harness.run.resume import Continuation
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
 from harness.scenario import Scenario, Variant
@@ -44,17 +45,30 @@ class ArmRunner:
         build: makes the parts of one run.
         console: where progress is shown.
         quiet: show none.
+        going: what the experiment has already: runs to leave alone, and where others go on.
 
     Attributes:
         place: shown before each run's name, where it is one of many whose bars go away: ``3/10``.
         failures: what ended runs before their last step: the arm's name and the error.
     """
 
-    def __init__(self, experiment: Experiment, build: Build, console: Console, quiet: bool, place: str = "") -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        build: Build,
+        console: Console,
+        quiet: bool,
+        place: str = "",
+        going: Continuation | None = None,
+    ) -> None:
         self._experiment, self._build, self._console, self._quiet = experiment, build, console, quiet
-        self.place = place
+        self.place, self._going = place, going
         self._stop = threading.Event()
         self.failures: list[tuple[str, HarnessError]] = []
+
+    def has_finished(self, variant: Variant) -> bool:
+        """Whether a run is there already, and is left alone."""
+        return self._going is not None and variant.name in self._going.finished
 
     def run_point(
         self,
@@ -62,7 +76,7 @@ class ArmRunner:
         interleaving: str | None,
         listeners: Sequence[RowListener] = (),
     ) -> None:
-        """Run the arms of one point; what fails is remembered in ``failures``.
+        """Run the arms of one point that are not there already; what fails is remembered in ``failures``.
 
         Args:
             variants: the arms.
@@ -74,12 +88,14 @@ class ArmRunner:
         """
         heard_by = [[listener] for listener in listeners] if listeners else [list[RowListener]() for _ in variants]
         if interleaving == "step":
-            self._run_together(variants, heard_by, interleaving)
+            if not all(map(self.has_finished, variants)):
+                self._run_together(variants, heard_by, interleaving)
             return
         block = variants[0].block or 0  # one after the other, in an order drawn from the seed
         for number in order_in_block(len(variants), block, variants[0].scenario.seed - block):
-            label = f"{run_label(variants[number])}: " if len(variants) > 1 else ""
-            self._run_together([variants[number]], [heard_by[number]], interleaving, label)
+            if not self.has_finished(variants[number]):
+                label = f"{run_label(variants[number])}: " if len(variants) > 1 else ""
+                self._run_together([variants[number]], [heard_by[number]], interleaving, label)
 
     def say(self, line: str) -> None:
         """Print a line beside the progress."""
@@ -103,7 +119,7 @@ class ArmRunner:
                 if len(arms) == len(variants):
                     labels = [f"{self.place} {arm.label}".lstrip() for arm in arms]
                     steps = [variant.scenario.steps for variant in variants]
-                    done = 0 if self._experiment.resume is None else self._experiment.resume.checkpoint.step
+                    done = [0 if arm.resume is None else arm.resume.checkpoint.step for arm in arms]
                     progress = alive.enter_context(
                         RunProgress(self._console, labels, steps, self._quiet, passing, done)
                     )
@@ -136,7 +152,8 @@ class ArmRunner:
             finally:
                 clock.pause()
             alive.callback(parts.close)
-            arms.append(Arm(variant, clock, tracer, parts, _speed_probe(variant.scenario, parts)))
+            resume = None if self._going is None else self._going.resumes.get(variant.name)
+            arms.append(Arm(variant, clock, tracer, parts, _speed_probe(variant.scenario, parts), resume))
         return arms
 
     def _open_runs(
@@ -190,8 +207,8 @@ class ArmRunner:
         tasks: list[asyncio.Future[None]] = []
         try:
             parts.save_to(folder / POLICY)
-            resume, settings = self._experiment.resume, arm.variant.scenario.checkpoint
-            state = None if resume is None else await resume.take_up(parts, session)
+            settings = arm.variant.scenario.checkpoint
+            state = None if arm.resume is None else await arm.resume.take_up(parts, session)
             session.probes.start()
             if state is None:
                 recorder.loop_starts(parts.lanes)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from harness.compare.endpoints import Endpoint, endpoint_of, headline
 from harness.compare.experiments import Detail, experiment_of, read_figures
@@ -39,7 +39,8 @@ def run_blocks(
 ) -> BlockWatch:
     """Run block after block until there are enough; return what is known of them.
 
-    A block that fails for what the user wrote ends it, since the next one would too.
+    Blocks that an experiment has already, which goes on, are left alone and judged like the others. A block that fails
+    for what the user wrote ends it, since the next one would too.
 
     Args:
         points: the runs of each point of the sweep in each block.
@@ -49,15 +50,18 @@ def run_blocks(
     watch = BlockWatch(len(blocks), scenario.stop_at_half_width)
     first = [variant for variants in blocks[0] for variant in variants]
     times = BlockTimes(len(blocks), earlier_block_seconds(experiment.home, first, experiment.fingerprint))
-    runner.say(times.before())
+    if not runner.has_finished(first[0]):
+        runner.say(times.before())
     for block, members in enumerate(blocks):
         runner.place, started = times.place(), clock()
+        is_new = not all(runner.has_finished(variant) for variants in members for variant in variants)
         for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
             runner.run_point(variants, interleaving_of(variants))
         if experiment.folder is not None:
             watch.add(experiment.folder)
-        times.took(clock() - started)
-        runner.say(f"{times.done()}{watch.line()}")
+        times.took(clock() - started if is_new else None)
+        if is_new:
+            runner.say(f"{times.done()}{watch.line()}")
         if watch.is_enough:
             if block + 1 < len(blocks):
                 experiment.end_after(block + 1)
@@ -83,7 +87,8 @@ class BlockWatch:
 
     def add(self, folder: Path) -> None:
         """Read the runs of one more block from the experiment's folder, and judge; what cannot be read is left out."""
-        new = [path for path in find_run_folders(folder) if path not in self._seen]
+        unseen = [path for path in find_run_folders(folder) if path not in self._seen]
+        new = [path for path in unseen if _block_of(path) in (None, self._done)]  # later ones may be there already
         read = read_figures(new, [Detail.WITHOUT_SPANS] * len(new))
         self._runs += [run for run in read if not isinstance(run, DamagedRun)]
         self._seen |= set(new)
@@ -122,6 +127,12 @@ class BlockWatch:
         return [headline(self.endpoint, base, arm, effect) for base, arm, effect in self.standings()]
 
 
+def _block_of(folder: Path) -> int | None:
+    with suppress(UserError):
+        return read_manifest(folder).block
+    return None
+
+
 class BlockTimes:
     """How long blocks take, and how long those will that are left.
 
@@ -133,6 +144,7 @@ class BlockTimes:
     def __init__(self, blocks: int, earlier_s: float | None) -> None:
         self._blocks, self._earlier_s = blocks, earlier_s
         self._took: list[float] = []
+        self._found = 0  # blocks that an experiment has already, which goes on
 
     @property
     def block_s(self) -> float | None:
@@ -142,13 +154,20 @@ class BlockTimes:
         return fmean(self._took[1:] or self._took)
 
     @property
+    def _made(self) -> int:
+        return self._found + len(self._took)
+
+    @property
     def left_s(self) -> float | None:
         """Seconds that the blocks to come will take; None before anything is known."""
-        return None if self.block_s is None else self.block_s * (self._blocks - len(self._took))
+        return None if self.block_s is None else self.block_s * (self._blocks - self._made)
 
-    def took(self, seconds: float) -> None:
-        """Another block is done."""
-        self._took.append(seconds)
+    def took(self, seconds: float | None) -> None:
+        """Another block is done, or None: was there already."""
+        if seconds is None:
+            self._found += 1
+        else:
+            self._took.append(seconds)
 
     def before(self) -> str:
         """Say before the first block how long it will take."""
@@ -159,11 +178,11 @@ class BlockTimes:
     def place(self) -> str:
         """Say beside the bars of a block which one it is, and how long it still takes."""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
-        return f"block {len(self._took) + 1} of {self._blocks}{left}"
+        return f"block {self._made + 1} of {self._blocks}{left}"
 
     def done(self) -> str:
         """Say after a block which one it was, and how long it still takes."""
-        number, left_s = len(self._took), self.left_s
+        number, left_s = self._made, self.left_s
         text = f"block {number} of {self._blocks}"
         if left_s is None or number == self._blocks:
             return text
@@ -178,7 +197,7 @@ class BlockTimes:
 def earlier_block_seconds(folder: Path, variants: Sequence[Variant], fingerprint: str | None) -> float | None:
     """Return the seconds of a block in the newest experiment that ran the same on the same kind of machine.
 
-    They are the time between the starts of neighbouring blocks, start-up included. None where there is no such
+    They are the median time between the starts of neighbouring blocks, start-up included. None where there is no such
     experiment of two blocks or more.
 
     Args:
@@ -189,9 +208,9 @@ def earlier_block_seconds(folder: Path, variants: Sequence[Variant], fingerprint
     for experiment in sorted(folder.glob("*/"), reverse=True):
         if not all(_ran_as(experiment / variant.name, variant, fingerprint) for variant in variants):
             continue
-        starts = _block_starts(experiment)
+        starts = sorted(_block_starts(experiment))
         if len(starts) > 1:
-            return (max(starts) - min(starts)).total_seconds() / (len(starts) - 1)
+            return median((later - earlier).total_seconds() for earlier, later in itertools.pairwise(starts))
     return None
 
 

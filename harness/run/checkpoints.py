@@ -1,8 +1,8 @@
 """The checkpoints of a run: what the Learner has learnt, the loop around it, and what the recorder knows.
 
 ``RUN_FOLDER/checkpoints/step_N`` holds all three or does not count, so a process that is killed at any moment leaves
-the checkpoint before it. An asynchronous save counts from the end of the next training step in which it is written;
-until then the former one does.
+the checkpoint before it. The run's rows up to it are on the disk before it counts. An asynchronous save counts from the
+end of the next training step in which it is written; until then the former one does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.learner.checkpoint import SavedState
 from harness.loop.state import LoopState
 from harness.loop.state_files import write_state
 from harness.results.recorder import RunRecorder
-from harness.results.segments import RECORDED, Recorded
+from harness.results.segments import RECORDED, Recorded, sync_rows
 from harness.results.writer import CHECKPOINTS
 from harness.run.parts import RunningParts
 from harness.scenario.checkpoint import CheckpointSettings
@@ -81,6 +81,7 @@ class RunCheckpoints:
                 await self.finish()
 
     def _write(self, draft: Path, state: LoopState, recorded: Recorded) -> tuple[WrittenFile, ...]:
+        sync_rows(self._folder.parent)
         loop = write_state(state.with_data(self._parts.data_of), draft)
         return (*loop, write_file(draft, RECORDED, [recorded.to_json()]))
 

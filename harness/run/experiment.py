@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -16,16 +16,18 @@ from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.terminal_text import plain
 from harness.report.console import Output
 from harness.report.text import print_list
-from harness.results.writer import CHECKPOINTS, PICTURES, REPORT
+from harness.results.experiment_plan import held
+from harness.results.writer import CHECKPOINTS, PICTURES, REPORT, SCENARIO
 from harness.run.arm_runner import ArmRunner
 from harness.run.arrivals import recorded_arrivals
 from harness.run.blocks import run_blocks
 from harness.run.errors import full_gpu_as_user_error, signals_as_interrupts
 from harness.run.factory import PartsFactory
-from harness.run.interleaving import interleaving_of, side_by_side
+from harness.run.interleaving import interleaving_of, points_of, side_by_side
 from harness.run.parts import Build
+from harness.run.points import set_aside
 from harness.run.preflight import check_before_start
-from harness.run.resume import Resume
+from harness.run.resume import Continuation, find_continuation, find_resume, is_of_several
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
 
@@ -62,7 +64,7 @@ def run_scenario(
     build: Build | None = None,
     show: Callable[[Path], object] | None = None,
     verbose: bool = False,
-    resume: Resume | None = None,
+    going: Continuation | None = None,
 ) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
 
@@ -75,7 +77,7 @@ def run_scenario(
         build: makes the parts of one run; None takes a ``PartsFactory``.
         show: called with the experiment's folder at the end; None takes ``show_results``.
         verbose: print the log of each run as it is written, in place of progress, and all tables at the end.
-        resume: where the scenario's one run goes on; None begins it.
+        going: what of it there is already, and where it goes on; None begins it.
 
     Returns:
         The exit code, 0.
@@ -85,18 +87,30 @@ def run_scenario(
         RunStopped: a run had to stop; its folder says why.
         Interrupted: Ctrl-C or SIGTERM; the folders say so.
     """
-    points = list(_points(expand(scenario)))
+    points = points_of(expand(scenario))
     recorded_arrivals(scenario)  # that cannot be repeated are refused before anything is made
     if scenario.transport_sweep is None:
         check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
     console, planned = Console(stderr=True), [variant for variants in points for variant in variants]
     echo = _printed(console, named=len(planned) > 1) if verbose else None
-    experiment = Experiment(out, scenario.name, planned=planned, echo=echo, resume=resume)
+    several = len(planned) > 1 and scenario.transport_sweep is None
+    experiment = Experiment(
+        out,
+        scenario.name,
+        folder=None if going is None else going.folder,
+        planned=planned,
+        whole=scenario if several else None,
+        echo=echo,
+    )
     with (
         signals_as_interrupts(),
+        closing(experiment),
         PartsFactory([group for variants in points for group in side_by_side(variants)]) as factory,
     ):
-        runner = ArmRunner(experiment, build or factory, console, quiet or verbose)
+        if going is not None:
+            for point in going.again:
+                set_aside(going.folder, point)
+        runner = ArmRunner(experiment, build or factory, console, quiet or verbose, going=going)
         headlines: list[str] = []
         try:
             if scenario.blocks > 1:
@@ -121,9 +135,42 @@ def run_scenario(
     return 0
 
 
+def go_on_with(
+    folder: Path,
+    scenario: Scenario,
+    quiet: bool,
+    build: Build | None = None,
+    show: Callable[[Path], object] | None = None,
+    verbose: bool = False,
+) -> int:
+    """Go on with a run from its checkpoint, or with an experiment of several runs; see ``run_scenario``.
+
+    Args:
+        folder: of the run, or of the experiment.
+        scenario: as it stands in the folder, or one that differs from it in what may be another.
+
+    Raises:
+        UserError: see ``find_resume`` and ``find_continuation``; or another command is at work in the experiment.
+    """
+    if len(folder.parts) < 2 or ".." in folder.parts:
+        folder = folder.resolve()
+    with ExitStack() as holding:
+        if is_of_several(folder):
+            holding.enter_context(held(folder / SCENARIO))
+            going = find_continuation(folder, scenario)
+        else:
+            going = Continuation(folder, resumes={"": find_resume(folder, scenario)})
+        warnings = [warning for resume in going.resumes.values() for warning in resume.warnings]
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        if warnings or not quiet:
+            print(going.line, file=sys.stderr)
+        return run_scenario(scenario, folder.parent.parent, quiet, build, show, verbose, going)
+
+
 def how_to_go_on(folder: Path | None) -> str:
-    """Return the line that says how a run goes on; empty where it has no checkpoint."""
-    if folder is None or not (folder / CHECKPOINTS / LATEST).exists():
+    """Return the line that says how an experiment goes on; empty where its one run has no checkpoint."""
+    if folder is None or not (is_of_several(folder) or (folder / CHECKPOINTS / LATEST).exists()):
         return ""
     return f"\n  to go on: python -m harness run --resume {shlex.quote(str(folder))}"
 
@@ -136,12 +183,6 @@ def _printed(console: Console, named: bool) -> Callable[[str, str], None]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     return echo
-
-
-def _points(variants: Sequence[Variant]) -> Iterator[list[Variant]]:
-    """The variants of one point of the sweep in one block side by side: those are the arms that take turns."""
-    for _, group in itertools.groupby(variants, key=lambda variant: (variant.block, variant.point)):
-        yield list(group)
 
 
 def _sweep_transports(

@@ -6,6 +6,7 @@ the arms do not work at the same time, so it is used at ``max_lag`` 0 only.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,17 +16,24 @@ from harness.probes.clock import PausableClock
 from harness.scenario import Scenario, Variant
 
 
-def interleaving_of(variants: Sequence[Variant]) -> str | None:
-    """Return how a point's arms take turns: as asked for, else by ``step`` where all are synchronous, else by ``run``.
+def points_of(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Return the variants of each point of the sweep in each block: those are the arms that take turns."""
+    return [list(group) for _, group in itertools.groupby(variants, key=lambda variant: (variant.block, variant.point))]
 
-    None for a single arm.
+
+def interleaving_of(variants: Sequence[Variant]) -> str | None:
+    """Return how a point's arms take turns: as asked for, else by ``step`` where all of them can, else by ``run``.
+
+    Those can that are synchronous and make no checkpoints. None for a single arm.
     """
     if len(variants) == 1:
         return None
     asked = variants[0].scenario.interleaving
     if asked != "auto":
         return asked
-    return "step" if all(variant.scenario.is_synchronous for variant in variants) else "run"
+    scenarios = [variant.scenario for variant in variants]
+    by_step = all(scenario.is_synchronous and scenario.checkpoint.every is None for scenario in scenarios)
+    return "step" if by_step else "run"
 
 
 def side_by_side(variants: Sequence[Variant]) -> list[list[Scenario]]:

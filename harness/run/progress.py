@@ -30,7 +30,7 @@ class RunProgress:
         steps: training steps of each arm.
         quiet: show nothing.
         passing: one of many blocks: its bars go away at its end, and its evaluations print no lines.
-        done: training steps from which a run goes on.
+        done: training steps from which each of them goes on; all begin at 0 where it is left out.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class RunProgress:
         steps: Sequence[int],
         quiet: bool = False,
         passing: bool = False,
-        done: int = 0,
+        done: Sequence[int] = (),
     ) -> None:
         self._console, self._arms = console, list(arms)
         self._says_lines = not (console.is_terminal or quiet or passing)
         self._bar = progress_bars(console, quiet=quiet, facts=True, transient=passing)
         self._tasks = [
-            self._bar.add_task(arm, total=total, completed=done, facts="starting")
-            for arm, total in zip(arms, steps, strict=True)
+            self._bar.add_task(arm, total=total, completed=before, facts="starting")
+            for arm, total, before in zip(arms, steps, done or [0] * len(arms), strict=True)
         ]
         self._facts: list[dict[str, str]] = [{} for _ in arms]
 

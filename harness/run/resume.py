@@ -1,9 +1,9 @@
-"""A run that goes on: which checkpoint, by which scenario, and what is set to that moment."""
+"""What goes on: a run from its checkpoint, and an experiment of several runs with those that are left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,18 +12,27 @@ from harness.core.errors import UserError
 from harness.loop.state import LoopState
 from harness.loop.state_files import read_state
 from harness.results.anonymous import Scrubber
+from harness.results.experiment_plan import EXPERIMENT, read_plan
 from harness.results.manifest import Manifest
-from harness.results.reader import load_run, parse_settings
-from harness.results.segments import Recorded, read_recorded
+from harness.results.reader import Run, flat_settings, load_run, parse_settings, read_settings
+from harness.results.segments import Recorded, check_rows, read_recorded
 from harness.results.writer import CHECKPOINTS
+from harness.results.writer import MANIFEST as RUN_MANIFEST
+from harness.results.writer import SCENARIO as SAVED
 from harness.run.checkpoints import StatefulLearner
+from harness.run.interleaving import interleaving_of, points_of
 from harness.run.parts import RunningParts
-from harness.run.session import RunSession
-from harness.scenario import Scenario, resolved_yaml
+from harness.run.points import ASIDE, Point, read_points
+from harness.run.session import RunSession, functions_of
+from harness.scenario import Scenario, expand, resolved_yaml
 
-FREE = ("steps", "name", "description", "arrivals", "checkpoint", "trackers", "save_policy", "reward_target",
-        "endpoint", "faults.stall_after_s", "faults.max_replacements")  # fmt: skip
+FREE = ("description", "arrivals", "checkpoint", "trackers", "save_policy", "reward_target", "endpoint",
+        "faults.stall_after_s", "faults.max_replacements")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
+SPREAD = "placement.learner", "learner.sharding", "learner.mesh"
+"""How a Learner is spread over ranks. A run may go on with others; sums are then added in another order."""
+OF_ONE_RUN = "name", "steps"
+"""Settings that may be others where no run is compared with it."""
 SET_BY_STEPS = "optimizer.schedule", "optimizer.warmup_ratio"
 
 
@@ -38,6 +47,7 @@ class Resume:
         refused: what was damaged on the way to it.
         state: of the loop; its groups have their data.
         recorded: what the recorder knew.
+        was: settings that are others now, with their former values.
     """
 
     folder: Path
@@ -46,6 +56,15 @@ class Resume:
     refused: tuple[Refused, ...]
     state: LoopState
     recorded: Recorded
+    was: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Say what was damaged, and what is not promised."""
+        said = [f"checkpoint {each} (refused; the one before it is taken)" for each in self.refused]
+        if spread := [key for key in self.was if _is_below(key, SPREAD)]:
+            said.append(f"{', '.join(spread)} changed: the same policy is no longer promised bit for bit")
+        return said
 
     async def take_up(self, parts: RunningParts, session: RunSession) -> LoopState:
         """Have the parts of a run, its recorder and its clock go on from here; return the state for the loop.
@@ -56,9 +75,40 @@ class Resume:
         await cast(StatefulLearner, parts.learner).load_state(self.checkpoint.folder.resolve())
         session.arm.clock.go_on_from(self.recorded.clock_ns)
         session.recorder.goes_on(parts.lanes, self.recorded)
-        refused = [f"checkpoint {each} (refused; the one before it is taken)" for each in self.refused]
-        session.log_lines([*refused, f"goes on from {self.checkpoint.folder.name}"])
+        session.log_lines([*self.warnings, f"goes on from {self.checkpoint.folder.name}"])
         return self.state.with_data(parts.handle_of)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What an experiment has, and how it goes on.
+
+    Attributes:
+        folder: of the experiment; of the run, where it is one.
+        finished: names of the runs that are left alone.
+        resumes: where runs go on, by their names.
+        again: attempts that are set aside, since their runs are made again.
+        runs: number of those that are due in all.
+    """
+
+    folder: Path
+    finished: frozenset[str] = frozenset()
+    resumes: Mapping[str, Resume] = field(default_factory=dict)
+    again: tuple[Point, ...] = ()
+    runs: int = 1
+
+    @property
+    def line(self) -> str:
+        """Say what was found."""
+        if "" in self.resumes:
+            return f"goes on from {self.resumes[''].checkpoint.folder}"
+        said = [f"{len(self.finished)} of {self.runs} runs are finished"]
+        said += [f"{name} goes on from {resume.checkpoint.folder.name}" for name, resume in self.resumes.items()]
+        if self.again:
+            names = ", ".join(point.variant.name for point in self.again)
+            said.append(f"{names} made again (what there was stays in {ASIDE})")
+        new = self.runs - len(self.finished) - len(self.resumes) - len(self.again)
+        return f"goes on with {self.folder}: {'; '.join([*said, *([f'{new} to be made'] if new else [])])}"
 
 
 def find_resume(folder: Path, scenario: Scenario) -> Resume:
@@ -69,57 +119,141 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
         scenario: with which it is to go on.
 
     Raises:
-        UserError: it is still running, has made all its steps, is of another scenario (with the keys), or has no
-            checkpoint that is whole (with what is wrong with each).
+        UserError: it is still running, has made all its steps, is one of an experiment, is of another scenario (with
+            the keys) or of other functions, or has no checkpoint that is whole (with what is wrong with each).
     """
-    run = load_run(folder)
-    if run.status == "running":
-        raise UserError("the run is not over: another process holds it", str(folder), "stop that process first")
-    check_same(run.settings, scenario, folder)
+    home, run = folder.resolve().parent, load_run(folder)
+    if (home / EXPERIMENT).is_file():
+        what = "the run is one of several that are compared"
+        raise UserError(what, str(folder), f"go on with all of them: python -m harness run --resume {home}")
+    _check_over(run)
+    was = check_same(run.settings, scenario, folder, (*OF_ONE_RUN, *SPREAD))
     if scenario.arrivals.repeat is not None:
         what = "a run that repeats another one's arrivals cannot go on in the middle of them"
         raise UserError(what, "arrivals.repeat", "repeat it from its beginning")
+    _check_functions(run.manifest, scenario, folder)
+    found = replace(newest_of(folder, run.manifest), was=was)
+    if run.status == "completed" and scenario.steps <= run.settings["steps"]:
+        fix = f"raise them: --set steps={2 * scenario.steps}"
+        raise UserError(f"the run has made all its {scenario.steps} training steps", str(folder), fix)
+    return found
+
+
+def is_of_several(folder: Path) -> bool:
+    """Whether a folder is that of an experiment of several runs, and not of one run or of a sweep."""
+    return (folder / EXPERIMENT).is_file() and (folder / SAVED).is_file() and not (folder / RUN_MANIFEST).exists()
+
+
+def find_continuation(folder: Path, scenario: Scenario) -> Continuation:
+    """Return how an experiment of several runs goes on.
+
+    Runs that are finished, or have diverged, are left alone. One that is not goes on from its checkpoint; where it has
+    none that is whole it is made again, and so are all arms that took turns with it.
+
+    Args:
+        folder: of the experiment.
+        scenario: with its arms, sweep and blocks.
+
+    Raises:
+        UserError: it is of another scenario (with the keys) or of other functions, one of its runs is still running, or
+            nothing is left.
+    """
+    check_same(read_settings(folder / SAVED), scenario, folder, ())
+    plan, variants = read_plan(folder), expand(scenario)
+    finished, again, resumes = list[Point](), list[Point](), dict[str, Resume]()
+    for group in points_of(variants):
+        points = read_points(folder, group)
+        if interleaving_of(group) == "step" and not all(point.state.is_result for point in points):
+            again += [point for point in points if point.last is not None]
+            continue
+        for point in points:
+            if point.state.is_result and point.manifest is not None:
+                _check_functions(point.manifest, point.variant.scenario, point.folder)
+                finished.append(point)
+            elif (resume := resume_of(point)) is not None:
+                resumes[point.variant.name] = resume
+            elif point.last is not None:
+                again.append(point)
+    due = {variant.name for variant in variants} if plan is None else {run.folder for run in plan.due}
+    if due <= {point.folder.name for point in finished}:
+        fix = f"compare them: python -m harness.compare {folder}"
+        raise UserError(f"all {len(due)} runs of the experiment are finished", str(folder), fix)
+    names = frozenset(point.variant.name for point in finished)
+    return Continuation(folder, names, resumes, tuple(again), len(due))
+
+
+def resume_of(point: Point) -> Resume | None:
+    """Return where a run of an experiment goes on; None where it has nothing whole to go on from, or is not there.
+
+    Raises:
+        UserError: it is still running, or is of other functions.
+    """
+    try:
+        run = load_run(point.folder)
+        found = None if run.status == "running" else newest_of(run.folder, run.manifest)
+    except UserError:
+        return None
+    _check_over(run)
+    _check_functions(run.manifest, point.variant.scenario, point.folder)
+    return found
+
+
+def _check_over(run: Run) -> None:
+    if run.status == "running":
+        raise UserError("the run is not over: another process holds it", str(run.folder), "stop that process first")
+
+
+def newest_of(folder: Path, manifest: Manifest) -> Resume:
+    """Return where a run goes on: its newest checkpoint that is whole.
+
+    Raises:
+        UserError: there is none, with what is wrong with each; or the run's rows have lost what they had then.
+    """
     checkpoint, refused = newest_whole(folder / CHECKPOINTS)
     if checkpoint is None:
         what = "there is no checkpoint to go on from"
         if refused:
             what = "no checkpoint is whole: " + "; ".join(map(str, refused))
         raise UserError(what, str(folder / CHECKPOINTS), "run the scenario anew, with checkpoint.every set")
-    if run.status == "completed" and scenario.steps <= run.settings["steps"]:
-        fix = f"raise them: --set steps={2 * scenario.steps}"
-        raise UserError(f"the run has made all its {scenario.steps} training steps", str(folder), fix)
     state, recorded = read_state(checkpoint.folder), read_recorded(checkpoint.folder)
-    return Resume(folder, run.manifest, checkpoint, refused, state, recorded)
+    check_rows(folder, recorded.sizes)
+    return Resume(folder, manifest, checkpoint, refused, state, recorded)
 
 
-def check_same(saved: Mapping[str, Any], scenario: Scenario, folder: Path) -> None:
-    """Check that a scenario samples and learns what the run of a folder did.
+def check_same(
+    saved: Mapping[str, Any], scenario: Scenario, folder: Path, may_change: tuple[str, ...] = OF_ONE_RUN
+) -> dict[str, Any]:
+    """Return the settings that are others now, with their former values.
+
+    Args:
+        may_change: settings that may be, beside those that are free.
 
     Raises:
-        UserError: with the keys that are others, and both values.
+        UserError: others are.
     """
     now = parse_settings(Scrubber.of_this_process().paths(resolved_yaml(scenario)))
-    before, after = _flat(saved), _flat(now)
-    differing = [
-        key
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key) and not any(key == free or key.startswith(f"{free}.") for free in FREE)
-    ]
-    if before.get("steps") != after.get("steps"):
+    before, after = flat_settings(saved), flat_settings(now)
+    was = {key: before.get(key) for key in sorted({*before, *after}) if before.get(key) != after.get(key)}
+    differing = [key for key in was if not _is_below(key, (*FREE, *may_change))]
+    if "steps" in was and "steps" in may_change:
         constant = scenario.optimizer.schedule == "constant" and not scenario.optimizer.warmup_ratio
         differing += ["steps"] * (after["steps"] < before["steps"] or not constant)
     if differing:
         told = ", ".join(f"{key} (was {before.get(key)}, is {after.get(key)})" for key in differing)
         more = f", on which {' and '.join(SET_BY_STEPS)} depend" if differing == ["steps"] else ""
-        raise UserError(
-            f"the run went by another scenario: {told}{more}", str(folder), "leave these as they were, or run anew"
-        )
+        what = f"the run went by another scenario: {told}{more}"
+        raise UserError(what, str(folder), "leave these as they were, or run anew")
+    return was
 
 
-def _flat(settings: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(settings, dict) or not settings:
-        return {key: settings}
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= _flat(value, f"{key}.{name}" if key else str(name))
-    return found
+def _check_functions(manifest: Manifest, scenario: Scenario, folder: Path) -> None:
+    """Refuse to go on where the file of a function of the user's own is another one; raises UserError."""
+    for key, function in functions_of(scenario).items():
+        known, found = manifest.functions.get(key, function)["sha256"], function["sha256"]
+        if known is not None and known != found:
+            what = f"the file of {key}, {function['name']}, has changed: its SHA-256 was {known}, now it is {found}"
+            raise UserError(what, str(folder), "restore the file as it was, or run anew")
+
+
+def _is_below(key: str, keys: Sequence[str]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in keys)

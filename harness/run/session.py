@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from harness.core.atomic_files import whole_file
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
 from harness.core.user_functions import module_hash
@@ -24,12 +25,12 @@ from harness.probes.provenance import code_state, machine_facts, package_version
 from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import Scrubber, safe_name
-from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, write_plan
+from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, held, write_plan
 from harness.results.manifest import Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
-from harness.results.writer import PROFILES, begin_experiment, timestamp, utc_now
+from harness.results.writer import PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import RunningParts
 from harness.scenario import JsonlTaskSettings, Scenario, Variant, resolved_yaml
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 class Arm:
     """What a run needs before it has a folder: its clock stands still while another arm has its turn.
 
-    ``speed`` times the machine between the run's steps; None where nothing does.
+    ``speed`` times the machine between the run's steps; None where nothing does. ``resume`` is where a run goes on that
+    has its folder already; None begins one.
     """
 
     variant: Variant
@@ -53,6 +55,7 @@ class Arm:
     tracer: RecordingTracer
     parts: RunningParts
     speed: SpeedProbe | None = None
+    resume: Resume | None = None
 
     @property
     def label(self) -> str:
@@ -150,44 +153,42 @@ class Experiment:
     Args:
         out: the results folder.
         scenario_name: names the folder in it.
-        name: of an experiment that exists already, which the runs join; None begins a new one.
+        folder: of an experiment that exists already, which the runs join or go on in; None begins a new one.
         durable: have the disk take a run's files before its manifest says how it ended, and that too, so that a power
             cut leaves no run that says it is complete and is not.
         planned: every run that the command sets out to make; written into the folder when it is made.
+        whole: the scenario of several runs, with which they go on; written into the folder when it is made, and then
+            kept from other commands until ``close``.
         echo: called with a run's name and each line of its log.
-        resume: where the one run of an experiment goes on, in the folder that it has; None begins it.
 
     Attributes:
-        folder: the folder; None until then.
+        folder: the folder; None until it is made.
     """
 
     def __init__(
         self,
         out: Path,
         scenario_name: str,
-        name: str | None = None,
+        folder: Path | None = None,
         durable: bool = False,
         planned: Sequence[Variant] = (),
+        whole: Scenario | None = None,
         echo: Callable[[str, str], None] | None = None,
-        resume: Resume | None = None,
     ) -> None:
-        self.resume = resume
-        self._out, self._scenario_name, self._name, self._durable = out, scenario_name, name, durable
-        self._echo = echo
+        self.folder = folder
+        self._out, self._scenario_name, self._durable = out, scenario_name, durable
+        self._echo, self._whole, self._hold = echo, whole, ExitStack()
         self._plan = _plan_of(planned)
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
-    @property
-    def folder(self) -> Path | None:
-        """Where the experiment's runs are."""
-        if self.resume is not None:
-            return self.resume.folder
-        return self._folder_called(self._name) if self._name else None
+    def close(self) -> None:
+        """Let other commands work in the folder."""
+        self._hold.close()
 
     @property
     def home(self) -> Path:
         """Where the experiments of this scenario are."""
-        return self._out / safe_name(self._scenario_name)
+        return self._out / safe_name(self._scenario_name) if self.folder is None else self.folder.parent
 
     @property
     def fingerprint(self) -> str:
@@ -207,9 +208,6 @@ class Experiment:
         """
         if self.folder is not None:
             write_plan(self.folder, self._plan.ended_after(blocks))
-
-    def _folder_called(self, name: str) -> Path:
-        return self.home / name
 
     def open_run(
         self,
@@ -234,9 +232,14 @@ class Experiment:
         """
         scenario, parts, profile = arm.variant.scenario, arm.parts, load_profile(arm.variant.scenario.profile)
         startup_s = arm.tracer.clock_ns() / 1e9
-        folder = self.open_folder(arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters)
+        resume = arm.resume
+        if resume is not None:
+            folder = self._reopen_folder(resume, arm.variant, startup_s)
+        else:
+            folder = self.open_folder(arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters)
         try:
-            streams = open_streams(scenario.trackers, folder.folder, arm.label, note=folder.log)
+            at = None if resume is None else resume.checkpoint.step
+            streams = open_streams(scenario.trackers, folder.folder, arm.label, note=folder.log, goes_on_from=at)
             elsewhere, profiles = parts.sample_elsewhere(profile.sampler_hz), folder.folder / PROFILES
             probes = RunProbes(
                 profile, arm.clock, parts.processes, parts.drain_device_figures, profiles, elsewhere, arm.speed
@@ -280,14 +283,12 @@ class Experiment:
         Raises:
             UserError: the folder cannot be made.
         """
-        if self.resume is not None:
-            return self._reopen_folder(self.resume, variant, startup_s)
         folder = self._make_folder(variant)
-        assert self._name is not None
+        assert self.folder is not None
         folder.write_manifest(
             Manifest(
                 scenario=self._scenario_name,
-                experiment=self._name,
+                experiment=self.folder.name,
                 started_at=timestamp(utc_now()),
                 arm=variant.arm,
                 point=variant.point,
@@ -322,33 +323,50 @@ class Experiment:
             startup_s=round(startup_s, 6),
             commit=self._code.commit,
             dirty=self._code.dirty,
+            ranks=variant.scenario.placement.learner.ranks,
+            was=dict(resume.was),
+            failed=resume.manifest.error,
         )
         former = replace(resume.manifest, status="running", error=None, finished_at=None, duration_s=None, outcome={})
         folder.write_manifest(replace(former, segments=(*former.segments, segment)))
         folder.write_scenario(resolved_yaml(variant.scenario))
         return folder
 
-    def record_failure(self, variant: Variant, error: BaseException) -> Path:
-        """Make the folder of a run that could not even start, which says why; return it.
+    def record_failure(self, variant: Variant, error: BaseException, resume: Resume | None = None) -> Path:
+        """Make the folder of a run that could not even start, or go on from there, which says why; return it.
 
         Raises:
             UserError: the folder cannot be made.
         """
-        folder = self.open_folder(variant, 0.0, None, None, None)
+        if resume is not None:
+            folder = self._reopen_folder(resume, variant, 0.0)
+        else:
+            folder = self.open_folder(variant, 0.0, None, None, None)
         folder.finish("failed", str(error))
         return folder.folder
 
     def _make_folder(self, variant: Variant) -> RunFolder:
         echo = None if self._echo is None else partial(self._echo, run_label(variant))
         name = variant.name or None
-        if self._name is not None:
-            folder = RunFolder.create(self._out, self._scenario_name, self._name, name, echo=echo)
+        if self.folder is not None:
+            home = self.folder
+            folder = RunFolder.create(home.parent.parent, home.parent.name, home.name, name, echo=echo)
         else:
-            folder, self._name = begin_experiment(self._out, self._scenario_name, name, echo)
-        home = self._folder_called(self._name)
-        if self._plan.runs and not (home / EXPERIMENT).exists():
-            write_plan(home, self._plan)
+            folder, experiment = begin_experiment(self._out, self._scenario_name, name, echo)
+            self.folder = self.home / experiment
+        if self._plan.runs and not (self.folder / EXPERIMENT).exists():
+            if self._whole is not None:
+                self._write_whole(self._whole, self.folder / SCENARIO)
+            write_plan(self.folder, self._plan)
         return folder
+
+    def _write_whole(self, scenario: Scenario, file: Path) -> None:
+        try:
+            with whole_file(file) as stream:
+                stream.write(Scrubber.of_this_process().paths(resolved_yaml(scenario)).encode())
+        except OSError as error:
+            raise UserError(f"cannot write {str(file)!r}: {error.strerror or error}", str(file)) from error
+        self._hold.enter_context(held(file))
 
 
 def _plan_of(variants: Sequence[Variant]) -> ExperimentPlan:
@@ -399,7 +417,7 @@ def _rewards_of(scenario: Scenario) -> dict[str, str]:
 
 
 def functions_of(scenario: Scenario) -> dict[str, dict[str, str | None]]:
-    """Return the user's own functions by the setting that names each, with the checksum of its file."""
+    """Return the user's own functions that a scenario names; see ``Manifest``."""
     named = {
         **_rewards_of(scenario),
         "loss.function": scenario.loss.function,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.core.errors import RunStopped
 from harness.core.trace import OpenSpan, RecordingTracer, Stage
-from harness.results import lane_kind
+from harness.results import lane_kind, natural_order
 
 DUMP_S = 5.0
 """Seconds that the stacks of one process may take."""
@@ -83,8 +83,8 @@ def open_lines(spans: Sequence[OpenSpan], now_ns: int, decimals: int = 1) -> lis
     return [_open_line(span, now_ns, decimals) for span in sorted(spans, key=_oldest_first)]
 
 
-def _oldest_first(span: OpenSpan) -> tuple[int, str]:
-    return span.start_ns, span.lane
+def _oldest_first(span: OpenSpan) -> tuple[int, list[tuple[int, str]]]:
+    return span.start_ns, natural_order(span.lane)
 
 
 def waiting_chain(spans: Sequence[OpenSpan]) -> list[str]:
@@ -128,7 +128,7 @@ def likely_culprit(spans: Sequence[OpenSpan], now_ns: int) -> str:
     """
     if not spans:
         return "no stage and no wait is under way: the loop itself does not go on"
-    busy = sorted((span for span in spans if not span.stage.is_wait), key=lambda span: (span.start_ns, span.lane))
+    busy = sorted((span for span in spans if not span.stage.is_wait), key=_oldest_first)
     if not busy:
         return "every lane waits: a deadlock"
     doing = " and ".join(

@@ -14,7 +14,7 @@ _KEY, _STEPS = "checkpoint.every", "checkpoint.keep_steps"
 
 
 class CheckpointSettings(Section):
-    """Checkpoints of the whole run, from which `run --resume` goes on."""
+    """Checkpoints of the whole run, from which `run --resume` and `sweep` go on."""
 
     every: AtLeast1 | None = None
     """Training steps from one checkpoint to the next; null makes none."""
@@ -62,15 +62,17 @@ def kept_steps_are_made(scenario: Scenario) -> Problem | None:
     return broken(what, f"name steps from 0 to {scenario.steps - 1}, or raise steps", _STEPS, "steps")
 
 
-def checkpoints_are_of_one_run(scenario: Scenario) -> Problem | None:
-    """A run goes on alone: arms that took turns with it, other blocks and other points do not come back."""
-    if scenario.checkpoint.every is None:
+def arms_in_turns_make_no_checkpoints(scenario: Scenario) -> Problem | None:
+    """Arms that take turns step by step are compared step by step, each with those that were made beside it.
+
+    Their checkpoints would be of other moments, one arm's of step 8 and another's of step 6: what goes on from there
+    does not alternate any more. So a block that was cut short is made again.
+    """
+    if scenario.checkpoint.every is None or scenario.interleaving != "step":
         return None
-    for key, several in (("arms", scenario.arms), ("sweep", scenario.sweep), ("blocks", scenario.blocks > 1)):
-        if several:
-            what = f"{_KEY} is {scenario.checkpoint.every} with {key}, and one run alone can go on from a checkpoint"
-            return broken(what, f"leave {key} or {_KEY} out", _KEY, key)
-    return None
+    what = f"{_KEY} is {scenario.checkpoint.every} with interleaving step, and arms in turns go on as whole blocks only"
+    fix = f"set interleaving to run, or leave {_KEY} out: blocks that are finished count after a resume all the same"
+    return broken(what, fix, _KEY, "interleaving")
 
 
-CHECKPOINT_RULES = (checkpoints_have_a_state, checkpoints_are_of_one_run, kept_steps_are_made)
+CHECKPOINT_RULES = (checkpoints_have_a_state, arms_in_turns_make_no_checkpoints, kept_steps_are_made)

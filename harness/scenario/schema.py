@@ -130,7 +130,8 @@ class Scenario(Section):
     stop_at_half_width: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Make no more blocks once the endpoint's interval for every arm is within this (0.01: 1%) of its middle."""
     interleaving: Literal["auto", "step", "run"] = "auto"
-    """How arms take turns: by training step, or run after run; `auto` takes steps where all arms have max_lag 0."""
+    """How arms take turns: by training step, or run after run; `auto` takes steps where all arms have max_lag 0 and
+    make no checkpoints."""
     profile: NonEmptyText = "light"
     """Probes beside the stage spans: a profile in profiles/ (off, light, full, nsight, pyspy), or a YAML file."""
     trackers: Annotated[tuple[Literal["jsonl", "tensorboard", "wandb", "mlflow"], ...], FromList] = (

@@ -10,6 +10,8 @@ told apart. Whoever does not wait for the disk himself is made to: every file is
 - disk: the same bytes, one file, written and synced; read, from the file cache, into memory.
 
     OMP_NUM_THREADS=1 python -m tests.benchmarks.checkpoints --megabytes 120 --rounds 5
+
+With ``--rows RUN_FOLDER`` instead: how long the disk takes for the rows that a run logs between two checkpoints.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.checkpoint import LearnerState
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.results.segments import ROW_FILES, sync_rows
 
 SHAPES = {  # megabytes of state: vocabulary, hidden, intermediate, layers, heads, key/value heads, head size, context
     120: ModelConfig(12_000, 256, 768, 8, 4, 4, 64, 64),
     1200: ModelConfig(20_000, 768, 2_048, 12, 12, 12, 64, 64),
 }
+FIFTHS = 5
 WAYS = ("ours", "ours, asynchronous", "torch.save", "DCP", "DCP, asynchronous", "disk")
 Seconds = tuple[float, float, float]
 """Blocked, total and load."""
@@ -169,6 +173,27 @@ def measure(megabytes: int, rounds: int, where: Path) -> str:
     return "\n".join(lines)
 
 
+def time_of_rows(run: Path, rounds: int, where: Path) -> str:
+    """Append a run's rows a fifth at a time to new files, and say how long the disk takes to have each fifth."""
+    rows = {name: (run / name).read_bytes().splitlines(keepends=True) for name in ROW_FILES if (run / name).exists()}
+    took, sizes = [], []
+    for number in range(rounds * FIFTHS):
+        folder, part = where / str(number // FIFTHS), number % FIFTHS
+        folder.mkdir(exist_ok=True)
+        pieces = {
+            name: b"".join(lines[len(lines) * part // FIFTHS : len(lines) * (part + 1) // FIFTHS])
+            for name, lines in rows.items()
+        }
+        for name, piece in pieces.items():
+            with (folder / name).open("ab", buffering=0) as file:
+                file.write(piece)
+        start = time.perf_counter()
+        sync_rows(folder)
+        took.append(1e3 * (time.perf_counter() - start))
+        sizes.append(sum(map(len, pieces.values())) / 1e3)
+    return f"{statistics.mean(sizes):.0f} kB in {len(rows)} files, {len(took)} times; ms: {_cell(took)}"
+
+
 def _cell(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
@@ -182,9 +207,13 @@ def main() -> None:
     )
     parser.add_argument("--megabytes", type=int, nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds, after a first one")
+    parser.add_argument("--rows", type=Path, metavar="RUN_FOLDER", help="time the rows of this run instead")
     parser.add_argument("--folder", type=Path, help="where to write; default: where temporary files go")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        if arguments.rows is not None:
+            print(time_of_rows(arguments.rows, arguments.rounds, Path(folder)))
+            return
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
         print("\n\n".join(measure(size, arguments.rounds, Path(folder)) for size in arguments.megabytes))
         print(f"\nload average of the last minute at the end: {os.getloadavg()[0]:.0f}, of {os.cpu_count()} cores")

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from harness.compare import gather
+from harness.compare.attribution import in_pipeline_order
 from harness.compare.ranks import find_straggler
+from harness.compare.tables import lane_table, rank_table
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import RankStep
-from harness.results import lane_kind, lane_seconds, part_of
+from harness.report.html.page import make_report
+from harness.report.trace.export import write_trace
+from harness.results import RunFolder, lane_kind, lane_seconds, part_of
 from harness.results.counters import split_source
 from harness.results.lane_time import parts_as_lanes
+
+
+def as_ranks(folder: Path, ranks: int, first: int, last: int) -> None:
+    """Make the Learner of some training steps one of several ranks, in the rows and spans of a run."""
+    of_ranks = [
+        {"tokens": 500, "cost": 500.0, "computing_s": 0.5, "runnable_s": 0, "blocked_s": 0, "late_s": 0}
+    ] * ranks
+    for name in ("steps.jsonl", "spans.jsonl"):
+        lines = []
+        for row in map(json.loads, (folder / name).read_text().splitlines()):
+            copies = [row]
+            if row.get("kind") == "step" and first <= row["step"] <= last:
+                stages = row["lanes"].pop("learner")
+                row["lanes"] |= {f"learner/{rank}": stages for rank in range(ranks)}
+                row["ranks"] = of_ranks
+            elif row.get("lane") == "learner" and first <= row["step"] <= last:
+                copies = [row | {"lane": f"learner/{rank}"} for rank in range(ranks)]
+            lines += [json.dumps(copy) + "\n" for copy in copies]
+        (folder / name).write_text("".join(lines))
+
+
+def test_a_run_that_went_on_with_other_numbers_of_ranks_can_be_read(make_run: Callable[..., RunFolder]) -> None:
+    """Two ranks for four steps, then twelve, and one process for the last ones; both halves are in the tables."""
+    folder = make_run(arm="a", steps=12, settings="steps: 12\n").folder
+    as_ranks(folder, 2, 0, 3)
+    as_ranks(folder, 12, 4, 7)
+    (experiment,), damaged = gather([folder.parent])
+    assert damaged == []
+    (run,) = experiment.runs
+    ranks = [row[1:3] for row in rank_table(experiment).rows]
+    assert ranks == [(str(rank), "500") for rank in range(12)]
+    lanes = [row[1] for row in lane_table(experiment).rows]
+    assert lanes == ["generator", "scorer", "learner", *(f"learner/{rank}" for rank in range(12))]
+    assert find_straggler(run.rank_steps) is None
+    assert run.parts["learner"].stages_ns[Stage.UPDATE] == pytest.approx(0.5e9 * run.measured_steps)
+    assert write_trace(folder).path.stat().st_size > 0
+    make_report([folder.parent], folder / "report.html")
+
+
+def test_lanes_come_in_the_order_of_their_numbers() -> None:
+    lanes = ["learner/10", "learner/2", "generator10", "scorer", "generator2", "publisher/0"]
+    assert in_pipeline_order(lanes) == ["generator2", "generator10", "scorer", "learner/2", "learner/10", "publisher/0"]
 
 
 def made(

@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from harness.results import load_run
 from tests.run.test_resume_run import REWARD, SCENARIO, rows
@@ -97,6 +99,42 @@ def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
     run = load_run(left)
     assert (run.status, [row.step for row in run.steps]) == ("completed", list(range(8)))
     assert [segment.start_step for segment in run.manifest.segments] in ([2], [4])
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        pytest.param(("fsdp2", 2), ("fsdp2", 1), id="2 to 1"),
+        pytest.param(("none", 1), ("fsdp2", 2), id="1 to 2"),
+        pytest.param(("ddp", 2), ("fsdp2", 2), id="DDP to FSDP2"),
+    ],
+)
+def test_killed_and_gone_on_with_other_ranks(tmp_path: Path, before: tuple[str, int], now: tuple[str, int]) -> None:
+    """The policy is that of a run which never stopped, but for the order in which ranks add up."""
+    write_scenario(tmp_path, SCENARIO + RANKS)
+
+    def ranks(sharding: str, number: int) -> list[str]:
+        return ["--set", f"learner.sharding={sharding}", "--set", f"placement.learner.ranks={number}"]
+
+    finished(command(tmp_path, "resumed.yaml", "--out", "whole", *ranks(*before)))
+    killed = command(tmp_path, "resumed.yaml", "--out", "killed", *ranks(*before))
+    wait_for_checkpoint(tmp_path / "killed", 4, killed)
+    killed.kill()
+    killed.communicate()
+    left, whole = run_folder(tmp_path / "killed"), run_folder(tmp_path / "whole")
+    told = finished(command(tmp_path, "--resume", str(left), *ranks(*now)))
+    assert "bit for bit" in told
+    policies = [load_file(each / "policy" / "model.safetensors") for each in (left, whole)]
+    assert policies[0].keys() == policies[1].keys()
+    for name, tensor in policies[0].items():
+        np.testing.assert_allclose(tensor, policies[1][name], atol=2e-3, err_msg=name)  # two steps of AdamW at 0.001
+    run = load_run(left)
+    assert (run.status, [row.step for row in run.steps]) == ("completed", list(range(8)))
+    (segment,) = run.manifest.segments
+    assert segment.ranks == now[1]
+    wanted = {"learner.sharding": before[0], "placement.learner.ranks": before[1]}
+    assert segment.was == {key: value for key, value in wanted.items() if value not in now}
+    assert {len(row.ranks) for row in run.steps} == {0 if number == 1 else number for _, number in (before, now)}
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:

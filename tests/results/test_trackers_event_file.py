@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.results.importers.logs import ScalarEvent, read_events
-from harness.results.trackers.event_file import crc32c, encode_scalars, encode_start
+from harness.results.trackers.event_file import crc32c, encode_restart, encode_scalars, encode_start
 
 tensorboardX = pytest.importorskip("tensorboardX")
 
@@ -50,6 +50,13 @@ def test_what_is_written_is_what_the_official_messages_read() -> None:
     assert [value.tag for value in event.summary.value] == ["timing_s/update", "loss"]
     assert event.summary.value[0].simple_value == 0.5
     assert math.isnan(event.summary.value[1].simple_value)
+
+
+def test_a_run_that_goes_on_writes_what_purge_step_of_a_summary_writer_writes() -> None:
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    theirs = Event(step=4, session_log=SessionLog(status=SessionLog.START), wall_time=7.0)
+    assert Event.FromString(encode_restart(4, 7.0)[12:-4]) == theirs
 
 
 def test_what_tensorboardx_writes_is_read(tmp_path: Path) -> None:

@@ -113,6 +113,27 @@ def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
     streams.close()
 
 
+def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Path) -> None:
+    """It goes on from step 5; step 5 was made before, the evaluation of version 5 was told before the checkpoint."""
+    later = STEP | {"step": 5, "version": 6}
+    first = open_streams(["tensorboard"], tmp_path, "sync_k")
+    for row in (STEP, EVALUATION, later):
+        first.on_row(row)
+    first.close()
+    header = {"kind": "header", "schema": "harness.steps", "schema_version": 1}
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (header, STEP, EVALUATION)))
+    before = {file: file.read_bytes() for file in (tmp_path / "tensorboard").iterdir()}
+    again = open_streams(["tensorboard"], tmp_path, "sync_k", goes_on_from=5)
+    again.on_row(later)
+    again.close()
+    whole = b"".join(file.read_bytes() for file in sorted((tmp_path / "tensorboard").iterdir()))
+    (old,) = before.values()
+    kept = [scalar.step for scalar in read_events(old, "log").scalars if scalar.step < 5]  # what SessionLog.START does
+    new = [scalar.step for scalar in read_events(whole[len(old) :], "log").scalars]
+    assert kept == [4] * len(FLAT_STEP)
+    assert new == [5] * len(flat_metrics(EVALUATION)) + [5] * len(FLAT_STEP)
+
+
 def test_non_finite_numbers_are_null_in_json_and_stay_in_tensorboard(tmp_path: Path) -> None:
     metrics = {"loss": Metric(math.nan), "grad_norm": Metric(math.inf)}
     row = step_row(step=0, version=1, wall_s=1.0, elapsed_s=1.0, optimizer_steps=1, lanes={}, metrics=metrics)

@@ -106,6 +106,27 @@ def test_the_time_left_comes_from_the_blocks_so_far_without_the_first() -> None:
     assert (times.block_s, times.left_s) == (30.0, 210.0)  # seven blocks of 30 s
 
 
+def test_blocks_that_are_there_already_take_no_time() -> None:
+    times = BlockTimes(10, earlier_s=None)
+    for _ in range(4):
+        times.took(None)
+    assert (times.place(), times.left_s) == ("block 5 of 10", None)
+    times.took(30.0)
+    assert times.left_s == 150.0  # five blocks of 30 s
+
+
+def test_a_later_block_that_is_there_already_is_judged_in_its_turn(make_run: Make, tmp_path: Path) -> None:
+    for block in range(3):
+        make_run(arm="a", block=block, seed=block)
+        make_run(arm="b", block=block, seed=block)
+    watch = BlockWatch(3, None)
+    seen = []
+    for _ in range(3):
+        watch.add(tmp_path / FOLDER)
+        seen += [effect.blocks for _, _, effect in watch.standings()]
+    assert seen == [1, 2, 3]
+
+
 def test_an_earlier_experiment_tells_the_time_before_the_first_block() -> None:
     times = BlockTimes(10, earlier_s=30.0)
     assert times.left_s == 300.0

@@ -25,10 +25,10 @@ from harness.results.segments import cut_back, taken
 from harness.results.writer import CHECKPOINTS, STEPS
 from harness.results.writer import SCENARIO as SCENARIO_FILE
 from harness.run.checkpoints import RunCheckpoints
-from harness.run.experiment import run_scenario
+from harness.run.experiment import go_on_with, run_scenario
 from harness.run.inprocess import InProcessLearner, InProcessParts
 from harness.run.resume import find_resume
-from harness.scenario import Scenario, load_scenario
+from harness.scenario import Scenario, load_scenario, resolved_yaml
 from harness.scenario.checkpoint import CheckpointSettings
 
 REWARD = """
@@ -89,8 +89,7 @@ def run_with_copy(scenario: Scenario, out: Path, step: int) -> tuple[Path, Path]
 
 
 def go_on(folder: Path, scenario: Scenario) -> None:
-    resume = find_resume(folder, scenario)
-    assert run_scenario(scenario, folder.parent.parent, True, show=unseen, resume=resume) == 0
+    assert go_on_with(folder, scenario, True, show=unseen) == 0
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -188,6 +187,45 @@ def test_another_scenario_is_refused_by_its_keys(scenario: Scenario, runs: tuple
     assert find_resume(folder, load_scenario("resumed.yaml", ["steps=12"])).checkpoint.step == 4
     with pytest.raises(UserError):
         find_resume(runs[0], scenario)  # it made all its steps
+
+
+def test_a_function_whose_file_has_changed_is_refused_by_its_name(
+    scenario: Scenario, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder, file = tmp_path / "resumed" / "20260101-000000", Path("rewards_of_resume.py")
+    shutil.copytree(runs[1], folder)
+    file.write_text(REWARD.replace("4", "5"))
+    with pytest.raises(UserError) as raised:
+        find_resume(folder, scenario)
+    assert "task.reward, rewards_of_resume:by_length," in raised.value.what
+    file.write_text(REWARD)
+    assert find_resume(folder, scenario).checkpoint.step == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "was"),
+    [
+        (("ddp", 2), ("ddp", 1), {"placement.learner.ranks": 2}),
+        (("none", 1), ("fsdp2", 2), {"learner.sharding": "none", "placement.learner.ranks": 1}),
+        (("ddp", 2), ("fsdp2", 2), {"learner.sharding": "ddp"}),
+    ],
+)
+def test_ranks_may_be_others_and_bits_are_no_longer_promised(
+    runs: tuple[Path, Path], tmp_path: Path, before: tuple[str, int], now: tuple[str, int], was: dict[str, Any]
+) -> None:
+    folder = tmp_path / "resumed" / "20260101-000000"
+    shutil.copytree(runs[1], folder)
+
+    def spread(sharding: str, ranks: int) -> Scenario:
+        over = [f"learner.sharding={sharding}", f"placement.learner.ranks={ranks}", "transport.type=shared_memory"]
+        return load_scenario("resumed.yaml", over)
+
+    (folder / SCENARIO_FILE).write_text(resolved_yaml(spread(*before)))
+    assert find_resume(folder, spread(*before)).warnings == []
+    resume = find_resume(folder, spread(*now))
+    assert dict(resume.was) == was
+    (warning,) = resume.warnings
+    assert ", ".join(was) in warning
 
 
 @dataclass

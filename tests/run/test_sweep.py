@@ -15,8 +15,9 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.results import RunFolder, find_runs, read_manifest
 from harness.run.parts import RunningParts
+from harness.run.points import State, read_point, read_points
 from harness.run.sweep import SweepOptions, run_sweep
-from harness.run.sweep.points import IDENTITY, State, changes_since_newest, find_experiment, read_point, read_points
+from harness.run.sweep.identity import IDENTITY, changes_since_newest, find_experiment
 from harness.run.sweep.runner import show_status, variants_of, what_came_of_it
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.parts import SimulatedLearner
@@ -201,7 +202,7 @@ def test_two_sweeps_do_not_share_a_experiment(tmp_path: Path) -> None:
     assert folder is not None
     with (folder / IDENTITY).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(UserError, match="another `sweep` of the same scenario is at work"):
+        with pytest.raises(UserError, match="another command is at work"):
             run_sweep(trial, out, QUIET, Plan({}), unseen)
     assert run_sweep(trial, out, QUIET, Plan({}), unseen) == 0
 

@@ -220,18 +220,11 @@ CASES = [
         ["checkpoint.every", "model.type"],
     ),
     (
-        {"arms": {"k1": {}, "k4": {"epochs_per_batch": 4}}, "checkpoint": {"every": 5}},
-        "checkpoints_are_of_one_run",
+        {"interleaving": "step", "checkpoint": {"every": 5}},
+        "arms_in_turns_make_no_checkpoints",
         "5",
         "",
-        ["checkpoint.every", "arms"],
-    ),
-    (
-        {"blocks": 6, "checkpoint": {"every": 5}},
-        "checkpoints_are_of_one_run",
-        "5",
-        "",
-        ["checkpoint.every", "blocks"],
+        ["checkpoint.every", "interleaving"],
     ),
     (
         {"model": {"type": "paced"}, "engine": {"type": "paced"}, "checkpoint": {"keep_steps_every": 5}},

@@ -16,7 +16,7 @@ from harness.core.trace import Span, Stage
 from harness.core.types import Metric
 from harness.report.trace.chrome import Arguments, Arrow, Instant, Sample, Slice, Track, stacked_tracks
 from harness.report.trace.flows import arrows
-from harness.results import EvaluationRow, Run, StepRow, VersionChange, part_of
+from harness.results import EvaluationRow, Run, StepRow, VersionChange, natural_order, part_of
 from harness.results.counters import (
     GPU_COUNTERS,
     HOST_COUNTERS,
@@ -120,7 +120,9 @@ def steps_track(run: Run, windows: Sequence[StepWindow], loop_start_ns: int) -> 
 def _description(run: Run) -> Instant:
     manifest = run.manifest
     simulated = f"SIMULATED by the machine profile {manifest.simulated}" if manifest.simulated is not None else None
-    died = ", ".join(f"{lane} {times} times" for lane, times in sorted(run.replaced.items()))
+    died = ", ".join(
+        f"{lane} {times} times" for lane, times in sorted(run.replaced.items(), key=lambda it: natural_order(it[0]))
+    )
     facts = {
         "simulated": simulated,
         "scenario": manifest.scenario,

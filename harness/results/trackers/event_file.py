@@ -22,6 +22,7 @@ FILE_VERSION = "brain.Event:2"
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, reversed (RFC 3720, appendix B.4)
 LENGTH, CRC = struct.Struct("<Q"), struct.Struct("<I")
 HEAD_BYTES = LENGTH.size + CRC.size
+_START = 1  # of SessionLog.SessionStatus
 _DOUBLE, _FLOAT, _INT64, _INT32, _STRING, _BYTES, _MESSAGE = 1, 2, 3, 5, 9, 12, 11  # FieldDescriptorProto.Type
 # name -> fields: name, number, type (a string: the message of that name), whether it is repeated
 _MESSAGES: dict[str, tuple[tuple[str, int, int | str, bool], ...]] = {
@@ -30,7 +31,9 @@ _MESSAGES: dict[str, tuple[tuple[str, int, int | str, bool], ...]] = {
         ("step", 2, _INT64, False),
         ("file_version", 3, _STRING, False),
         ("summary", 5, "Summary", False),
+        ("session_log", 7, "SessionLog", False),
     ),
+    "SessionLog": (("status", 1, _INT32, False),),
     "Summary": (("value", 1, "Value", True),),
     "Value": (("tag", 1, _STRING, False), ("simple_value", 2, _FLOAT, False), ("tensor", 8, "Tensor", False)),
     "Tensor": (
@@ -55,6 +58,16 @@ def encode_scalars(values: Mapping[str, float], step: int, wall_time: float) -> 
 def encode_start(wall_time: float) -> bytes:
     """Return the record that every event file begins with."""
     return _record(message("Event")(wall_time=wall_time, file_version=FILE_VERSION).SerializeToString())
+
+
+def encode_restart(step: int, wall_time: float) -> bytes:
+    """Return the record of a run that goes on: TensorBoard forgets what came before it of this step and later ones.
+
+    It is what ``purge_step`` of torch's ``SummaryWriter`` writes (``SessionLog.START``).
+    """
+    event = message("Event")(wall_time=wall_time, step=step)
+    event.session_log.status = _START
+    return _record(event.SerializeToString())
 
 
 def crc32c(data: bytes) -> int:

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from harness.core.errors import UserError
 from harness.results.rows import read_metric
-from harness.results.trackers.event_file import encode_scalars, encode_start
+from harness.results.trackers.event_file import encode_restart, encode_scalars, encode_start
 from harness.results.trackers.services import MLFLOW, WANDB, MlFlow, WeightsAndBiases
-from harness.results.writer import AppendOnly
+from harness.results.writer import STEPS, AppendOnly
 
 DEFAULT_TRACKERS = ("jsonl", "tensorboard")
 TRACKERS = (*DEFAULT_TRACKERS, WANDB, MLFLOW)
@@ -133,15 +133,23 @@ class TensorBoard:
 
     Args:
         clock: seconds since 1970.
+        goes_on_from: training steps from which a run goes on, with its rows cut back to there: TensorBoard forgets
+            those of its former files from this step on. Evaluations of this very step, which are not made again, are
+            written once more. None in a run that begins.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time, goes_on_from: int | None = None) -> None:
         self._clock = clock
         start = clock()
         (folder / TENSORBOARD).mkdir(exist_ok=True)
         path = folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness"
         self._file = AppendOnly(path, go_on=True)  # a run that goes on has one more, unless it does so at once
         self._file.write(encode_start(start))
+        if goes_on_from is not None:
+            self._file.write(encode_restart(goes_on_from, start))
+            for row in map(json.loads, (folder / STEPS).read_bytes().splitlines()):
+                if row["kind"] == "evaluation" and row["step"] >= goes_on_from:
+                    self.log(row["step"], row["kind"], flat_metrics(row))
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Append one event with all the values; see ``MetricStream``."""
@@ -178,6 +186,7 @@ def open_streams(
     run_name: str,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     note: Callable[[str], None] = lambda sentence: None,
+    goes_on_from: int | None = None,
 ) -> Streams:
     """Open the streams of a run.
 
@@ -187,6 +196,7 @@ def open_streams(
         run_name: how the run is called in a service.
         settings: for a tracker, by its name; see ``WeightsAndBiases`` and ``MlFlow``.
         note: takes a sentence for the run's log.
+        goes_on_from: see ``TensorBoard``.
 
     Raises:
         UserError: an unknown tracker, a missing package, or one that cannot be opened; none is left open.
@@ -195,7 +205,7 @@ def open_streams(
     opened: dict[str, MetricStream] = {}
     for name in dict.fromkeys(names):
         try:
-            opened[name] = _open(name, folder, run_name, (settings or {}).get(name, {}))
+            opened[name] = _open(name, folder, run_name, (settings or {}).get(name, {}), goes_on_from)
         except Exception as error:
             Streams(opened, note).close()
             fix = f"take {name!r} out of trackers, or set it up as docs/trackers.md says"
@@ -203,12 +213,14 @@ def open_streams(
     return Streams(opened, note)
 
 
-def _open(name: str, folder: Path, run_name: str, settings: Mapping[str, Any]) -> MetricStream:
+def _open(
+    name: str, folder: Path, run_name: str, settings: Mapping[str, Any], goes_on_from: int | None
+) -> MetricStream:
     match name:
         case "jsonl":
             return JsonLines(folder)
         case "tensorboard":
-            return TensorBoard(folder)
+            return TensorBoard(folder, goes_on_from=goes_on_from)
         case "wandb":
             return WeightsAndBiases(folder, run_name, settings)
         case _:

@@ -1,9 +1,8 @@
-"""``python -m harness run``: run a scenario, or go on with a run that was stopped."""
+"""``python -m harness run``: run a scenario, or go on with a run or an experiment that was stopped."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from harness.core.atomic_files import check_writable
@@ -17,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         type=Path,
-        metavar="RUN_FOLDER",
-        help="go on with this run from its newest checkpoint, by its own scenario where none is named",
+        metavar="FOLDER",
+        help="go on with this run from its newest checkpoint, or with what is left of this experiment, by its own "
+        "scenario where none is named",
     )
     output_arguments(parser)
 
@@ -30,22 +30,22 @@ def run(options: argparse.Namespace) -> int:
     if options.resume is not None:
         return _go_on(options)
     if options.scenario is None:
-        what = "the following arguments are required: SCENARIO, or --resume RUN_FOLDER"
-        raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of a stopped run")
+        what = "the following arguments are required: SCENARIO, or --resume FOLDER"
+        raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of what was stopped")
     scenario = load_scenario(options.scenario, options.set)
     check_writable(options.out)
     return run_scenario_of(options)(scenario, options.out, options.quiet)
 
 
 def _go_on(options: argparse.Namespace) -> int:
-    from harness.run.experiment import run_scenario
-    from harness.run.resume import find_resume
+    from harness.run.experiment import go_on_with
+    from harness.run.sweep.identity import IDENTITY
 
     folder: Path = options.resume
+    if (folder / IDENTITY).is_file():
+        what = "this is a sweep, which goes on by the command that began it"
+        raise UserError(
+            what, str(folder), f"python -m harness sweep {options.scenario or folder.resolve().parent.name}"
+        )
     scenario = scenario_of_run(folder, options.scenario, options.set, f"run SCENARIO --resume {folder}")
-    resume = find_resume(folder, scenario)
-    for refused in resume.refused:
-        print(f"warning: checkpoint {refused}", file=sys.stderr)
-    if resume.refused or not options.quiet:
-        print(f"goes on from {resume.checkpoint.folder}", file=sys.stderr)
-    return run_scenario(scenario, folder.parent.parent, options.quiet, verbose=options.verbose, resume=resume)
+    return go_on_with(folder, scenario, options.quiet, verbose=options.verbose)

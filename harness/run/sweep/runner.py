@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,25 +19,19 @@ from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.terminal_text import plain
 from harness.probes.provenance import code_state
 from harness.results import Manifest, load_run
+from harness.results.experiment_plan import held
 from harness.run.arm_runner import ArmRunner
 from harness.run.errors import signals_as_interrupts
 from harness.run.experiment import show_results
 from harness.run.factory import PartsFactory
+from harness.run.interleaving import points_of
 from harness.run.parts import Build
+from harness.run.points import Point, State, read_point, read_points, set_aside
 from harness.run.preflight import check_before_start
 from harness.run.progress import duration
+from harness.run.resume import Continuation, Resume, resume_of
 from harness.run.session import Experiment
-from harness.run.sweep.points import (
-    Point,
-    State,
-    begin_experiment,
-    changes_since_newest,
-    find_experiment,
-    held,
-    read_point,
-    read_points,
-    set_aside,
-)
+from harness.run.sweep.identity import IDENTITY, begin_experiment, changes_since_newest, find_experiment
 from harness.scenario import Scenario, Variant, expand, scenario_hash
 
 ATTEMPTS = 3
@@ -98,7 +92,10 @@ def run_sweep(
     check_before_start(together, say)
     with signals_as_interrupts():
         folder = _experiment(out, scenario, options.fresh, say)
-        with held(folder), PartsFactory([[variant.scenario for variant in group] for group in together]) as factory:
+        with (
+            held(folder / IDENTITY),
+            PartsFactory([[variant.scenario for variant in group] for group in together]) as factory,
+        ):
             sweep = _Sweep(folder, scenario.name, together, options, build or factory, console)
             _say_all_blocks(scenario, say)
             try:
@@ -154,9 +151,7 @@ class _Sweep:
         self._build, self._console, self._say = build, console, _speaker(console, options.quiet)
         self._variants = [variant for group in together for variant in group]
         self._results: dict[str, Point] = {}
-        self._experiment = Experiment(
-            folder.parent.parent, scenario_name, folder.name, durable=True, planned=self._variants
-        )
+        self._experiment = Experiment(folder.parent.parent, scenario_name, folder, durable=True, planned=self._variants)
         self._allowed = {point.variant.name: self._allowance(point) for point in self.points()}
         self._refused: set[str] = set()  # points that failed for what the user wrote, in this command
         self._starts: Counter[str] = Counter()  # in this command
@@ -202,16 +197,19 @@ class _Sweep:
         return point.state is not State.FAILED or len(point.failures) < self._allowed[name]
 
     def _run(self, group: Sequence[Point]) -> None:
-        """Run points side by side, and say what came of them."""
+        """Run points side by side, and say what came of them. A point by itself goes on from its checkpoint."""
+        resume = resume_of(group[0]) if len(group) == 1 and group[0].last is not None else None
+        resumes = {} if resume is None else {group[0].variant.name: resume}
         for point in group:
-            if point.last is not None:
+            if point.last is not None and resume is None:
                 set_aside(self._folder, point)
+        for name, found in resumes.items():
+            self._say("; ".join([f"{name} goes on from {found.checkpoint.folder.name}", *found.warnings]))
         variants = [point.variant for point in group]
         self._starts.update(variant.name for variant in variants)
         number = 1 + min(self._variants.index(variant) for variant in variants)
-        runner = ArmRunner(
-            self._experiment, self._build, self._console, self._options.quiet, f"{number}/{len(self._variants)}"
-        )
+        place, going = f"{number}/{len(self._variants)}", Continuation(self._folder, resumes=resumes)
+        runner = ArmRunner(self._experiment, self._build, self._console, self._options.quiet, place, going)
         interleaving = ("step" if len(group) > 1 else "run") if len(self._variants) > 1 else None
         try:
             runner.run_point(variants, interleaving)
@@ -220,18 +218,25 @@ class _Sweep:
         except Exception as error:  # a bug in one point must not cost the others
             traceback.print_exc()
             runner.failures += [(variant.name, RunStopped(f"{type(error).__name__}: {error}")) for variant in variants]
-        self._record(variants, runner.failures)
+        self._record(variants, runner.failures, resumes)
         self._say_points(variants)
 
-    def _record(self, variants: Sequence[Variant], failures: Sequence[tuple[str, HarnessError]]) -> None:
-        """Remember what the user has to mend, and write down what failed before it had a folder."""
+    def _record(
+        self,
+        variants: Sequence[Variant],
+        failures: Sequence[tuple[str, HarnessError]],
+        resumes: Mapping[str, Resume],
+    ) -> None:
+        """Remember what the user has to mend, and write down what failed before it had a folder, or went on in it."""
         for variant in variants:
             errors = [error for name, error in failures if name == variant.name]
             if any(isinstance(error, UserError) for error in errors):
                 self._refused.add(variant.name)
-            if read_point(self._folder, variant).state is State.NEW:
+            point, resume = read_point(self._folder, variant), resumes.get(variant.name)
+            went_on = resume is None or point.manifest is None or point.manifest.segments != resume.manifest.segments
+            if point.state is State.NEW or not went_on:
                 error = errors[0] if errors else RunStopped("an arm beside it could not start")
-                self._experiment.record_failure(variant, error)
+                self._experiment.record_failure(variant, error, resume)
 
     def _say_start(self) -> None:
         points = self.points()
@@ -255,8 +260,7 @@ def _side_by_side(scenario: Scenario, variants: Sequence[Variant]) -> list[list[
     """
     if scenario.interleaving != "step":
         return _in_turn([[variant] for variant in variants])
-    grouped = itertools.groupby(variants, lambda variant: (variant.block, variant.point))
-    return _in_turn([list(group) for _, group in grouped])
+    return _in_turn(points_of(variants))
 
 
 def _in_turn(groups: Sequence[list[Variant]]) -> list[list[Variant]]:

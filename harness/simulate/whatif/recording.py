@@ -26,7 +26,7 @@ from harness.core.intervals import clip, total
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
-from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind
+from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind, natural_order
 from harness.results.lane_time import parts_as_lanes
 from harness.results.writer import SPANS
 from harness.simulate.features import Group
@@ -124,7 +124,7 @@ class Recording:
 
     def lanes(self, kind: str) -> list[str]:
         """Return the names of the lanes of a kind, such as ``generator``, in order."""
-        return sorted({call.lane for call in self.calls if lane_kind(call.lane) == kind})
+        return sorted({call.lane for call in self.calls if lane_kind(call.lane) == kind}, key=natural_order)
 
     def with_calls(self, calls: Iterable[RecordedCall]) -> Recording:
         """Return the same recording with other calls."""
