@@ -11,7 +11,8 @@ learning rate                  not saved: a function of that number (``optimizer
 order of rows                  not saved: a function of seed, training step and epoch (``batch_plan``)
 reference policy that follows  saved; where its averages are wider than its parameters these, whose rounding it is
 reference policy that stays    not saved: it is the policy that training began with, and the trainer of a resumed run
-                               is made from that too. Its checksums are saved, and a load compares them
+                               is made from that too. Its checksums are saved, and a load compares them. For a machine
+                               that cannot make it, it is saved in files of its own, and a load takes it from there
 previous policy (for KL)       saved: it is the one before the last training step
 loss scale of float16          saved, with the count of steps since it last changed
 what the last good step was    saved, for the message of a later one that diverges
@@ -46,7 +47,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -136,6 +137,7 @@ class LearnerState:
         *,
         asynchronous: bool = False,
         beside: Callable[[], AbstractContextManager[None]] = nullcontext,
+        with_reference: bool = False,
     ) -> float:
         """Write this rank's files; all but the pieces is rank 0's. What is written is the state at the call.
 
@@ -148,6 +150,7 @@ class LearnerState:
             asynchronous: return when the state is copied to memory of this host, which is kept for the next save; a
                 thread writes it.
             beside: entered in that thread while it writes.
+            with_reference: write the reference policy that stays, too, in ``reference_rank_R.safetensors``.
 
         Returns:
             Seconds in which nothing else could be done.
@@ -164,6 +167,7 @@ class LearnerState:
         held = _held(state)
         shards = sorted(self._shards(held), key=lambda shard: -shard.tensor.element_size())  # aligned, without gaps
         frozen = self._checksums_of_frozen(state)
+        kept = self._shards(_held_frozen(state)) if with_reference else []
         body = [self._copied(shards)] if asynchronous else (bytes_of(shard.tensor) for shard in shards)
         header = self._header_of([shard.slice for shard in shards], frozen)
         said = {**numbers, "ranks": self._ranks, "last_good": state.last_good}
@@ -174,6 +178,10 @@ class LearnerState:
         def write() -> SavedState:
             start = time.perf_counter_ns()
             files = [write_file(folder, _file_of(self._rank), chain([header], body))]
+            if kept:
+                head = _header([shard.slice for shard in kept], {})
+                chunks = (bytes_of(shard.tensor) for shard in kept)
+                files.append(write_file(folder, reference_file(self._rank), chain([head], chunks)))
             if self._rank == 0:
                 files.append(write_file(folder, NUMBERS, [json.dumps(said, indent=1).encode()]))
             end = time.perf_counter_ns()
@@ -211,7 +219,7 @@ class LearnerState:
     def load(self, folder: Path) -> dict[str, Any]:
         """Take over a saved state; return the numbers that it was saved with.
 
-        Nothing is changed where it is refused.
+        Nothing is changed where it is refused, but for a reference policy that is in the files.
 
         Args:
             folder: of a checkpoint that was found to be whole; see ``harness.core.checkpoints.newest_whole``.
@@ -229,6 +237,10 @@ class LearnerState:
                 for piece in _pieces_in(file):
                     pieces.setdefault(piece.name, []).append((piece, file))
                 frozen += _frozen_in(file)
+            saved_frozen = _pieces_of_frozen(folder, opened)
+            if saved_frozen:
+                for block, tensor in _held_frozen(state).values():
+                    _fill(block, tensor, saved_frozen.get(block.name, ()))
             _check_frozen(state, frozen, folder)
             made = _made_optimizer_state(state, pieces)
             held = _held(state, made)
@@ -331,6 +343,24 @@ def _held(state: TrainingState, made: Mapping[Tensor, Mapping[str, Tensor]] | No
                 average = state.reference.averages[name]
                 held[key] = replace(held[key][0], dtype=average.dtype), average
     return held
+
+
+def _held_frozen(state: TrainingState) -> Held:
+    """Return a reference policy that stays, as this rank holds it; nothing where there is none."""
+    if state.reference is None or state.reference.moves:
+        return {}
+    named = {f"reference/{name}": parameter for name, parameter in state.reference.model.named_parameters()}
+    return {name: (held_slices({name: tensor})[0], state.held(tensor.detach())) for name, tensor in named.items()}
+
+
+def _pieces_of_frozen(folder: Path, opened: ExitStack) -> dict[str, list[tuple[TensorSlice, Any]]]:
+    """Return what was saved of a reference policy that stays, by name; nothing where it was not."""
+    pieces: dict[str, list[tuple[TensorSlice, Any]]] = {}
+    for path in sorted(folder.glob(reference_file("*"))):
+        file = opened.enter_context(safe_open(path, "pt"))
+        for piece in _pieces_in(file):
+            pieces.setdefault(piece.name, []).append((piece, file))
+    return pieces
 
 
 def _made_optimizer_state(
@@ -440,6 +470,11 @@ def _checksum(tensor: Tensor) -> str:
 
 def _file_of(rank: int) -> str:
     return f"learner_rank_{rank}.safetensors"
+
+
+def reference_file(rank: int | Literal["*"]) -> str:
+    """Return the name of the file with what a rank holds of a reference policy that stays."""
+    return f"reference_rank_{rank}.safetensors"
 
 
 def _header(pieces: Sequence[TensorSlice], metadata: dict[str, str]) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.core.errors import HarnessError, RunStopped, UserError
+from harness.core.protocols import Learner
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
 from harness.probes.clock import PausableClock
@@ -21,9 +22,11 @@ from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
 from harness.results.recorder import RowListener
 from harness.results.writer import PROFILES
+from harness.run.arrivals import arrivals_of
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
+from harness.run.kept_steps import KeepingLearner
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
@@ -210,7 +213,9 @@ class ArmRunner:
             if state is None:
                 recorder.loop_starts(parts.lanes)
             checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
-            learner = CommittingLearner(parts.learner, checkpoints) if settings.asynchronous else parts.learner
+            learner: Learner = CommittingLearner(parts.learner, checkpoints) if settings.asynchronous else parts.learner
+            if settings.keep_steps or settings.keep_steps_every:
+                learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
             loop = run_loop(
                 parts.generators,
                 parts.scorers,
@@ -221,6 +226,7 @@ class ArmRunner:
                 throttle,
                 resume=state,
                 checkpoints=checkpoints,
+                arrivals=arrivals_of(arm.variant.scenario, session.folder),
             )
             tasks += [asyncio.ensure_future(loop), asyncio.ensure_future(self._watch(session))]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -33,8 +33,10 @@ from harness.scenario.loop_plan import writer_lane
 class StatefulLearner(Protocol):
     """A Learner whose state can be saved: each of the three handles."""
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
-        """Save what was learnt into a checkpoint's folder; return the seconds."""
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
+        """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerState.save``."""
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
         """Return what every rank has written; None where one has not, and is not waited for."""
@@ -71,7 +73,7 @@ class RunCheckpoints:
             RunStopped: it cannot be written.
         """
         recorded, version = self._recorder.recorded(), state.version  # before anything is awaited
-        with _writable():
+        with writable():
             await self.finish(version)
             with self._blocking(version):
                 self._draft = draft = await asyncio.to_thread(begin, self._folder, version)
@@ -87,7 +89,7 @@ class RunCheckpoints:
         Raises:
             RunStopped: it, or the one before it, could not be written.
         """
-        with _writable():
+        with writable():
             if self._committing is not None and self._committing.done():
                 await self._complete()
             if self._writing is not None and self._writing.done():
@@ -100,7 +102,7 @@ class RunCheckpoints:
             RunStopped: it cannot be written.
         """
         if self._writing is not None or self._committing is not None:
-            with _writable(), self._tracer.span(self._lane, Stage.WAIT_FOR_CHECKPOINT, version, version):
+            with writable(), self._tracer.span(self._lane, Stage.WAIT_FOR_CHECKPOINT, version, version):
                 await self._complete()
 
     async def _complete(self) -> None:
@@ -140,12 +142,12 @@ class RunCheckpoints:
 
 
 @contextmanager
-def _writable() -> Iterator[None]:
+def writable(what: str = "the checkpoint") -> Iterator[None]:
     """Say it as it is where the disk is full or gone; raises RunStopped."""
     try:
         yield
     except OSError as error:
-        raise RunStopped(f"the checkpoint cannot be written: {error}") from error
+        raise RunStopped(f"{what} cannot be written: {error}") from error
 
 
 class CommittingLearner:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,9 +131,12 @@ class InProcessLearner:
         folder = policy_folder(self.run_folder, version, last)
         await _on(self._executor, lambda: self._worker.save_policy(version, folder))
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
         """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerWorker.save_state``."""
-        return await _on(self._executor, lambda: self._worker.save_state(folder, version, asynchronous=asynchronous))
+        save = partial(self._worker.save_state, folder, version, None, asynchronous, with_reference)
+        return await _on(self._executor, save)
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
         """Return what every rank has written; None where one has not, and is not waited for."""

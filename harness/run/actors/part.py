@@ -668,9 +668,11 @@ class LearnerHandle:
         folder = policy_folder(self.run_folder, version, last)
         await self.part.call("save_policy", version, folder, stage=Stage.SAVE_POLICY, step=version, version=version)
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
         """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerWorker.save_state``."""
-        blocked_s: float = await self._of_state("save_state", folder, version, None, asynchronous)
+        blocked_s: float = await self._of_state("save_state", folder, version, None, asynchronous, with_reference)
         return blocked_s
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:

@@ -131,10 +131,13 @@ class RanksHandle:
 
         await self._together(of_rank, version)
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
         """Save what was learnt into a checkpoint's folder, each rank its pieces; return the slowest one's seconds."""
         self._saved = {}
-        return max(await self._of_state("save_state", folder, version, self._probe_rows, asynchronous))
+        given = (folder, version, self._probe_rows, asynchronous, with_reference)
+        return max(await self._of_state("save_state", *given))
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
         """Return what every rank has written; None where one has not, and is not waited for."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
-from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments
+from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments, scenario_of_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +38,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _go_on(options: argparse.Namespace) -> int:
-    from harness.results.anonymous import HIDDEN
-    from harness.results.writer import SCENARIO
     from harness.run.experiment import go_on_with
     from harness.run.sweep.identity import IDENTITY
-    from harness.scenario import load_scenario
 
     folder: Path = options.resume
     if (folder / IDENTITY).is_file():
@@ -50,8 +47,5 @@ def _go_on(options: argparse.Namespace) -> int:
         raise UserError(
             what, str(folder), f"python -m harness sweep {options.scenario or folder.resolve().parent.name}"
         )
-    if options.scenario is None and (folder / SCENARIO).is_file() and HIDDEN in (folder / SCENARIO).read_text():
-        what = "the scenario that the run saved has paths without their folders"
-        raise UserError(what, str(folder / SCENARIO), f"name the scenario: run SCENARIO --resume {folder}")
-    scenario = load_scenario(options.scenario or folder / SCENARIO, options.set)
+    scenario = scenario_of_run(folder, options.scenario, options.set, f"run SCENARIO --resume {folder}")
     return go_on_with(folder, scenario, options.quiet, verbose=options.verbose)
