@@ -42,9 +42,9 @@ BACKWARD = 3
 """Operations of a pass with gradients over those of one without: see ``harness.models.flops``."""
 NARROW_CACHE = 0.5
 """``context_gb`` counts keys and values in float32; engines for GPUs keep them in bfloat16."""
-STEP_S, CALL_S, RESPONSE_S, DISK_GB_S = 1e-3, 2e-3, 1e-4, 1.0
+STEP_S, CALL_S, RESPONSE_S, DISK_GB_S, HOST_GB_S = 1e-3, 2e-3, 1e-4, 1.0, 20.0
 """A decode step's scheduling and sampling; one way of a call to an actor, as on the measured CPU machine; scoring one
-response; writing a checkpoint. Assumed."""
+response; writing to a disk; copying from a GPU to pinned main memory. Assumed."""
 LOG_SD = 0.35
 """Spread of the truth around these costs. Shares of the peak from 0.25 to 0.6 are reported for training; that range, as
 90% of a normal distribution of logarithms, has a standard deviation of ln(0.6 / 0.25) / 3.29 = 0.27. Another 0.2 is for
@@ -229,7 +229,10 @@ def _stages(sheet: DataSheet) -> Iterator[StageCost]:
     yield _cost("weight_transfer", {"call": CALL_S, "gb": link_s, "further_gb": link_s})
     yield _cost("weight_load", {"call": CALL_S, "gb": 2 * memory_s})
     yield _cost("weight_verify", {"call": CALL_S, "gb": memory_s})
-    yield _cost("checkpoint", {"call": CALL_S, "gb": 1 / DISK_GB_S})
+    for stage in ("save_policy", "checkpoint_write"):
+        yield _cost(stage, {"call": CALL_S, "gb": 1 / DISK_GB_S})
+    yield _cost("checkpoint", {"call": CALL_S, "gb": 1 / DISK_GB_S}, asynchronous="false")
+    yield _cost("checkpoint", {"call": CALL_S, "gb": 1 / HOST_GB_S}, asynchronous="true")
     yield _cost("call", {"call": CALL_S})
     yield _cost("record", {"call": CALL_S})
     links = {"machine": (_hop_s(sheet.link), sheet.link_gb_s)}

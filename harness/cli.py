@@ -48,6 +48,11 @@ COMMANDS = {
     ),
     "report": ("harness.report.report_command", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.report.trace_command", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
+    "recompute": (
+        "harness.run.commands.recompute",
+        "make a training step that a run has kept once more, and compare",
+        "recompute RUN_FOLDER --step 3",
+    ),
     "sweep": ("harness.run.commands.sweep", "run or continue a sweep, point by point", "sweep learning_rates"),
     "evaluate": (
         "harness.evaluate.command",

@@ -20,6 +20,7 @@ from harness.compare.attribution import (
     overlap,
     time_by_window,
 )
+from harness.compare.checkpoints import CheckpointCost, checkpoint_cost
 from harness.compare.learning import (
     Divergence,
     Evaluated,
@@ -124,6 +125,7 @@ class RunFigures:
         sync: weight syncs; None where nothing was moved.
         replaced: parts that died and were replaced.
         timed_syncs: of a transport sweep.
+        checkpoints: what they cost; None without any, and without spans.
         metrics: combined over all steps, by name.
         last_metrics: of the last step that has them, by name.
         non_finite: in how many steps a metric was NaN or infinite, by name; those are left out of ``metrics``.
@@ -161,6 +163,7 @@ class RunFigures:
     sync: SyncFigures | None
     replaced: int = 0
     timed_syncs: tuple[SyncRow, ...] = ()
+    checkpoints: CheckpointCost | None = None
     metrics: dict[str, Metric] = field(default_factory=dict)
     last_metrics: dict[str, Metric] = field(default_factory=dict)
     non_finite: dict[str, int] = field(default_factory=dict)
@@ -296,6 +299,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
         timed_syncs=run.syncs,
+        checkpoints=checkpoint_cost(run, as_parts, measured) if spans else None,
         metrics={name: column.combined for name, column in columns.items() if column.combined is not None},
         last_metrics={name: column.last for name, column in columns.items()},
         non_finite={name: column.non_finite for name, column in columns.items() if column.non_finite},

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.compare.attribution import overlap_bound
+from harness.compare.checkpoints import checkpoint_sentence
 from harness.compare.experiments import FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.learning_findings import (
@@ -69,6 +70,7 @@ def findings(experiment: Experiment) -> list[Finding]:
         *_named("dynamic_sampling", map(_discarded, variants)),
         *_named("largest_stage", [_largest_stage("The largest stage", {arm.name: _shares(arm) for arm in variants})]),
         *_named("ranks", map(_straggler, variants)),
+        *_named("checkpoints", map(_checkpoints, variants)),
         *_named("steady", steadiness_notes(variants)),
         *_named("single_steps", map(uneven_sentence, variants)),
         *_named("against", [_against(experiment, base, other) for other in others]),
@@ -122,6 +124,15 @@ def _straggler(variant: Variant) -> str:
     """Say which of the Learner's ranks the others wait for, and why; empty where there is none."""
     found = find_straggler([of_ranks for run in variant.runs for of_ranks in run.rank_steps])
     return "" if found is None else f"{variant.name}: {found.sentence}."
+
+
+def _checkpoints(variant: Variant) -> str:
+    """Say what checkpoints cost in the last run that made any; empty where there is none."""
+    costs = [(run, run.checkpoints) for run in variant.runs if run.checkpoints is not None]
+    if not costs:
+        return ""
+    run, cost = costs[-1]
+    return checkpoint_sentence(variant.name, cost, run.settings["checkpoint"].get("hours_between_failures"))
 
 
 def _named(name: str, texts: Iterable[str]) -> list[Finding]:

@@ -11,8 +11,21 @@ def from_1(text: str) -> int:
     Raises:
         ArgumentTypeError: it is none, or below 1.
     """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return _whole(text, 1)
+
+
+def from_0(text: str) -> int:
+    """Return the whole number that was typed.
+
+    Raises:
+        ArgumentTypeError: it is none, or negative.
+    """
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
     return int(text)
 
 

@@ -25,7 +25,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,11 @@ def begin(checkpoints: Path, step: int) -> Path:
     return draft
 
 
+def step_of(draft: Path) -> int:
+    """Return the training step of a folder that ``begin`` has made."""
+    return int(draft.name.removeprefix(_STEP).removesuffix(_DRAFT))
+
+
 def write_file(folder: Path, name: str, chunks: Iterable[Bytes]) -> WrittenFile:
     """Write a new file, hash what is written, and return when it is on the disk.
 
@@ -133,7 +138,7 @@ def commit(draft: Path, files: Sequence[WrittenFile], keep: int) -> Checkpoint:
         OSError: the disk is full.
     """
     checkpoints, name = draft.parent, draft.name.removesuffix(_DRAFT)
-    step, by_name = int(name.removeprefix(_STEP)), {file.name: file for file in files}
+    step, by_name = step_of(draft), {file.name: file for file in files}
     found = {path.name: path.stat().st_size for path in draft.iterdir()}
     wanted = {file.name: file.num_bytes for file in files}
     if len(files) != len(by_name) or found != wanted:
@@ -149,8 +154,8 @@ def commit(draft: Path, files: Sequence[WrittenFile], keep: int) -> Checkpoint:
     write_file(checkpoints, f"{LATEST}{_DRAFT}", [_sealed({"checkpoint": name})])
     os.replace(checkpoints / f"{LATEST}{_DRAFT}", checkpoints / LATEST)
     _sync_folder(checkpoints)
-    stay = sorted((number for number in _steps(checkpoints) if number <= step), reverse=True)[: max(1, keep)]
-    for number in _steps(checkpoints):
+    stay = sorted((number for number in steps_in(checkpoints) if number <= step), reverse=True)[: max(1, keep)]
+    for number in steps_in(checkpoints):
         if number not in stay:  # half a removed folder must not look like a damaged checkpoint
             os.replace(checkpoints / f"{_STEP}{number}", checkpoints / f"{_STEP}{number}.removed{_DRAFT}")
     for left in checkpoints.glob(f"*{_DRAFT}"):
@@ -167,7 +172,7 @@ def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, tuple[Refused, .
     Returns:
         None where there is no checkpoint, or none that is whole.
     """
-    refused, steps = [], _steps(checkpoints)
+    refused, steps = [], steps_in(checkpoints)
     named = max(steps, default=0)
     try:
         named = int(_unsealed((checkpoints / LATEST).read_bytes())["checkpoint"].removeprefix(_STEP))
@@ -188,10 +193,18 @@ def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, tuple[Refused, .
 
 def read(folder: Path) -> Checkpoint | Refused:
     """Return a checkpoint if every byte of it is as it was written, else the first file that is not."""
+    found = listed(folder)
+    if isinstance(found, Refused):
+        return found
+    return next(differing(found), None) or found
+
+
+def listed(folder: Path) -> Checkpoint | Refused:
+    """Return a checkpoint as its manifest has it, none of whose files was looked into, or what is wrong with that."""
     try:
         said = _unsealed((folder / MANIFEST).read_bytes())
-        step, listed = said["step"], said["files"]
-        files = {name: WrittenFile(name, each["bytes"], each["checksum"]) for name, each in listed.items()}
+        step, names = said["step"], said["files"]
+        files = {name: WrittenFile(name, each["bytes"], each["checksum"]) for name, each in names.items()}
     except FileNotFoundError:
         return Refused(folder.name, MANIFEST, "it is missing")
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -199,14 +212,18 @@ def read(folder: Path) -> Checkpoint | Refused:
     if (said["format"], f"{_STEP}{step}") != (FORMAT, folder.name):
         what = f"it is of format {said['format']} and step {step}, not of format {FORMAT} and {folder.name}"
         return Refused(folder.name, MANIFEST, what)
-    extra = sorted({path.name for path in folder.iterdir()} - files.keys() - {MANIFEST})
-    if extra:
-        return Refused(folder.name, extra[0], "it is not in the manifest")
-    for file in files.values():
+    return Checkpoint(folder, step, files)
+
+
+def differing(checkpoint: Checkpoint) -> Iterator[Refused]:
+    """Yield each file of a checkpoint that is not as it was written, or that nobody wrote."""
+    folder = checkpoint.folder
+    for extra in sorted({path.name for path in folder.iterdir()} - checkpoint.files.keys() - {MANIFEST}):
+        yield Refused(folder.name, extra, "it is not in the manifest")
+    for file in checkpoint.files.values():
         reason = _what_differs(folder / file.name, file)
         if reason:
-            return Refused(folder.name, file.name, reason)
-    return Checkpoint(folder, step, files)
+            yield Refused(folder.name, file.name, reason)
 
 
 def _what_differs(path: Path, file: WrittenFile) -> str:
@@ -227,7 +244,8 @@ def _what_differs(path: Path, file: WrittenFile) -> str:
     return "" if found == file.checksum else f"its checksum is {found}, that of what was written {file.checksum}"
 
 
-def _steps(checkpoints: Path) -> list[int]:
+def steps_in(checkpoints: Path) -> list[int]:
+    """Return the steps whose checkpoints are there, whole or not."""
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
     return [int(name.removeprefix(_STEP)) for name in names if re.fullmatch(rf"{_STEP}(0|[1-9]\d*)", name)]
 

@@ -7,7 +7,7 @@ part has a ``lane``, the name under which its spans are recorded, and opens its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from harness.core.types import (
     Completion,
@@ -88,8 +88,13 @@ class Learner(Protocol):
             still_needed: versions published before that a Generator may yet load; the others may be overwritten.
         """
 
-    async def checkpoint(self, version: int) -> None:
-        """Save the policy, if it is to be saved; stage ``checkpoint``."""
+    async def save_policy(self, version: int, *, last: bool) -> None:
+        """Save the policy, if it is to be saved; stage ``save_policy``.
+
+        Args:
+            version: of the policy.
+            last: whether training is over; else it is one on the way, kept beside.
+        """
 
 
 class Engine(Protocol):
@@ -139,6 +144,19 @@ class ScoringEngine(Engine, Protocol):
         Raises:
             UserError: a prompt or response is empty, unknown to the model, or too long together.
         """
+
+
+class Swapping(Protocol):
+    """What an engine says of weights that came in the middle of its last call; see ``harness.engines.swaps``."""
+
+    made: tuple[tuple[int, int], ...]
+
+
+@runtime_checkable
+class SwapsWeights(Protocol):
+    """An engine that takes new weights between two tokens, and can be told between which."""
+
+    swaps: Swapping
 
 
 class Tokenizer(Protocol):

@@ -34,6 +34,8 @@ class Stage(StrEnum):
     WEIGHT_LOAD = "weight_load"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
+    CHECKPOINT_WRITE = "checkpoint_write"
+    SAVE_POLICY = "save_policy"
     OFFLOAD = "offload"
     ONLOAD = "onload"
     WAIT_FOR_BATCH = "wait_for_batch"
@@ -43,6 +45,7 @@ class Stage(StrEnum):
     WAIT_FOR_CALL = "wait_for_call"
     WAIT_FOR_RECORDER = "wait_for_recorder"
     WAIT_FOR_RANKS = "wait_for_ranks"
+    WAIT_FOR_CHECKPOINT = "wait_for_checkpoint"
 
     @property
     def is_wait(self) -> bool:

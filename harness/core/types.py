@@ -87,7 +87,8 @@ class WorkItem:
     several Generators, and ``first`` is the place of its first prompt in the batch: the random stream of a sample
     depends on the seed of the batch, the place of its prompt and its own number, and not on how many Generators there
     are. ``attempt`` is 0 for what a batch is first sampled with; in later ones, which have other seeds, the groups at
-    the places ``again`` are sampled anew (dynamic sampling).
+    the places ``again`` are sampled anew (dynamic sampling). ``swaps``, in a run that repeats another one, are those
+    that the groups of this order had there.
     """
 
     purpose: Purpose
@@ -99,6 +100,7 @@ class WorkItem:
     first: int = 0
     attempt: int = 0
     again: tuple[int, ...] = ()
+    swaps: tuple[tuple[int, int], ...] | None = None
 
     @property
     def places(self) -> Sequence[int]:
@@ -113,7 +115,8 @@ class RolloutGroup:
     ``min_version`` and ``max_version`` are the policy versions of the oldest and the newest token, ``mean_version`` is
     the mean over tokens (None: all are of one version); ``rewards`` is None until the Scorer has filled it.
     ``prompt_length`` is None where no tokens are behind the group. ``attempt`` is that of its order. ``truncated`` says
-    which responses were cut at ``max_tokens``; empty where nobody tells.
+    which responses were cut at ``max_tokens``; empty where nobody tells. ``swaps`` are those of the call that sampled
+    the order: forward passes before, and the policy version from there on; empty where the engine does not tell.
     """
 
     prompt_id: int
@@ -127,6 +130,7 @@ class RolloutGroup:
     prompt_length: int | None = None
     attempt: int = 0
     truncated: tuple[bool, ...] = ()
+    swaps: tuple[tuple[int, int], ...] = ()
 
     @property
     def token_version(self) -> float:
@@ -296,6 +300,7 @@ class UpdateResult:
         optimizer_step_metrics: of each of its optimizer steps; empty where the trainer does not tell.
         examples: rollouts of one of its groups; empty in most steps.
         ranks: what each rank of the Learner did; empty where it is one process.
+        advantages: of each rollout trained on, group by group; empty where the trainer does not tell.
     """
 
     version: int
@@ -304,3 +309,4 @@ class UpdateResult:
     optimizer_step_metrics: Sequence[Metrics] = ()
     examples: tuple[ExampleRollout, ...] = ()
     ranks: tuple[RankStep, ...] = ()
+    advantages: tuple[float, ...] = ()

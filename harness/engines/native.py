@@ -19,7 +19,8 @@ from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
 from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.sorting import SortingEngine
-from harness.engines.weights import build_weights
+from harness.engines.swaps import Swaps
+from harness.engines.weights import InferenceWeights, build_weights
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.sorting import SortingModel
@@ -56,6 +57,10 @@ class NativeEngine:
         device: where weights and cache live.
         max_batch: most rows decoded at a time; larger requests are served in turns.
         should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
+        keeps_loaded: see ``Swaps``.
+
+    Attributes:
+        swaps: of weights within a call.
     """
 
     def __init__(
@@ -68,12 +73,17 @@ class NativeEngine:
         device: str | torch.device = "cpu",
         max_batch: int = 256,
         should_stop: Callable[[], bool] | None = None,
+        keeps_loaded: bool = False,
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
         self._new_decoder = partial(CachedDecoder, config, _DTYPES[precision], self._device, _DTYPES[kv_cache])
         self._decoder = self._new_decoder()
         self._scoring: CachedDecoder | None = None
-        self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, should_stop)
+        self._should_stop = should_stop
+        self.swaps: Swaps[InferenceWeights] = Swaps(
+            partial(setattr, self._decoder, "weights"), keeps_loaded, should_stop
+        )
+        self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, self._before_pass)
 
     @property
     def context_length(self) -> int:
@@ -98,9 +108,8 @@ class NativeEngine:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
         """
         with torch.inference_mode():
-            self._decoder.weights = build_weights(
-                weights, self.config, _DTYPES[self.precision], self._device, version=version
-            )
+            dtype = _DTYPES[self.precision]
+            self.swaps.load(version, build_weights(weights, self.config, dtype, self._device, version=version))
 
     def generate(
         self,
@@ -109,24 +118,41 @@ class NativeEngine:
         sampling: SamplingParams,
         seed: int,
         places: Sequence[int] | None = None,
+        swaps: Sequence[tuple[int, int]] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
+
+        Args:
+            prompts, num_samples, sampling, seed, places: see there.
+            swaps: at which forward passes of this call which versions take over, as ``swaps.made`` says afterwards;
+                these are waited for. None: each at the next token.
 
         Raises:
             UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
             Interrupted: ``should_stop`` said so.
             RunStopped: the model's logits are not numbers, or no weights were loaded.
         """
-        with torch.inference_mode():
-            return self._sampler.generate(prompts, num_samples, sampling, seed, places)
+        self.swaps.begin(swaps)
+        try:
+            with torch.inference_mode():
+                return self._sampler.generate(prompts, num_samples, sampling, seed, places)
+        finally:
+            self.swaps.end()
+
+    def _before_pass(self) -> bool:
+        """Polled before each forward pass of ``generate``: whether to stop."""
+        if self._should_stop is not None and self._should_stop():
+            return True
+        self.swaps.before_pass()
+        return False
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     ) -> list[npt.NDArray[np.float32]]:
-        """See ``protocols.ScoringEngine``; decoded beside what ``generate`` decodes, with the same weights."""
+        """See ``protocols.ScoringEngine``; decoded beside what ``generate`` decodes, with the weights loaded last."""
         if self._scoring is None:
             self._scoring = self._new_decoder()
-        self._scoring.weights = self._decoder.weights
+        self._scoring.weights = self.swaps.newest
         return forced_log_probs(self._scoring, prompts, responses)
 
 
@@ -139,6 +165,7 @@ def native_engine(
     device: str | torch.device = "cpu",
     max_batch: int = 256,
     should_stop: Callable[[], bool] | None = None,
+    keeps_loaded: bool = False,
 ) -> NativeEngine | HuggingFaceEngine | SortingEngine:
     """Return the harness' own engine for a policy, with a copy of its weights.
 
@@ -167,6 +194,7 @@ def native_engine(
         device=device,
         max_batch=max_batch,
         should_stop=should_stop,
+        keeps_loaded=keeps_loaded,
     )
     engine.load_weights(model.state_dict())
     return engine

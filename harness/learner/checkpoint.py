@@ -11,7 +11,8 @@ learning rate                  not saved: a function of that number (``optimizer
 order of rows                  not saved: a function of seed, training step and epoch (``batch_plan``)
 reference policy that follows  saved; where its averages are wider than its parameters these, whose rounding it is
 reference policy that stays    not saved: it is the policy that training began with, and the trainer of a resumed run
-                               is made from that too. Its checksums are saved, and a load compares them
+                               is made from that too. Its checksums are saved, and a load compares them. For a machine
+                               that cannot make it, it is saved in files of its own, and a load takes it from there
 previous policy (for KL)       saved: it is the one before the last training step
 loss scale of float16          saved, with the count of steps since it last changed
 what the last good step was    saved, for the message of a later one that diverges
@@ -40,12 +41,13 @@ import json
 import math
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -83,6 +85,31 @@ class SavedState:
     end_ns: int
 
 
+class KeptMemory:
+    """Memory of this host for a copy of all pieces, one behind the other as in their file.
+
+    Args:
+        pieces: in an order in which each is aligned: those of the longest elements first.
+        pinned: whether a GPU copies into it.
+    """
+
+    def __init__(self, pieces: Sequence[TensorSlice], pinned: bool) -> None:
+        self.pieces, self._pinned = pieces, pinned
+        sizes = [piece.numel * piece.dtype.itemsize for piece in pieces]
+        self._whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
+        self._blocks = [
+            part.view(piece.dtype).view(piece.sizes)
+            for piece, part in zip(pieces, self._whole.split(sizes), strict=True)
+        ]
+
+    def copy(self, tensors: Sequence[Tensor]) -> memoryview:
+        """Copy the pieces' tensors and return the bytes."""
+        torch._foreach_copy_(self._blocks, list(tensors), non_blocking=self._pinned)
+        if self._pinned:
+            torch.cuda.synchronize()
+        return self._whole.numpy().data
+
+
 class LearnerState:
     """Saves and loads what one rank holds of a Learner's state; all ranks call it together.
 
@@ -97,12 +124,21 @@ class LearnerState:
     ) -> None:
         self._trainer, self._rank, self._ranks, self._group = trainer, rank, ranks, group
         self._plan: WritePlan | None = None
-        self._memory: dict[TensorSlice, Tensor] = {}
+        self._kept: KeptMemory | None = None
+        self._header: tuple[list[TensorSlice], bytes] | None = None
         self._frozen: dict[str, dict[str, Any]] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[SavedState] | None = None
 
-    def save(self, folder: Path, numbers: Mapping[str, Any], *, asynchronous: bool = False) -> float:
+    def save(
+        self,
+        folder: Path,
+        numbers: Mapping[str, Any],
+        *,
+        asynchronous: bool = False,
+        beside: Callable[[], AbstractContextManager[None]] = nullcontext,
+        with_reference: bool = False,
+    ) -> float:
         """Write this rank's files; all but the pieces is rank 0's. What is written is the state at the call.
 
         Who writes which piece is agreed upon in the first call, and after the first training step, which adds the
@@ -113,6 +149,8 @@ class LearnerState:
             numbers: what else to save, as JSON.
             asynchronous: return when the state is copied to memory of this host, which is kept for the next save; a
                 thread writes it.
+            beside: entered in that thread while it writes.
+            with_reference: write the reference policy that stays, too, in ``reference_rank_R.safetensors``.
 
         Returns:
             Seconds in which nothing else could be done.
@@ -129,9 +167,9 @@ class LearnerState:
         held = _held(state)
         shards = sorted(self._shards(held), key=lambda shard: -shard.tensor.element_size())  # aligned, without gaps
         frozen = self._checksums_of_frozen(state)
-        if asynchronous:
-            shards = self._copied(shards)
-        header = _header([shard.slice for shard in shards], {"frozen": json.dumps(frozen)})
+        kept = self._shards(_held_frozen(state)) if with_reference else []
+        body = [self._copied(shards)] if asynchronous else (bytes_of(shard.tensor) for shard in shards)
+        header = self._header_of([shard.slice for shard in shards], frozen)
         said = {**numbers, "ranks": self._ranks, "last_good": state.last_good}
         if state.loss_scale.is_enabled():
             said["loss_scale"] = state.loss_scale.state_dict()
@@ -139,8 +177,11 @@ class LearnerState:
 
         def write() -> SavedState:
             start = time.perf_counter_ns()
-            chunks = (bytes_of(shard.tensor) for shard in shards)
-            files = [write_file(folder, _file_of(self._rank), _chain(header, chunks))]
+            files = [write_file(folder, _file_of(self._rank), chain([header], body))]
+            if kept:
+                head = _header([shard.slice for shard in kept], {})
+                chunks = (bytes_of(shard.tensor) for shard in kept)
+                files.append(write_file(folder, reference_file(self._rank), chain([head], chunks)))
             if self._rank == 0:
                 files.append(write_file(folder, NUMBERS, [json.dumps(said, indent=1).encode()]))
             end = time.perf_counter_ns()
@@ -148,7 +189,12 @@ class LearnerState:
             return SavedState(tuple(files), sum(file.num_bytes for file in files), blocked, start, end)
 
         if asynchronous:
-            self._saving = self._thread.submit(write)
+
+            def write_beside() -> SavedState:
+                with beside():
+                    return write()
+
+            self._saving = self._thread.submit(write_beside)
             return (time.perf_counter_ns() - begin) / 1e9
         self._saving = Future()
         try:
@@ -173,7 +219,7 @@ class LearnerState:
     def load(self, folder: Path) -> dict[str, Any]:
         """Take over a saved state; return the numbers that it was saved with.
 
-        Nothing is changed where it is refused.
+        Nothing is changed where it is refused, but for a reference policy that is in the files.
 
         Args:
             folder: of a checkpoint that was found to be whole; see ``harness.core.checkpoints.newest_whole``.
@@ -191,6 +237,10 @@ class LearnerState:
                 for piece in _pieces_in(file):
                     pieces.setdefault(piece.name, []).append((piece, file))
                 frozen += _frozen_in(file)
+            saved_frozen = _pieces_of_frozen(folder, opened)
+            if saved_frozen:
+                for block, tensor in _held_frozen(state).values():
+                    _fill(block, tensor, saved_frozen.get(block.name, ()))
             _check_frozen(state, frozen, folder)
             made = _made_optimizer_state(state, pieces)
             held = _held(state, made)
@@ -224,18 +274,19 @@ class LearnerState:
             self._plan = write_plans(by_rank)[self._rank]
         return shards_of({name: tensor for name, (_, tensor) in held.items()}, self._plan)
 
-    def _copied(self, shards: Sequence[Shard]) -> list[Shard]:
+    def _header_of(self, pieces: list[TensorSlice], frozen: Mapping[str, Any]) -> bytes:
+        """Return the head of this rank's file, which is nearly always that of the save before."""
+        if self._header is None or self._header[0] != pieces:
+            self._header = pieces, _header(pieces, {"frozen": json.dumps(frozen)})
+        return self._header[1]
+
+    def _copied(self, shards: Sequence[Shard]) -> memoryview:
         """Copy the pieces to this host's memory, which is kept: fresh memory costs several times the copy."""
-        on_gpu = any(shard.tensor.is_cuda for shard in shards)
-        for shard in shards:
-            if shard.slice not in self._memory:
-                self._memory[shard.slice] = torch.empty_like(
-                    shard.tensor, device="cpu", memory_format=torch.contiguous_format, pin_memory=on_gpu
-                )
-            self._memory[shard.slice].copy_(shard.tensor, non_blocking=on_gpu)
-        if on_gpu:
-            torch.cuda.synchronize()
-        return [Shard(shard.slice, self._memory[shard.slice]) for shard in shards]
+        pieces = [shard.slice for shard in shards]
+        if self._kept is None or self._kept.pieces != pieces:
+            self._kept = None  # before there is another one
+            self._kept = KeptMemory(pieces, pinned=any(shard.tensor.is_cuda for shard in shards))
+        return self._kept.copy([shard.tensor for shard in shards])
 
     def _checksums_of_frozen(self, state: TrainingState) -> dict[str, dict[str, Any]]:
         """Return the checksums of what this rank holds of a reference policy that stays; taken once."""
@@ -292,6 +343,24 @@ def _held(state: TrainingState, made: Mapping[Tensor, Mapping[str, Tensor]] | No
                 average = state.reference.averages[name]
                 held[key] = replace(held[key][0], dtype=average.dtype), average
     return held
+
+
+def _held_frozen(state: TrainingState) -> Held:
+    """Return a reference policy that stays, as this rank holds it; nothing where there is none."""
+    if state.reference is None or state.reference.moves:
+        return {}
+    named = {f"reference/{name}": parameter for name, parameter in state.reference.model.named_parameters()}
+    return {name: (held_slices({name: tensor})[0], state.held(tensor.detach())) for name, tensor in named.items()}
+
+
+def _pieces_of_frozen(folder: Path, opened: ExitStack) -> dict[str, list[tuple[TensorSlice, Any]]]:
+    """Return what was saved of a reference policy that stays, by name; nothing where it was not."""
+    pieces: dict[str, list[tuple[TensorSlice, Any]]] = {}
+    for path in sorted(folder.glob(reference_file("*"))):
+        file = opened.enter_context(safe_open(path, "pt"))
+        for piece in _pieces_in(file):
+            pieces.setdefault(piece.name, []).append((piece, file))
+    return pieces
 
 
 def _made_optimizer_state(
@@ -403,9 +472,9 @@ def _file_of(rank: int) -> str:
     return f"learner_rank_{rank}.safetensors"
 
 
-def _chain(header: bytes, chunks: Iterator[memoryview]) -> Iterator[bytes | memoryview]:
-    yield header
-    yield from chunks
+def reference_file(rank: int | Literal["*"]) -> str:
+    """Return the name of the file with what a rank holds of a reference policy that stays."""
+    return f"reference_rank_{rank}.safetensors"
 
 
 def _header(pieces: Sequence[TensorSlice], metadata: dict[str, str]) -> bytes:

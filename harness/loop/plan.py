@@ -49,6 +49,7 @@ class LoopPlan:
         dynamic_sampling: None takes every group as it is.
         overlapped_publish: the Learner starts the next training step while it publishes its weights.
         checkpoint_every: training steps from one checkpoint to the next; 0 makes none.
+        save_policy_every: training steps from one saved policy to the next; 0 saves the last one alone.
         stream: the Learner trains on each shard of a batch as soon as it is scored, with one optimizer step for all.
             ``in_order``: not before those in front of it, so that sums do not depend on time. ``as_scored``: in the
             order of arrival. None waits for the whole batch. Not with ``drop``, nor with replay.
@@ -66,6 +67,7 @@ class LoopPlan:
     dynamic_sampling: DynamicSamplingOptions | None = None
     overlapped_publish: bool = False
     checkpoint_every: int = 0
+    save_policy_every: int = 0
     stream: Stream | None = None
 
     @property
@@ -85,6 +87,10 @@ class LoopPlan:
     def is_checkpointed(self, version: int) -> bool:
         """Whether a checkpoint is made when the Learner has reached this policy version."""
         return self.checkpoint_every > 0 and version % self.checkpoint_every == 0
+
+    def is_policy_saved(self, version: int) -> bool:
+        """Whether the policy is saved on the way when the Learner has reached this version."""
+        return self.save_policy_every > 0 and version % self.save_policy_every == 0
 
     def train_orders(self, shards: int, issued: int = 0) -> Iterator[WorkItem]:
         """Yield every batch in order, cut into ``shards`` parts; without end under ``drop``.

@@ -1,5 +1,7 @@
 """A ``LoopState`` as two files: what is known of the rollouts as JSON, their tokens in one safetensors file.
 
+A batch that a run keeps to recompute it (``KeptBatch``) has the same form.
+
 Neither can run code when it is read. Everything is checked on the way in: the type of each value, that lengths fit one
 another, that no array has more or less than the rollouts that stand in the JSON. Whether the bytes are those that were
 written, the folder's manifest says.
@@ -8,10 +10,10 @@ written, the folder's manifest says.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +28,8 @@ from harness.loop.state import FORMAT, LoopState
 
 STATE, TOKENS = "loop.json", "loop.safetensors"
 """The files in the folder of a checkpoint."""
+BATCH, BATCH_TOKENS = "batch.json", "batch.safetensors"
+"""Those in the folder of a training step that was kept."""
 
 _DTYPES: dict[str, Any] = {
     "prompt_token_ids": np.int64,
@@ -57,12 +61,64 @@ class _Texts:
     responses: tuple[_Response, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """The JSON file: in ``state`` the data of each group is its number in ``texts``."""
+class HasGroups(Protocol):
+    """What holds groups: a ``LoopState``, a ``KeptBatch``. Its field ``format`` is looked at before anything else."""
 
-    state: LoopState
-    texts: tuple[_Texts, ...]
+    def with_data(self, change: Callable[[Any], Any]) -> Self:
+        """Return it with ``change(data)`` for the data of each group, in an order that is always the same."""
+
+
+H = TypeVar("H", bound=HasGroups)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """What a training step was given.
+
+    Attributes:
+        step: the training step, which is the version of the policy before it.
+        parts: the groups of each call of the Learner: of ``accumulate``, and at last of ``update``.
+    """
+
+    step: int
+    parts: tuple[tuple[RolloutGroup, ...], ...]
+    format: int = FORMAT
+
+    @property
+    def groups(self) -> tuple[RolloutGroup, ...]:
+        """All groups."""
+        return tuple(group for part in self.parts for group in part)
+
+    def with_data(self, change: Callable[[Any], Any]) -> KeptBatch:
+        """See ``HasGroups``."""
+        return replace(
+            self, parts=tuple(tuple(replace(it, data=change(it.data)) for it in part) for part in self.parts)
+        )
+
+
+def write_batch(batch: KeptBatch, folder: Path) -> tuple[WrittenFile, ...]:
+    """Write the two files of a batch into a folder that is there; its groups have ``GroupData``.
+
+    Raises:
+        OSError: they cannot be written, or are there already.
+    """
+    document, arrays = encode(batch)
+    return write_file(folder, BATCH, [document]), write_file(folder, BATCH_TOKENS, [arrays])
+
+
+def read_batch(folder: Path) -> KeptBatch:
+    """Read the two files of a batch.
+
+    Raises:
+        UserError: a file is missing or is not what it must be, with its name.
+    """
+    batch = _read(folder, BATCH, BATCH_TOKENS, KeptBatch)
+    for group in batch.groups:
+        lengths = tuple(len(each.token_ids) for each in group.data.completions)
+        if group.rewards is None or len(group.rewards) != len(group.lengths) or lengths != group.lengths:
+            what = f"{BATCH} is damaged: {_named(group)} has not a reward and the tokens of each of its rollouts"
+            raise UserError(what, str(folder))
+    return batch
 
 
 def write_state(state: LoopState, folder: Path) -> tuple[WrittenFile, ...]:
@@ -85,23 +141,32 @@ def read_state(folder: Path) -> LoopState:
     Raises:
         UserError: a file is missing or is not what it must be, with its name.
     """
+    state = _read(folder, STATE, TOKENS, LoopState)
     try:
-        return decode((folder / STATE).read_bytes(), (folder / TOKENS).read_bytes())
+        _check(state)
+    except UserError as error:
+        raise UserError(error.what, str(folder), error.fix) from None
+    return state
+
+
+def _read(folder: Path, state: str, tokens: str, kind: type[H]) -> H:
+    try:
+        return _decoded((folder / state).read_bytes(), (folder / tokens).read_bytes(), kind, f"{state} or {tokens}")
     except OSError as error:
         raise UserError(f"the checkpoint cannot be read ({error.strerror})", str(error.filename)) from None
     except UserError as error:
         raise UserError(error.what, str(folder), error.fix) from None
 
 
-def encode(state: LoopState) -> tuple[bytes, bytes]:
-    """Return what stands in the two files."""
+def encode(state: HasGroups) -> tuple[bytes, bytes]:
+    """Return what stands in the two files: in ``state`` the data of each group is its number in ``texts``."""
     table: list[GroupData] = []
 
     def number(data: GroupData) -> int:
         table.append(data)
         return len(table) - 1
 
-    document = _Document(state.with_data(number), tuple(map(_texts, table)))
+    document = {"state": state.with_data(number), "texts": tuple(map(_texts, table))}
     completions = [completion for data in table for completion in data.completions]
     arrays: dict[str, Sequence[npt.NDArray[Any]]] = {
         "prompt_token_ids": [data.prompt_token_ids for data in table],
@@ -128,48 +193,57 @@ def decode(document: bytes, arrays: bytes) -> LoopState:
     Raises:
         UserError: it is not what ``encode`` writes.
     """
+    state = _decoded(document, arrays, LoopState, f"{STATE} or {TOKENS}")
+    _check(state)
+    return state
+
+
+def _decoded(document: bytes, arrays: bytes, kind: type[H], files: str) -> H:
     try:
         raw = json.loads(document)
         saved = raw["state"]["format"]
         if saved != FORMAT:
-            raise UserError(f"{STATE} has format {saved}, this version of the harness reads {FORMAT}")
-        read = msgspec.convert(raw, _Document, str_keys=True)
-        tokens = _Tokens(load(arrays))
+            raise UserError(f"{files} has format {saved}, this version of the harness reads {FORMAT}")
+        read = msgspec.convert(raw["state"], kind, str_keys=True)
+        all_texts = msgspec.convert(raw["texts"], tuple[_Texts, ...], str_keys=True)
+        tokens = _Tokens(load(arrays), files)
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError, msgspec.ValidationError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{STATE} or {TOKENS} is damaged: {error}") from None
-    table = [tokens.group(texts) for texts in read.texts]
+        raise UserError(f"{files} is damaged: {error}") from None
+    table = [tokens.group(texts) for texts in all_texts]
     tokens.check_used_up()
     due = iter(range(len(table)))
 
     def data(number: object) -> GroupData:
         if number != next(due, None):
-            raise UserError(f"{STATE} is damaged: group data {number} is not in its place among {len(table)}")
+            raise UserError(f"{files} is damaged: group data {number} is not in its place among {len(table)}")
         assert isinstance(number, int)
         return table[number]
 
-    state = read.state.with_data(data)
+    state = read.with_data(data)
     if (left := next(due, None)) is not None:
-        raise UserError(f"{STATE} is damaged: group data {left} belongs to no group")
-    _check(state)
+        raise UserError(f"{files} is damaged: group data {left} belongs to no group")
     return state
 
 
 class _Tokens:
     """The arrays, handed out from their beginning."""
 
-    def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    def __init__(self, arrays: dict[str, npt.NDArray[Any]], files: str) -> None:
+        self._files = files
         for name, dtype in _DTYPES.items():
             if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
-                raise UserError(f"{TOKENS} is damaged: {name} is missing, or not a row of {np.dtype(dtype)}")
+                raise UserError(f"{self._files} is damaged: {name} is missing, or not a row of {np.dtype(dtype)}")
         self._arrays, self._used = arrays, dict.fromkeys(_DTYPES, 0)
 
     def _next(self, name: str, tokens: int) -> npt.NDArray[Any]:
         first = self._used[name]
         part = self._arrays[name][first : first + tokens]
         if tokens < 0 or len(part) != tokens:
-            raise UserError(f"{TOKENS} is damaged: {name} has {len(self._arrays[name])}, {first + tokens} are needed")
+            raise UserError(
+                f"{self._files} is damaged: {name} has {len(self._arrays[name])}, {first + tokens} are needed"
+            )
         self._used[name] += tokens
         return part.copy()  # else one group would keep the arrays of all in memory
 
@@ -193,7 +267,7 @@ class _Tokens:
         """
         for name, used in self._used.items():
             if used != len(self._arrays[name]):
-                raise UserError(f"{TOKENS} is damaged: {name} has {len(self._arrays[name])}, {used} are in use")
+                raise UserError(f"{self._files} is damaged: {name} has {len(self._arrays[name])}, {used} are in use")
 
 
 def _check(state: LoopState) -> None:

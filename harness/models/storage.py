@@ -40,8 +40,9 @@ def save_policy(
 ) -> None:
     """Write a folder that ``transformers`` loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
 
-    Files are written beside the folder first and moved into it when all are complete, so that a reader never sees half
-    a file. Weight files of an earlier save are removed, other files in the folder stay.
+    Files are written beside the folder first. A folder that was not there appears when all are complete, in one move;
+    into one that was they are moved, so that a reader never sees half a file. Weight files of an earlier save are
+    removed, other files in the folder stay.
 
     Args:
         model: a ``DecoderLM``, saved as the family it is of, or a model of transformers.
@@ -107,17 +108,16 @@ def _write_decoder(
 
 @contextmanager
 def _staged(folder: Path) -> Iterator[Path]:
-    """A fresh folder beside ``folder``, whose files are moved there at the end; removed after an error.
-
-    ``folder`` itself is made when all files are complete, so that a failed save leaves no empty one.
-    """
+    """A fresh folder beside ``folder``, which becomes it or gives it its files at the end; removed after an error."""
     staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         yield staging
-        folder.mkdir(exist_ok=True)
+        if not folder.exists():
+            os.replace(staging, folder)
+            return
         written = {file.name for file in staging.iterdir()}
         for name in sorted(written):
             os.replace(staging / name, folder / name)

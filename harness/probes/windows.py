@@ -34,6 +34,8 @@ OF_A_VERSION = frozenset(
         Stage.WEIGHT_LOAD,
         Stage.EVALUATE,
         Stage.CHECKPOINT,
+        Stage.CHECKPOINT_WRITE,
+        Stage.SAVE_POLICY,
     }
 )
 """Stages whose spans carry the policy version they are about, which the training step before it has made."""

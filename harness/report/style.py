@@ -38,6 +38,8 @@ STAGE_COLOURS: dict[Stage, str] = {
     Stage.WEIGHT_LOAD: "#7FD1B9",
     Stage.EVALUATE: "#CC79A7",
     Stage.CHECKPOINT: "#4D4D4D",
+    Stage.CHECKPOINT_WRITE: "#8A7F70",
+    Stage.SAVE_POLICY: "#8C6D31",
     Stage.OFFLOAD: "#6B4C9A",
     Stage.ONLOAD: "#B39CD0",
     Stage.STARTUP: "#999999",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,7 @@ from harness.core.trace import Span
 from harness.results.jsonl import parse_json, read_file, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
+    ArrivalRow,
     BatchRow,
     DiscardedRow,
     EvaluationRow,
@@ -38,7 +39,23 @@ from harness.results.rows import (
     WarmUp,
     restore_non_finite,
 )
-from harness.results.writer import CHECKPOINTS, GROUPS, MANIFEST, PICTURES, POLICY, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.results.writer import (
+    ARRIVALS,
+    CHECKPOINTS,
+    GROUPS,
+    KEPT_STEPS,
+    MANIFEST,
+    PICTURES,
+    POLICIES,
+    POLICY,
+    ROLLOUTS,
+    SCENARIO,
+    SPANS,
+    STEPS,
+)
+
+if TYPE_CHECKING:
+    from harness.loop.arrivals import Arrival
 
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
@@ -85,6 +102,13 @@ class Run:
     def discarded(self) -> list[DiscardedRow]:
         """Read what dynamic sampling threw away; empty in a run without it."""
         return read_rows(self.folder / GROUPS, "harness.groups", (DiscardedRow,))
+
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """Read the order in which things arrived; empty in a run that did not write it."""
+        from harness.loop.arrivals import Arrival  # and with it the whole loop
+
+        rows = read_rows(self.folder / ARRIVALS, "harness.arrivals", (ArrivalRow,))
+        return tuple(Arrival(row.who, row.what, row.orders, row.version, row.swaps) for row in rows)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -224,10 +248,10 @@ def find_run_folders(path: Path) -> list[Path]:
         raise UserError(f"{str(path)!r} {problem}", where=str(path), fix="name a results folder or a run folder in it")
     found = []
     for folder, subfolders, files in os.walk(path):
-        left_out = {POLICY, PICTURES}
+        left_out = {POLICY, POLICIES, PICTURES}
         if MANIFEST in files or STEPS in files:
             found.append(Path(folder))
-            left_out.add(CHECKPOINTS)  # each has a manifest of its own
+            left_out |= {CHECKPOINTS, KEPT_STEPS}  # each has a manifest of its own
         subfolders[:] = [name for name in subfolders if name not in left_out and not name.startswith(".")]
     if not found:
         raise UserError(

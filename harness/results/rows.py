@@ -28,6 +28,7 @@ SCHEMA_VERSIONS = {
     "harness.rollouts": 1,
     "harness.counters": 1,
     "harness.groups": 1,
+    "harness.arrivals": 1,
 }
 MOST_SECONDS = 1e9
 """Thirty years: more than any time in a run, and as nanoseconds within 64 bits."""
@@ -235,6 +236,16 @@ class BatchRow(Struct, frozen=True, tag_field="kind", tag="batch"):
 
     step: Whole
     groups: tuple[tuple[Whole, Whole], ...]
+
+
+class ArrivalRow(Struct, frozen=True, tag_field="kind", tag="arrival"):
+    """An event of the loop; see ``harness.loop.arrivals``."""
+
+    who: str
+    what: str
+    orders: tuple[tuple[str, Whole, Whole, Whole], ...] = ()
+    version: Whole = -1
+    swaps: tuple[tuple[Whole, Whole], ...] = ()
 
 
 class SyncRow(Struct, frozen=True, tag_field="kind", tag="sync"):

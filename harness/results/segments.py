@@ -27,11 +27,11 @@ from harness.results.counters import COUNTERS
 from harness.results.reader import is_running
 from harness.results.rows import StepSeconds
 from harness.results.trackers.streams import METRICS
-from harness.results.writer import GROUPS, LOG, MANIFEST, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.results.writer import ARRIVALS, GROUPS, LOG, MANIFEST, ROLLOUTS, SCENARIO, SPANS, STEPS
 
 RECORDED = "recorded.json"
 """The file in the folder of a checkpoint."""
-ROW_FILES = (SPANS, STEPS, ROLLOUTS, GROUPS, COUNTERS, METRICS)
+ROW_FILES = (SPANS, STEPS, ROLLOUTS, GROUPS, COUNTERS, METRICS, ARRIVALS)
 """Files of a run that only grow, and hold nothing that is not in the policy."""
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
@@ -28,12 +28,16 @@ from harness.results.counters import COUNTERS, CounterRow, counters_header
 from harness.results.manifest import Manifest
 from harness.results.rows import SCHEMA_VERSIONS, with_nulls
 
+if TYPE_CHECKING:
+    from harness.loop.arrivals import Arrival
+
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
 ATTEMPTS = 100
 """Names that a new experiment tries."""
-POLICY, PICTURES, PROFILES, REPORT = "policy", "pictures", "profiles", "report.html"
-CHECKPOINTS = "checkpoints"
+POLICY, POLICIES, PICTURES, PROFILES, REPORT = "policy", "policies", "pictures", "profiles", "report.html"
+ARRIVALS = "arrivals.jsonl"
+CHECKPOINTS, KEPT_STEPS = "checkpoints", "kept_steps"
 
 
 def experiment_name(root: Path, scenario: str, now: datetime) -> str:
@@ -229,6 +233,17 @@ class RunFolder:
         lines = [_json_line(row) for row in rows]
         if lines:
             self._late_file(GROUPS, _header_line("harness.groups")).append("".join(lines))
+
+    def append_arrival(self, arrival: Arrival) -> None:
+        """Add an event of the loop; the first one makes the file.
+
+        Raises:
+            UserError: the file cannot be made.
+        """
+        default = arrival._field_defaults
+        said = {name: value for name, value in arrival._asdict().items() if value != default.get(name)}
+        row = {"kind": "arrival", **said}
+        self._late_file(ARRIVALS, _header_line("harness.arrivals")).append(_json_line(row))
 
     def _late_file(self, name: str, header: str) -> AppendOnly:
         """Return a file that only some runs have, made with its header when it is first asked for."""

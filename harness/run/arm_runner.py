@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.core.errors import HarnessError, RunStopped, UserError
+from harness.core.protocols import Learner
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
 from harness.probes.clock import PausableClock
@@ -20,10 +21,12 @@ from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
 from harness.results.recorder import RowListener
-from harness.results.writer import POLICY, PROFILES
+from harness.results.writer import PROFILES
+from harness.run.arrivals import arrivals_of
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
+from harness.run.kept_steps import KeepingLearner
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
@@ -237,13 +240,17 @@ class ArmRunner:
             recorder, folder = session.recorder, session.folder.folder
             checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
             try:
-                parts.save_to(folder / POLICY)
+                parts.save_to(folder)
                 resume = session.arm.resume
                 state = None if resume is None else await resume.take_up(parts, session)
                 session.probes.start()
                 if state is None:
                     recorder.loop_starts(parts.lanes)
-                learner = CommittingLearner(parts.learner, checkpoints) if settings.asynchronous else parts.learner
+                learner: Learner = parts.learner
+                if settings.asynchronous:
+                    learner = CommittingLearner(learner, checkpoints)
+                if settings.keep_steps or settings.keep_steps_every:
+                    learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
                 return await run_loop(
                     parts.generators,
                     parts.scorers,
@@ -254,6 +261,7 @@ class ArmRunner:
                     throttle,
                     resume=state,
                     checkpoints=checkpoints,
+                    arrivals=arrivals_of(arm.variant.scenario, session.folder),
                 )
             except RunStopped as error:
                 resume = await restarts.after(error, session, checkpoints)

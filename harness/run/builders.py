@@ -215,6 +215,7 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
         device=device,
         max_batch=settings.max_batch,
         should_stop=should_stop,
+        keeps_loaded=scenario.arrivals.repeat is not None,
     )
 
 

@@ -1,22 +1,23 @@
 """The checkpoints of a run: what the Learner has learnt, the loop around it, and what the recorder knows.
 
 ``RUN_FOLDER/checkpoints/step_N`` holds all three or does not count, so a process that is killed at any moment leaves
-the checkpoint before it. The run's rows up to it are on the disk before it counts. An asynchronous save counts from the
-end of the next training step in which it is written; until then the former one does.
+the checkpoint before it. The run's rows up to it are on the disk before it counts. An asynchronous save counts soon
+after the end of the training step in which it was written; until then the former one does. What is done of it beside
+training is stage ``checkpoint_write`` of lanes of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, cast
 
-from harness.core.checkpoints import WrittenFile, begin, commit, write_file
+from harness.core.checkpoints import Checkpoint, WrittenFile, begin, commit, step_of, write_file
 from harness.core.errors import RunStopped
 from harness.core.protocols import Learner
-from harness.core.trace import Stage, Tracer
+from harness.core.trace import SpanContext, Stage, Tracer
 from harness.core.types import RolloutGroup, UpdateResult, WeightHandle
 from harness.learner.checkpoint import SavedState
 from harness.loop.state import LoopState
@@ -26,15 +27,16 @@ from harness.results.segments import RECORDED, Recorded, sync_rows
 from harness.results.writer import CHECKPOINTS
 from harness.run.parts import RunningParts
 from harness.scenario.checkpoint import CheckpointSettings
-
-T = TypeVar("T")
+from harness.scenario.loop_plan import writer_lane
 
 
 class StatefulLearner(Protocol):
     """A Learner whose state can be saved: each of the three handles."""
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
-        """Save what was learnt into a checkpoint's folder; return the seconds."""
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
+        """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerState.save``."""
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
         """Return what every rank has written; None where one has not, and is not waited for."""
@@ -51,7 +53,7 @@ class RunCheckpoints:
         settings: how.
         parts: of the run.
         recorder: of the run.
-        tracer: records the Learner's stage ``checkpoint``.
+        tracer: records the Learner's stage ``checkpoint``, and what this process writes beside it.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class RunCheckpoints:
         self._learner, self._lane = cast(StatefulLearner, parts.learner), parts.learner.lane
         self._draft: Path | None = None
         self._writing: asyncio.Task[tuple[WrittenFile, ...]] | None = None
-        self._under_way: asyncio.Task[Any] | None = None
+        self._committing: asyncio.Task[Checkpoint] | None = None
+        self._beginning: asyncio.Task[Path] | None = None
 
     async def save(self, state: LoopState) -> None:
         """See ``Checkpoints``.
@@ -71,58 +74,87 @@ class RunCheckpoints:
             RunStopped: it cannot be written.
         """
         recorded, version = self._recorder.recorded(), state.version  # before anything is awaited
-        await self.finish()
-        with _writable():
-            with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
-                self._draft = draft = await self._on_the_disk(asyncio.to_thread(begin, self._folder, version))
+        with writable():
+            await self.finish(version)
+            with self._blocking(version):
+                self._beginning = asyncio.create_task(asyncio.to_thread(begin, self._folder, version))
+                self._draft = draft = await asyncio.shield(self._beginning)
             await self._learner.save_state(draft, version, asynchronous=self._settings.asynchronous)
             self._writing = asyncio.create_task(asyncio.to_thread(self._write, draft, state, recorded))
-        if not self._settings.asynchronous:
-            with self._tracer.span(self._lane, Stage.CHECKPOINT, version, version):
-                await self.finish()
+            if not self._settings.asynchronous:
+                with self._blocking(version):
+                    await self._complete()
 
-    def _write(self, draft: Path, state: LoopState, recorded: Recorded) -> tuple[WrittenFile, ...]:
-        sync_rows(self._folder.parent)
-        loop = write_state(state.with_data(self._parts.data_of), draft)
-        return (*loop, write_file(draft, RECORDED, [recorded.to_json()]))
+    async def look(self) -> None:
+        """Let a save that is written by now count, beside what comes next.
 
-    async def finish(self, *, wait: bool = True) -> None:
-        """Let a save that was begun count, when it is written.
+        Raises:
+            RunStopped: it, or the one before it, could not be written.
+        """
+        with writable():
+            if self._committing is not None and self._committing.done():
+                await self._complete()
+            if self._writing is not None and self._writing.done():
+                await self._commit_written(wait=False)
 
-        Args:
-            wait: until then; else do nothing where it is not.
+    async def finish(self, version: int) -> None:
+        """Wait until an asynchronous save counts; the Learner is at this version of the policy.
 
         Raises:
             RunStopped: it cannot be written.
         """
-        if self._draft is None or self._writing is None or not (wait or self._writing.done()):
-            return
-        with _writable():
-            saved = await self._learner.finish_save(wait=wait)
-            if saved is None:
-                return
-            files = [*await asyncio.shield(self._writing), *(file for rank in saved for file in rank.files)]
-            draft, self._draft, self._writing = self._draft, None, None
-            await self._on_the_disk(asyncio.to_thread(commit, draft, files, self._settings.keep))
+        if self._writing is not None or self._committing is not None:
+            with writable(), self._tracer.span(self._lane, Stage.WAIT_FOR_CHECKPOINT, version, version):
+                await self._complete()
 
-    async def _on_the_disk(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something that goes on if whoever waits for it is cancelled."""
-        self._under_way = task = asyncio.create_task(work)
-        return await asyncio.shield(task)
+    async def _complete(self) -> None:
+        if self._writing is not None:
+            await self._commit_written(wait=True)
+        committing, self._committing = self._committing, None
+        if committing is not None:
+            await asyncio.shield(committing)
+
+    async def _commit_written(self, *, wait: bool) -> None:
+        """Have what is written count, as soon as all ranks have written theirs."""
+        saved = await self._learner.finish_save(wait=wait)
+        if saved is None or self._draft is None or self._writing is None:
+            return
+        files = [*await asyncio.shield(self._writing), *(file for rank in saved for file in rank.files)]
+        draft, self._draft, self._writing = self._draft, None, None
+        self._committing = asyncio.create_task(asyncio.to_thread(self._commit, draft, files))
 
     async def settle(self) -> None:
         """Return when nothing is being written any more, the loop having stopped; a save under way does not count."""
-        left = [task for task in (self._writing, self._under_way) if task is not None]
+        left = [task for task in (self._beginning, self._writing, self._committing) if task is not None]
         await asyncio.gather(*left, return_exceptions=True)
+
+    def _write(self, draft: Path, state: LoopState, recorded: Recorded) -> tuple[WrittenFile, ...]:
+        with self._beside(state.version):
+            sync_rows(self._folder.parent)
+            loop = write_state(state.with_data(self._parts.data_of), draft)
+            return (*loop, write_file(draft, RECORDED, [recorded.to_json()]))
+
+    def _commit(self, draft: Path, files: Sequence[WrittenFile]) -> Checkpoint:
+        with self._beside(step_of(draft)):
+            return commit(draft, files, self._settings.keep)
+
+    def _blocking(self, version: int) -> SpanContext:
+        return self._tracer.span(self._lane, Stage.CHECKPOINT, version, version)
+
+    def _beside(self, version: int) -> AbstractContextManager[None]:
+        """What the Learner does not wait for; where it does, that is its own stage."""
+        if not self._settings.asynchronous:
+            return nullcontext()
+        return self._tracer.span(writer_lane(self._lane), Stage.CHECKPOINT_WRITE, version, version)
 
 
 @contextmanager
-def _writable() -> Iterator[None]:
+def writable(what: str = "the checkpoint") -> Iterator[None]:
     """Say it as it is where the disk is full or gone; raises RunStopped."""
     try:
         yield
     except OSError as error:
-        raise RunStopped(f"the checkpoint cannot be written: {error}") from error
+        raise RunStopped(f"{what} cannot be written: {error}") from error
 
 
 class CommittingLearner:
@@ -141,14 +173,15 @@ class CommittingLearner:
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``protocols.Learner``."""
         result = await self._learner.update(step, groups)
-        await self._checkpoints.finish(wait=False)
+        await self._checkpoints.look()
         return result
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``protocols.Learner``."""
         return await self._learner.publish_weights(version, still_needed)
 
-    async def checkpoint(self, version: int) -> None:
+    async def save_policy(self, version: int, *, last: bool) -> None:
         """See ``protocols.Learner``."""
-        await self._checkpoints.finish()
-        await self._learner.checkpoint(version)
+        if last:
+            await self._checkpoints.finish(version)
+        await self._learner.save_policy(version, last=last)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
 from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.run.devices import resolve_device, threads_of
-from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
+from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import Scenario
 from harness.scenario.learner import offloaded
@@ -103,7 +104,7 @@ class InProcessLearner:
         publisher: the thread it publishes on; one of its own lets weights leave while it trains.
 
     Attributes:
-        policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
+        run_folder: where ``save_policy`` saves policies; None saves nothing.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class InProcessLearner:
     ) -> None:
         self._worker, self._executor, self._publisher = worker, executor, publisher or executor
         self.lane = worker.lane
-        self.policy_folder: Path | None = None
+        self.run_folder: Path | None = None
 
     async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
         """See ``protocols.Learner``."""
@@ -125,13 +126,17 @@ class InProcessLearner:
         """See ``protocols.Learner``."""
         return await _on(self._publisher, lambda: self._worker.publish_weights(version, still_needed))
 
-    async def checkpoint(self, version: int) -> None:
+    async def save_policy(self, version: int, *, last: bool) -> None:
         """See ``protocols.Learner``."""
-        await _on(self._executor, lambda: self._worker.checkpoint(version, self.policy_folder))
+        folder = policy_folder(self.run_folder, version, last)
+        await _on(self._executor, lambda: self._worker.save_policy(version, folder))
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
         """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerWorker.save_state``."""
-        return await _on(self._executor, lambda: self._worker.save_state(folder, version, asynchronous=asynchronous))
+        save = partial(self._worker.save_state, folder, version, None, asynchronous, with_reference)
+        return await _on(self._executor, save)
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
         """Return what every rank has written; None where one has not, and is not waited for."""
@@ -221,7 +226,7 @@ class InProcessParts(RunningParts):
 
     def save_to(self, folder: Path) -> None:
         """See ``RunningParts``."""
-        self._learner.policy_folder = folder
+        self._learner.run_folder = folder
 
     def processes(self) -> Mapping[str, int]:
         """None has a process of its own."""

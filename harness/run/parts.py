@@ -17,8 +17,28 @@ from harness.probes.memory import DeviceFigure
 from harness.probes.run_probes import Elsewhere
 from harness.probes.tracers import Tracers
 from harness.probes.windows import collect_traces, lanes_in, process_name
+from harness.results.writer import POLICIES, POLICY
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import all_lanes
+
+
+def policy_folder(run: Path | None, version: int, last: bool) -> Path | None:
+    """Return where in the folder of a run a policy is saved; None where nothing is.
+
+    Args:
+        run: its folder.
+        version: of the policy.
+        last: whether training is over.
+    """
+    if run is None:
+        return None
+    return run / POLICY if last else run / POLICIES / f"step_{version}"
+
+
+def kept_policies(run: Path) -> tuple[str, ...]:
+    """Return the policies that were kept on the way, oldest first, as they are called in the folder of a run."""
+    found = (run / POLICIES).glob("step_*")
+    return tuple(str(path.relative_to(run)) for path in sorted(found, key=lambda path: int(path.name.split("_")[1])))
 
 
 class RunningParts(Protocol):
@@ -53,7 +73,7 @@ class RunningParts(Protocol):
         return ""
 
     def save_to(self, folder: Path) -> None:
-        """Have the Learner save the policy there; before, nothing is saved."""
+        """Have the Learner save policies in the folder of a run; before, nothing is saved."""
 
     async def learner_is_dead(self) -> bool:
         """Whether a process of the Learner has died."""

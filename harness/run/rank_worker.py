@@ -206,13 +206,13 @@ class LearnerRank(LearnerWorker):
         self._offload.between_steps(version - 1, version)
         return None if handle is None else replace(handle, probe=proof)
 
-    def checkpoint(self, version: int, folder: Path | None) -> None:
+    def save_policy(self, version: int, folder: Path | None) -> None:
         """Save the whole policy into the folder, on rank 0."""
         if self._save_whole is None or folder is None:
             return
         with (
             self._offload.resident("weights", version - 1, version),
-            self.tracer.span(self.lane, Stage.CHECKPOINT, version, version),
+            self.tracer.span(self.lane, Stage.SAVE_POLICY, version, version),
         ):
             weights = self._gather()
             if self._group.rank == 0:

@@ -27,8 +27,9 @@ from harness.run.points import ASIDE, Point, read_points
 from harness.run.session import RunSession, functions_of
 from harness.scenario import Scenario, expand, resolved_yaml
 
-FREE = ("description", "checkpoint", "trackers", "save_policy", "reward_target", "endpoint",
-        "faults.stall_after_s", "faults.max_replacements", "faults.learner_restarts")  # fmt: skip
+FREE = ("description", "arrivals", "checkpoint", "trackers", "save_policy", "save_policy_every",
+        "reward_target", "endpoint", "faults.stall_after_s", "faults.max_replacements",
+        "faults.learner_restarts")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
 SPREAD = "placement.learner", "learner.sharding", "learner.mesh"
 """How a Learner is spread over ranks. A run may go on with others; sums are then added in another order."""
@@ -150,6 +151,9 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
         raise UserError(what, str(folder), f"go on with all of them: python -m harness run --resume {home}")
     _check_over(run)
     was = check_same(run.settings, scenario, folder, (*OF_ONE_RUN, *SPREAD))
+    if scenario.arrivals.repeat is not None:
+        what = "a run that repeats another one's arrivals cannot go on in the middle of them"
+        raise UserError(what, "arrivals.repeat", "repeat it from its beginning")
     _check_functions(run.manifest, scenario, folder)
     found = replace(newest_of(folder, run.manifest), was=was)
     if run.status == "completed" and scenario.steps <= run.settings["steps"]:

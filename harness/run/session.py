@@ -32,7 +32,7 @@ from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
 from harness.run.memory.check import memory_line, memory_table
-from harness.run.parts import RunningParts
+from harness.run.parts import RunningParts, kept_policies
 from harness.scenario import JsonlTaskSettings, Scenario, Variant, resolved_yaml
 from harness.scenario.task_and_model import ArithmeticTaskSettings, MathsTaskSettings
 from harness.tasks.arithmetic import PROMPT
@@ -159,6 +159,8 @@ class RunSession:
             self.folder.flush()
             sync_to_disk(self.folder.folder)
         outcome = self.recorder.outcome() | ({"memory": self.memory} if self.memory else {})
+        if kept := kept_policies(self.folder.folder):
+            outcome["policies"] = list(kept)
         self.folder.finish(status, error, outcome | (more or {}))
         if self._durable:
             sync_to_disk(self.folder.folder)

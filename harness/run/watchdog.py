@@ -23,10 +23,16 @@ UNBLOCKED_BY = {
     Stage.WAIT_FOR_CALL: "a call on its way",
     Stage.WAIT_FOR_RECORDER: "the recorder",
     Stage.WAIT_FOR_RANKS: "another rank",
+    Stage.WAIT_FOR_CHECKPOINT: "the checkpoint writer",
 }
 """Whom each wait is for."""
 
-LANE_KINDS = {"a Scorer": "scorer", "a Generator": "generator", "the Learner": "learner"}
+LANE_KINDS = {
+    "a Scorer": "scorer",
+    "a Generator": "generator",
+    "the Learner": "learner",
+    "the checkpoint writer": "checkpoint_writer",
+}
 """The lanes of whoever a wait is for; see ``lane_kind``."""
 
 _PTRACE_FIX = "allow it with `sysctl kernel.yama.ptrace_scope=0` as root (in a container: --cap-add SYS_PTRACE)"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from harness.core.errors import Diverged, RunStopped, UserError
-from harness.core.protocols import Engine, ScoringEngine, Task
+from harness.core.protocols import Engine, ScoringEngine, SwapsWeights, Task
 from harness.core.trace import Stage, Tracer
 from harness.core.types import (
     ExampleRollout,
@@ -42,7 +42,7 @@ from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.offload import Offload
 from harness.run.overlapped_publish import Leaving, OverlappedPublish
 from harness.scenario.batch_plan import BatchPlan
-from harness.scenario.loop_plan import publisher_lane
+from harness.scenario.loop_plan import publisher_lane, writer_lane
 from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify
@@ -266,13 +266,17 @@ class GeneratorWorker:
             prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
             token_ids = [list(self.encode(prompt.text)) for prompt in prompts]
             version = self.version  # at the start: new weights may come in the middle
-            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places)
+            told = {"swaps": item.swaps} if item.swaps else {}  # of an engine that can be told
+            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places, **told)
+            swaps = self.engine.swaps.made if isinstance(self.engine, SwapsWeights) else ()
+            if swaps:
+                version = swaps[0][1]
             data = [
                 GroupData(prompt, np.asarray(ids, dtype=np.int64), completions)
                 for prompt, ids, completions in zip(prompts, token_ids, sampled, strict=True)
             ]
             return tuple(
-                _group(item, prompt_id, group_data, version)
+                replace(_group(item, prompt_id, group_data, version), swaps=swaps)
                 for prompt_id, group_data in zip(item.prompt_ids, data, strict=True)
             )
 
@@ -423,6 +427,7 @@ class LearnerWorker:
         self._probe_rows = first_probe
         self._state: LearnerState | None = None
         self._has_accumulated = False
+        self._advantages: list[float] = []  # of the training step
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None = None) -> None:
         """Take in a part of a rollout batch; ``update`` gets the last one. The weights stay as they are.
@@ -453,8 +458,9 @@ class LearnerWorker:
         self._has_accumulated = False
         if self.overlapped is not None:
             self.overlapped.hand_over(step + 1, Leaving(self.trainer.weights(), self._proof(step + 1)))
-        optimizer_steps = self.trainer.options.optimizer_steps_per_batch
-        return UpdateResult(step + 1, optimizer_steps, metrics, self.trainer.optimizer_step_metrics, examples)
+        advantages, self._advantages = tuple(self._advantages), []
+        optimizer_steps, by_step = self.trainer.options.optimizer_steps_per_batch, self.trainer.optimizer_step_metrics
+        return UpdateResult(step + 1, optimizer_steps, metrics, by_step, examples, advantages=advantages)
 
     def _pass_over(
         self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None
@@ -462,6 +468,7 @@ class LearnerWorker:
         """Prepare groups for the trainer, with all log-probs; of some steps return rollouts to be read, too."""
         with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
             batch = self.trainer.prepare(groups, plan, step)
+            self._advantages += self.trainer.advantages(batch)
             examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
         self._offload.back("weights", step, step)
         self._before_passes(step, plan)
@@ -550,25 +557,32 @@ class LearnerWorker:
         """Return published tensors, for transports that send them along with a call."""
         return self.sender.outgoing(version)
 
-    def checkpoint(self, version: int, folder: Path | None) -> None:
+    def save_policy(self, version: int, folder: Path | None) -> None:
         """Save the policy into the folder, if it is to be saved."""
         if self.save is not None and folder is not None:
             with (
                 self._offload.resident("weights", version - 1, version),
-                self.tracer.span(self.lane, Stage.CHECKPOINT, version, version),
+                self.tracer.span(self.lane, Stage.SAVE_POLICY, version, version),
             ):
                 self.save(folder)
 
     def save_state(
-        self, folder: Path, version: int, rows: Sequence[ProbeRow] | None = None, asynchronous: bool = False
+        self,
+        folder: Path,
+        version: int,
+        rows: Sequence[ProbeRow] | None = None,
+        asynchronous: bool = False,
+        with_reference: bool = False,
     ) -> float:
         """Save what the Learner has learnt into the folder of a checkpoint; stage ``checkpoint`` is what this takes.
+
+        What an asynchronous save goes on to write is stage ``checkpoint_write`` of a lane of its own.
 
         Args:
             folder: see ``harness.core.checkpoints.begin``.
             version: of the policy.
             rows: by whose tokens the last weight sync was proven; None: those of this worker.
-            asynchronous: see ``LearnerState.save``; ``finish_save`` then says what was written.
+            asynchronous, with_reference: see ``LearnerState.save``; ``finish_save`` then says what was written.
 
         Returns:
             Seconds.
@@ -579,7 +593,11 @@ class LearnerWorker:
         """
         with self._all_here(version), self.tracer.span(self.lane, Stage.CHECKPOINT, version, version):
             probe = None if (kept := rows or self._probe_rows) is None else [[p.tolist(), r.tolist()] for p, r in kept]
-            return self.state.save(folder, {"version": version, "probe_rows": probe}, asynchronous=asynchronous)
+            numbers = {"version": version, "probe_rows": probe}
+            beside = partial(self.tracer.span, writer_lane(self.lane), Stage.CHECKPOINT_WRITE, version, version)
+            return self.state.save(
+                folder, numbers, asynchronous=asynchronous, beside=beside, with_reference=with_reference
+            )
 
     def finish_save(self, wait: bool = True) -> SavedState | None:
         """Return what the last save wrote; see ``LearnerState.finish``."""

@@ -1,16 +1,16 @@
-"""Checkpoints from which a run goes on, with the rules that bind them."""
+"""Checkpoints from which a run goes on, and training steps that it keeps, with the rules that bind them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import AtLeast1, Section
+from harness.scenario.sections import AtLeast0, AtLeast1, FromList, Positive, Section
 
 if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
 
-_KEY = "checkpoint.every"
+_KEY, _STEPS = "checkpoint.every", "checkpoint.keep_steps"
 
 
 class CheckpointSettings(Section):
@@ -22,23 +22,46 @@ class CheckpointSettings(Section):
     """How many stay; where the newest is damaged, the one before it is taken."""
     asynchronous: bool = False
     """Train on while it is written; the Learner waits only for a copy, which stays in main memory."""
+    hours_between_failures: Positive | None = None
+    """Mean time after which something ends the run; the results then say which `every` loses least."""
+    keep_steps: Annotated[tuple[AtLeast0, ...], FromList] = ()
+    """Training steps, counted from 0, of which all is kept that `recompute` needs."""
+    keep_steps_every: AtLeast1 | None = None
+    """The same for every training step that this number divides; null keeps no others."""
+
+    def keeps(self, step: int) -> bool:
+        """Whether all is kept of this training step."""
+        every = self.keep_steps_every
+        return step in self.keep_steps or (every is not None and step % every == 0)
 
 
 def checkpoints_have_a_state(scenario: Scenario) -> Problem | None:
     """There is something to save, and it can be read back."""
-    if scenario.checkpoint.every is None:
-        return None
-    what = f"{_KEY} is {scenario.checkpoint.every}"
-    if scenario.transport_sweep is not None:
-        what += " with a transport_sweep, which trains nothing"
-        return broken(what, f"leave {_KEY} out", _KEY, "transport_sweep")
-    if scenario.model.type == "paced":
-        what += " with model.type paced, which learns nothing"
-        return broken(what, f"leave {_KEY} out, or train a policy", _KEY, "model.type")
-    if scenario.learner.sharding == "deepspeed" and scenario.placement.learner.ranks > 1:
-        what += " with learner.sharding deepspeed, whose optimizer keeps flat pieces without the parameters' names"
-        return broken(what, f"leave {_KEY} out, or set learner.sharding to fsdp2", _KEY, "learner.sharding")
+    settings = scenario.checkpoint
+    asked = {_KEY: settings.every, _STEPS: list(settings.keep_steps), f"{_STEPS}_every": settings.keep_steps_every}
+    for key, value in asked.items():
+        if not value:
+            continue
+        what = f"{key} is {value}"
+        if scenario.transport_sweep is not None:
+            what += " with a transport_sweep, which trains nothing"
+            return broken(what, f"leave {key} out", key, "transport_sweep")
+        if scenario.model.type == "paced":
+            what += " with model.type paced, which learns nothing"
+            return broken(what, f"leave {key} out, or train a policy", key, "model.type")
+        if scenario.learner.sharding == "deepspeed" and scenario.placement.learner.ranks > 1:
+            what += " with learner.sharding deepspeed, whose optimizer keeps flat pieces without the parameters' names"
+            return broken(what, f"leave {key} out, or set learner.sharding to fsdp2", key, "learner.sharding")
     return None
+
+
+def kept_steps_are_made(scenario: Scenario) -> Problem | None:
+    """A training step that is to be kept is one of the run's."""
+    last = max(scenario.checkpoint.keep_steps, default=0)
+    if last < scenario.steps:
+        return None
+    what = f"{_STEPS} names training step {last}, and the last of {scenario.steps} is {scenario.steps - 1}"
+    return broken(what, f"name steps from 0 to {scenario.steps - 1}, or raise steps", _STEPS, "steps")
 
 
 def arms_in_turns_make_no_checkpoints(scenario: Scenario) -> Problem | None:
@@ -75,4 +98,19 @@ _NO_RESTART = {
     **dict.fromkeys(("gloo", "nccl"), "which ends the Generators too where a transfer breaks off"),
 }
 
-CHECKPOINT_RULES = (checkpoints_have_a_state, arms_in_turns_make_no_checkpoints, restarts_have_a_checkpoint)
+
+def kept_policies_are_saved(scenario: Scenario) -> Problem | None:
+    """Policies on the way are kept where the last one is saved."""
+    if scenario.save_policy_every is None or scenario.save_policy:
+        return None
+    what = f"save_policy_every is {scenario.save_policy_every} with save_policy false"
+    return broken(what, "leave one of them out", "save_policy_every", "save_policy")
+
+
+CHECKPOINT_RULES = (
+    checkpoints_have_a_state,
+    arms_in_turns_make_no_checkpoints,
+    kept_steps_are_made,
+    kept_policies_are_saved,
+    restarts_have_a_checkpoint,
+)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DelayedStage = Literal[
     "generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update",
     "weight_publish", "weight_transfer", "weight_load", "weight_verify", "evaluate", "checkpoint",
-    "offload", "onload",
+    "checkpoint_write", "save_policy", "offload", "onload",
 ]  # fmt: skip
 TransportName = Literal[
     "object_store", "object_store_numpy", "nixl", "gloo", "nccl", "broadcast", "cuda_ipc", "disk", "shared_memory"

@@ -31,6 +31,7 @@ def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPl
         overlapped_publish=scenario.learner.overlapped_publish,
         stream=scenario.learner.stream,
         checkpoint_every=scenario.checkpoint.every or 0,
+        save_policy_every=scenario.save_policy_every or 0,
     )
 
 
@@ -72,6 +73,11 @@ def lane_groups(scenario: Scenario) -> dict[str, list[str]]:
 def publisher_lane(learner_lane: str) -> str:
     """Return the lane of weights that leave a Learner, or a rank of one, while it trains."""
     return learner_lane.replace("learner", "publisher")
+
+
+def writer_lane(learner_lane: str) -> str:
+    """Return the lane that writes asynchronous checkpoints beside a Learner, or a rank of one, which trains on."""
+    return learner_lane.replace("learner", "checkpoint_writer")
 
 
 def all_lanes(scenario: Scenario) -> tuple[str, ...]:

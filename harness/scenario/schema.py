@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from harness.core.experiment import MOST_BLOCKS
+from harness.scenario.arrivals import ARRIVAL_RULES, ArrivalSettings
 from harness.scenario.checkpoint import CHECKPOINT_RULES, CheckpointSettings
 from harness.scenario.distributed import (
     DISTRIBUTED_RULES,
@@ -118,8 +119,12 @@ class Scenario(Section):
     """The comparison prints the seconds until this validation reward was reached."""
     save_policy: bool = True
     """Save the trained policy as a Hugging Face folder."""
+    save_policy_every: AtLeast1 | None = None
+    """Also keep the policy of every so many training steps, each as a folder `policies/step_N`; null keeps none."""
     checkpoint: Annotated[CheckpointSettings, EmptyIfNull] = CheckpointSettings()
-    """Checkpoints from which the run goes on after it was stopped or killed."""
+    """Checkpoints from which the run goes on after it was stopped or killed; training steps kept for `recompute`."""
+    arrivals: Annotated[ArrivalSettings, EmptyIfNull] = ArrivalSettings()
+    """The order in which rollouts arrive, on which an asynchronous run depends: to be written down, or repeated."""
     endpoint: EndpointName = "seconds_per_step"
     """What decides between arms: seconds of a step or of a weight sync, or validation reward at equal rollouts."""
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)] = 1
@@ -345,6 +350,7 @@ RULES: tuple[Rule, ...] = (
     *DISTRIBUTED_RULES,
     *LEARNER_RULES,
     *CHECKPOINT_RULES,
+    *ARRIVAL_RULES,
     *DYNAMIC_SAMPLING_RULES,
     *TASK_AND_MODEL_RULES,
 )

@@ -15,7 +15,9 @@ call                                call (``CALLS``), way (``there`` or ``back``
 all_gather, reduce_scatter,         device, link (``machine`` or ``network``)
   all_reduce
 exchange                            device, mode (``ddp``, ``fsdp2``, ``hybrid``, ``tensor``)
-prepare_batch, checkpoint, record   none
+checkpoint                          asynchronous (``true``: a copy alone, or ``false``)
+prepare_batch, save_policy, record, none
+  checkpoint_write, startup
 
 What the profile leaves open is drawn from seeds by name (``Draw``). Equal names give equal draws whatever else is
 drawn, so that two scenarios under the same seed differ only by what differs between them (common random numbers).
@@ -39,7 +41,7 @@ from harness.scenario.task_and_model import workers_of
 from harness.simulate.features import Features
 from harness.simulate.machine import MachineProfile, StageCost
 
-CALLS = ("generate", "score", "update", "publish", "load", "checkpoint")
+CALLS = ("generate", "score", "update", "publish", "load", "save_policy")
 """Methods of a part, as ``call`` names them."""
 
 Placement = Literal["actors", "in_process"]
@@ -70,6 +72,8 @@ def cost_key(scenario: Scenario, stage: str, cores: int, has_gpu: bool) -> dict[
             return _engine(scenario)
         case "exchange" | "all_gather" | "reduce_scatter" | "all_reduce":
             return {"device": scenario.device_of(scenario.placement.learner, has_gpu)}
+        case "checkpoint":
+            return {"asynchronous": str(scenario.checkpoint.asynchronous).lower()}
         case "call":
             return {"placement": placement_of(scenario), "transport": transport_of(scenario)}
     return {}
@@ -222,7 +226,7 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return root
 
 
-OPTIONAL = ("checkpoint", "record", "startup")
+OPTIONAL = ("save_policy", "record", "startup")
 """Stages that cost nothing where the profile does not have them; said among the extrapolations."""
 _SETTINGS = {
     "engine": "engine.type",

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from harness.compare.checkpoints import checkpoint_sentence
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
@@ -32,7 +33,16 @@ from harness.results.writer import begin_experiment, timestamp, utc_now
 from harness.scenario import Scenario, Variant, resolved_yaml
 from harness.simulate.clock import run_virtual
 from harness.simulate.cost_model import Draw
-from harness.simulate.forecast import DRAWS, HOW_FAR_OFF, Forecasted, bottleneck, forecast, forecast_table, warnings
+from harness.simulate.forecast import (
+    DRAWS,
+    HOW_FAR_OFF,
+    Forecasted,
+    bottleneck,
+    checkpoint_cost,
+    forecast,
+    forecast_table,
+    warnings,
+)
 from harness.simulate.machine import MachineProfile, check_versions, load_machine
 from harness.simulate.points import (
     Question,
@@ -191,20 +201,29 @@ def simulate(options: argparse.Namespace) -> None:
         return
     variants = variants_of(scenario, options.arm)
     items = _forecasts(variants, machine, options, errors)
-    show_forecasts(items, machine, output)
+    show_forecasts(items, machine, output, options.allow)
     if not options.no_run:
         _record(SimulatedExperiment(options.out, scenario, machine, options.allow), variants, options, items, output)
 
 
-def show_forecasts(items: Sequence[Forecasted], machine: MachineProfile, output: Console) -> None:
+def show_forecasts(
+    items: Sequence[Forecasted], machine: MachineProfile, output: Console, allow: Collection[str] = ()
+) -> None:
     """Print how far off forecasts are, the table, what holds each run up, and loudly what was extrapolated."""
     output.print(Text(HOW_FAR_OFF), soft_wrap=True)
     print_table(output, forecast_table(items, machine))
     print_list(output, "What holds it up", [bottleneck(item) for item in items])
-    said = warnings(items)
-    if said:
+    costs = [(item, checkpoint_cost(item.scenario, machine, allow)) for item in items]
+    said = [
+        checkpoint_sentence(item.label, cost, item.scenario.checkpoint.hours_between_failures)
+        for item, cost in costs
+        if cost is not None
+    ]
+    print_list(output, "Checkpoints", said)
+    warned = warnings(items)
+    if warned:
         output.print()
-    for sentence in said:
+    for sentence in warned:
         output.print(Text(plain(sentence), style="bold red"))
 
 

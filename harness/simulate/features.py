@@ -15,7 +15,8 @@ Which function counts which stage of a profile:
     old_logprobs, reference_logprobs            pass_features
     update                                      update_features
     weight_publish, _transfer, _load, _verify   sync_features
-    checkpoint                                  sync_features
+    save_policy                                 sync_features
+    checkpoint, checkpoint_write                checkpoint_features
     call (one way)                              call_features
 
 From a scenario to the work of its stages: which of them there are, and what each counts.
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 from harness.core.trace import Stage
 from harness.core.types import RolloutGroup
 from harness.models.shape import Shape, shape_for
+from harness.run.memory.learner import state_bytes
 from harness.scenario import Scenario
 from harness.scenario.learner import in_shards, microbatches
 
@@ -166,6 +168,11 @@ def sync_features(num_bytes: float, tensors: int, receivers: int = 1, *, first: 
     gb = num_bytes / 1e9
     features = {"call": 1, "tensor": tensors, "gb": gb, "further_gb": (receivers - 1) * gb}
     return features | {"first": int(first), "first_gb": gb if first else 0.0}
+
+
+def checkpoint_features(num_bytes: float) -> Features:
+    """Count a checkpoint of what a Learner has learnt."""
+    return {"call": 1, "gb": num_bytes / 1e9}
 
 
 def call_features(groups: Sequence[Group] = ()) -> Features:
@@ -357,6 +364,13 @@ class Workload:
                 features["further_gb"] /= self.scenario.placement.learner.ranks
             self._syncs[first] = features
         return features
+
+    def checkpoint(self, copied: bool) -> Features:
+        """Count a checkpoint: what a rank copies to memory of its own, or what all of them write to one disk."""
+        if self.shape is None:
+            return checkpoint_features(0)
+        saved = state_bytes(self.scenario, self.shape)
+        return checkpoint_features(saved / self.scenario.placement.learner.ranks if copied else saved)
 
     def call(self, groups: Sequence[Group] = ()) -> Features:
         """Count one way of a call to an actor."""

@@ -22,6 +22,7 @@ from statistics import fmean, median, stdev
 from typing import TypeVar
 
 from harness.compare import numbers
+from harness.compare.checkpoints import CheckpointCost
 from harness.compare.experiments import SIMULATED
 from harness.compare.stats.intervals import t_quantile
 from harness.compare.tables import Table
@@ -31,11 +32,15 @@ from harness.loop import SilentObserver, StepReport
 from harness.results import StepRow
 from harness.results.rows import WARMUP_FLOOR
 from harness.scenario import Scenario
-from harness.simulate.cost_model import Draw, model_name
+from harness.scenario.checkpoint import CheckpointSettings
+from harness.simulate.cost_model import CostModel, Draw, model_name
+from harness.simulate.features import Workload
 from harness.simulate.lengths import PairedLengths, length_source
 from harness.simulate.machine import MachineProfile, Origin
 from harness.simulate.metrics import WASTE, RunMetrics, metrics_of, simulated_row
+from harness.simulate.parts import ProfileCosts
 from harness.simulate.simulated_run import simulate_run
+from harness.simulate.timeline import CallPlan
 
 K = TypeVar("K")
 
@@ -282,6 +287,7 @@ LANE_STAGES: dict[str, tuple[Stage, ...]] = {
         Stage.PREPARE_BATCH,
         Stage.WEIGHT_PUBLISH,
         Stage.CHECKPOINT,
+        Stage.SAVE_POLICY,
     ),
 }
 """Whose lane a stage is on."""
@@ -351,6 +357,35 @@ def warnings(items: Sequence[Forecasted]) -> list[str]:
         f"EXTRAPOLATING{f' in {numbers.listed(labels)}' if several else ''}: {sentence}"
         for sentence, labels in found.items()
     ]
+
+
+def checkpoint_cost(scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> CheckpointCost | None:
+    """Return what checkpoints would cost a run; None where it makes none, or its steps take no time.
+
+    Two central runs, with and without them, say by how much one makes training longer. The seconds to start again are
+    those of the stage ``startup``, where the profile has it.
+    """
+    settings = scenario.checkpoint
+    if settings.every is None:
+        return None
+    model = CostModel(scenario, machine, model=model_name(scenario), allow=allow)
+    costs = ProfileCosts("learner", model, Workload(scenario), {})
+    without = scenario.model_copy(update={"checkpoint": CheckpointSettings()})
+    plain_s, loop_s = (simulate_run(each, machine, allow=allow).seconds for each in (without, scenario))
+    if not plain_s:
+        return None
+    return CheckpointCost(
+        every=settings.every,
+        step_s=plain_s / scenario.steps,
+        blocked_s=_seconds(costs.checkpoint(0)),
+        exposed_s=max(0.0, loop_s - plain_s) / max(1, scenario.steps // settings.every),
+        pending_s=_seconds(costs.write_checkpoint(0)) if settings.asynchronous else 0.0,
+        restart_s=model.seconds("startup", "learner", 0, {"call": 1}),
+    )
+
+
+def _seconds(plan: CallPlan) -> float:
+    return plan.request_s + sum(each.seconds for each in plan.stages) + plan.response_s
 
 
 def bottleneck(item: Forecasted) -> str:

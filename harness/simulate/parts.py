@@ -25,6 +25,7 @@ from harness.core.types import (
     WeightHandle,
     WorkItem,
 )
+from harness.loop.state import LoopState
 from harness.scenario import Scenario
 from harness.simulate.cost_model import Seconds
 from harness.simulate.features import Features, Group, Workload, sizes_of
@@ -60,8 +61,14 @@ class CostSource(Protocol):
     def publish(self, version: int) -> CallPlan:
         """Return the Learner's call that publishes a policy version."""
 
-    def checkpoint(self, version: int) -> CallPlan:
+    def save_policy(self, version: int) -> CallPlan:
         """Return the Learner's call that saves a policy version."""
+
+    def checkpoint(self, version: int) -> CallPlan:
+        """Return the Learner's call that makes a checkpoint; of an asynchronous one, what the Learner waits for."""
+
+    def write_checkpoint(self, version: int) -> CallPlan:
+        """Return what is done of an asynchronous checkpoint while the Learner trains on."""
 
 
 class Timeline(Protocol):
@@ -175,7 +182,8 @@ class SimulatedLearner:
         weight_bytes, weight_tensors: of a weight sync.
         publisher: makes the calls that publish while others train; None: they take turns. The wait of a training step's
             first optimizer step for that is at the end of its share of the update.
-        tracer: records that wait.
+        tracer: records that wait, and the one for a checkpoint that is still being written.
+        writer: writes checkpoints while others train; None: the Learner waits until they are whole.
 
     Attributes:
         readable: versions that a Generator may load. A publish forgets, when it begins, all that are not still needed.
@@ -190,9 +198,12 @@ class SimulatedLearner:
         weight_tensors: int = 1,
         publisher: Timeline | None = None,
         tracer: Tracer | None = None,
+        writer: Timeline | None = None,
     ) -> None:
         self.timeline, self._costs, self.lane = timeline, costs, timeline.lane
         self._publisher, self._tracer = publisher, tracer or NullTracer()
+        self._writer = writer
+        self._writing: asyncio.Task[Times] | None = None
         self._copied = asyncio.Event()
         self.optimizer_steps, self._weights = optimizer_steps, (weight_bytes, weight_tensors)
         self.readable: set[int] = set()
@@ -237,9 +248,26 @@ class SimulatedLearner:
         self.readable.add(version)
         return WeightHandle(version, *self._weights, payload=self.readable)
 
-    async def checkpoint(self, version: int) -> None:
-        """Take the time of saving the policy."""
+    async def save_policy(self, version: int, *, last: bool) -> None:
+        """Take the time of saving the policy; the last one comes behind all checkpoints."""
+        if last:
+            await self._written(version)
+        await self.timeline.run(self._costs.save_policy(version), version, version)
+
+    async def save(self, state: LoopState) -> None:
+        """Take the time of a checkpoint; see ``loop.state.Checkpoints``. One is written at a time."""
+        version = state.version
+        await self._written(version)
         await self.timeline.run(self._costs.checkpoint(version), version, version)
+        if self._writer is not None:
+            plan = self._costs.write_checkpoint(version)
+            self._writing = asyncio.create_task(self._writer.run(plan, version, version))
+
+    async def _written(self, version: int) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None and not writing.done():
+            with self._tracer.span(self.lane, Stage.WAIT_FOR_CHECKPOINT, version, version):
+                await writing
 
 
 def _at_first_optimizer_step(plan: CallPlan, optimizer_steps: int) -> tuple[CallPlan, CallPlan]:
@@ -388,14 +416,26 @@ class ProfileCosts:
         further_s = self._transit("publish", "there", version) + self._transit("publish", "back", version)
         return self._as_publish([make_stage((None, 2 * further_s, False)), *stages], version)
 
-    def checkpoint(self, version: int) -> CallPlan:
+    def save_policy(self, version: int) -> CallPlan:
         """See ``CostSource``; where the policy is not saved, the call alone takes time."""
         stages = []
         if self._work.scenario.save_policy and self._model.type != "paced":
-            seconds = self._seconds.seconds("checkpoint", self._lane, version, self._work.sync(first=False))
+            seconds = self._seconds.seconds("save_policy", self._lane, version, self._work.sync(first=False))
             gathered_s = 0.0 if self._ranks is None else self._ranks.gather_s(version)
-            stages = [self._stage(Stage.CHECKPOINT, seconds + gathered_s)]
+            stages = [self._stage(Stage.SAVE_POLICY, seconds + gathered_s)]
         return self._as_publish(stages, version)  # a call that carries no rollouts either
+
+    def checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        units = self._work.checkpoint(copied=self._work.scenario.checkpoint.asynchronous)
+        seconds = self._seconds.seconds("checkpoint", self._lane, version, units)
+        return self._as_publish([self._stage(Stage.CHECKPOINT, seconds)], version)
+
+    def write_checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        units = self._work.checkpoint(copied=False)
+        seconds = self._seconds.seconds("checkpoint_write", self._lane, version, units)
+        return CallPlan([self._stage(Stage.CHECKPOINT_WRITE, seconds)])
 
     def _as_publish(self, stages: Sequence[StagePlan], version: int) -> CallPlan:
         request_s = self._transit("publish", "there", version)

@@ -19,7 +19,15 @@ from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, Step
 from harness.models.shape import Shape
 from harness.results import lane_kind, part_of
 from harness.scenario import PartSettings, Scenario
-from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, on_one_thread, publisher_lane, threads_on
+from harness.scenario.loop_plan import (
+    all_lanes,
+    lanes_of,
+    loop_plan,
+    on_one_thread,
+    publisher_lane,
+    threads_on,
+    writer_lane,
+)
 from harness.scenario.task_and_model import workers_of
 from harness.simulate.clock import VirtualClockLoop, run_virtual
 from harness.simulate.cost_model import CostModel, Draw, Seconds, engine_name, model_name
@@ -173,7 +181,8 @@ class SimulatedRun:
                 ``observer.on_step`` where that calls ``on_row``, as a ``RunRecorder`` made with it does; else after it.
         """
         watched = self.watched(observer or SilentObserver())
-        await run_loop(self.generators, self.scorers, self.learner, self.plan, self.tracer, watched)
+        parts = self.generators, self.scorers, self.learner
+        await run_loop(*parts, self.plan, self.tracer, watched, checkpoints=self.learner)
 
     def watched(self, observer: Observer) -> Observer:
         """Return an observer that passes everything on and takes the time of the driver's bookkeeping."""
@@ -236,6 +245,8 @@ def build_run(
     optimizer_steps = scenario.optimizer_steps_per_batch
     timeline, own = timelines.of("learner"), RankCosts("learner", costs, work, machine) if several else None
     apart = replace(timeline, lane=publisher_lane("learner"), thread=timeline.loading)
+    lane = writer_lane("learner")
+    writer = replace(timeline, lane=lane, thread=lane, loading=lane, remote=False, cores=1, parts=1)
     learner = SimulatedLearner(
         timeline,
         ProfileCosts("learner", costs, work, delays, steady, own),
@@ -244,6 +255,7 @@ def build_run(
         work.weight_tensors,
         publisher=apart if plan.overlapped_publish else None,
         tracer=tracer,
+        writer=writer if scenario.checkpoint.asynchronous else None,
     )
     crowded = _crowded(scenario, machine)
     return SimulatedRun(

@@ -1,8 +1,10 @@
 """Saving and loading a Learner's state: seconds for each gigabyte, beside torch.save, plain DCP and the disk itself.
 
 A decoder in float32 with its AdamW averages in one process. The ways take turns in every round, each time another one
-begins, in folders of their own that are removed before the next; a first round, in which memory and files are new, is
-told apart. Whoever does not wait for the disk himself is made to: every file is synced before the clock stops.
+begins, in folders of their own that are removed before the next one, which begins when the disk has nothing left to
+write. A first round, in which memory and files are new, is told apart. Whoever does not wait for the disk himself is
+made to: every file is synced before the clock stops. Of each way the least and the median are said, since others may
+load the machine.
 
 - ours: hash, write, sync, manifest, rename, pointer; read every byte against the manifest, then load.
 - ours, asynchronous: blocked is the copy to memory that is kept; total goes from the call to the pointer.
@@ -154,20 +156,22 @@ def measure(megabytes: int, rounds: int, where: Path) -> str:
         for way, run in ways[number % len(ways) :] + ways[: number % len(ways)]:
             folder = where / way.replace(", ", "-")
             folder.mkdir()
+            os.sync()
             found[way].append(run(folder))
             shutil.rmtree(folder)
     gigabytes = learner.num_bytes / 1e9
     lines = [
-        f"{1e3 * gigabytes:.0f} MB in {len(learner.tensors())} tensors; s/GB, median (range) of {rounds} rounds; total "
-        "beside the disk in the same round:",
+        f"{1e3 * gigabytes:.0f} MB in {len(learner.tensors())} tensors; s/GB, least / median of {rounds} rounds; total "
+        "beside the disk: least over least / median over median:",
         "",
         "| way | blocked | total | total, times the disk's | load | first blocked | first total |",
         "|---|---|---|---|---|---|---|",
     ]
     for way, (first, *rest) in found.items():
         columns = [[seconds / gigabytes for seconds in column] for column in zip(*rest, strict=True)]
-        beside = [own[1] / disk[1] for own, disk in zip(rest, found["disk"][1:], strict=True)]
-        cells = [_cell(columns[0]), _cell(columns[1]), _cell(beside), _cell(columns[2])]
+        disk = [seconds / gigabytes for _, seconds, _ in found["disk"][1:]]
+        beside = " / ".join(f"{of(columns[1]) / of(disk):.2f}" for of in (min, statistics.median))
+        cells = [_cell(columns[0]), _cell(columns[1]), beside, _cell(columns[2])]
         cells += [f"{seconds / gigabytes:.2f}" for seconds in first[:2]]
         lines.append(f"| {way} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -195,7 +199,7 @@ def time_of_rows(run: Path, rounds: int, where: Path) -> str:
 
 
 def _cell(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    return f"{min(values):.2f} / {statistics.median(values):.2f}"
 
 
 def main() -> None:
@@ -215,8 +219,9 @@ def main() -> None:
             print(time_of_rows(arguments.rows, arguments.rounds, Path(folder)))
             return
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
-        print("\n\n".join(measure(size, arguments.rounds, Path(folder)) for size in arguments.megabytes))
-        print(f"\nload average of the last minute at the end: {os.getloadavg()[0]:.0f}, of {os.cpu_count()} cores")
+        for size in arguments.megabytes:
+            print(measure(size, arguments.rounds, Path(folder)), end="\n\n", flush=True)
+        print(f"load average of the last minute at the end: {os.getloadavg()[0]:.0f}, of {os.cpu_count()} cores")
         dist.destroy_process_group()
 
 

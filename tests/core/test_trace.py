@@ -69,6 +69,7 @@ def test_waits_are_told_from_work() -> None:
         "wait_for_call",
         "wait_for_recorder",
         "wait_for_ranks",
+        "wait_for_checkpoint",
     }
 
 

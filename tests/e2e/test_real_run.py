@@ -98,7 +98,7 @@ def test_stages_come_in_the_order_of_a_training_step(finished: tuple[Path, str])
     start = ["startup"] * 3 + ["weight_publish", "weight_transfer", "weight_load", "evaluate", "evaluate"]
     step = ["generate", "score", "prepare_batch", "update", "weight_publish", "weight_transfer", "weight_load"]
     evaluated = [*step, "evaluate", "evaluate"]  # by the Generator and by the Scorer
-    assert order == start + step + evaluated + step + evaluated + ["checkpoint"]
+    assert order == start + step + evaluated + step + evaluated + ["save_policy"]
 
 
 def test_every_lane_closes_its_account(finished: tuple[Path, str]) -> None:

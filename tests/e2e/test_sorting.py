@@ -76,7 +76,7 @@ def test_the_stages_come_in_the_order_of_every_other_run(run: Run) -> None:
     step = ["generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update", *sync]
     evaluated = ["evaluate", "evaluate"]
     half = [*step * 15, *evaluated]
-    assert order == ["startup"] * 3 + sync + evaluated + half + half + ["checkpoint"]
+    assert order == ["startup"] * 3 + sync + evaluated + half + half + ["save_policy"]
 
 
 def test_a_step_has_ten_optimizer_steps_on_three_tokens_each(run: Run) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -224,6 +226,41 @@ def test_a_prefill_or_step_computes_with_one_set_of_weights_even_if_they_are_rep
         undisturbed.weights = new
         assert torch.equal(decoder.step(torch.tensor([9])), undisturbed.step(torch.tensor([9])))
         assert (decoder.logits_version, undisturbed.logits_version) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("loads", "made", "versions"),
+    [
+        ({3: 2, 5: 3}, ((0, 1), (2, 2), (4, 3)), [1, 1, 2, 2, 3, 3, 3, 3]),
+        ({1: 2, 8: 3}, ((0, 1), (0, 2), (7, 3)), [2, 2, 2, 2, 2, 2, 2, 3]),
+    ],
+)
+def test_weights_take_over_between_the_same_two_tokens_when_an_engine_is_told_where(loads, made, versions):
+    weights = {version: spread_model(GROUPED, version).state_dict() for version in (1, 2, 3)}
+    polls, sampling = [], SamplingParams(max_tokens=8, min_tokens=8)
+
+    def load_on_the_way():
+        polls.append(None)
+        if len(polls) in loads:
+            engine.load_weights(weights[loads[len(polls)]], loads[len(polls)])
+        return False
+
+    engine = NativeEngine(GROUPED, TOKENIZER, should_stop=load_on_the_way)
+    engine.load_weights(weights[1], 1)
+    recorded = engine.generate([[5, 6], [7, 8, 9]], 2, sampling, 3)
+    assert engine.swaps.made == made
+    assert recorded[0][0].versions.tolist() == versions
+    told = NativeEngine(GROUPED, TOKENIZER, keeps_loaded=True)
+    for version in (1, 2):  # too early
+        told.load_weights(weights[version], version)
+    late = threading.Timer(0.2, lambda: told.load_weights(weights[3], 3))
+    late.start()
+    repeated = told.generate([[5, 6], [7, 8, 9]], 2, sampling, 3, swaps=engine.swaps.made)
+    late.join()
+    assert told.swaps.made == engine.swaps.made
+    for ours, theirs in zip(itertools.chain(*repeated), itertools.chain(*recorded), strict=True):
+        for values in ("token_ids", "log_probs", "versions"):
+            assert getattr(ours, values).tolist() == getattr(theirs, values).tolist()
 
 
 def test_an_engine_without_weights_says_so():

@@ -323,9 +323,9 @@ class FaultyLearner(_FaultyPart[SimulatedLearner]):
             return before
         return weight_handle
 
-    async def checkpoint(self, version: int) -> None:
+    async def save_policy(self, version: int, *, last: bool) -> None:
         """See ``Learner``."""
-        await self._call("checkpoint", lambda part, _: part.checkpoint(version))
+        await self._call("save_policy", lambda part, _: part.save_policy(version, last=last))
 
 
 def _shortened(groups: tuple[RolloutGroup, ...], fault: Fault) -> tuple[RolloutGroup, ...]:

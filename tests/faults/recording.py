@@ -78,9 +78,9 @@ class WatchedLearner:
         self.books.publish_ends(weight_handle)
         return weight_handle
 
-    async def checkpoint(self, version: int) -> None:
+    async def save_policy(self, version: int, *, last: bool) -> None:
         """See ``Learner``."""
-        await self.part.checkpoint(version)
+        await self.part.save_policy(version, last=last)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from harness.core.types import Purpose, WorkItem
 from harness.loop import DynamicSamplingOptions, LagControl, LoopPlan
 from harness.loop.replay import ReplayOptions
 
-Call = Literal["load", "generate", "score", "update", "publish", "checkpoint"]
+Call = Literal["load", "generate", "score", "update", "publish", "save_policy"]
 
 VALIDATION_PROMPTS = (0, 1)
 

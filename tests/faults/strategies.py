@@ -15,7 +15,7 @@ from tests.faults.schedule import LEARNER, Call, Fault, FaultKind, Schedule, Tim
 CALLS: dict[str, tuple[Call, ...]] = {
     "generator": ("load", "generate"),
     "scorer": ("score",),
-    LEARNER: ("update", "publish", "checkpoint"),
+    LEARNER: ("update", "publish", "save_policy"),
 }
 """The calls of each kind of part."""
 
@@ -42,8 +42,8 @@ FATAL: tuple[Drawn, ...] = (
     (FaultKind.HUNG, LEARNER, ("update", "publish"), 1),
     (FaultKind.FAILS, "generator", ("load", "generate"), 1),
     (FaultKind.FAILS, "scorer", ("score",), 1),
-    (FaultKind.FAILS, LEARNER, ("update", "publish", "checkpoint"), 1),
-    (FaultKind.KILLED, LEARNER, ("update", "publish", "checkpoint"), 3),
+    (FaultKind.FAILS, LEARNER, ("update", "publish", "save_policy"), 1),
+    (FaultKind.KILLED, LEARNER, ("update", "publish", "save_policy"), 3),
     (FaultKind.OLD_ANSWER, "generator", ("generate",), 2),
     (FaultKind.OLD_ANSWER, "scorer", ("score",), 2),
     (FaultKind.LOST_GROUPS, "generator", ("generate",), 1),
@@ -55,7 +55,7 @@ FATAL: tuple[Drawn, ...] = (
 )
 """What ends a run, or spoils it in silence."""
 
-ENDS_ALL: tuple[Drawn, ...] = ((FaultKind.KILLED, LEARNER, ("update", "publish", "checkpoint"), 1),)
+ENDS_ALL: tuple[Drawn, ...] = ((FaultKind.KILLED, LEARNER, ("update", "publish", "save_policy"), 1),)
 """What ends a run that then goes on from a checkpoint, beside the kills that are drawn apart."""
 
 AMOUNTS: dict[FaultKind, st.SearchStrategy[float]] = {
@@ -169,7 +169,7 @@ def _fault(draw: st.DrawFn, schedule: Schedule, choices: Sequence[Drawn]) -> Fau
     kind, part, calls, _ = draw(st.sampled_from(weighted))
     lane = draw(st.sampled_from([lane for lane in schedule.lanes if _kind_of(lane) == part]))
     call = draw(st.sampled_from(calls))
-    number = 1 if call == "checkpoint" else draw(st.integers(1, schedule.steps))
+    number = 1 if call == "save_policy" else draw(st.integers(1, schedule.steps))
     return Fault(kind, lane, call, number, draw(AMOUNTS.get(kind, st.just(0.0))))
 
 

@@ -86,7 +86,7 @@ def test_a_fault_that_is_survived_costs_exactly_its_time(faults, restart_s, happ
         (Fault(FaultKind.FAILS, "scorer0", "score", 2), {}, "stopped: a part failed", 1),
         (Fault(FaultKind.HUNG, "generator0", "generate", 2), {}, "stopped: the watchdog found a hung call", 1),
         (Fault(KILLED, LEARNER, "update", 2, 1.0), {}, "stopped: the Learner died", 1),
-        (Fault(KILLED, LEARNER, "checkpoint", 1, 0.0), {}, "stopped: the Learner died", 2),
+        (Fault(KILLED, LEARNER, "save_policy", 1, 0.0), {}, "stopped: the Learner died", 2),
         (Fault(KILLED, "scorer0", "score", 1), {"max_replacements": 0}, "stopped: too many deaths", 0),
         (Fault(FaultKind.LOST_WEIGHTS, "generator0", "load", 2), {"proof": True}, "proof found lost weights", 1),
         (Fault(FaultKind.OLD_ANSWER, "generator0", "generate", 2), {}, "something else", 1),

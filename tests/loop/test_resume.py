@@ -70,7 +70,7 @@ class Toy(SilentObserver):
         await asyncio.sleep(1)
         return WeightHandle(version, 0, 0, payload=self.policy)
 
-    async def checkpoint(self, version):
+    async def save_policy(self, version, *, last):
         return None
 
     def on_evaluation(self, version, scored):
@@ -86,8 +86,12 @@ class ToyGenerator:
         return {}
 
     async def generate(self, item):
-        held, groups = self.held, []
+        held = self.held
         await asyncio.sleep(derive_seed(item.seed, self.lane) % 7)
+        return self.sampled(item, held)
+
+    def sampled(self, item, held):
+        groups = []
         for place, prompt_id in zip(item.places, item.prompt_ids, strict=True):
             rng = np.random.default_rng(derive_seed(item.seed, place, held.payload))
             rows = [rng.integers(0, 50, rng.integers(1, 6)) for _ in range(item.group_size)]

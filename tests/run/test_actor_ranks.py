@@ -68,12 +68,12 @@ def handle_of(parts: list[FakePart]) -> RanksHandle:
 
 
 def failure(*parts: tuple[float, Any]) -> tuple[BaseException, float, list[tuple[float, str]]]:
-    """What a checkpoint on these ranks ends with, at which second, and all that happened."""
+    """What saving a policy on these ranks ends with, at which second, and all that happened."""
     made, log = ranks_of(*parts)
 
     async def main(_: RecordingTracer) -> tuple[BaseException, float]:
         with pytest.raises((RunStopped, UserError)) as caught:
-            await handle_of(made).checkpoint(3)
+            await handle_of(made).save_policy(3, last=True)
         ended = asyncio.get_running_loop().time()
         await asyncio.sleep(0)  # those that were cancelled notice
         return caught.value, ended
@@ -116,7 +116,7 @@ def test_a_run_that_is_stopped_from_outside_cancels_all_ranks() -> None:
     made, log = ranks_of((NEVER, None), (NEVER, None))
 
     async def main(_: RecordingTracer) -> None:
-        task = asyncio.ensure_future(handle_of(made).checkpoint(3))
+        task = asyncio.ensure_future(handle_of(made).save_policy(3, last=True))
         await asyncio.sleep(2.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from harness.cli import main
+from harness.compare.figures import run_figures
 from harness.core.checkpoints import newest_whole
 from harness.core.errors import PartDied, RunStopped, UserError
 from harness.core.trace import NullTracer, RecordingTracer, Stage
@@ -78,7 +81,8 @@ class MortalParts(InProcessParts):
         """See ``RunningParts``: that of other parts, made from the same scenario."""
         other = InProcessParts(*self._arguments)
         self._closing.callback(other.close)
-        other.save_to(self._learner.policy_folder)
+        assert self._learner.run_folder is not None
+        other.save_to(self._learner.run_folder)
         self._learner = other._learner
         self._take(other._learner)
 
@@ -257,8 +261,8 @@ def test_auto_takes_the_newest_run_that_is_not_over_and_agrees(
     with open(home / "c" / STEPS, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert found() == ("a", "")
-    name, why_not = found("epochs_per_batch=1")
-    assert name is None
+    nothing, why_not = found("epochs_per_batch=1")
+    assert nothing is None
     assert str(home / "c") in why_not
     assert "epochs_per_batch (was 2, is 1)" in why_not
     (home / "c" / "manifest.json").write_text("{")
@@ -272,9 +276,13 @@ def test_auto_begins_a_run_where_none_can_go_on_and_says_so(
 ) -> None:
     begun: list[Path] = []
 
+    def begin(scenario: Scenario, out: Path, quiet: bool) -> int:
+        begun.append(out)
+        return 0
+
     def auto() -> str:
         arguments = ["run", "resumed.yaml", "--resume", "auto", "--quiet", "--out", str(tmp_path)]
-        assert main(arguments, lambda scenario, out, quiet: begun.append(out) or 0) == 0
+        assert main(arguments, begin) == 0
         return capsys.readouterr().err.strip()
 
     said = auto()
@@ -361,6 +369,38 @@ def test_ranks_may_be_others_and_bits_are_no_longer_promised(
     assert dict(resume.was) == was
     (warning,) = resume.warnings
     assert ", ".join(was) in warning
+
+
+def test_an_asynchronous_checkpoint_is_written_in_a_lane_of_its_own_and_policies_are_kept(
+    scenario: Scenario, tmp_path: Path
+) -> None:
+    changed = load_scenario(
+        "resumed.yaml", ["checkpoint.asynchronous=true", "checkpoint.hours_between_failures=2", "save_policy_every=4"]
+    )
+    assert run_scenario(changed, tmp_path, True, show=unseen) == 0
+    folder = next((tmp_path / changed.name).iterdir())
+    run = load_run(folder)
+    spans = sorted(run.spans(), key=lambda span: span.start_ns)
+    assert {span.lane for span in spans if span.stage is Stage.CHECKPOINT} == {"learner"}
+    beside = [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE]
+    assert {span.lane for span in beside} == {"checkpoint_writer"}
+    assert set(Counter(span.version for span in beside).items()) == {(v, 3) for v in (2, 4, 6, 8)}  # two halves, commit
+    for version in (2, 4, 6, 8):
+        copied = [span for span in spans if (span.stage, span.version) == (Stage.CHECKPOINT, version)]
+        assert copied[0].start_ns < min(span.start_ns for span in beside if span.version == version)
+    cost = run_figures(run).checkpoints
+    assert cost is not None
+    assert cost.every == 2
+    assert 0 < cost.exposed_s <= cost.blocked_s < cost.step_s
+    assert 1 <= cost.best_every(7200.0) < 1e6
+    kept = ["policies/step_4", "policies/step_8"]
+    assert run.manifest.outcome["policies"] == kept
+    assert sorted(path.name for path in (folder / "policies").iterdir()) == ["step_4", "step_8"]
+    weights = [(folder / each / "model.safetensors").read_bytes() for each in (*kept, "policy")]
+    assert weights[0] != weights[1] == weights[2]
+    loaded = AutoModelForCausalLM.from_pretrained(folder / kept[0], trust_remote_code=False)
+    assert sum(each.numel() for each in loaded.parameters()) == run.manifest.parameters
+    assert [span.version for span in spans if span.stage is Stage.SAVE_POLICY] == [4, 8, 8]
 
 
 @dataclass

@@ -247,6 +247,48 @@ CASES = [
         "0",
         ["faults.learner_restarts", "transport.type"],
     ),
+    (
+        {"save_policy": False, "save_policy_every": 5},
+        "kept_policies_are_saved",
+        "5",
+        "",
+        ["save_policy_every", "save_policy"],
+    ),
+    (
+        {"model": {"type": "paced"}, "engine": {"type": "paced"}, "checkpoint": {"keep_steps_every": 5}},
+        "checkpoints_have_a_state",
+        "5",
+        "",
+        ["checkpoint.keep_steps_every", "model.type"],
+    ),
+    (
+        {"steps": 8, "checkpoint": {"keep_steps": (2, 9)}},
+        "kept_steps_are_made",
+        "9 8 7",
+        "0 7",
+        ["checkpoint.keep_steps", "steps"],
+    ),
+    (
+        {
+            "max_lag": 2,
+            "lag_control": "in_flight",
+            "engine": {"type": "vllm"},
+            "transport": {"type": "shared_memory"},
+            "placement": {"colocated": False},
+            "arrivals": {"record": True},
+        },
+        "arrivals_are_events_of_the_loop",
+        "",
+        "",
+        ["arrivals.record", "lag_control", "engine.type"],
+    ),
+    (
+        {"blocks": 6, "arrivals": {"repeat": "results/mine"}},
+        "one_run_is_repeated",
+        "",
+        "",
+        ["arrivals.repeat", "blocks"],
+    ),
 ]
 
 

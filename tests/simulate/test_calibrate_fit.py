@@ -459,6 +459,7 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
         ("calibration", 12, tmp_path / "measured", True),
         ("calibration_ranks", 12, tmp_path / "measured", True),
         ("transport_sweep", load_scenario("transport_sweep").steps, tmp_path / "measured", True),
+        *[("calibration_checkpoints", 12, tmp_path / "measured", True)] * 4,
     ]
     made = load_machine(tmp_path / "abacus.yaml")
     assert made.description == "a test"
@@ -466,7 +467,7 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
     assert all_reduce.seconds == pytest.approx({"hop": 0.0005, "gb": 1.0})
     with pytest.raises(UserError, match="is there already"):
         command.run(options, run, measure)
-    assert len(asked) == 3
+    assert len(asked) == 7
 
 
 def test_fitting_and_loading_need_no_heavy_library() -> None:

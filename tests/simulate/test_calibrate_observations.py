@@ -251,3 +251,25 @@ def test_a_sweeps_syncs_are_observed_without_a_model(make_run: Callable[..., Run
     }
     assert found[0].units == {"call": 1, "tensor": 20, "gb": 0.01, "further_gb": 0, "first": 1, "first_gb": 0.01}
     assert found[0].where == {"transport": "nixl"}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_is_one_observation_of_what_it_held_up_and_one_of_what_was_written_beside(
+    write: Write, asynchronous: bool
+) -> None:
+    spans = (
+        *ACTORS,
+        ("learner", Stage.CHECKPOINT, 1160, 1161, 1),
+        ("learner", Stage.CHECKPOINT, 1163, 1173, 1),
+        ("checkpoint_writer", Stage.CHECKPOINT_WRITE, 1170, 1200, 1),
+        ("checkpoint_writer", Stage.CHECKPOINT_WRITE, 1175, 1180, 1),
+        ("generator", Stage.GENERATE, 1160, 1300, 1),
+    )
+    settings = f"{SETTINGS}checkpoint: {{every: 1, asynchronous: {str(asynchronous).lower()}}}\n"
+    found = [item for item in observe(load_run(write(spans, settings=settings))) if "checkpoint" in item.stage]
+    assert [(item.stage, item.seconds, item.others) for item in found] == [
+        ("checkpoint", pytest.approx(0.011), 0.0),
+        ("checkpoint_write", pytest.approx(0.030), 0.0),
+    ]
+    assert found[0].where == {"asynchronous": str(asynchronous).lower()}
+    assert found[0].units == pytest.approx({"call": 1, "gb": 3 * 4 * PARAMETERS / 1e9})  # weights and two averages

@@ -277,7 +277,7 @@ def test_a_simulated_run_of_ranks_takes_the_time_of_its_stages() -> None:
         for stage in ("generate", "score", "prepare_batch", "weight_publish", "weight_transfer", "weight_load")
     ]
     profile = machine()
-    free = [StageCost(stage=stage, seconds={}) for stage in ("weight_verify", "call", "record", "checkpoint")]
+    free = [StageCost(stage=stage, seconds={}) for stage in ("weight_verify", "call", "record", "save_policy")]
     profile = profile.model_copy(update={"stages": (*profile.stages, *others, *free)})
     pinned = ("sampling.pinned_lengths=[8,8]", "steps=2", "evaluation.every=2")
     took = {}

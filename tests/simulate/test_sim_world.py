@@ -8,11 +8,14 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Purpose
 from harness.loop import SilentObserver
+from harness.models.shape import shape_for
 from harness.results import RunFolder
 from harness.results.recorder import RunRecorder
+from harness.run.memory.learner import state_bytes
 from harness.scenario import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.cost_model import CostModel
+from harness.simulate.forecast import checkpoint_cost
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
 from harness.simulate.simulated_run import Draw, build_run, simulate_run
 
@@ -345,6 +348,51 @@ def test_what_the_profile_lacks_is_refused_with_what_it_has():
         simulate_run(scenario(engine={"type": "vllm", "tensor_parallel": 2}), machine())
     with pytest.raises(UserError, match="no cost of score; it has generate, prepare_batch"):
         simulate_run(scenario(), machine(*(stage for stage in BY_HAND if stage.stage != "score")))
+
+
+SAVING = (
+    cost("checkpoint", {"asynchronous": "false"}, call=2.0, gb=1000.0),
+    cost("checkpoint", {"asynchronous": "true"}, call=0.5),
+    cost("checkpoint_write", call=30.0),
+)
+
+
+def saved(run, stage):
+    return [row[:4] + row[5:] for row in rows(run) if row[1] == stage]
+
+
+def test_checkpoints_take_the_seconds_of_what_the_profile_says_and_are_written_in_a_lane_of_their_own():
+    """After the first step's publish and load, at 15.57, and the driver's writing until 15.695; see above."""
+    with_checkpoints = scenario(checkpoint={"every": 1})
+    gb = state_bytes(with_checkpoints, shape_for(with_checkpoints)[0]) / 1e9
+    first, second = saved(simulate_run(with_checkpoints, machine(*BY_HAND, *SAVING)), "checkpoint")
+    assert first == pytest.approx(("learner", "checkpoint", 15.705, 15.705 + 2 + 1000 * gb, 1), abs=1e-6)
+    assert second[-1] == 2
+    run = simulate_run(scenario(checkpoint={"every": 1, "asynchronous": True}), machine(*BY_HAND, *SAVING))
+    copied, _ = saved(run, "checkpoint")
+    waited, _ = saved(run, "wait_for_checkpoint")
+    first, second = saved(run, "checkpoint_write")
+    assert copied[2:4] == pytest.approx((15.705, 16.205))
+    assert first[2:4] == pytest.approx((16.225, 46.225))
+    assert (waited[3], waited[-1]) == (first[3], 2)  # one is written at a time
+    assert second[3] - second[2] == pytest.approx(30.0)  # the run ends when the last one is whole
+    assert {row[0] for row in (first, second)} == {"checkpoint_writer"}
+
+
+def test_what_a_checkpoint_makes_training_longer_by_is_what_nobody_samples_beside():
+    """The next batch takes 0.01 + 4.8 + 0.02 s and 0.01 + 0.5 + 0.02 s, and was begun 0.125 s before."""
+    dear = cost("checkpoint", {"asynchronous": "false"}, call=12.0)
+    known = machine(*BY_HAND, dear, cost("startup", call=9.0))
+    found = checkpoint_cost(scenario(steps=6, checkpoint={"every": 2}), known)
+    assert (found.every, found.blocked_s, found.restart_s) == pytest.approx((2, 12.03, 9.0))
+    assert found.exposed_s == pytest.approx((12.03 + 0.125 - 5.36) * 2 / 3 + 12.03 / 3)  # no batch comes after the last
+    assert checkpoint_cost(scenario(), machine()) is None
+
+
+def test_checkpoints_that_the_profile_does_not_know_are_refused_by_name():
+    with pytest.raises(UserError) as raised:
+        simulate_run(scenario(checkpoint={"every": 1}), machine())
+    assert "no cost of checkpoint" in raised.value.what
 
 
 def test_a_model_of_unknown_size_is_refused():

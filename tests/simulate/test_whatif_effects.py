@@ -84,10 +84,18 @@ def record(tmp_path: Path) -> Record:
             ]
             last, score = scenario.steps, c["score"]  # the last evaluation takes no time beside its weights
             scorers = [simulated_scorer(tracer, lambda step: score(step) if step < last else 0.0, fails=fails)]
-            learner = simulated_learner(tracer, c["update"], c["publish"], epochs_per_batch=scenario.epochs_per_batch)
+            learner = simulated_learner(
+                tracer,
+                c["update"],
+                c["publish"],
+                epochs_per_batch=scenario.epochs_per_batch,
+                checkpoint_s=seconds.get("checkpoint", 0.0),
+                write_s=seconds.get("write", 0.0),
+            )
             recorder = RunRecorder(folder, tracer, synchronous=scenario.is_synchronous)
             recorder.loop_starts([*lanes_of("generator", scenario), "scorer", "learner"])
-            await run_loop(generators, scorers, learner, loop_plan(scenario, num_train, 8), tracer, recorder)
+            plan = loop_plan(scenario, num_train, 8)
+            await run_loop(generators, scorers, learner, plan, tracer, recorder, checkpoints=learner)
             recorder.loop_ends()
             folder.finish("completed", outcome=recorder.outcome())
 
@@ -113,6 +121,39 @@ def gains(answer: Answer) -> dict[str, float]:
     return {gain.name: gain.gain for gain in answer.gains}
 
 
+# ---- checkpoints
+
+
+@pytest.mark.parametrize(
+    ("costs", "every", "step_s"),
+    [
+        ({"checkpoint": 12.0}, 1, SYNC_S + 3),  # the next batch takes 8 + 1 s meanwhile
+        ({"checkpoint": 12.0}, 4, SYNC_S + 3 / 4),
+        ({"checkpoint": 0.5, "write": 7.0}, 1, SYNC_S),  # written while the next batch is sampled
+        ({"checkpoint": 0.5, "write": 40.0}, 1, 0.5 + 40.0),  # the next one waits until the last one is written
+    ],
+)
+def test_checkpoints_at_another_interval(record: Record, costs: dict[str, float], every: int, step_s: float) -> None:
+    settings = {"checkpoint": {"every": 2, "asynchronous": "write" in costs}}
+    run = record(costs, steps=18, **settings)
+    answer = what_if(run, [f"checkpoint.every={every}", "checkpoint.hours_between_failures=1"], with_gains=False)
+    assert answer.error == pytest.approx(0.0, abs=1e-9)
+    assert answer.after.step_s == pytest.approx(step_s, rel=0.015)
+    cost = answer.checkpoints
+    assert cost is not None
+    assert f"checkpoint.every={cost.best_every(3600.0)} " in list(sentences(answer))[-1]
+    assert (cost.every, cost.pending_s) == pytest.approx((every, costs.get("write", 0.0)))
+    if costs.get("write", 0.0) < SYNC_S:
+        assert (cost.step_s, cost.blocked_s) == pytest.approx((SYNC_S, costs["checkpoint"]))
+        assert cost.exposed_s == pytest.approx(max(0.0, costs["checkpoint"] - 9))
+
+
+def test_checkpoints_that_a_run_did_not_make_are_refused(record: Record) -> None:
+    with pytest.raises(UserError) as raised:
+        what_if(record(), ["checkpoint.every=2"])
+    assert "checkpoint" in raised.value.what
+
+
 # ---- the replay of a run as it was
 
 
@@ -130,6 +171,8 @@ def gains(answer: Answer) -> dict[str, float]:
         {"max_lag": 1, "evaluation": {"every": 3, "prompts": 8}},
         {"placement": {"colocated": False, "generator": {"count": 2}}},
         {"max_lag": 1, "placement": {"colocated": False, "generator": {"count": 3}}},
+        {"max_lag": 1, "checkpoint": {"every": 2}, "costs": {"checkpoint": 3.0}},
+        {"max_lag": 1, "checkpoint": {"every": 3, "asynchronous": True}, "costs": {"checkpoint": 1.0, "write": 20.0}},
         {"transport": {"type": "in_process"}, "placement": {"colocated": True}},
     ],
     ids=str,

@@ -24,7 +24,7 @@ from harness.loop import LoopPlan
 from harness.probes.memory import DeviceFigure
 from harness.run.parts import RunningParts, StopSignal
 from harness.scenario import Scenario
-from harness.scenario.loop_plan import lanes_of, loop_plan, publisher_lane
+from harness.scenario.loop_plan import lanes_of, loop_plan, publisher_lane, writer_lane
 from harness.simulate.parts import (
     Sampled,
     SimulatedGenerator,
@@ -123,6 +123,8 @@ class ConstantCosts:
     publish_cost: Cost = FREE
     epochs_per_batch: int = 1
     groups: int = 1
+    checkpoint_s: float = 0.0
+    write_s: float = 0.0
 
     def load(self, version: int) -> CallPlan:
         """See ``CostSource``."""
@@ -152,9 +154,17 @@ class ConstantCosts:
         """See ``CostSource``."""
         return _call(Stage.WEIGHT_PUBLISH, self.publish_cost(version))
 
-    def checkpoint(self, version: int) -> CallPlan:
+    def save_policy(self, version: int) -> CallPlan:
         """See ``CostSource``: there is no policy to save."""
         return CallPlan(())
+
+    def checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        return _call(Stage.CHECKPOINT, self.checkpoint_s)
+
+    def write_checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        return _call(Stage.CHECKPOINT_WRITE, self.write_s)
 
 
 def _call(stage: Stage, seconds: float) -> CallPlan:
@@ -230,16 +240,25 @@ def simulated_learner(
     of: type[L] = SimulatedLearner,  # type: ignore[assignment]
     overlapped: bool = False,
     groups: int = 1,
+    checkpoint_s: float = 0.0,
+    write_s: float = 0.0,
 ) -> L:
     """Return a Learner of ``epochs_per_batch`` passes of ``update_cost`` each; ``of`` may be a class of its own.
 
-    Parts of a batch of ``groups`` groups take their share.
+    Parts of a batch of ``groups`` groups take their share. A checkpoint holds it up for ``checkpoint_s``, and is
+    written in ``write_s`` beside it.
     """
     costs = ConstantCosts(
-        update_cost=update_cost, publish_cost=publish_cost, epochs_per_batch=epochs_per_batch, groups=groups
+        update_cost=update_cost,
+        publish_cost=publish_cost,
+        epochs_per_batch=epochs_per_batch,
+        groups=groups,
+        checkpoint_s=checkpoint_s,
+        write_s=write_s,
     )
     publisher = SleepingTimeline(tracer, publisher_lane(lane)) if overlapped else None
-    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes, 1, publisher, tracer)
+    writer = SleepingTimeline(tracer, writer_lane(lane)) if write_s else None
+    return of(SleepingTimeline(tracer, lane), costs, epochs_per_batch, weight_bytes, 1, publisher, tracer, writer)
 
 
 @dataclass

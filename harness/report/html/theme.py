@@ -16,6 +16,7 @@ _DARK_STAGES = {
     Stage.WEIGHT_TRANSFER: "#12B98C",
     Stage.UPDATE: "#E4702A",
     Stage.CHECKPOINT: "#9A9A9A",
+    Stage.SAVE_POLICY: "#B08D46",
     Stage.OFFLOAD: "#9474C4",
     Stage.PREPARE_BATCH: "#D9B870",
     Stage.OLD_LOGPROBS: "#D8CE4A",

@@ -36,6 +36,7 @@ from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
 from harness.probes.tracers import Tracers
 from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, first_line, own_error
+from harness.run.parts import policy_folder
 from harness.transports.rendezvous import listen, reachable_at
 
 CLOCK_READINGS = 5
@@ -654,12 +655,12 @@ class LearnerHandle:
             weight handle says where to fetch them.
 
     Attributes:
-        policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
+        run_folder: where ``save_policy`` saves policies; None saves nothing.
     """
 
     def __init__(self, part: ActorPart, tensor_transport: str | None) -> None:
         self.part, self.lane, self._tensor_transport = part, part.lane, tensor_transport
-        self.policy_folder: Path | None = None
+        self.run_folder: Path | None = None
 
     async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
         """See ``protocols.Learner``."""
@@ -689,15 +690,16 @@ class LearnerHandle:
         sent = self.part.handle.outgoing.options(tensor_transport=self._tensor_transport).remote(version)
         return replace(weight_handle, payload=SentAlong(weight_handle.payload, sent))
 
-    async def checkpoint(self, version: int) -> None:
+    async def save_policy(self, version: int, *, last: bool) -> None:
         """See ``protocols.Learner``."""
-        await self.part.call(
-            "checkpoint", version, self.policy_folder, stage=Stage.CHECKPOINT, step=version, version=version
-        )
+        folder = policy_folder(self.run_folder, version, last)
+        await self.part.call("save_policy", version, folder, stage=Stage.SAVE_POLICY, step=version, version=version)
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
         """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerWorker.save_state``."""
-        blocked_s: float = await self._of_state("save_state", folder, version, None, asynchronous)
+        blocked_s: float = await self._of_state("save_state", folder, version, None, asynchronous, with_reference)
         return blocked_s
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:

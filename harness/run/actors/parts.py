@@ -210,9 +210,9 @@ class ActorParts(RunningParts):
             )
         for part in self._ranks:
             part.device_figures.clear()
-        folder = self._learner.policy_folder
+        folder = self._learner.run_folder
         self.learner = self._learner = self._learner_handle()
-        self._learner.policy_folder = folder
+        self._learner.run_folder = folder
 
     def _spec(self, lane: str, settings: PartSettings, make: Make, moving: str | None) -> ActorSpec:
         scenario = self._scenario
@@ -277,7 +277,7 @@ class ActorParts(RunningParts):
 
     def save_to(self, folder: Path) -> None:
         """See ``RunningParts``."""
-        self._learner.policy_folder = folder.resolve()
+        self._learner.run_folder = folder.resolve()
 
     def data_of(self, handle: Any) -> GroupData:
         """See ``RunningParts``."""

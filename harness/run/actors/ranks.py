@@ -16,6 +16,7 @@ from harness.core.types import Metric, Metrics, RankStep, RolloutGroup, UpdateRe
 from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
 from harness.run.actors.part import LAST_WORDS_S, ActorPart, without_data
+from harness.run.parts import policy_folder
 from harness.run.rank_worker import RankResult, Written
 from harness.run.workers import ProbeRow
 from harness.scenario.batch_plan import BatchPlan
@@ -37,7 +38,7 @@ class RanksHandle:
         in_shards: whether each rank publishes its own pieces of the weights; else rank 0 publishes all.
 
     Attributes:
-        policy_folder: where ``checkpoint`` saves the policy; None saves nothing.
+        run_folder: where ``save_policy`` saves policies; None saves nothing.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class RanksHandle:
     ) -> None:
         self._parts, self._mesh, self._options, self._in_shards = tuple(parts), mesh, options, in_shards
         self.lane = lane
-        self.policy_folder: Path | None = None
+        self.run_folder: Path | None = None
         self._probe_rows: Sequence[ProbeRow] | None = None
         self._saved: dict[int, SavedState] = {}
         self._accumulated: list[Part] = []
@@ -120,19 +121,23 @@ class RanksHandle:
         assert isinstance(handle, WeightHandle)
         return handle
 
-    async def checkpoint(self, version: int) -> None:
+    async def save_policy(self, version: int, *, last: bool) -> None:
         """See ``protocols.Learner``."""
+        folder = policy_folder(self.run_folder, version, last)
 
         async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> None:
-            now: dict[str, Any] = {"stage": Stage.CHECKPOINT, "step": version, "version": version, "asked_ns": asked_ns}
-            await part.call("checkpoint", version, self.policy_folder, **now)
+            now: dict[str, Any] = {"step": version, "version": version, "asked_ns": asked_ns}
+            await part.call("save_policy", version, folder, stage=Stage.SAVE_POLICY, **now)
 
         await self._together(of_rank, version)
 
-    async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
+    async def save_state(
+        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
+    ) -> float:
         """Save what was learnt into a checkpoint's folder, each rank its pieces; return the slowest one's seconds."""
         self._saved = {}
-        return max(await self._of_state("save_state", folder, version, self._probe_rows, asynchronous))
+        given = (folder, version, self._probe_rows, asynchronous, with_reference)
+        return max(await self._of_state("save_state", *given))
 
     async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
         """Return what every rank has written; None where one has not, and is not waited for."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from harness.core.arguments import set_argument
+from harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
@@ -23,6 +24,23 @@ def scenario_arguments(parser: argparse.ArgumentParser, nargs: Literal["?"] | No
         "scenario", metavar="SCENARIO", nargs=nargs, help="a YAML file, or a name from `python -m harness list`"
     )
     set_argument(parser)
+
+
+def scenario_of_run(folder: Path, named: str | None, overrides: Sequence[str], naming: str) -> Scenario:
+    """Return the scenario of a run: the one that it saved, where none is named; ``naming`` is how to type that.
+
+    Raises:
+        UserError: it cannot be loaded, or the saved one lacks folders that the run's files were in.
+    """
+    from harness.results.anonymous import HIDDEN
+    from harness.results.writer import SCENARIO
+    from harness.scenario import load_scenario
+
+    saved = folder / SCENARIO
+    if named is None and saved.is_file() and HIDDEN in saved.read_text():
+        what = "the scenario that the run saved has paths without their folders"
+        raise UserError(what, str(saved), f"name the scenario: {naming}")
+    return load_scenario(named or saved, overrides)
 
 
 def output_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
-from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments
+from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments, scenario_of_run
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
@@ -63,11 +63,8 @@ def _go_on_or_begin(options: argparse.Namespace, scenario: Scenario) -> int:
 
 
 def _go_on(options: argparse.Namespace) -> int:
-    from harness.results.anonymous import HIDDEN
-    from harness.results.writer import SCENARIO
     from harness.run.experiment import go_on_with
     from harness.run.sweep.identity import IDENTITY
-    from harness.scenario import load_scenario
 
     folder = Path(options.resume)
     if (folder / IDENTITY).is_file():
@@ -75,8 +72,5 @@ def _go_on(options: argparse.Namespace) -> int:
         raise UserError(
             what, str(folder), f"python -m harness sweep {options.scenario or folder.resolve().parent.name}"
         )
-    if options.scenario is None and (folder / SCENARIO).is_file() and HIDDEN in (folder / SCENARIO).read_text():
-        what = "the scenario that the run saved has paths without their folders"
-        raise UserError(what, str(folder / SCENARIO), f"name the scenario: run SCENARIO --resume {folder}")
-    scenario = load_scenario(options.scenario or folder / SCENARIO, options.set)
+    scenario = scenario_of_run(folder, options.scenario, options.set, f"run SCENARIO --resume {folder}")
     return go_on_with(folder, scenario, options.quiet, verbose=options.verbose)

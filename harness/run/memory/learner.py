@@ -172,16 +172,20 @@ def kept_in_main_memory(scenario: Scenario, shape: Shape, on_gpu: bool) -> tuple
 
 
 def checkpoint_copy(scenario: Scenario, shape: Shape) -> tuple[Amount, ...]:
-    """Return what a rank keeps in main memory for asynchronous checkpoints: its share of what is saved.
-
-    Policy, AdamW's averages, the previous policy and a reference that follows are each written by one rank.
-    """
+    """Return what a rank keeps in main memory for asynchronous checkpoints: its share of what is saved."""
     if scenario.checkpoint.every is None or not scenario.checkpoint.asynchronous:
         return ()
+    return (Amount("copy for checkpoints", state_bytes(scenario, shape) // scenario.placement.learner.ranks),)
+
+
+def state_bytes(scenario: Scenario, shape: Shape) -> int:
+    """Return what a checkpoint has of the Learner, each element written by one rank.
+
+    That is the policy, AdamW's averages, the previous policy and a reference that follows.
+    """
     weights = shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
     follows = scenario.needs_reference and scenario.loss.kl.reference == "polyak"
-    copies = 3 + int(scenario.loss.kl.monitor) + int(follows)
-    return (Amount("copy for checkpoints", copies * weights // scenario.placement.learner.ranks),)
+    return (3 + int(scenario.loss.kl.monitor) + int(follows)) * weights
 
 
 def startup_amounts(scenario: Scenario, shape: Shape, rank: int) -> tuple[tuple[Amount, ...], tuple[Amount, ...]]:

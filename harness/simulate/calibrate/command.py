@@ -26,11 +26,21 @@ examples:
   python -m harness calibrate --name my-machine --from results/calibration results/transport_sweep
   python -m harness calibrate --name no-course --from results/calibration --exclude-model course --out no-course.yaml
 
-Without --from collectives between ranks are measured first, the runs of scenarios/calibration.yaml and
-scenarios/calibration_ranks.yaml are made, and a short transport sweep (about a quarter of an hour on two cores; leave
-the machine alone meanwhile); their results stay. docs/calibrating.md says what the profile holds.
+Without --from collectives between ranks are measured first, the runs of scenarios/calibration.yaml,
+scenarios/calibration_ranks.yaml and scenarios/calibration_checkpoints.yaml are made, and a short transport sweep (about
+a quarter of an hour on two cores; leave the machine alone meanwhile); their results stay. docs/calibrating.md says what
+the profile holds.
 """
 SCENARIOS = ("calibration", "calibration_ranks")
+CHECKPOINTS = (
+    "calibration_checkpoints",
+    tuple(
+        (f"model={{preset: {preset}, warm_start: false}}", f"checkpoint.asynchronous={asynchronous}")
+        for preset in ("small", "course")
+        for asynchronous in ("false", "true")
+    ),
+)
+"""A run that makes checkpoints has no arms: each is one of its own."""
 SWEEP = (
     "transport_sweep",
     ("transport_sweep.megabytes=[1,10,50]", "transport_sweep.receivers=[1]", "transport_sweep.repeats=5"),
@@ -141,7 +151,9 @@ def _measure(options: argparse.Namespace, run_scenario: RunScenario, measure: Me
     from harness.scenario import load_scenario
 
     sweep, settings = SWEEP
+    checkpointed, variants = CHECKPOINTS
     scenarios = [*(load_scenario(name, options.set) for name in SCENARIOS), load_scenario(sweep, settings)]
+    scenarios += [load_scenario(checkpointed, [*variant, *options.set]) for variant in variants]
     collectives = measure(options.results, options.ranks)
     return [collectives, *(run_scenario(scenario, options.results, options.quiet) for scenario in scenarios)]
 

@@ -68,7 +68,9 @@ FIT_SHAPES = (
     FitShape(("weight_load",), ("engine", "precision"), SYNC_FEATURES),
     FitShape(("weight_verify",), ("part",), SYNC_FEATURES, only=(("part", "generator"),)),
     FitShape(("weight_verify",), ("part", "transport"), SYNC_FEATURES, only=(("part", "learner"),)),
-    FitShape(("checkpoint",), (), ("call", "tensor", "gb")),
+    FitShape(("checkpoint",), ("asynchronous",), ("call", "gb")),
+    FitShape(("checkpoint_write",), (), ("call", "gb")),
+    FitShape(("save_policy",), (), ("call", "tensor", "gb")),
     FitShape(("call",), ("call", "way", "placement"), ("call", "group", "response")),
     FitShape(("record",), (), ("call", "group", "response", "token")),
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.compare.experiments import variant_labels
 from harness.core.errors import UserError
-from harness.core.intervals import Interval, merge
+from harness.core.intervals import Interval, merge, total
 from harness.core.trace import Span, Stage
 from harness.results import Run, find_runs, lane_kind
 from harness.results.lane_time import parts_as_lanes
@@ -29,6 +29,7 @@ from harness.simulate.machine import Lengths
 
 OF_A_BATCH = (Stage.PREPARE_BATCH, Stage.OLD_LOGPROBS, Stage.REFERENCE_LOGPROBS, Stage.UPDATE)
 """Stages of the Learner that work on what a training step trains on."""
+CHECKPOINTING = (Stage.CHECKPOINT, Stage.CHECKPOINT_WRITE)
 
 
 class Rollouts:
@@ -128,7 +129,7 @@ CALL_OF = {
     ("learner", Stage.UPDATE): "update",
     ("learner", Stage.WEIGHT_PUBLISH): "publish",
     ("learner", Stage.WEIGHT_VERIFY): "publish",
-    ("learner", Stage.CHECKPOINT): "checkpoint",
+    ("learner", Stage.SAVE_POLICY): "save_policy",
 }
 """The call that a stage belongs to, by kind of lane."""
 SYNC = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD, Stage.WEIGHT_VERIFY)
@@ -236,10 +237,24 @@ class Reading:
                 yield from self._call(span, kind)
             elif span.stage is Stage.WAIT_FOR_RECORDER:
                 yield from self._record(span, kind)
-            elif not span.stage.is_wait:
+            elif not span.stage.is_wait and span.stage not in CHECKPOINTING:
                 yield from self._work(span, kind)
         if placement_of(self.scenario) == "in_process":
             yield from self._in_process_calls()
+        if not several:
+            yield from self._checkpoints()
+
+    def _checkpoints(self) -> Iterator[Observation]:
+        """Each checkpoint as one: what the Learner stood still for, and what was written beside training."""
+        found: dict[tuple[Stage, int], list[Span]] = defaultdict(list)
+        for span in self.spans:
+            if span.stage in CHECKPOINTING and self.counts(span):
+                found[span.stage, span.step].append(span)
+        asynchronous = self.scenario.checkpoint.asynchronous
+        for (stage, _), own in sorted(found.items()):
+            units = self.work.checkpoint(copied=asynchronous and stage is Stage.CHECKPOINT)
+            seconds = total((span.start_ns, span.end_ns) for span in own) / 1e9
+            yield replace(self._observation(own[0], stage.value, units), seconds=seconds, others=0.0)
 
     def counts(self, span: Span) -> bool:
         """Whether a span is of a stage and a step that are looked at."""
@@ -252,8 +267,8 @@ class Reading:
         if span.stage in SYNC:
             part = {"part": kind} if span.stage is Stage.WEIGHT_VERIFY else {}
             yield self._observation(span, span.stage.value, self.work.sync(first=span.step == 0), part)
-        elif span.stage is Stage.CHECKPOINT:
-            yield self._observation(span, "checkpoint", self.work.sync(first=False))
+        elif span.stage is Stage.SAVE_POLICY:
+            yield self._observation(span, "save_policy", self.work.sync(first=False))
         elif groups := self.rollouts.behind(span):
             stage, units = self._units(span, kind, groups)
             yield self._observation(span, stage, units)

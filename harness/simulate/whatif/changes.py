@@ -121,7 +121,17 @@ def _other_versions(run: Run, profile: MachineProfile) -> str:
     )
 
 
-STRATEGY = ("steps", "max_lag", "lag_control", "replay", "evaluation.every", "loss.proximal", "allow_uncorrected")
+SAVING = ("checkpoint.every", "checkpoint.hours_between_failures", "save_policy_every")
+STRATEGY = (
+    "steps",
+    "max_lag",
+    "lag_control",
+    "replay",
+    "evaluation.every",
+    "loss.proximal",
+    "allow_uncorrected",
+    *SAVING,
+)
 WORK = (
     "epochs_per_batch",
     "minibatches_per_epoch",
@@ -133,7 +143,14 @@ WORK = (
 )
 MOST_SCALE = 1e6
 """A stage can be made to take so many times its seconds; beyond, the clock's nanoseconds would lose their meaning."""
-_SAME_POLICY = ("steps", "evaluation.every", "transport", "gradient_accumulation_steps", "placement.generator.count")
+_SAME_POLICY = (
+    "steps",
+    "evaluation.every",
+    "transport",
+    "gradient_accumulation_steps",
+    "placement.generator.count",
+    *SAVING,
+)
 """Changes that leave what is learnt as it is."""
 
 

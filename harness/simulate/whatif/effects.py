@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.compare.attribution import measured_lanes
+from harness.compare.checkpoints import CheckpointCost
+from harness.compare.figures import run_figures
 from harness.compare.numbers import percent
 from harness.compare.step_columns import with_tail
 from harness.core.errors import UserError
@@ -74,6 +76,7 @@ class Answer:
         lane_gains: by kind of lane, the largest first.
         notes: what to mind.
         machine: name of the profile that was used, if one was.
+        checkpoints: what they cost the run, at the interval of the changed one; None where it made none.
     """
 
     run: Run
@@ -85,6 +88,7 @@ class Answer:
     lane_gains: tuple[Gain, ...]
     notes: tuple[str, ...] = ()
     machine: str | None = None
+    checkpoints: CheckpointCost | None = None
 
     @property
     def error(self) -> float:
@@ -138,7 +142,10 @@ def what_if(
     notes = _notes(run, change, replays, after, profile)
     used = profile is not None and (contention is not None or replays.repriced is not None)
     name = profile.name if profile is not None and used else None
-    return Answer(run, change, recorded_s, before, after, gains, lane_gains, notes, name)
+    made = run_figures(run).checkpoints
+    every = change.after.checkpoint.every
+    checkpoints = None if made is None or every is None else replace(made, every=every)
+    return Answer(run, change, recorded_s, before, after, gains, lane_gains, notes, name, checkpoints)
 
 
 def check_error(run: Run, error: float, bound: float) -> None:
@@ -224,6 +231,8 @@ def _plan(scenario: Scenario, rollouts: Rollouts) -> LoopPlan:
         scenario.seed,
         scenario.lag_control,
         replay_options(scenario),
+        checkpoint_every=scenario.checkpoint.every or 0,
+        save_policy_every=scenario.save_policy_every or 0,
     )
 
 

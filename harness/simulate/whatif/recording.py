@@ -1,10 +1,11 @@
 """A recorded run as a replay needs it: the calls of each part, read from its spans, and the rollouts.
 
-Every lane takes one call after the other: publish, update and checkpoint the Learner; load, generate and evaluate a
-Generator; score and evaluate a Scorer. A call's stages follow each other. What lies between the end of a wait and the
-first stage is the call's way to the part, what lies between the last stage and the next wait is its answer's way back;
-where two calls follow each other without a wait, the recorded ``wait_for_call`` spans divide the time between them, and
-in runs of before these were written each gets half.
+Every lane takes one call after the other: publish, update, checkpoint and save its policy the Learner; load, generate
+and evaluate a Generator; score and evaluate a Scorer. What writes a checkpoint begins when that is copied. A call's
+stages follow each other. What lies between the end of a wait and the first stage is the call's way to the part, what
+lies between the last stage and the next wait is its answer's way back; where two calls follow each other without a
+wait, the recorded ``wait_for_call`` spans divide the time between them, and in runs of before these were written each
+gets half.
 
 A replay has the recorded rollouts in their order. With other batch or group sizes the recorded groups follow each other
 into the new batches, round and round; a smaller group takes the first responses of a recorded one, a larger one draws
@@ -39,6 +40,8 @@ class Work(StrEnum):
     PUBLISH = "publish"
     UPDATE = "update"
     CHECKPOINT = "checkpoint"
+    CHECKPOINT_WRITE = "checkpoint_write"
+    SAVE_POLICY = "save_policy"
     LOAD = "load"
     GENERATE = "generate"
     SCORE = "score"
@@ -57,8 +60,10 @@ _WORK = {
     Stage.SCORE: Work.SCORE,
     Stage.EVALUATE: Work.EVALUATE,
     Stage.CHECKPOINT: Work.CHECKPOINT,
+    Stage.CHECKPOINT_WRITE: Work.CHECKPOINT_WRITE,
+    Stage.SAVE_POLICY: Work.SAVE_POLICY,
 }
-_ONE_SPAN = (Work.GENERATE, Work.SCORE, Work.EVALUATE, Work.CHECKPOINT)
+_ONE_SPAN = (Work.GENERATE, Work.SCORE, Work.EVALUATE, Work.SAVE_POLICY)
 _BETWEEN = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER, Stage.WAIT_FOR_RANKS)
 
 
@@ -192,6 +197,8 @@ def _checked_spans(run: Run) -> list[Span]:
             where,
             "name a run in which nothing died",
         )
+    if run.setting("checkpoint.every") is None:  # the stage's name before runs made checkpoints
+        return [s._replace(stage=Stage.SAVE_POLICY) if s.stage is Stage.CHECKPOINT else s for s in spans]
     return spans
 
 
@@ -229,6 +236,9 @@ class _LaneReader:
         """Yield the calls with their latencies."""
         latest_ns = self._origin_ns
         for index, call in enumerate(self._bodies):
+            if call.work is Work.CHECKPOINT_WRITE:  # nobody waits for it
+                yield call
+                continue
             inside = call.start_ns < latest_ns  # weights that came in the middle of a batch
             latest_ns = max(latest_ns, call.end_ns)
             overlapped = index + 1 < len(self._bodies) and self._bodies[index + 1].start_ns < call.end_ns

@@ -15,7 +15,7 @@ from harness.loop import LoopPlan, RolloutCounts, SilentObserver, StepReport, ru
 from harness.results import StepRow, VersionChange, lane_kind, lane_seconds
 from harness.results.rows import LaneSeconds, TailRow
 from harness.scenario import Scenario
-from harness.scenario.loop_plan import on_one_thread
+from harness.scenario.loop_plan import on_one_thread, writer_lane
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention
 from harness.simulate.metrics import simulated_row
@@ -27,6 +27,7 @@ from harness.simulate.whatif.repricing import RepricedCalls, cores_of, transit_c
 CALL, RECORD = "call", "record"
 """How the transit of a call, and the driver's own bookkeeping, are called beside the stages."""
 LEARNER = "learner"
+WRITER = writer_lane(LEARNER)
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,13 @@ class Setting:
                 lane=lane,
                 tracer=tracer,
                 place=place,
-                thread="all parts" if takes_turns else lane,
+                thread="all parts" if takes_turns and lane != WRITER else lane,
                 loading="all parts" if takes_turns else f"{lane} weights",
-                remote=True,
+                remote=lane != WRITER,
                 cores=cores(lane),
                 transit_cores=transit_cores_of(self.scenario),
             )
-            for lane in (*self.generators, *self.scorers, LEARNER)
+            for lane in (*self.generators, *self.scorers, LEARNER, WRITER)
         }
 
 
@@ -151,10 +152,12 @@ def replay(
             SimulatedGenerator(timelines[lane], costs[lane], setting.rollouts.sample) for lane in setting.generators
         ]
         scorers = [SimulatedScorer(timelines[lane], costs[lane], setting.rollouts.score) for lane in setting.scorers]
-        learner = SimulatedLearner(timelines[LEARNER], costs[LEARNER], setting.scenario.optimizer_steps_per_batch)
+        optimizer_steps, writes = setting.scenario.optimizer_steps_per_batch, setting.scenario.checkpoint.asynchronous
+        writer = timelines[WRITER] if writes else None
+        learner = SimulatedLearner(timelines[LEARNER], costs[LEARNER], optimizer_steps, tracer=tracer, writer=writer)
         record_s = {step: s * factors.of(LEARNER, RECORD) for step, s in recording.record_s.items()}
         watch = _StepWatch(tracer, costs[LEARNER], recording.rows, record_s)
-        await run_loop(generators, scorers, learner, setting.plan, tracer, watch)
+        await run_loop(generators, scorers, learner, setting.plan, tracer, watch, checkpoints=learner)
         return watch.close(asyncio.get_running_loop().time(), pool.borrowed)
 
     return run_virtual(main)[0]
@@ -251,9 +254,17 @@ class RecordedCosts:
         """See ``CostSource``."""
         return self._sync(Work.PUBLISH, version)
 
-    def checkpoint(self, version: int) -> CallPlan:
+    def save_policy(self, version: int) -> CallPlan:
         """See ``CostSource``; where nothing was saved it takes no time."""
-        return self._sync(Work.CHECKPOINT, version) if self._pool.knows(self._lane, Work.CHECKPOINT) else CallPlan(())
+        return self._sync(Work.SAVE_POLICY, version) if self._pool.knows(self._lane, Work.SAVE_POLICY) else CallPlan(())
+
+    def checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        return self._sync(Work.CHECKPOINT, version)
+
+    def write_checkpoint(self, version: int) -> CallPlan:
+        """See ``CostSource``."""
+        return self._plan(self._pool.take(writer_lane(self._lane), Work.CHECKPOINT_WRITE, version))
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
         """See ``CostSource``."""
@@ -293,7 +304,7 @@ class RecordedCosts:
         stages = [
             StagePlan(None, each.seconds, works=False)
             if each.stage is None
-            else StagePlan(each.stage, each.seconds * self._pace.of(self._lane, each.stage))
+            else StagePlan(each.stage, each.seconds * self._pace.of(call.lane, each.stage))
             for each in call.stages
         ]
         return CallPlan(stages, call.request_s * transit, call.response_s * transit)

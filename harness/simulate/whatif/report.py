@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.compare.attribution import in_pipeline_order
+from harness.compare.checkpoints import interval_advice
 from harness.compare.numbers import change, listed, number, percent
 from harness.compare.tables import Table
 from harness.core.errors import UserError
@@ -56,6 +57,9 @@ def sentences(answer: Answer) -> Iterator[str]:
             f"{percent(first.gain)} shorter"
         )
     yield from _advice(answer.gains)
+    cost, hours = answer.checkpoints, answer.change.after.checkpoint.hours_between_failures
+    if cost is not None and hours is not None:
+        yield interval_advice(cost, hours)
 
 
 def cautions(answer: Answer) -> Iterator[str]:

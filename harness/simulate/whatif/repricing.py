@@ -180,8 +180,8 @@ class RepricedCalls:
         return (*self._not_known, *(f"extrapolating: {sentence}" for sentence in self._new.costs.extrapolating))
 
     def sync(self, call: RecordedCall) -> RecordedCall:
-        """Take another transport, or more receivers, into account in a call to publish, load or checkpoint."""
-        if call.work is Work.CHECKPOINT:
+        """Take another transport, or more receivers, into account in a call to publish or load; what is saved stays."""
+        if call.work in (Work.CHECKPOINT, Work.SAVE_POLICY):
             return call
         if not self._syncs_differ:
             return self._in_transit(call)

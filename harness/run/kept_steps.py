@@ -1,0 +1,183 @@
+"""Training steps that a run keeps whole, so that ``recompute`` can make them again.
+
+``RUN_FOLDER/kept_steps/step_N`` has what the Learner had learnt before training step N (a checkpoint's half), what it
+was given (``batch.json``, ``batch.safetensors``) and what it returned (``result.json``). It is there when the step is
+made, or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from harness.core.checkpoints import Checkpoint, WrittenFile, begin, commit, listed, steps_in, write_file
+from harness.core.errors import Diverged, UserError
+from harness.core.protocols import Learner
+from harness.core.trace import Stage, Tracer
+from harness.core.types import Metric, RolloutGroup, UpdateResult, WeightHandle
+from harness.learner.checkpoint import reference_file
+from harness.loop.state_files import KeptBatch, write_batch
+from harness.results.writer import KEPT_STEPS
+from harness.run.checkpoints import RunCheckpoints, StatefulLearner, writable
+from harness.run.parts import RunningParts
+from harness.scenario import Scenario
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptResult:
+    """What a training step returned, with all digits.
+
+    Attributes:
+        metrics: of each optimizer step: name to figure.
+        advantages: of each rollout, group by group.
+        diverged: what was said in place of all that, where the step diverged.
+    """
+
+    metrics: tuple[dict[str, Metric], ...] = ()
+    advantages: tuple[float, ...] = ()
+    diverged: str | None = None
+
+
+def read_result(folder: Path) -> KeptResult:
+    """Read what a kept training step returned.
+
+    Raises:
+        UserError: it is missing, or not what it must be.
+    """
+    path = folder / RESULT
+    try:
+        return msgspec.convert(json.loads(path.read_bytes()), KeptResult)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"the kept training step cannot be read: {error}", str(path)) from None
+
+
+@dataclass
+class _Draft:
+    """A training step that is being kept: its folder, what was written there, and the groups of each call."""
+
+    folder: Path
+    files: list[WrittenFile]
+    parts: list[tuple[RolloutGroup, ...]] = field(default_factory=list)
+
+
+class KeepingLearner:
+    """A Learner that keeps the training steps that its scenario names.
+
+    Saving holds it up: the stage ``checkpoint`` of these steps.
+
+    Args:
+        learner: does the work.
+        folder: of the run.
+        scenario: says which steps.
+        parts: of the run.
+        checkpoints: of the run; one that is being written is waited for.
+        tracer: records the stage.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        folder: Path,
+        scenario: Scenario,
+        parts: RunningParts,
+        checkpoints: RunCheckpoints,
+        tracer: Tracer,
+    ) -> None:
+        self._learner, self._parts, self._checkpoints, self._tracer = learner, parts, checkpoints, tracer
+        self._folder, self._settings = folder.resolve() / KEPT_STEPS, scenario.checkpoint
+        self._with_reference = scenario.needs_reference
+        self._draft: _Draft | None = None
+        self.lane = learner.lane
+
+    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """See ``protocols.Learner``."""
+        await self._note(step, groups)
+        await self._learner.accumulate(step, groups)
+
+    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        """See ``protocols.Learner``.
+
+        Raises:
+            RunStopped: the step cannot be saved.
+        """
+        await self._note(step, groups)
+        draft, self._draft = self._draft, None
+        try:
+            result = await self._learner.update(step, groups)
+        except Diverged as error:
+            if draft is not None:
+                await self._keep(step, draft, KeptResult(diverged=str(error)))
+            raise
+        if draft is not None:
+            by_step = tuple(dict(metrics) for metrics in result.optimizer_step_metrics)
+            await self._keep(step, draft, KeptResult(metrics=by_step, advantages=result.advantages))
+        return result
+
+    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
+        """See ``protocols.Learner``."""
+        return await self._learner.publish_weights(version, still_needed)
+
+    async def save_policy(self, version: int, *, last: bool) -> None:
+        """See ``protocols.Learner``."""
+        await self._learner.save_policy(version, last=last)
+
+    async def _note(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        if self._settings.keeps(step):
+            if self._draft is None:
+                with writable(f"training step {step}"):
+                    self._draft = await self._begin(step)
+            self._draft.parts.append(groups)
+
+    async def _begin(self, step: int) -> _Draft:
+        """Save what was learnt before the step."""
+        await self._checkpoints.finish(step)
+        learner = cast(StatefulLearner, self._parts.learner)
+        draft = await asyncio.to_thread(begin, self._folder, step)
+        before = self._reference_before()
+        reference = self._with_reference and not before
+        await learner.save_state(draft, step, asynchronous=False, with_reference=reference)
+        saved = await learner.finish_save()
+        assert saved is not None  # it was waited for
+        linked = await asyncio.to_thread(_linked, before, draft)
+        return _Draft(draft, [*(file for rank in saved for file in rank.files), *linked])
+
+    def _reference_before(self) -> list[tuple[Path, WrittenFile]]:
+        """The files with the reference policy of a step that was kept before: it stays, so one copy is enough."""
+        for step in steps_in(self._folder):
+            kept = listed(self._folder / f"step_{step}")
+            if isinstance(kept, Checkpoint):
+                names = [name for name in kept.files if Path(name).match(reference_file("*"))]
+                if names:
+                    return [(kept.folder / name, kept.files[name]) for name in names]
+        return []
+
+    async def _keep(self, step: int, draft: _Draft, result: KeptResult) -> None:
+        def write() -> None:
+            batch = KeptBatch(step, tuple(draft.parts)).with_data(self._parts.data_of)
+            said = json.dumps(msgspec.to_builtins(result)).encode()
+            files = [*draft.files, *write_batch(batch, draft.folder), write_file(draft.folder, RESULT, [said])]
+            commit(draft.folder, files, keep=sys.maxsize)
+
+        with writable(f"training step {step}"), self._tracer.span(self.lane, Stage.CHECKPOINT, step, step):
+            await asyncio.to_thread(write)
+
+
+def _linked(files: Sequence[tuple[Path, WrittenFile]], folder: Path) -> list[WrittenFile]:
+    """Have files stand in another folder as well, without a copy where the file system can do that."""
+    for path, _ in files:
+        try:
+            os.link(path, folder / path.name)
+        except OSError:
+            shutil.copyfile(path, folder / path.name)
+    return [file for _, file in files]

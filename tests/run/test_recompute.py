@@ -1,0 +1,119 @@
+"""A training step that a run has kept is recomputed from its folder; what was tampered with is found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from harness.cli import main
+from harness.core.errors import UserError
+from harness.results.reader import find_run_folders
+from harness.results.writer import KEPT_STEPS
+from harness.run.experiment import run_scenario
+from harness.run.recompute import Check, recompute
+from harness.scenario import Scenario, load_scenario
+from tests.run.test_resume_run import REWARD, SCENARIO, unseen
+
+KEPT = SCENARIO.replace(
+    "checkpoint: {every: 2}", "checkpoint: {every: 2, keep_steps: [1], keep_steps_every: 3}"
+).replace("steps: 8", "steps: 4\nminibatches_per_epoch: 2")
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "rewards_of_resume.py").write_text(REWARD)
+    lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "kept.yaml").write_text(KEPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.chdir(folder)
+        yield load_scenario("kept.yaml")
+
+
+@pytest.fixture(scope="module")
+def run_folder(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs of two minibatches, a replay buffer, a KL penalty; steps 0, 1 and 3 of 4 are kept."""
+    out = tmp_path_factory.mktemp("out")
+    assert run_scenario(scenario, out, True, show=unseen) == 0
+    return next((out / "kept").iterdir())
+
+
+@pytest.fixture
+def copied(run_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_folder, tmp_path / "kept"))
+
+
+def found(folder: Path, scenario: Scenario, step: int = 3) -> dict[str, Check]:
+    return {check.what: check for check in recompute(folder, step, scenario)[0]}
+
+
+def test_every_figure_of_a_kept_step_is_the_recorded_one(run_folder: Path, scenario: Scenario) -> None:
+    for step in (0, 1, 3):
+        checks = found(run_folder, scenario, step)
+        assert {what: (check.values, check.largest, check.differing) for what, check in checks.items()} == {
+            "files": (6, 0, ()),  # of the Learner two, the reference policy, of the batch two, the result
+            "tokens of prompts": (2, 0, ()),
+            "tokens of responses": (8, 0, ()),
+            "rewards": (8, 0, ()),
+            "advantages": (8, 0, ()),
+            "loss": (4, 0, ()),
+            "gradient norm": (4, 0, ()),
+            "row in steps.jsonl": (2, 0, ()),
+        }
+    assert main(["recompute", str(run_folder), "--step", "3"]) == 0
+    references = {path.stat().st_ino for path in run_folder.glob(f"{KEPT_STEPS}/*/reference_rank_0.safetensors")}
+    assert len(references) == 1  # one copy for all three
+    assert find_run_folders(run_folder) == [run_folder]
+
+
+def test_a_tampered_reward_is_named(copied: Path, scenario: Scenario) -> None:
+    path = copied / KEPT_STEPS / "step_3" / "batch.json"
+    document = json.loads(path.read_text())
+    ((group, _),) = document["state"]["parts"]
+    group["rewards"][2] += 0.5
+    path.write_text(json.dumps(document))
+    checks = found(copied, scenario)
+    (named,) = checks["rewards"].differing
+    assert named.startswith(f"prompt {group['prompt_id']} of batch {group['step']}, rollout 2: ")
+    assert "batch.json" in checks["files"].differing[0]
+    assert len(checks["advantages"].differing) == 4  # of its group
+    assert not checks["loss"].agrees
+    assert not checks["gradient norm"].agrees
+    assert checks["tokens of responses"].agrees
+    assert main(["recompute", str(copied), "--step", "3"]) == 1
+
+
+def test_a_tampered_token_is_named(copied: Path, scenario: Scenario) -> None:
+    home = copied / KEPT_STEPS / "step_3"
+    arrays = {name: np.array(values) for name, values in load_file(home / "batch.safetensors").items()}
+    lengths = [each["tokens"] for each in json.loads((home / "batch.json").read_text())["texts"][0]["responses"]]
+    place = lengths[0] + 1  # the second token of the second rollout
+    tokens = arrays["token_ids"]
+    tokens[place] = next(token for token in tokens if token > 2 and token != tokens[place])
+    save_file(arrays, home / "batch.safetensors")
+    checks = found(copied, scenario)
+    (named,) = checks["tokens of responses"].differing
+    assert f", rollout 1: token 1 is {tokens[place]};" in named
+    assert "batch.safetensors" in checks["files"].differing[0]
+    assert checks["rewards"].agrees  # the text is as it was
+    assert checks["advantages"].agrees
+    assert not checks["gradient norm"].agrees
+
+
+def test_what_cannot_be_recomputed_is_refused(copied: Path, scenario: Scenario) -> None:
+    with pytest.raises(UserError) as raised:
+        recompute(copied, 2, scenario)
+    assert "kept are: 0, 1, 3" in raised.value.what
+    with pytest.raises(UserError) as raised:
+        recompute(copied, 3, load_scenario("kept.yaml", ["optimizer.learning_rate=0.5"]))
+    assert "optimizer.learning_rate (was 0.001, is 0.5)" in raised.value.what
+    (copied / KEPT_STEPS / "step_3" / "batch.json").write_text("{")
+    assert main(["recompute", str(copied), "--step", "3"]) == 2
