@@ -609,9 +609,75 @@ def _task(folder: Path, reward: str) -> None:
     JsonlTask(folder / "p.jsonl", reward)
 
 
+# ---- what is valid can be run
+
+_SHORTEST = """
+task: {type: sorting}
+model: {type: sorting}
+steps: 1
+rollout_batch_size: 8
+group_size: 4
+evaluation: {prompts: 3, examples: 1}
+trackers: [jsonl]
+save_policy: false
+profile: "off"
+"""
+AT_THEIR_BOUNDS = (
+    "seed=4294967295",
+    "description='\u0130\u202e\U0001f600'",
+    "reward_target=-1e30",
+    "evaluation.every=1000000000",
+    "optimizer.learning_rate=0",
+    "optimizer.learning_rate=1e30",
+    "optimizer.weight_decay=1e30",
+    "optimizer.max_grad_norm=1e-30",
+    "optimizer.max_grad_norm=1e30",
+    "optimizer.warmup_steps=1000000000",
+    "sampling.temperature=1e-30",
+    "sampling.temperature=1e30",
+    "sampling.top_p=1e-300",
+    "advantage.eps=1e-30",
+    "advantage.eps=1e30",
+    "loss.kl.coefficient=1e30",
+    "loss.entropy_coefficient=1e30",
+    "loss.cliprange_high=1e30",
+    "loss.dual_clip=1e30",
+    "loss.cliprange=0",
+    "faults.stall_after_s=1000000",
+    "faults.stall_after_s=1e-9",
+    "faults.max_replacements=1000000000",
+    "checkpoint={every: 1000000000, keep: 1000000000}",
+    "replay={capacity: 1000000000, max_uses: 1000000000}",
+    "placement.generator.cpus=1e30",
+)
+
+
+def valid_run_cases() -> Iterator[Case]:
+    """Yield runs of one training step with a setting at its bound: each ends, and its folder can be read."""
+    for override in AT_THEIR_BOUNDS:
+        yield Case(override, _run(override), False, 20.0)
+
+
+def _run(override: str) -> Act:
+    def act(folder: Path) -> None:
+        (folder / "s.yaml").write_text(_SHORTEST)
+        check_usable(load_scenario(folder / "s.yaml", [override]), folder)
+        command = ["run", str(folder / "s.yaml"), "--set", override, "--out", str(folder / "out"), "--quiet"]
+        code, said = quietly(lambda: main(command))
+        if "Traceback" in said:
+            raise RuntimeError(said[-2000:])
+        for manifest in (folder / "out").rglob("manifest.json"):
+            read_everything(manifest.parent)
+        if code:
+            raise UserError(said.strip()[:1000] or f"exit code {code}")
+
+    return act
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "scenarios and flags, crafted": scenario_cases,
     "run folders, crafted": run_folder_cases,
     "models, crafted": model_cases,
     "prompts and rewards, crafted": row_cases,
+    "runs at the bounds of what is valid, crafted": valid_run_cases,
 }
