@@ -6,7 +6,6 @@ A last line without its end is what a killed process leaves: it is dropped.
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 from functools import cache, reduce
 from operator import or_
@@ -23,7 +22,6 @@ from harness.results.rows import MOST_WHOLE, restore_non_finite
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MOST_LINE_BYTES = 2**24
 """Of one row: 1,000 times our longest."""
 MOST_FACTS_BYTES = 2**22
@@ -50,16 +48,12 @@ def parse_json(data: bytes) -> Any:
     """Parse a JSON text of a run's files.
 
     Raises:
-        ValueError: it is not JSON, nests too deeply for the parser, or holds a whole number of more than 64 bits or
-            half of a surrogate pair, which nothing can print.
+        ValueError: it is not JSON, nests too deeply for the parser, or holds a whole number of more than 64 bits.
     """
     try:
-        value = json.loads(data, parse_int=_parse_whole)
-        if _SURROGATE.search(data):
-            json.dumps(value, ensure_ascii=False).encode()
+        return json.loads(data, parse_int=_parse_whole)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    return value
 
 
 def _parse_whole(digits: str) -> int:

@@ -8,6 +8,7 @@ copy.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -194,6 +195,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = parse_json(content)
         _check_levels(data)
+        json.dumps(data, ensure_ascii=False).encode()  # halves of surrogate pairs, which msgspec does not take
     except ValueError as error:
         raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
     try:

@@ -41,8 +41,8 @@ ROOT = Path(__file__).parents[2]
 SOUND_RUN = ROOT / "results/reference/sync_k1-vs-sync_k2/20261121-165005/again,block=0"
 TRL_LOG = ROOT / "tests/data/importers/trl_1.16_trainer_state.json"
 ROW_FILES = ("steps.jsonl", "spans.jsonl", "counters.jsonl")
-NOT_OURS = ("400 digits", "5000 digits", "nested 100000 deep", "half a pair")
-"""What none of our writers writes."""
+NOT_OURS = ("400 digits", "5000 digits", "nested 100000 deep")
+"""What none of our writers writes; texts of rows may hold anything."""
 Document = dict[str, Any]
 
 
@@ -230,7 +230,7 @@ def _run_target(name: str, documents: Mapping[str, Document]) -> Target:
         (run / name).write_bytes(data)
         read_everything(run)
 
-    return Target(reads, documents, ((SOUND_RUN / name).read_bytes(),), impossible=NOT_OURS)
+    return Target(reads, documents, ((SOUND_RUN / name).read_bytes(),), impossible=(*NOT_OURS, "half a pair"))
 
 
 def _row_targets(name: str) -> Iterator[tuple[str, Target]]:
