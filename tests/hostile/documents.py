@@ -93,8 +93,8 @@ def each_place(document: Any) -> Iterator[tuple[str, str, str]]:
         for name, text in VALUES.items():
             yield where, name, with_value(document, path, text)
         yield where, "left out", without(document, path)
-        if (text := with_homoglyph(document, path)) is not None:
-            yield where, "a Cyrillic letter", text
+        if (other := with_homoglyph(document, path)) is not None:
+            yield where, "a Cyrillic letter", other
 
 
 @st.composite
