@@ -288,7 +288,7 @@ class VllmEngineSettings(ServingEngineSettings):
 
     type: Literal["vllm"] = "vllm"
     """vLLM; `make install-vllm` adds it."""
-    tensor_parallel: AtLeast1 = 1
+    tensor_parallel: Parts = 1
     """Workers that split each layer's matrices and key/value heads; more than 1 are processes with a GPU each."""
     context: AtLeast1 | None = None
     """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""

@@ -298,7 +298,7 @@ class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
         Raises:
             _TooMuch: there are too many levels or values.
         """
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._values += 1
         if self._values > MOST_VALUES:
             raise _TooMuch(f"keys and values are more than {MOST_VALUES:,}", mark, "write fewer")

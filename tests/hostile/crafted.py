@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -374,6 +375,7 @@ def _weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[P
 
 _DEEP = "[" * 100_000 + "]" * 100_000
 _GATE, _NORM = "model.layers.1.mlp.gate_proj.weight", "model.norm.weight"
+_WRONG_SIZES: tuple[Any, ...] = (-1, 0, 10**6, 10**12, 10**400, 1.5, "x", None, True, [], float("nan"))
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -390,14 +392,14 @@ def model_cases() -> Iterator[Case]:
     """Yield model folders that cannot be loaded as they are."""
     yield Case("a sound model", _model(lambda folder: None), False)
     for size in SIZES:
-        for value in (-1, 0, 10**6, 10**12, 10**400, 1.5, "x", None, True, [], float("nan")):
+        for value in _WRONG_SIZES:
             shown = "10**400" if isinstance(value, int) and value > 10**12 else value
             absent = value is None and size in ("num_key_value_heads", "head_dim")
             larger = value == 10**6 and size == "max_position_embeddings"  # RoPE has no table: it may be
             absent = absent or (size in ("num_key_value_heads", "head_dim") and value in (0, []))
             refuse = not absent and not larger
             yield Case(f"{size} is {shown}", _model(_config(**{size: value})), refuse)
-    for name, value in {
+    others: dict[str, Any] = {
         "model_type": "gpt_none",
         "rope_parameters": "x",
         "rms_norm_eps": "x",
@@ -408,7 +410,8 @@ def model_cases() -> Iterator[Case]:
         "torch_dtype": "complex128",
         "architectures": 3,
         "transformers_version": [],
-    }.items():
+    }
+    for name, value in others.items():
         yield Case(f"{name} is {value!r}", _model(_config(**{name: value})), False)
     for name, text in {
         "empty": "",
@@ -468,11 +471,16 @@ def model_cases() -> Iterator[Case]:
     code = '{"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["own.T", null]}}'
     yield Case("a tokenizer with code of its own", _model(_file("tokenizer_config.json", code)))
     for path in ("x" * 5000, "/" + "x" * 300, "x/" * 2500, "a\0b", "~nobody/m", "", "\udcff", "a b/c d", "../" * 2000):
-        yield Case(f"a model called {path[:6]!r}... of {len(path)}", lambda folder, path=path: _load(path))
+        yield Case(f"a model called {path[:6]!r}... of {len(path)}", _ignoring(load_policy, path))
 
 
-def _load(path: str) -> None:
-    load_policy(path)
+def _ignoring(read: Callable[..., object], *arguments: str) -> Act:
+    """Call a reader that needs no folder."""
+
+    def act(folder: Path) -> None:
+        read(*arguments)
+
+    return act
 
 
 _DYNAMIC = _config(
@@ -490,7 +498,7 @@ def _both(one: Callable[[Path], object], other: Callable[[Path], object]) -> Cal
     return damage
 
 
-def _safetensors(tensors: dict[str, object]) -> bytes:
+def _safetensors(tensors: object) -> bytes:
     header = json.dumps(tensors).encode()
     return len(header).to_bytes(8, "little") + header + np.zeros(1, np.float32).tobytes()
 
@@ -576,11 +584,12 @@ def row_cases() -> Iterator[Case]:
     yield Case("no row", _rows(b""))
     yield Case("blank rows", _rows(b"\n \n"))
     yield Case("a row of 20 MB", _rows(sound + b'{"prompt": "' + b"x" * 20_000_000 + b'", "answer": "a"}'), False)
-    for name, make in {"a pipe": os.mkfifo, "a folder": Path.mkdir}.items():
-        yield Case(f"prompts from {name}", lambda folder, make=make: _read_at(folder, make))
-    yield Case("prompts from a device", lambda folder: _read_at(folder, lambda path: path.symlink_to("/dev/zero")))
+    odd: dict[str, Callable[[Path], object]] = {"a pipe": os.mkfifo, "a folder": Path.mkdir}
+    for name, make in odd.items():
+        yield Case(f"prompts from {name}", _rows_at(make))
+    yield Case("prompts from a device", _rows_at(lambda path: path.symlink_to("/dev/zero")))
     for path in ("x" * 5000, "a\0b", "~nobody/x", "", "x/" * 2500):
-        yield Case(f"prompts from {path[:6]!r}... of {len(path)}", lambda folder, path=path: _prompts_of(path))
+        yield Case(f"prompts from {path[:6]!r}... of {len(path)}", _ignoring(read_prompts, path, "prompt", "answer"))
     for reward in (
         "nothing",
         "os:",
@@ -592,21 +601,25 @@ def row_cases() -> Iterator[Case]:
         "..:x",
         "a\0b:c",
     ):
-        yield Case(f"a reward called {reward[:10]!r}", lambda folder, reward=reward: _task(folder, reward))
+        yield Case(f"a reward called {reward[:10]!r}", _task(reward))
 
 
-def _read_at(folder: Path, make: Callable[[Path], object]) -> None:
-    make(folder / "p.jsonl")
-    read_prompts(folder / "p.jsonl", "prompt", "answer")
+def _rows_at(make: Callable[[Path], object]) -> Act:
+    """Prompts from a path at which something else is."""
+
+    def act(folder: Path) -> None:
+        make(folder / "p.jsonl")
+        read_prompts(folder / "p.jsonl", "prompt", "answer")
+
+    return act
 
 
-def _prompts_of(path: str) -> None:
-    read_prompts(path, "prompt", "answer")
+def _task(reward: str) -> Act:
+    def act(folder: Path) -> None:
+        (folder / "p.jsonl").write_text('{"prompt": "p", "answer": "a"}\n{"prompt": "q", "answer": "a"}\n')
+        JsonlTask(folder / "p.jsonl", reward)
 
-
-def _task(folder: Path, reward: str) -> None:
-    (folder / "p.jsonl").write_text('{"prompt": "p", "answer": "a"}\n{"prompt": "q", "answer": "a"}\n')
-    JsonlTask(folder / "p.jsonl", reward)
+    return act
 
 
 # ---- what is valid can be run

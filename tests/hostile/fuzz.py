@@ -86,7 +86,7 @@ def main() -> int:
         for name, target in chosen.items():
             if time.monotonic() >= ends:
                 break
-            smallest = draw(target, AT_A_TIME, number, lambda data, outcome, name=name: counts[name].add("", outcome))
+            smallest = draw(target, AT_A_TIME, number, counts[name].note)
             if smallest is not None:
                 found = True
                 print(f"\n{name}: {keep(name, smallest)}\n{reads(target, smallest)}\n", file=sys.stderr)

@@ -111,6 +111,10 @@ class Count:
         if outcome.kind in BAD:
             self.bad.append((name, outcome))
 
+    def note(self, data: bytes, outcome: Outcome) -> None:
+        """Count an input that has no name."""
+        self.add("", outcome)
+
     def row(self) -> str:
         """Return the area's line of the table."""
         shown = [self.kinds.total(), *(self.kinds[kind] for kind in (REFUSED, ACCEPTED, *BAD))]

@@ -66,7 +66,7 @@ def test_some_values_at_some_places(name: str) -> None:
 @pytest.mark.parametrize("name", CHEAP)
 def test_some_drawn_files(name: str) -> None:
     counted = Count(name)
-    smallest = draw(TARGETS[name], 5, 1, lambda data, outcome: counted.add("", outcome))
+    smallest = draw(TARGETS[name], 5, 1, counted.note)
     assert smallest is None, reads(TARGETS[name], smallest)
     assert counted.kinds.total() >= 5
 
