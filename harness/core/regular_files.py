@@ -36,9 +36,10 @@ def read_regular(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
         OSError: as ``open_regular``, or it has more than ``most_bytes`` bytes.
     """
     with open_regular(path) as file:
-        content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            size = max(os.fstat(file.fileno()).st_size, len(content))
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > most_bytes else file.read(most_bytes + 1)  # those of /proc say that they are empty
+        if max(size, len(content)) > most_bytes:
+            size = max(size, len(content))
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, must have at most {most_bytes:,}", str(path))
     return content
 
