@@ -18,7 +18,7 @@ WITH_VLLM = @$(SETUP) install --venv $(VENV) --part vllm
 SCENARIO_FILE = $(if $(filter %.yaml %.yml,$(SCENARIO)),$(SCENARIO),scenarios/$(SCENARIO).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench sweep compare test test-all check faults holdout gpu-check install install-vllm clean
+.PHONY: help bench sweep compare test test-all check faults fuzz holdout gpu-check install install-vllm clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ check: $(STAMP)  ## check formatting, lint, types and import rules
 
 faults: $(STAMP)  ## check the loop on ten thousand drawn schedules of faults (SCHEDULES=10000)
 	SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest -s tests/loop/test_fault_schedules.py $(ARGS)
+
+fuzz: $(STAMP)  ## draw damaged files for every reader until time is up (SECONDS=60)
+	$(BIN)/python -m tests.hostile.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 holdout: $(STAMP)  ## examine the simulator on runs it has not seen, and write its tables in docs/ (ARGS=--check)
 	$(BIN)/python -m tests.holdout $(ARGS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from harness.compare.numbers import NOTHING, number
 from harness.compare.tables import Table
 from harness.core.errors import UserError
+from harness.core.regular_files import read_regular
 
 SCHEMA, SCHEMA_VERSION = "harness.benchmark_comparison", 1
 SAVE_ONE = "save one with: pytest --benchmark-only --benchmark-json=FILE"
@@ -61,7 +63,7 @@ class BenchmarkFile:
 
 def is_benchmark_file(path: Path) -> bool:
     """Whether a path names a JSON file, rather than a folder of runs."""
-    return path.suffix == ".json" and path.is_file()
+    return path.suffix == ".json" and os.path.isfile(path)
 
 
 def read_benchmark_files(paths: Sequence[Path]) -> list[BenchmarkFile]:
@@ -189,7 +191,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 def _read(path: Path, label: str) -> BenchmarkFile:
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path))
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
     except (ValueError, RecursionError) as error:

@@ -48,6 +48,6 @@ def check_writable(path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=existing):
             pass
     except OSError as error:
-        reason = "it is a file" if path.is_file() else error.strerror or error
+        reason = "it is a file" if os.path.isfile(path) else error.strerror or error
         what = f"cannot write results to {path} ({reason})"
         raise UserError(what, f"--out {path}", "give a folder you may write to: --out DIR") from None

@@ -33,9 +33,10 @@ from typing import Any
 import xxhash
 
 from harness.core.errors import UserError
+from harness.core.regular_files import open_regular, read_regular
 
 MANIFEST, LATEST, FORMAT = "manifest.json", "latest", 1
-_CHUNK = 1 << 23
+_CHUNK, _MOST_BYTES = 1 << 23, 1 << 24
 _STEP, _DRAFT = "step_", ".tmp"
 Bytes = bytes | bytearray | memoryview
 
@@ -175,7 +176,7 @@ def newest_whole(checkpoints: Path) -> tuple[Checkpoint | None, tuple[Refused, .
     refused, steps = [], steps_in(checkpoints)
     named = max(steps, default=0)
     try:
-        named = int(_unsealed((checkpoints / LATEST).read_bytes())["checkpoint"].removeprefix(_STEP))
+        named = int(_unsealed(checkpoints / LATEST)["checkpoint"].removeprefix(_STEP))
         if named not in steps:
             refused.append(Refused("", LATEST, f"it names {_STEP}{named}, which is not there"))
     except FileNotFoundError:
@@ -202,15 +203,15 @@ def read(folder: Path) -> Checkpoint | Refused:
 def listed(folder: Path) -> Checkpoint | Refused:
     """Return a checkpoint as its manifest has it, none of whose files was looked into, or what is wrong with that."""
     try:
-        said = _unsealed((folder / MANIFEST).read_bytes())
-        step, names = said["step"], said["files"]
+        said = _unsealed(folder / MANIFEST)
+        step, names, form = said["step"], said["files"], said["format"]
         files = {name: WrittenFile(name, each["bytes"], each["checksum"]) for name, each in names.items()}
     except FileNotFoundError:
         return Refused(folder.name, MANIFEST, "it is missing")
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         return Refused(folder.name, MANIFEST, str(error))
-    if (said["format"], f"{_STEP}{step}") != (FORMAT, folder.name):
-        what = f"it is of format {said['format']} and step {step}, not of format {FORMAT} and {folder.name}"
+    if (form, f"{_STEP}{step}") != (FORMAT, folder.name):
+        what = f"it is of format {form} and step {step}, not of format {FORMAT} and {folder.name}"
         return Refused(folder.name, MANIFEST, what)
     return Checkpoint(folder, step, files)
 
@@ -229,7 +230,7 @@ def differing(checkpoint: Checkpoint) -> Iterator[Refused]:
 def _what_differs(path: Path, file: WrittenFile) -> str:
     hashed, num_bytes = xxhash.xxh3_128(), 0
     try:
-        with path.open("rb", buffering=0) as stream:
+        with open_regular(path) as stream:
             buffer = memoryview(bytearray(_CHUNK))
             while count := stream.readinto(buffer):
                 hashed.update(buffer[:count])
@@ -256,20 +257,23 @@ def _sealed(said: Mapping[str, Any]) -> bytes:
     return (json.dumps({**said, "checksum": _of_text(plain)}, sort_keys=True, indent=1) + "\n").encode()
 
 
-def _unsealed(raw: bytes) -> dict[str, Any]:
-    """Return what ``_sealed`` was given.
+def _unsealed(path: Path) -> dict[str, Any]:
+    """Return what ``_sealed`` was given, from its file.
 
     Raises:
         ValueError: a byte is another one.
+        OSError: there is no such file, or it cannot be read.
     """
+    raw = read_regular(path, _MOST_BYTES)
     try:
         said = json.loads(raw)
         if not isinstance(said, dict):
             raise ValueError("it holds no object")
-    except ValueError as error:
+        told = said.pop("checksum", None)
+        sealed = _sealed(said)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not the JSON that was written: {error}") from None
-    told = said.pop("checksum", None)
-    if _sealed(said) != raw:
+    if sealed != raw:
         raise ValueError(f"its own checksum does not hold: it says {told}")
     return said
 

@@ -32,12 +32,20 @@ class UserError(HarnessError, ValueError):
         self.what, self.where, self.fix = what, where, fix
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = self.what.split("\n")
         if self.where:
             lines.append(f"  where: {self.where}")
         if self.fix:
             lines.append(f"  fix:   {self.fix}")
-        return "\n".join(lines)
+        return "\n".join(map(_readable, lines))
+
+
+_LONGEST_LINE = 2000
+"""Characters of a line of an error, which may quote a name or a value of any length."""
+
+
+def _readable(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 105]} ... {line[-100:]}"
 
 
 class RunStopped(HarnessError):

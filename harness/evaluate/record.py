@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.regular_files import read_regular
 from harness.core.types import SamplingParams
 from harness.tasks.rewards import PARTS
 
@@ -288,8 +289,8 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
     """
     path = folder / EVALUATION
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        content = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"the evaluation cannot be read: {error}", str(path), "give another folder with -o") from error
     if (
         not isinstance(content, dict)

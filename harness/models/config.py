@@ -75,9 +75,10 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, must be at least 1", "ModelConfig", "give a size")
+        check_sizes({name: getattr(self, name) for name in _SIZES}, "ModelConfig")
+        if not 0 < self.rope_theta < _MOST_THETA or not 0 <= self.rms_norm_eps < 1:
+            what = f"rope_theta is {self.rope_theta} and rms_norm_eps {self.rms_norm_eps}"
+            raise UserError(what, "ModelConfig", f"give a theta above 0 and below {_MOST_THETA:g}, an eps from 0 to 1")
         if self.num_attention_heads % self.num_key_value_heads:
             raise UserError(
                 f"num_attention_heads {self.num_attention_heads} is no multiple of "
@@ -157,9 +158,19 @@ class ModelConfig:
             where: its name, for the error.
 
         Raises:
-            UserError: another model type, a missing size, or a feature this model lacks: biases elsewhere, other rope
-                scalings, partial rotary, sliding windows, another activation, quantised weights.
+            UnsupportedModel: another model type, or a feature this model lacks: biases elsewhere, other rope scalings,
+                partial rotary, sliding windows, another activation, quantised weights.
+            UserError: a size is missing or wrong.
         """
+        try:
+            return cls._from_hf(config, where)
+        except UserError:
+            raise
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UserError(f"a value is of the wrong kind: {error}", where, "save the model again") from error
+
+    @classmethod
+    def _from_hf(cls, config: Mapping[str, Any], where: str) -> ModelConfig:
         _refuse_unsupported(config, where)
         kind = config["model_type"]
         heads = _required(config, "num_attention_heads", where)
@@ -180,6 +191,28 @@ class ModelConfig:
             model_type=kind,
             rope_scaling=_rope_scaling(rope, where),
         )
+
+
+class UnsupportedModel(UserError):
+    """A model that the harness' own code cannot run; transformers may."""
+
+
+_MOST = {"num_hidden_layers": 1000, "max_position_embeddings": 2**31}
+_MOST_SIZE, _MOST_THETA = 2**24, 1e12
+"""Far above every model there is, and far below what would keep a machine busy before it is found wrong."""
+
+
+def check_sizes(config: Mapping[str, Any], where: str) -> None:
+    """Refuse sizes in a ``config.json`` that no model can have; those that are left out, or no numbers, may stay.
+
+    Raises:
+        UserError: naming the size and its bounds.
+    """
+    for name in _SIZES:
+        value, most = config.get(name), _MOST.get(name, _MOST_SIZE)
+        if isinstance(value, int | float) and not 1 <= value <= most:
+            what = f"{name} is {str(value)[:40]}, must be from 1 to {most}"
+            raise UserError(what, where, "save the model again")
 
 
 _SIZES = (
@@ -240,7 +273,9 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
     kind, rope = config.get("model_type"), _rope(config)
     if kind not in _ARCHITECTURES:
         supported = ", ".join(_ARCHITECTURES)
-        raise UserError(f"model_type is {kind!r}, the harness' own model runs only {supported}", where, _OTHER_FOLDER)
+        raise UnsupportedModel(
+            f"model_type is {kind!r}, the harness' own model runs only {supported}", where, _OTHER_FOLDER
+        )
     has_window = kind == "mistral" or bool(config.get("use_sliding_window", False))
     window = config.get("sliding_window", _MISTRAL_WINDOW if kind == "mistral" else None) if has_window else None
     found = {
@@ -261,13 +296,13 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
     }
     for name, value in found.items():
         if value != supported_values[name]:
-            raise UserError(
+            raise UnsupportedModel(
                 f"{name} is {value!r}, the harness' own model supports only {supported_values[name]!r}",
                 where,
                 _OTHER_FOLDER,
             )
     if _rope_type(rope) not in ("default", "linear", "llama3"):
-        raise UserError(
+        raise UnsupportedModel(
             f"rope_type is {_rope_type(rope)!r}, the harness' own model supports default, linear and llama3",
             where,
             _OTHER_FOLDER,

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.core.errors import UserError
-from harness.models.config import PRESETS, PUBLISHED, ModelConfig
+from harness.core.regular_files import read_regular
+from harness.models.config import PRESETS, PUBLISHED, ModelConfig, check_sizes
 from harness.scenario import Scenario
 
 _ATTENTION_BIAS = {"qwen2": True}
 """Model types with biases on query, key and value that their ``config.json`` does not name."""
 _HEAD_NORMS = ("qwen3",)
 """Model types with a norm on each query and key head."""
+MOST_CONFIG_BYTES = 2**24
+"""Of a ``config.json`` or an index of weights."""
 VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
 """Tokens of a preset's tokenizer, as ``harness.learner.warm_start.presets`` has them; importing that needs torch."""
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,13 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
     kind = config.get("model_type")
     if kind not in ("llama", "mistral", "qwen2", "qwen3"):
         return None
-    if any(not isinstance(config.get(name), int) or config[name] < 1 for name in _SIZES):
+    if any(not isinstance(config.get(name), int) for name in _SIZES):
+        return None
+    if any(not isinstance(config.get(name), int | None) for name in _OPTIONAL_SIZES):
+        return None
+    try:
+        check_sizes(config, "config.json")
+    except UserError:
         return None
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     return Shape(
@@ -92,7 +103,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
         num_heads=heads,
         num_key_value_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or hidden // heads,
-        context=config.get("max_position_embeddings", 2048),
+        context=config.get("max_position_embeddings") or 2048,
         tied=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", _ATTENTION_BIAS.get(kind, False))),
         head_norms=kind in _HEAD_NORMS,
@@ -154,8 +165,8 @@ def check_divides(shape: Shape, ranks: int, setting: str = "learner.mesh.tensor"
 def read_shape(folder: Path) -> Shape | None:
     """Return the shape of the model in a folder; None where there is no readable ``config.json`` of a known family."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = json.loads(read_regular(folder / "config.json", MOST_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
     return shape_of(config) if isinstance(config, dict) else None
 
@@ -189,8 +200,8 @@ def shape_for(scenario: Scenario) -> tuple[Shape | None, str]:
 
 def _folder(name: str) -> Path | None:
     """The folder of that name, or where the hub's cache keeps a model of that name; nothing is fetched."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):
         return folder
     if name.startswith((".", "/", "~")):
         return None

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from harness.core.errors import UserError
-from harness.models.config import ModelConfig
+from harness.core.regular_files import read_regular
+from harness.models.config import ModelConfig, UnsupportedModel, check_sizes
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.models.products import use_fast_products
+from harness.models.shape import MOST_CONFIG_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +32,9 @@ _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _HUB_NAME_PARTS = 2
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_NOT_STORED = "rotary_emb.inv_freq"
+"""Ends the names of tensors that older folders hold beside the weights."""
 
 
 def save_policy(
@@ -82,15 +87,19 @@ def load_policy(
             fit the config, or code in the folder that would have to run.
     """
     folder = _find_folder(name)
+    _require_regular_files(folder)
     config = _read_config(folder)
+    shape = _own_shape(config, str(folder / "config.json"))
     _require_safetensors(folder)
+    stored = _stored_weights(folder)
     tokenizer = _load_tokenizer(folder, config)
-    shape = _own_shape(config)
     without_weights = str(device) == "meta"
     if shape is None:
-        return _load_with_transformers(folder, dtype).to("cpu" if without_weights else device).eval(), tokenizer
+        return _load_with_transformers(folder, dtype, stored).to("cpu" if without_weights else device).eval(), tokenizer
+    empty = decoder_without_weights(shape, dtype)
+    _require_fitting(stored, empty, shape.tie_word_embeddings)
     if without_weights:
-        return decoder_without_weights(shape, dtype), tokenizer
+        return empty, tokenizer
     return _load_decoder(folder, shape, dtype).to(device).eval(), tokenizer
 
 
@@ -146,11 +155,11 @@ def _write_failure(error: Exception) -> str | None:
 
 
 def _find_folder(name: str | Path) -> Path:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):  # Path's raises where a name is too long
         return folder
     text = str(name)
-    if folder.exists():
+    if os.path.exists(folder):
         raise UserError(f"{text} is a file, must be a folder", "model.path", "give the folder that holds config.json")
     if text.startswith((".", "/", "~")) or len(text.split("/")) > _HUB_NAME_PARTS:
         raise UserError(
@@ -178,13 +187,33 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError("no config.json in the model folder", str(folder), "give a Hugging Face model folder")
+    return _read_object(path)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file of the folder holds.
+
+    Raises:
+        UserError: it holds none, or cannot be read.
+    """
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"config.json is not JSON: {error}", str(path), "save the model again") from error
-    if not isinstance(config, dict):
-        raise UserError("config.json holds no object", str(path), "save the model again")
-    return config
+        value = json.loads(read_regular(path, MOST_CONFIG_BYTES))
+    except OSError as error:
+        raise UserError(f"cannot read {path.name}: {error.strerror}", str(path), "save the model again") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path.name} is not JSON: {error}", str(path), "save the model again") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path.name} holds no object", str(path), "save the model again")
+    return value
+
+
+def _require_regular_files(folder: Path) -> None:
+    """Refuse pipes and devices in the place of files that transformers would read to their end."""
+    for pattern in _WANTED:
+        for path in folder.glob(pattern):
+            if path.exists() and not path.is_file():
+                what = f"{path.name} is no regular file"
+                raise UserError(what, str(path), "save the model again, or leave that file out")
 
 
 def _require_safetensors(folder: Path) -> None:
@@ -209,7 +238,7 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # transformers and tokenizers raise whatever a damaged file leads to
         _refuse_own_code(folder, error)
         raise UserError(
             f"no usable tokenizer in the model folder ({type(error).__name__})",
@@ -245,55 +274,121 @@ def _refuse_own_code(folder: Path, error: Exception) -> None:
         ) from error
 
 
-def _own_shape(config: dict[str, Any]) -> ModelConfig | None:
+def _own_shape(config: dict[str, Any], where: str) -> ModelConfig | None:
+    """Return the shape of a model that the harness' own code runs; None where transformers has to."""
+    check_sizes(config, where)
     try:
-        return ModelConfig.from_hf(config)
-    except UserError:
+        return ModelConfig.from_hf(config, where)
+    except UnsupportedModel:
         return None
+
+
+class _Stored(NamedTuple):
+    """A tensor, as the header of its file says it; ``kind`` is safetensors' name of its type."""
+
+    file: Path
+    shape: tuple[int, ...]
+    kind: str
+
+
+def _stored_weights(folder: Path) -> dict[str, _Stored]:
+    """Return what the files of weights hold, from their headers alone.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    stored: dict[str, _Stored] = {}
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (it is no dict)
+                    header = file.get_slice(name)
+                    stored[name] = _Stored(path, tuple(header.get_shape()), header.get_dtype())
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read {path.name}: {error}", str(folder), "save the model again") from error
+    return stored
 
 
 def _load_decoder(folder: Path, shape: ModelConfig, dtype: torch.dtype) -> DecoderLM:
     model = DecoderLM(shape, seed=None)
-    weights = _read_weights(folder)
-    if shape.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    _require_shapes(folder, expected, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    expected, weights = model.state_dict().keys(), dict[str, Tensor]()
+    for path in _weight_files(folder):
+        try:
+            loaded = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read {path.name}: {error}", str(folder), "save the model again") from error
+        for name in expected & loaded.keys():
+            _require_finite(name, loaded[name], path)
+        weights.update(loaded)
     model.load_state_dict({name: weights[name] for name in expected})
     return model.to(dtype)
 
 
-def _require_shapes(folder: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module, tied: bool) -> None:
+    """Refuse weights that are not those which the config asks for: each of them, of its shape, and no others.
+
+    Raises:
+        UserError: naming the file and the tensor.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    folder = next(iter(stored.values())).file.parent if stored else None
     for name, shape in expected.items():
-        if name not in found:
+        if name not in stored:
             raise UserError(f"the weights lack {name} {shape}", str(folder), "save the model again")
-        if found[name] != shape:
-            raise UserError(
-                f"{name} is {found[name]}, config.json asks for {shape}", str(folder), "save the model again"
-            )
+        if stored[name].shape != shape:
+            what = f"{name} is {stored[name].shape}, config.json asks for {shape}"
+            raise UserError(what, str(stored[name].file), "save the model again")
+        _require_floats(name, stored[name])
+    spare = [name for name in stored if name not in expected and not name.endswith(_NOT_STORED)]
+    spare = [name for name in spare if not (tied and name == "lm_head.weight")]
+    if spare:
+        raise _no_place_for(spare, str(stored[spare[0]].file))
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            weights.update(load_file(path))
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {path.name}: {error}", str(folder), "save the model again") from error
-    return weights
+def _no_place_for(names: Sequence[str], where: str) -> UserError:
+    what = f"the weights hold {len(names)} tensors that config.json has no place for, {min(names)} among them"
+    return UserError(what, where, "give the config.json of these weights")
+
+
+def _require_floats(name: str, tensor: _Stored) -> None:
+    if tensor.kind not in _FLOATS:
+        what = f"{name} is of type {tensor.kind}, must be one of {', '.join(_FLOATS)}"
+        raise UserError(what, str(tensor.file), "save the model with weights that are not quantised")
+
+
+def _require_finite(name: str, tensor: Tensor, file: Path) -> None:
+    """Refuse a tensor with a NaN or an infinity; a finite sum of all saves looking at each."""
+    if tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all():
+        return
+    count = int((~tensor.isfinite()).sum())
+    what = f"{name} has {count} of {tensor.numel()} numbers that are NaN or infinite"
+    raise UserError(what, str(file), "save the model again, from before it diverged")
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The one file, or those an index names, or all there are."""
+    """The one file, or those an index names, or all there are.
+
+    Raises:
+        UserError: the index names no files of this folder.
+    """
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
-    if (folder / _INDEX).is_file():
-        names = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        return [folder / name for name in sorted(names)]
-    return sorted(folder.glob("*.safetensors"))
+    index = folder / _INDEX
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    names = _read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        what = f"{_INDEX} has no weight_map from tensors to files"
+        raise UserError(what, str(index), "save the model again")
+    files = [folder / name for name in sorted(set(names.values()))]
+    for file in files:
+        if not os.path.isfile(file) or file.parent != folder or file.suffix != ".safetensors":
+            what = f"{_INDEX} names {file.name[:60]!r}, which is no safetensors file of this folder"
+            raise UserError(what, str(index), "save or download the weights again")
+    return files
 
 
-def _load_with_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
+def _load_with_transformers(folder: Path, dtype: torch.dtype, stored: Mapping[str, _Stored]) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     try:
@@ -305,7 +400,7 @@ def _load_with_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
             output_loading_info=True,
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # transformers raises whatever a damaged file leads to
         _refuse_own_code(folder, error)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"transformers cannot load the model: {reason}", str(folder), "check the folder") from error
@@ -315,5 +410,11 @@ def _load_with_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
         raise UserError(
             f"the weights lack {len(missing)} tensors, {missing[0]} among them", str(folder), "save the model again"
         )
+    if loaded[1]["unexpected_keys"]:
+        raise _no_place_for(sorted(loaded[1]["unexpected_keys"]), str(folder))
+    for name, parameter in model.named_parameters():
+        if name in stored and parameter.is_floating_point():
+            _require_floats(name, stored[name])
+        _require_finite(name, parameter.detach(), stored[name].file if name in stored else folder)
     use_fast_products(model)
     return model

@@ -7,6 +7,7 @@ there only where something was recorded. The columns used here are the same in s
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +92,7 @@ def read_export(path: Path) -> NsightExport:
     if path.suffix == ".nsys-rep":
         fix = f"nsys export --type=sqlite {path}, and then --nsys {path.with_suffix('.sqlite')}"
         raise UserError(f"{str(path)!r} is a report of Nsight Systems; its sqlite export is read", str(path), fix)
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path's raises where a name is too long
         raise UserError(f"{str(path)!r} is no file", str(path), "name what `nsys export --type=sqlite` has written")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as data:

@@ -93,7 +93,7 @@ def read_plan(experiment: Path) -> ExperimentPlan | None:
         if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
             raise UserError(f"{str(path)!r} is no plan of version {SCHEMA_VERSION} of an experiment", str(path))
         return msgspec.json.decode(content, type=ExperimentPlan)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{str(path)!r} is damaged: {error}", str(path)) from error
 
 

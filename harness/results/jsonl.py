@@ -6,8 +6,6 @@ A last line without its end is what a killed process leaves: it is dropped.
 from __future__ import annotations
 
 import json
-import os
-import stat
 from contextlib import suppress
 from functools import cache, reduce
 from operator import or_
@@ -17,33 +15,33 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.core.errors import UserError
+from harness.core.regular_files import MOST_BYTES, read_regular
 from harness.results.manifest import check_version
 from harness.results.rows import MOST_WHOLE, restore_non_finite
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 
-def read_file(path: Path) -> bytes:
-    """Return what a file holds. Only a regular file is read: a pipe or a device may never end.
+MOST_LINE_BYTES = 2**24
+"""Of one row: 1,000 times our longest."""
+MOST_FACTS_BYTES = 2**22
+"""Of a manifest, a resolved scenario and whatever else is no file of rows."""
+
+
+def read_file(path: Path, most_bytes: int = MOST_FACTS_BYTES) -> bytes:
+    """Return what a file holds.
 
     Raises:
         FileNotFoundError: there is none.
-        UserError: it is no regular file, or cannot be read.
+        UserError: it is no regular file, has more than ``most_bytes``, or cannot be read.
     """
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UserError(f"{str(path)!r} is no regular file", str(path), "leave this run out")
-            return file.read()
+        return read_regular(path, most_bytes)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting for whoever may write into a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
+        what = f"cannot read {str(path)!r}: {error.strerror}"
+        raise UserError(what, str(path), "restore the file from a copy, or leave this run out") from error
 
 
 def parse_json(data: bytes) -> Any:
@@ -84,6 +82,7 @@ def read_rows(path: Path, schema: str, kinds: tuple[type[Row], ...]) -> list[Row
     if header.get("kind") != "header" or header.get("schema") != schema:
         raise _damage(path, 1, f"the header of {schema} is missing")
     check_version(schema, header.get("schema_version"), f"{path}, line 1")
+    _check_line_lengths(body, path)
     decoder = _decoder(kinds)
     try:  # all lines in one go
         rows: list[Row] = decoder.decode_lines(body)
@@ -107,6 +106,8 @@ def _row(line: bytes, kinds: tuple[type[Row], ...], path: Path, number: int) -> 
         return row
     data = _parse_line(line, path, number)
     try:
+        if data.get("kind") == "header":
+            raise ValueError("a second header: rows of two runs stand in one file")
         known = {kind.__struct_config__.tag: kind for kind in kinds}.get(data.get("kind"))
         if known is None:
             return None
@@ -115,10 +116,21 @@ def _row(line: bytes, kinds: tuple[type[Row], ...], path: Path, number: int) -> 
         raise _damage(path, number, str(error)) from error
 
 
+def _check_line_lengths(body: bytes, path: Path) -> None:
+    """Refuse a row so long that nothing of ours can have written it."""
+    if len(body) <= MOST_LINE_BYTES:
+        return
+    begin, number = 0, 2
+    while (end := body.find(b"\n", begin)) >= 0:
+        if end - begin > MOST_LINE_BYTES:
+            raise _damage(path, number, f"a line of {end - begin:,} bytes, at most {MOST_LINE_BYTES:,} are read")
+        begin, number = end + 1, number + 1
+
+
 def _header_and_body(path: Path) -> tuple[bytes | None, bytes]:
     """Return the first line and all others, without a last one that has no end; no first line if there is no file."""
     try:
-        data = read_file(path)
+        data = read_file(path, MOST_BYTES)
     except FileNotFoundError:
         return None, b""
     head, end, rest = data.partition(b"\n")

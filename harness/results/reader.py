@@ -8,11 +8,13 @@ copy.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness.core.errors import UserError
+from harness.core.regular_files import open_regular
 from harness.core.trace import Span
 from harness.results.jsonl import parse_json, read_file, read_rows
 from harness.results.manifest import Manifest
@@ -173,6 +176,7 @@ def load_run(folder: Path) -> Run:
     rows: list[StepRow | EvaluationRow | TailRow | SyncRow] = read_rows(folder / STEPS, "harness.steps", kinds)
     steps = [row for row in rows if isinstance(row, StepRow)]
     warm_up = read_warm_up(manifest.outcome, steps)
+    _check_order(steps, folder / STEPS)
     tails = [row for row in rows if isinstance(row, TailRow)]
     return Run(
         folder=folder,
@@ -184,6 +188,21 @@ def load_run(folder: Path) -> Run:
         syncs=tuple(row for row in rows if isinstance(row, SyncRow)),
         warm_up=warm_up,
     )
+
+
+def _check_order(steps: Sequence[StepRow], path: Path) -> None:
+    """Refuse steps that do not follow one another: rows of two runs, or rows that were sorted.
+
+    Raises:
+        UserError: naming the first pair.
+    """
+    for before, row in pairwise(steps):
+        if row.step <= before.step or row.elapsed_s < before.elapsed_s:
+            what = (
+                f"{str(path)!r} is damaged: step {row.step} at {row.elapsed_s:g} s stands behind step {before.step} "
+                f"at {before.elapsed_s:g} s"
+            )
+            raise UserError(what, str(path), "it holds rows of two runs: restore it from a copy, or leave this run out")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -200,6 +219,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = parse_json(content)
         _check_levels(data)
+        json.dumps(data, ensure_ascii=False).encode()  # halves of surrogate pairs, which msgspec does not take
     except ValueError as error:
         raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
     try:
@@ -243,8 +263,8 @@ def find_run_folders(path: Path) -> list[Path]:
     Raises:
         UserError: there is no such folder, or no run in it.
     """
-    if not path.is_dir():
-        problem = "is not a folder" if path.exists() else "does not exist"
+    if not os.path.isdir(path):  # Path's raises where a name is too long
+        problem = "is not a folder" if os.path.exists(path) else "does not exist"
         raise UserError(f"{str(path)!r} {problem}", where=str(path), fix="name a results folder or a run folder in it")
     found = []
     for folder, subfolders, files in os.walk(path):
@@ -286,7 +306,7 @@ def is_running(folder: Path) -> bool:
 def _is_locked(path: Path) -> bool:
     """Whether a live process holds the writer's lock."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.core.experiment import FEWEST_TO_STOP
 from harness.scenario.check import check_variant
-from harness.scenario.problems import Path, Problem, as_user_error, broken, dotted
+from harness.scenario.problems import MOST_TOLD, Path, Problem, as_user_error, broken, dotted, shown
 from harness.scenario.schema import Scenario
 from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
 
@@ -71,6 +71,7 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     base = tree.without("arms", "sweep")
     variants: list[Variant] = []
     found: dict[Problem, list[str]] = {}
+    looked_at = refused = 0
     arms: list[str | None] = [*scenario.arms] or [None]
     for point, arm in itertools.product(_points(scenario.sweep), arms):
         changed = _changed(base, tree, ("arms", arm), scenario.arms[arm]) if arm is not None else base
@@ -81,7 +82,10 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
             found.setdefault(problem, []).append(label)
         if resolved is not None:
             variants.append(Variant(arm, point, label, resolved, len(variants)))
-    wrong = [_in_variants(problem, labels, _count(scenario)) for problem, labels in found.items()]
+        looked_at, refused = looked_at + 1, refused + (resolved is None)
+        if refused == MOST_TOLD:
+            break
+    wrong = [_in_variants(problem, labels, looked_at, _count(scenario)) for problem, labels in found.items()]
     wrong = wrong or [problem.located(tree.origins) for problem in _endpoint_problems(scenario, variants)]
     if wrong:
         raise as_user_error(wrong, subject)
@@ -175,7 +179,8 @@ def _axis_problems(scenario: Scenario) -> Iterator[Problem]:
     for axis, values in sweep.items():
         yield from _fixed_key(axis, ("sweep", axis))
         if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
-            yield Problem(f"sweep axis `{axis}` names a value twice: {values}", "name each once", (("sweep", axis),))
+            what = f"sweep axis `{axis}` names a value twice: {shown(values)}"
+            yield Problem(what, "name each once", (("sweep", axis),))
     for arm, changes in arms.items():
         for key, axis in itertools.product(_leaves(changes), sweep):
             if _overlap(key, axis):
@@ -206,12 +211,13 @@ def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(other + ".") or other.startswith(one + ".")
 
 
-def _in_variants(problem: Problem, labels: list[str], count: int) -> Problem:
-    """Say in which runs the problem is."""
+def _in_variants(problem: Problem, labels: list[str], looked_at: int, count: int) -> Problem:
+    """Say in which of the runs that were looked at the problem is."""
     if labels == [""]:
         return problem
-    if len(labels) == count > 1:
-        return replace(problem, what=f"in all {count} runs: {problem.what}")
+    if len(labels) == looked_at > 1:
+        which = f"all {count}" if looked_at == count else f"each of the first {looked_at} of {count}"
+        return replace(problem, what=f"in {which} runs: {problem.what}")
     names = ", ".join(f"`{label}`" for label in labels[:4])
     more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
     return replace(problem, what=f"in {names}{more}: {problem.what}")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from harness.scenario.problems import Path, Problem, dotted, nearest, shown
+from harness.scenario.problems import MOST_TOLD, Path, Problem, dotted, nearest, odd_letter, shown
 from harness.scenario.schema import Scenario, broken_rules
 from harness.scenario.sections import FORMS
 from harness.scenario.task_and_model import FORMS_OF_REWARD
@@ -64,8 +64,13 @@ def check_variant(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
 
 
 def problems_of(error: ValidationError, root: SectionClass) -> list[Problem]:
-    """Return what pydantic found wrong with the settings of a ``root``; where they were written is not known yet."""
-    return [_Translation(details, root).problem() for details in error.errors(include_url=False)]
+    """Return what pydantic found wrong with the settings of a ``root``; where they were written is not known yet.
+
+    What is beyond the problems that are told is only counted: to look for the nearest key takes milliseconds each.
+    """
+    found = error.errors(include_url=False)
+    told = [_Translation(details, root).problem() for details in found[:MOST_TOLD]]
+    return told + [Problem(details["msg"]) for details in found[MOST_TOLD:]]
 
 
 class _Translation:
@@ -80,7 +85,7 @@ class _Translation:
     def problem(self) -> Problem:
         kind, context = self.details["type"], self.details.get("ctx", {})
         if kind == "extra_forbidden":
-            return self._problem(f"unknown key `{self.key}`", self._known_keys())
+            return self._problem(f"unknown key `{self.key}`{odd_letter(self.name)}", self._known_keys())
         if kind == "missing":
             return self._missing()
         if kind in ("union_tag_invalid", "literal_error"):
@@ -159,7 +164,7 @@ class _Translation:
         value = self.value
         if expected == "true or false" and isinstance(value, str):
             return "write true or false, without quotes (yes, no, on and off are text)"
-        if expected.endswith("number") and isinstance(value, str) and _is_number(value):
+        if expected.endswith("number") and isinstance(value, str) and value.isascii() and _is_number(value):
             return f"leave the quotes out: {self.name}: {value}"
         if expected == "a list" and not isinstance(value, dict) and value is not None:
             return f"put it in brackets: {self.name}: [{value}]"
@@ -179,9 +184,9 @@ def _in_words(details: ErrorDetails) -> str:
     context = details.get("ctx", {})
     match details["type"]:
         case "too_short":
-            return f"has {context['actual_length']} items, must have at least {context['min_length']}"
+            return f"has {len(details['input'])} items, must have at least {context['min_length']}"
         case "too_long":
-            return f"has {context['actual_length']} items, must have at most {context['max_length']}"
+            return f"has {len(details['input'])} items, must have at most {context['max_length']}"
         case "string_too_short":
             return "must not be empty"
         case "string_too_long":

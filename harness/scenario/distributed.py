@@ -15,7 +15,10 @@ from harness.scenario.sections import (
     FromList,
     NonEmptyText,
     NotNegative,
+    Parts,
     Positive,
+    Seconds,
+    SecondsOr0,
     Section,
     by_type,
 )
@@ -40,23 +43,23 @@ class PartSettings(Section):
     """CPUs that Ray reserves for it."""
     gpus: NotNegative = 0.0
     """GPUs that Ray reserves for it; a fraction shares one."""
-    threads: AtLeast1 | None = None
+    threads: Parts | None = None
     """Its CPU threads; null takes model.threads, or else its CPUs."""
 
 
 class LearnerPartSettings(PartSettings):
     """What each rank of the Learner may use."""
 
-    ranks: AtLeast1 = 1
+    ranks: Parts = 1
     """Processes that train together, see `learner`; cpus, gpus and threads are those of each."""
-    per_node: Annotated[tuple[AtLeast1, ...], FromList, Field(min_length=1)] | None = None
+    per_node: Annotated[tuple[Parts, ...], FromList, Field(min_length=1)] | None = None
     """How many of them stand on each node, in their order, such as [4, 2]; null leaves it to Ray."""
 
 
 class ReplicatedPartSettings(PartSettings):
     """What each of several equal parts may use."""
 
-    count: AtLeast1 = 1
+    count: Parts = 1
     """How many of them."""
 
 
@@ -133,7 +136,7 @@ class FaultSettings(Section):
     """How many dead Generators and Scorers are replaced; the next one ends the run."""
     learner_restarts: AtLeast0 = 0
     """How often a Learner that died is made again, with all its ranks, from the newest whole checkpoint."""
-    delays: Annotated[dict[DelayedStage, NotNegative], EmptyIfNull] = Field(default_factory=dict)
+    delays: Annotated[dict[DelayedStage, SecondsOr0], EmptyIfNull] = Field(default_factory=dict)
     """Seconds by which each span of a stage is made longer, by stage: to see whether a comparison finds it."""
     skip_weight_loads: Annotated[tuple[AtLeast1, ...], FromList] = ()
     """Versions whose weights the engine pretends to load: to see whether the engine mismatch finds it."""
@@ -143,7 +146,7 @@ class FaultSettings(Section):
     """When a rank of the Learner kills itself: to see how the run ends."""
     hung_rank: RankMoment | None = None
     """When a rank of the Learner stops for ever: to see how the run ends."""
-    stall_after_s: Positive = 600.0
+    stall_after_s: Seconds = 600.0
     """Seconds that one stage may take, or that may pass without any ending; then the run says who waits and stops."""
 
 
@@ -212,7 +215,7 @@ class BroadcastTransportSettings(ActorTransportSettings):
 
     type: Literal["broadcast"] = "broadcast"
     """One broadcast to all Generators (gloo, or NCCL between GPUs), each of which keeps the versions it may need."""
-    timeout_s: Positive = 30.0
+    timeout_s: Seconds = 30.0
     """Seconds that a publish waits for a Generator before it goes on without it."""
 
 
@@ -270,7 +273,7 @@ class TransportSweepSettings(Section):
     """Sizes of the weights, in units of 10^6 bytes."""
     tensors: Annotated[tuple[AtLeast1, ...], FromList, Field(min_length=1)] = (1,)
     """Numbers of tensors that the weights are split into."""
-    receivers: Annotated[tuple[AtLeast1, ...], FromList, Field(min_length=1)] = (1,)
+    receivers: Annotated[tuple[Parts, ...], FromList, Field(min_length=1)] = (1,)
     """Numbers of Generators that load the same weights."""
     repeats: Annotated[int, Field(ge=3)] = 9
     """Timed syncs of each kind, in turns; one more before them is not counted."""

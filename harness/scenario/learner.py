@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import AtLeast1, EmptyIfNull, Section
+from harness.scenario.sections import EmptyIfNull, Parts, Section
 
 if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
@@ -64,9 +64,9 @@ class MeshShape:
 class MeshSettings(Section):
     """How ranks are laid out; the number of shards follows from the others."""
 
-    replicate: AtLeast1 | None = None
+    replicate: Parts | None = None
     """Copies of the model, each on a group of ranks of its own; null: as many as there are ranks with ddp, else 1."""
-    tensor: AtLeast1 = 1
+    tensor: Parts = 1
     """Ranks that split each layer's matrices among them (tensor parallelism) and train on the same rollouts."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ from harness.scenario.yaml_files import (
 SCENARIOS = NamedFiles("scenario", "scenarios", "steps: 60", "(`python -m harness list` shows them all)")
 _OWN_KEYS = ("name", "description")
 AGAIN = "again"
+MOST_EXTENDED = 20
+"""Scenarios in a row of which each extends the next."""
+MOST_OVERRIDES, _LONGEST_ORIGIN = 1000, 200
 USUAL_BLOCKS = 10
 """Enough for a verdict on a stage, too."""
 
@@ -48,6 +52,9 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
     path = SCENARIOS.find(path_or_name)
     tree = _file_tree(path, ())
     tree = Tree({"name": _name_of(path), **tree.data}, tree.origins, tree.problems)
+    if len(overrides) > MOST_OVERRIDES:
+        what = f"--set is given {len(overrides):,} times, must be at most {MOST_OVERRIDES:,}"
+        raise UserError(what, None, "write a scenario file with these settings")
     for override in overrides:
         tree = tree.overlaid(_override_tree(override))
     return _checked(tree, display(path))
@@ -85,6 +92,9 @@ def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
         raise UserError(f"`extends` is {base_name!r}, expected one name or path", where, "write `extends: sync_k1`")
     base_path = _base_path(base_name, path, where)
     chain = (*chain, path.resolve())
+    if len(chain) > MOST_EXTENDED:
+        what = f"more than {MOST_EXTENDED} scenarios extend each other in a row"
+        raise UserError(what, where, "extend a scenario nearer to the first")
     if base_path.resolve() in chain:
         names = [link.stem for link in chain[chain.index(base_path.resolve()) :]] + [base_path.stem]
         raise UserError(f"scenarios extend each other: {' -> '.join(names)}", where, "let one of them stand alone")
@@ -95,7 +105,7 @@ def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
 def _base_path(name: str, path: Path, where: str) -> Path:
     beside = [path.parent / name, *(path.parent / f"{name}{suffix}" for suffix in SUFFIXES)]
     for candidate in beside:
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # Path's raises where a name is too long
             return candidate
     try:
         return SCENARIOS.find(name)
@@ -105,11 +115,10 @@ def _base_path(name: str, path: Path, where: str) -> Path:
 
 def _override_tree(override: str) -> Tree:
     key, sign, text = override.partition("=")
-    origin = f"--set {override}"
+    origin = f"--set {override if len(override) <= _LONGEST_ORIGIN else override[: _LONGEST_ORIGIN - 3] + '...'}"
     if not sign or not key.strip() or not all(key.strip().split(".")):
-        raise UserError(
-            f"--set takes key=value, got {override!r}", None, "write for example --set optimizer.learning_rate=1e-4"
-        )
+        what = f"--set takes key=value, got {override[:_LONGEST_ORIGIN]!r}"
+        raise UserError(what, None, "write for example --set optimizer.learning_rate=1e-4")
     if key.strip().split(".")[0] == "extends":
         raise UserError("`extends` cannot be overridden", origin, "run the other scenario, or write it into the file")
     return tree_of_key(key.strip(), parse_yaml(text, origin), origin)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.core.errors import UserError
 
+MOST_TOLD = 20
+"""Problems that one error tells of; nobody reads more."""
+_LONGEST_NAME = 40
 Path = tuple[str | int, ...]
 """The way to a value: keys, and indices of list items."""
 
@@ -62,7 +66,19 @@ def shown(value: object, limit: int = 60) -> str:
     kind = "text " if isinstance(value, str) else "the list " if isinstance(value, list | tuple) else ""
     kind = "the mapping " if isinstance(value, dict) else kind
     text = repr(value)
-    return kind + (text if len(text) <= limit else text[: limit - 3] + "...")
+    return kind + (text if len(text) <= limit else text[: limit - 3] + "...") + odd_letter(value)
+
+
+def odd_letter(word: object) -> str:
+    """Say which character of a short text is not ASCII, since it may look like one that is; empty where none is.
+
+    >>> odd_letter("st\u0435ps"), odd_letter("steps")
+    (', with U+0435 CYRILLIC SMALL LETTER IE at character 3', '')
+    """
+    if not isinstance(word, str) or len(word) > _LONGEST_NAME or word.isascii():
+        return ""
+    at = next(number for number, character in enumerate(word) if not character.isascii())
+    return f", with U+{ord(word[at]):04X} {unicodedata.name(word[at], '')}".rstrip() + f" at character {at + 1}"
 
 
 def as_user_error(problems: Sequence[Problem], subject: str) -> UserError:
@@ -70,8 +86,9 @@ def as_user_error(problems: Sequence[Problem], subject: str) -> UserError:
     if len(problems) == 1:
         problem = problems[0]
         return UserError(problem.what, problem.where or subject, problem.fix)
-    lines = [f"{len(problems)} problems in {subject}"]
-    for number, problem in enumerate(problems, start=1):
+    most = f", the first {MOST_TOLD} of them" if len(problems) > MOST_TOLD else ""
+    lines = [f"{len(problems)} problems in {subject}{most}"]
+    for number, problem in enumerate(problems[:MOST_TOLD], start=1):
         lines.append(f"  {number}. {problem.what}")
         lines += [f"     where: {problem.where}"] if problem.where else []
         lines += [f"     fix:   {problem.fix}"] if problem.fix else []

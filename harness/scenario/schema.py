@@ -50,7 +50,10 @@ from harness.scenario.task_and_model import (
     TaskSettings,
 )
 
+MOST_AXES, MOST_CHANGES = 20, 200
+"""Of a sweep; and keys that an arm changes, which are about all there are."""
 AxisValues = Annotated[list[Any], Field(min_length=1)]
+ArmChanges = Annotated[dict[str, Any], Field(max_length=MOST_CHANGES)]
 EndpointName = Literal["seconds_per_step", "weight_sync_seconds", "reward_at_rollouts"]
 
 
@@ -141,9 +144,9 @@ class Scenario(Section):
         "tensorboard",
     )
     """Where each step's metrics go beside the results."""
-    arms: Annotated[dict[FolderName, dict[str, Any]], EmptyIfNull] = Field(default_factory=dict)
+    arms: Annotated[dict[FolderName, ArmChanges], EmptyIfNull] = Field(default_factory=dict)
     """Variants compared in one run: for each name, the dotted keys it changes."""
-    sweep: Annotated[dict[str, AxisValues], EmptyIfNull] = Field(default_factory=dict)
+    sweep: Annotated[dict[str, AxisValues], Field(max_length=MOST_AXES), EmptyIfNull] = Field(default_factory=dict)
     """Axes: for each dotted key, its values; every combination is run."""
 
     @property

@@ -9,10 +9,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-AtLeast0 = Annotated[int, Field(ge=0)]
-AtLeast1 = Annotated[int, Field(ge=1)]
+MOST_COUNT = 10**9
+"""Steps, rollouts, tokens: whatever is counted. Products of two of them fit into 64 bits."""
+MOST_PARTS = 4096
+"""Processes, threads, nodes: whatever is made before a run starts."""
+MOST_SECONDS = 1e6
+"""Eleven days; ``poll`` waits for 24 at most."""
+LEAST_POSITIVE = 1e-30
+"""What divides or is divided by; float32 holds it, and one over it."""
+AtLeast0 = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+AtLeast1 = Annotated[int, Field(ge=1, le=MOST_COUNT)]
+Parts = Annotated[int, Field(ge=1, le=MOST_PARTS)]
 NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(ge=LEAST_POSITIVE)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+SecondsOr0 = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+=,-]*$"

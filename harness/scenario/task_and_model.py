@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -16,9 +17,11 @@ from harness.scenario.sections import (
     Fraction,
     FromList,
     NonEmptyText,
-    NotNegative,
+    Parts,
     Positive,
     Precision,
+    Seconds,
+    SecondsOr0,
     Section,
     Seed,
     by_type,
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
 
 TAKEN_NAMES = ("total", "format", "answer")
 """Names that no part of a reward may have."""
+KEYWORD_BLOCKS, KEYWORDS_OF_A_BLOCK = 50, 8
+"""How the word list of the keyword task is dealt: a prompt to train on takes its words from as many blocks, a held-out
+one from one block."""
+MOST_PROMPTS = 1_000_000
 PROMPT_TEMPLATES = ("r1_zero", "question_only", "r1_zero_reworded")
 """Names of the prompt templates that come with the project."""
 
@@ -54,9 +61,9 @@ class KeywordsTaskSettings(ChatSettings):
     """JSONL file with the held-out prompts; goes with `train`."""
     keywords_per_prompt: Annotated[int, Field(ge=2, le=8)] = 2
     """How many words a sentence must include; at least 2. With files, what the warm start is taught."""
-    train_prompts: AtLeast1 = 4096
+    train_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS)] = 4096
     """How many different training prompts there are."""
-    validation_prompts: AtLeast1 = 256
+    validation_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS)] = 256
     """How many held-out prompts there are; their word combinations never occur in training."""
     seed: Seed = 0
     """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
@@ -113,7 +120,7 @@ class JsonlTaskSettings(ChatSettings):
     """Share of the training file held out where there is no validation file."""
     reward: Reward
     """Reward function as `package.module:function`, called with (response, ground_truth); or a weighted list."""
-    reward_timeout_s: Positive | None = 30.0
+    reward_timeout_s: Seconds | None = 30.0
     """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
     prompt_field: NonEmptyText = "prompt"
     """Key of the prompt in each row."""
@@ -138,7 +145,7 @@ class MathsTaskSettings(ChatSettings):
     """`r1_zero` (thoughts, then tags), `question_only`, `r1_zero_reworded`, or a text file with `{question}` in it."""
     reward: Literal["r1_zero", "question_only"] | None = None
     """How answers are found: in the tags of `r1_zero`, or anywhere; null: as the prompt asks, if it is no file."""
-    symbolic_timeout_s: Positive = 2.0
+    symbolic_timeout_s: Seconds = 2.0
     """Seconds that the symbolic comparison of one answer may take; then the answer counts as wrong."""
 
 
@@ -147,9 +154,9 @@ class ArithmeticTaskSettings(Section):
 
     type: Literal["arithmetic"] = "arithmetic"
     """Made-up arithmetic problems."""
-    train_prompts: AtLeast1 = 4096
+    train_prompts: Annotated[int, Field(ge=1, le=20_000)] = 4096
     """How many different training problems there are."""
-    validation_prompts: AtLeast1 = 256
+    validation_prompts: Annotated[int, Field(ge=1, le=2000)] = 256
     """How many held-out problems there are; none of them occurs in training."""
     seed: Seed = 0
     """Seed of the problems. It is apart from the scenario's seed, so that seeds share one set of problems."""
@@ -175,7 +182,7 @@ class PolicySettings(Section):
 
     precision: Precision = "float32"
     """Training arithmetic; bfloat16 and float16 mean autocast over float32 weights, float16 with loss scaling."""
-    threads: AtLeast1 | None = None
+    threads: Parts | None = None
     """CPU threads of the training process; null takes all cores."""
 
 
@@ -210,7 +217,7 @@ class PacedModelSettings(PolicySettings):
 
     type: Literal["paced"] = "paced"
     """Sleeps instead of training; the weights it publishes are real bytes that change at each step."""
-    update_s: NotNegative = 0.4
+    update_s: SecondsOr0 = 0.4
     """Seconds of one update."""
     megabytes: Positive = 1.0
     """Size of the weights, in units of 10^6 bytes."""
@@ -259,7 +266,7 @@ class PacedEngineSettings(Section):
 
     type: Literal["paced"] = "paced"
     """Sleeps instead of sampling; the weights it loads are copied into its own tensors."""
-    generate_s: NotNegative = 0.5
+    generate_s: SecondsOr0 = 0.5
     """Seconds of one batch; several Generators share it out."""
     spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How far the seconds of one batch may differ from that, as a fraction; drawn from the seed."""
@@ -281,7 +288,7 @@ class VllmEngineSettings(ServingEngineSettings):
 
     type: Literal["vllm"] = "vllm"
     """vLLM; `make install-vllm` adds it."""
-    tensor_parallel: AtLeast1 = 1
+    tensor_parallel: Parts = 1
     """Workers that split each layer's matrices and key/value heads; more than 1 are processes with a GPU each."""
     context: AtLeast1 | None = None
     """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""
@@ -420,6 +427,23 @@ def keyword_files_come_together(scenario: Scenario) -> Problem | None:
         if value != default:
             what = f"task.{name} is {value}, and with task.train all prompts come from the files"
             return broken(what, f"leave task.{name} out", f"task.{name}", "task.train")
+    return None
+
+
+def keyword_prompts_are_there(scenario: Scenario) -> Problem | None:
+    """No two prompts ask for the same set of words, and the word list has only so many sets."""
+    task = scenario.task
+    if not isinstance(task, KeywordsTaskSettings) or task.train is not None:
+        return None
+    words, size = task.keywords_per_prompt, KEYWORDS_OF_A_BLOCK
+    there = {
+        "train_prompts": math.comb(KEYWORD_BLOCKS, words) * size**words,
+        "validation_prompts": KEYWORD_BLOCKS * math.comb(size, words),
+    }
+    for name, most in there.items():
+        if getattr(task, name) > most:
+            what = f"task.{name} is {getattr(task, name)}, and there are {most} sets of {words} words"
+            return broken(what, f"set task.{name} to at most {most}", f"task.{name}", "task.keywords_per_prompt")
     return None
 
 
@@ -562,6 +586,7 @@ TASK_AND_MODEL_RULES = (
     paced_goes_together,
     warm_start_suits_the_task,
     keyword_files_come_together,
+    keyword_prompts_are_there,
     rewards_have_names,
     chat_template_of_a_folder,
     own_prompt_names_its_reward,

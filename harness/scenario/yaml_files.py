@@ -1,7 +1,8 @@
 """YAML that people write, read in one place: scenarios, probe profiles and machine profiles.
 
 Every value remembers its line, and all problems of a file are told at once. Scalars follow YAML 1.2: ``1e-5`` is a
-number; ``yes``, ``no``, ``on``, ``off``, ``1:30`` and dates are text. Size, depth and aliases are bounded.
+number; ``yes``, ``no``, ``on``, ``off``, ``1:30`` and dates are text. Size, depth, values, digits and aliases are
+bounded, so that a text is refused within a second or read within one.
 (ruamel.yaml takes three times as long on our files, stops at the first key written twice and bounds no aliases.)
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,13 +27,23 @@ from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
 from harness.core.errors import UserError
+from harness.core.regular_files import read_regular
 from harness.scenario.check import foreign_keys, problems_of
 from harness.scenario.problems import Path as KeyPath
 from harness.scenario.problems import Problem, as_user_error, dotted, nearest, shown
 from harness.scenario.schema import Scenario
 
 SUFFIXES = (".yaml", ".yml")
-MOST_BYTES = 4 * 2**20
+MOST_BYTES = 256 * 2**10
+"""Five times the largest file of ours, a machine profile. The parser takes 4 s for a MB."""
+MOST_VALUES = 20_000
+"""Keys and values of a text; the parser takes 20 us for each."""
+MOST_LEVELS = 32
+"""Mappings and lists within each other, and parts of a dotted key; ours have under 10."""
+MOST_NUMBER = 1e30
+"""Whatever is computed with settings fits into float32."""
+MOST_DIGITS = 64
+"""Characters of a number; the longest float has 24."""
 MOST_REPEATED = 10_000
 """Values that the aliases of a text may repeat. Aliases of aliases multiply: nine levels of ten make 10^9."""
 NUMBER_PATTERNS = {
@@ -40,6 +52,7 @@ NUMBER_PATTERNS = {
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
 }
 _TAG = "tag:yaml.org,2002:"
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -86,9 +99,9 @@ class NamedFiles:
         """
         path = Path(path_or_name)
         if path.suffix in SUFFIXES or len(path.parts) > 1:
-            if path.is_file():
+            if os.path.isfile(path):  # Path's raises where a name is too long
                 return path
-            folder = "no such folder" if not path.parent.is_dir() else "no such file"
+            folder = "no such folder" if not os.path.isdir(path.parent) else "no such file"
             raise self._not_found(f"no {self.kind} file {path} ({folder})", path.stem, display(path.parent))
         for file in self.files():
             if file.stem == str(path_or_name):
@@ -145,16 +158,13 @@ def read_text(path: Path) -> str:
         UserError: it is not UTF-8, far too large, or cannot be read.
     """
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            what = f"the file has {size:,} bytes, must have at most {MOST_BYTES:,}"
-            raise UserError(what, display(path), "name a file of settings")
-        return path.read_text(encoding="utf-8-sig")
+        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         what = f"the file is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})"
         raise UserError(what, display(path), "save it as UTF-8") from None
     except OSError as error:
-        raise UserError(f"cannot read the file: {error.strerror}", display(path), "check its permissions") from None
+        fix = "name a file of settings that may be read"
+        raise UserError(f"cannot read the file: {error.strerror}", display(path), fix) from None
 
 
 def display(path: Path) -> str:
@@ -198,6 +208,9 @@ def tree_of_key(key: str, value: Any, origin: str) -> Tree:
     ({'loss': {'kl': {'coefficient': 1}}}, {'arms': {'k4': {'loss.type': 'naive'}}})
     """
     path = tuple(key.split(".", {"sweep": 1, "arms": 2}.get(key.split(".", 1)[0], -1)))
+    if len(path) > MOST_LEVELS:
+        what = f"the key {key[:20]}... has {len(path)} parts, must have at most {MOST_LEVELS}"
+        raise UserError(what, origin, "write a setting's dotted key, such as loss.kl.coefficient")
     data: Any = copy.deepcopy(value)
     for part in reversed(path):
         data = {part: data}
@@ -277,6 +290,28 @@ class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
         Parser.__init__(self)
         Composer.__init__(self)
         BaseResolver.__init__(self)
+        self._levels = self._values = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        """Compose a value and what is in it, as far as the bounds go.
+
+        Raises:
+            _TooMuch: there are too many levels or values.
+        """
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise _TooMuch(f"keys and values are more than {MOST_VALUES:,}", mark, "write fewer")
+        if self._levels > MOST_LEVELS:
+            raise _TooMuch(f"mappings and lists are nested more than {MOST_LEVELS} deep", mark, "write fewer levels")
+        self._levels += 1
+        node: Node | None = super().compose_node(parent, index)
+        self._levels -= 1
+        return node
+
+
+class _TooMuch(Exception):
+    """A text goes beyond a bound: what, where and the fix."""
 
 
 _Composer.add_implicit_resolver(_TAG + "bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
@@ -296,8 +331,9 @@ def _compose(text: str, source: str) -> Node | None:
         raise UserError(f"YAML syntax error: {details}", place, fix) from None
     except yaml.YAMLError as error:
         raise UserError(f"YAML syntax error: {error}", source, "save the file as plain UTF-8 text") from None
-    except RecursionError:
-        raise UserError("YAML nested too deeply", source, "write fewer levels") from None
+    except _TooMuch as error:
+        what, mark, fix = error.args
+        raise UserError(what, f"{source}, line {mark.line + 1}", fix) from None
 
 
 class _Builder:
@@ -338,7 +374,7 @@ class _Builder:
         for key_node, value_node in node.value:
             if not isinstance(key_node, ScalarNode):
                 raise UserError("a key must be one word", self._place(key_node), "write `key: value`")
-            key = str(key_node.value)
+            key = self._text(key_node)
             here = (*path, key)
             if key in data:
                 what = f"`{dotted(here)}` is written twice (first: {self.origins[here]})"
@@ -353,9 +389,18 @@ class _Builder:
         return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
 
     def _scalar(self, node: ScalarNode) -> Any:
-        text = str(node.value)
+        text, kind = self._text(node), node.tag.removeprefix(_TAG)
+        if kind in NUMBER_PATTERNS and len(text) > MOST_DIGITS:
+            what = f"the number {text[:20]}... has {len(text)} characters, must have at most {MOST_DIGITS}"
+            raise UserError(what, self._place(node), "write a plain number")
+        value = self._value(node, kind, text)
+        if isinstance(value, int | float) and abs(value) > MOST_NUMBER and not text.lstrip("+-").startswith("."):
+            raise UserError(f"the number {text} is beyond {MOST_NUMBER:g}", self._place(node), "write a smaller one")
+        return value
+
+    def _value(self, node: ScalarNode, kind: str, text: str) -> Any:
         try:
-            match node.tag.removeprefix(_TAG):
+            match kind:
                 case "null":
                     return None
                 case "bool":
@@ -372,3 +417,12 @@ class _Builder:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{text[:40]!r} is no number", self._place(node), "write a plain number") from None
+
+    def _text(self, node: ScalarNode) -> str:
+        """Return a scalar's text, which files and commands can take: without null bytes and halves of pairs."""
+        text = str(node.value)
+        odd = _NO_TEXT.search(text)
+        if odd is not None:
+            what = f"the text {text[: odd.start()][-20:]!r} is followed by U+{ord(odd[0]):04X}, which no text may hold"
+            raise UserError(what, self._place(node), "leave it out; characters beyond U+FFFF are written as they are")
+        return text

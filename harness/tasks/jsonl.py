@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import UserError
+from harness.core.regular_files import read_regular
 from harness.core.types import Prompt
 from harness.tasks.rewards import RewardFunction, UserReward
 
@@ -131,7 +132,7 @@ def read_lines(file: str | Path) -> list[tuple[int, bytes]]:
         UserError: the file cannot be read.
     """
     try:
-        content = Path(file).read_bytes()
+        content = read_regular(file)
     except OSError as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise UserError(

@@ -148,7 +148,7 @@ def test_what_the_own_model_cannot_run_is_refused_by_name(change, named):
     [
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, must be at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, must be from 1 to 1000"),
     ],
 )
 def test_impossible_shapes_are_refused(change, named):

@@ -198,6 +198,104 @@ def test_missing_and_misshapen_tensors_are_named(folder):
         load_policy(folder)
 
 
+GATE = "model.layers.0.mlp.gate_proj.weight"
+
+
+def with_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize("runs_it", ["own", "transformers"])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda weights: weights[GATE].view(-1)[3:5].fill_(torch.nan), f"{GATE} has 2 of 49152 numbers that are NaN"),
+        (lambda weights: weights["model.norm.weight"][:1].fill_(-torch.inf), "model.norm.weight has 1 of 128 numbers"),
+        (
+            lambda weights: weights.update({GATE: weights[GATE].int()}),
+            f"{GATE} is of type I32, must be one of F64, F32",
+        ),
+        (
+            lambda weights: weights.update({GATE.replace("0", "1"): weights[GATE].clone()}),
+            "hold 1 tensors that config.json has no place for, model.layers.1.mlp.gate_proj.weight among them",
+        ),
+    ],
+)
+def test_weights_that_would_be_taken_in_silence_are_named(folder, runs_it, change, what):
+    with_weights(folder, change)
+    if runs_it == "transformers":
+        with_config(folder, rope_parameters=DYNAMIC)
+    with pytest.raises(UserError) as caught:
+        load_policy(folder)
+    assert what in caught.value.what
+    assert caught.value.where.startswith(str(folder))
+
+
+@pytest.mark.parametrize("runs_it", ["own", "transformers"])
+@pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        ("num_hidden_layers", 0, 1000),
+        ("num_hidden_layers", -1, 1000),
+        ("num_hidden_layers", 10**6, 1000),
+        ("hidden_size", 10**9, 2**24),
+        ("vocab_size", 10**400, 2**24),
+        ("max_position_embeddings", -1, 2**31),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_before_it_is_built(folder, runs_it, name, value, most):
+    with_config(folder, **{name: value}, **({"rope_parameters": DYNAMIC} if runs_it == "transformers" else {}))
+    with pytest.raises(UserError, match=f"{name} is .*, must be from 1 to {most}"):
+        load_policy(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "what"),
+    [
+        ("{}", "has no weight_map from tensors to files"),
+        ("[]", "holds no object"),
+        ("xx", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"weight_map": {"a": 3}}', "has no weight_map from tensors to files"),
+        ('{"weight_map": {"a": "../../etc/passwd"}}', "names 'passwd', which is no safetensors file of this folder"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "names 'gone.safetensors', which is no safetensors file"),
+    ],
+)
+def test_an_index_of_weights_names_files_of_its_folder(folder, index, what):
+    os.rename(folder / "model.safetensors", folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError) as caught:
+        load_policy(folder)
+    assert what in caught.value.what
+    assert caught.value.where == str(folder / "model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_pipes_in_a_model_folder_are_not_waited_for(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(UserError, match="is no regular file") as caught:
+        load_policy(folder)
+    assert caught.value.where == str(folder / name)
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a/" * 2500, "a\0b", "~nobody/model", "\udcff"])
+def test_names_that_no_folder_can_have_are_refused(path):
+    with pytest.raises(UserError) as caught:
+        load_policy(path)
+    assert caught.value.what.startswith(("no model folder", "no folder"))
+
+
 def test_damaged_weights_are_refused(folder):
     (folder / "model.safetensors").write_bytes(b"\x10\x00\x00\x00")
     with pytest.raises(UserError, match=r"cannot read model\.safetensors"):

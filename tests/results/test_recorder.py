@@ -55,6 +55,7 @@ SAMPLED_AGAIN = replace(
 )
 """Place 0 had the prompts 0, 8 and then 9; a third place's group got no reward."""
 FACTS = StepReport(3, (SCORED,), (Taken(YOUNG, 1, 0), Taken(OLD, 1, 2)), RESULT, TICKET)
+NEXT = replace(FACTS, step=4)
 
 
 @dataclass
@@ -308,7 +309,7 @@ def test_a_row_holds_versions_changes_and_lags(recorder: RunRecorder, clock: Han
     recorder.on_step(FACTS)
     clock.set(13.0)
     recorder.on_version("generator0", 1)
-    recorder.on_step(FACTS)
+    recorder.on_step(NEXT)
     recorder.loop_ends()
     run = _read(recorder)
     first, second = run.steps
@@ -367,7 +368,7 @@ def test_a_wait_counts_in_every_row_that_it_reaches_into(
         recorder.on_step(FACTS)  # row of 10..12 s: the wait goes on for 1.5 of 2 s
         clock.set(13.0)
     clock.set(16.0)
-    recorder.on_step(FACTS)  # row of 12..16 s: it ended after 1 of 4 s
+    recorder.on_step(NEXT)  # row of 12..16 s: it ended after 1 of 4 s
     first, second = _read(recorder).steps
     assert first.metric("idle_ratio/learner") == Metric(0.75)
     assert second.metric("idle_ratio/learner") == Metric(0.25)
@@ -381,7 +382,7 @@ def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder: 
     stats = ReplayStats(added=6, evicted_full=2, evicted_age=1, evicted_unused=1)
     later = ReplayStats(added=8, evicted_full=5, evicted_age=1, evicted_uses=4, evicted_unused=3)
     first = replace(FACTS, taken=taken, replay=(stats, 4))
-    second = replace(FACTS, taken=taken[1:], replay=(later, 3))
+    second = replace(NEXT, taken=taken[1:], replay=(later, 3))
     clock.set(11.0)
     recorder.on_step(first)
     recorder.on_step(second)
@@ -559,7 +560,7 @@ def test_a_load_in_flight_is_no_part_of_the_generation_around_it(
         clock.set(12.0)
         recorder.on_step(FACTS)
         clock.set(14.0)
-    recorder.on_step(FACTS)
+    recorder.on_step(NEXT)
     first, second = _read(recorder).steps
     assert (first.stages_s, second.stages_s) == ({"weight_load": 0.5}, {"generate": 3.5})  # 10..14 s without the load
 
@@ -577,7 +578,7 @@ def test_what_goes_on_when_a_row_is_closed_has_its_instants_of_what_ended(
     recorder.on_step(FACTS)
     clock.set(13.0)
     inside.__exit__(None, None, None)
-    recorder.on_step(FACTS)
+    recorder.on_step(NEXT)
     first, second = _read(recorder).steps
     assert (first.stages_s, second.stages_s) == ({"generate": 1.0}, {"weight_load": 2.0})
 

@@ -78,6 +78,17 @@ def change(*keys: str, to: str) -> Callable[[Path], None]:
     return damage
 
 
+def twice(path: Path) -> None:
+    """What two processes leave that wrote one after the other, a header each."""
+    path.write_bytes(path.read_bytes() * 2)
+
+
+def again(path: Path) -> None:
+    """The rows of another run behind those of this one, under one header."""
+    header, rows = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(header + b"\n" + rows * 2)
+
+
 def pipe(path: Path) -> None:
     path.unlink(missing_ok=True)
     os.mkfifo(path)
@@ -125,6 +136,12 @@ CASES: list[tuple[str, str, Callable[[Path], None]]] = [
     ("no_number", MANIFEST, change("non_finite", to='{"/startup_s": "x"}')),
     ("infinite", MANIFEST, change("startup_s", to="1e400")),
     ("sync_without_bytes", STEPS, add('{"kind":"sync"}')),
+    ("no_plan", MANIFEST, change("schema_version", to="99")),
+    ("two_runs", STEPS, twice),
+    ("two_runs", SPANS, twice),
+    ("two_runs", COUNTERS, twice),
+    ("a_step_again", STEPS, again),
+    ("long_line", STEPS, add('{"kind":"new","x":"' + "x" * 2**24 + '"}')),
     *(("pipe", file, pipe) for file in (MANIFEST, STEPS, SPANS, COUNTERS, ROLLOUTS, SETTINGS, LOG)),
     *(("folder", file, folder) for file in (MANIFEST, STEPS, SPANS, SETTINGS)),
     *(("device", file, device) for file in (MANIFEST, SPANS, COUNTERS, SETTINGS, LOG)),
@@ -176,6 +193,9 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file)
     assert read_file(tmp_path / "link") == b"text"
     pipe(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"x" * (2**22 + 1))
+    with pytest.raises(UserError, match="has 4,194,305 bytes, must have at most 4,194,304"):
+        read_file(tmp_path / "large")
     for odd in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
         with pytest.raises(UserError, match=r"no regular file|Is a directory"):
             read_file(odd)

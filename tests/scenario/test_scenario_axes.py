@@ -136,7 +136,7 @@ def test_every_broken_run_is_reported():
         ({"sweep": {"sweep.seed": [1]}}, "`sweep.seed` cannot differ"),
         ({"sweep": {"extends": ["a"]}}, "`extends` cannot differ"),
         ({"arms": {"Pictures": {}}}, "an arm cannot be called `Pictures`: that folder holds the pictures"),
-        ({"sweep": {"seed": [1, 2, 1]}}, "sweep axis `seed` names a value twice: [1, 2, 1]"),
+        ({"sweep": {"seed": [1, 2, 1]}}, "sweep axis `seed` names a value twice: the list [1, 2, 1]"),
         (
             {"arms": {"a": {"seed": 1}}, "sweep": {"seed": [1, 2]}},
             "`seed` is set by arm `a` and by the sweep axis `seed`",

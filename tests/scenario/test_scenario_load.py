@@ -1,5 +1,6 @@
 """Scenario files: looked up, extended, overridden, and refused with every problem in one message."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,71 @@ def test_a_file_that_is_not_text_is_refused(folder):
 
 def test_a_file_that_is_far_too_large_is_refused_unread(folder):
     with (folder / "s.yaml").open("wb") as stream:
-        stream.truncate(4 * 2**20 + 1)
-    assert refused("s").what == "the file has 4,194,305 bytes, must have at most 4,194,304"
+        stream.truncate(2**40)
+    assert refused("s").what == "cannot read the file: it has 1,099,511,627,776 bytes, must have at most 262,144"
+
+
+def test_what_is_no_file_is_refused_at_once(folder):
+    os.mkfifo(folder / "s.yaml")
+    assert refused("s").what == "cannot read the file: it is no regular file"
+    assert refused(folder / "s.yaml").what.endswith("(no such file)")
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "x" * 5000 + ".yaml", "x/" * 2500 + "y.yaml", "~nobody/x.yaml"])
+def test_names_that_no_file_can_have_are_not_found(folder, name):
+    assert refused(name).what.startswith(("no scenario called", "no scenario file"))
+    assert refused_text(folder, f"extends: {name}\n").what.startswith("`extends`: no scenario")
+
+
+def test_a_key_that_looks_like_another_is_told_apart(folder):
+    error = refused_text(folder, "st\u0435ps: 3\n")
+    assert "U+0435 CYRILLIC SMALL LETTER IE at character 3" in error.what
+    assert "`steps`" in error.fix
+    assert "U+FF11" in refused_text(folder, "steps: \uff11\uff10\n").what
+
+
+def test_of_many_problems_the_first_are_told(folder):
+    said = refused_text(folder, "".join(f"stepz_{n}: 1\n" for n in range(500))).what
+    assert said.splitlines()[0] == "500 problems in scenarios/s.yaml, the first 20 of them"
+    assert said.count("unknown key") == 20
+
+
+def test_of_many_runs_the_first_wrong_ones_are_told(folder):
+    said = refused_text(folder, f"group_size: 7\nsweep:\n  seed: [{', '.join(map(str, range(9000)))}]\n").what
+    assert said.startswith("in each of the first 20 of 9000 runs: group_size 7 does not divide")
+
+
+def test_scenarios_extend_each_other_in_a_short_row(folder):
+    for number in range(1500):
+        (folder / f"s{number}.yaml").write_text(f"extends: s{number + 1}\n")
+    error = refused("s0")
+    assert error.what == "more than 20 scenarios extend each other in a row"
+    assert error.where == "scenarios/s20.yaml, line 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "what"),
+    [
+        ("", (".".join("a" * 2000) + "=1",), "has 2000 parts, must have at most 32"),
+        (f"arms: {{a: {{{'.'.join('a' * 33)}: 1}}}}\n", (), "has 33 parts, must have at most 32"),
+        ("", ("steps=3",) * 1001, "--set is given 1,001 times, must be at most 1,000"),
+        ("sweep: {" + ", ".join(f"a{n}: [1]" for n in range(21)) + "}\n", (), "has 21 items, must have at most 20"),
+        (
+            "arms: {a: {" + ", ".join(f"a{n}: 1" for n in range(201)) + "}}\n",
+            (),
+            "has 201 items, must have at most 200",
+        ),
+        ("steps: 1000000001\n", (), "is 1000000001, must be at most 1000000000"),
+        ("placement: {generator: {count: 4097}}\n", (), "is 4097, must be at most 4096"),
+        ("faults: {stall_after_s: 1e7}\n", (), "is 10000000.0, must be at most 1000000.0"),
+        ("sampling: {temperature: 1e-40}\n", (), "is 1e-40, must be at least 1e-30"),
+        ("task: {type: arithmetic, train_prompts: 20001}\nmodel: {preset: maths}\n", (), "must be at most 20000"),
+        ("task: {train_prompts: 78401}\n", (), "task.train_prompts is 78401, and there are 78400 sets of 2 words"),
+        ("task: {validation_prompts: 1401}\n", (), "is 1401, and there are 1400 sets of 2 words"),
+    ],
+)
+def test_counts_and_sizes_have_bounds(folder, text, overrides, what):
+    assert what in refused_text(folder, text or "steps: 3\n", *overrides).what
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
@@ -132,7 +196,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ("optimizer:\n  betas: [0.9, 1.0]\n", 2, "optimizer.betas[1] 1.0 1.0", ""),
         ("optimizer:\n  betas: [0.9]\n", 2, "optimizer.betas 1", ""),
         ("optimizer:\n  betas: [0, 0, 0]\n", 2, "optimizer.betas 0 0 0 3 2", ""),
-        ("sampling: {temperature: 0}\n", 1, "sampling.temperature 0 0.0", "0 1.0"),
+        ("sampling: {temperature: 0}\n", 1, "sampling.temperature 0 1 30", "0 1.0"),
         ("sampling: {top_p: .nan}\n", 1, "sampling.top_p", "1 1.0"),
         ("sampling: {stop: [a, '']}\n", 1, "sampling.stop[1]", ""),
         ("save_policy: off\n", 1, "save_policy", ""),

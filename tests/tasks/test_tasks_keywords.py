@@ -9,6 +9,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.core.types import Prompt
+from harness.scenario.task_and_model import KEYWORD_BLOCKS, KEYWORDS_OF_A_BLOCK
 from harness.tasks.grammar import demonstrations
 from harness.tasks.keywords import (
     PROMPT_BEGIN,
@@ -60,6 +61,7 @@ def test_reward_in_parts_earns_the_format_always() -> None:
 
 def test_blocks_deal_every_word_once() -> None:
     assert [len(block) for block in keyword_blocks()] == [8] * 50
+    assert (KEYWORD_BLOCKS, KEYWORDS_OF_A_BLOCK) == (50, 8)  # what a scenario's rule counts with
     assert sorted(itertools.chain.from_iterable(keyword_blocks())) == sorted(WORDS)
 
 

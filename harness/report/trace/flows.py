@@ -13,7 +13,7 @@ leave no doubt. Each span of a chain begins after the one before it; what does n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 from harness.core.trace import Span, Stage
 from harness.report.trace.chrome import Arrow
@@ -22,6 +22,8 @@ Chain = list[int]
 """Places of spans in the list of all spans, in the order of their begin."""
 
 _ARRIVAL = (Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
+MOST_ARRIVALS = 64
+"""Of a version on one lane, in a chain; a run has one or two, and rows that were repeated any number."""
 _SAMPLING = (Stage.GENERATE, Stage.EVALUATE)
 
 
@@ -83,7 +85,7 @@ def _arrivals(spans: Sequence[Span]) -> dict[tuple[str, int], Chain]:
     def owner(place: int) -> tuple[str, int]:
         return spans[place].lane, spans[place].version
 
-    return {key: list(group) for key, group in groupby(sorted(places, key=owner), owner)}
+    return {key: list(islice(group, MOST_ARRIVALS)) for key, group in groupby(sorted(places, key=owner), owner)}
 
 
 def _first_uses(spans: Sequence[Span]) -> dict[tuple[str, int], Chain]:

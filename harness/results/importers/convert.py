@@ -20,8 +20,11 @@ from harness.core.types import Metric, Metrics
 from harness.results import evaluation_row, step_row, tail_row
 from harness.results.importers.logs import Log, Record
 from harness.results.importers.trainers import DEVICES, GROWTH, STEPS, Crosswalk, Entry, Role
+from harness.results.rows import MOST_SECONDS
 
 KEPT = "imported/"
+MOST_STEP = 10**12
+"""A record of a later step counts as one without a step."""
 
 
 @dataclass
@@ -97,9 +100,9 @@ def _unpack(record: Record, crosswalk: Crosswalk) -> tuple[Mapping[str, Any], in
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_STEP:
         return None
-    return int(value) if math.isfinite(value) and value == int(value) else None
+    return int(value) if value == int(value) else None
 
 
 def _add(values: Mapping[str, Any], point: Point, found: Points, crosswalk: Crosswalk) -> None:
@@ -134,7 +137,8 @@ def _number(value: Any) -> float | None:
 
 def _set_clock(point: Point, record: Record, values: Mapping[str, Any], crosswalk: Crosswalk) -> None:
     times = [record.at, *(values.get(name) for name in crosswalk.clock_names)]
-    point.at = next((float(at) for at in times if isinstance(at, int | float) and math.isfinite(at)), point.at)
+    known = (number for at in times if (number := _number(at)) is not None and math.isfinite(number))
+    point.at = next(known, point.at)
 
 
 def _nothing_found(log: Log, found: Points, crosswalk: Crosswalk, where: str) -> UserError:
@@ -220,6 +224,9 @@ class Converter:
                 wall_s = self._wall_s(result, point, clock, covered, done)
                 clock = point.at if point.at is not None else clock
                 done.elapsed_s += wall_s * covered
+                if done.elapsed_s > MOST_SECONDS:
+                    what = f"the log's steps take {done.elapsed_s:g} s by step {point.step}, at most {MOST_SECONDS:g}"
+                    raise UserError(what, where, "name a log whose times are in seconds")
                 self._append_step(point.step - first, wall_s, covered, result, done)
             else:
                 _merge(carried, result.lanes)
@@ -310,7 +317,7 @@ class Converter:
 
     def _store(self, entry: Entry, ours: str, value: float, result: _Translation, done: Converted) -> bool:
         if entry.role in (Role.STEP, Role.STAGE):
-            if not (math.isfinite(value) and value >= 0.0):
+            if not 0.0 <= value <= MOST_SECONDS:
                 done.bad_seconds += 1
                 return False
             if entry.role is Role.STEP:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.core.errors import UserError
+from harness.core.regular_files import read_regular
 from harness.results.trackers.event_file import CRC, FILE_VERSION, HEAD_BYTES, LENGTH, crc32c, masked, message
 
 TRAINER_STATE = "trainer_state.json"
@@ -85,7 +87,7 @@ def read_log(path: Path) -> Log:
     Raises:
         UserError: there is none, it is empty, of another format or damaged, or the folder holds several runs.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # Path's raises where a name is too long
         return _read_folder(path)
     if "tfevents" in path.name:
         return _read_event_files([path])
@@ -203,7 +205,7 @@ def _not_json_lines(path: Path, number: int, problem: str) -> UserError:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} does not exist", where=str(path), fix="name a log file or folder") from None
     except OSError as error:

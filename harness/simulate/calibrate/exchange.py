@@ -25,6 +25,7 @@ from scipy.optimize import nnls
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.regular_files import read_regular
 from harness.results import Run
 from harness.scenario.loop_plan import threads_on
 from harness.simulate.calibrate.effects import run_speeds
@@ -85,11 +86,11 @@ def find_collectives(paths: Sequence[Path]) -> list[CollectiveTimes]:
     found = []
     for file in sorted(files):
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = json.loads(read_regular(file))
             if (data.pop("schema"), data.pop("schema_version")) != (SCHEMA, SCHEMA_VERSION):
                 raise UserError(f"{file} is of another version than {SCHEMA_VERSION}", str(file), "measure again")
             found.append(CollectiveTimes(**data))
-        except (ValueError, TypeError, KeyError, OSError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
             what = f"{file} holds no measured collectives: {error}"
             raise UserError(what, str(file), "take that file away, or measure again") from error
     return found
