@@ -87,7 +87,7 @@ COMMANDS = {
 }
 """Module, purpose and example of each command."""
 PART_OF = {
-    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"), "train"),
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "google"), "train"),
     "ray": "ray",
     "nixl": "nixl",
     "vllm": "vllm",

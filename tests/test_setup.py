@@ -107,6 +107,7 @@ def test_make_alone_lists_every_target() -> None:
             "test-all",
             "check",
             "faults",
+            "fuzz",
             "holdout",
             "gpu-check",
             "install",

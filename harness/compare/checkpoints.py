@@ -116,6 +116,8 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], series: StepSeries | None) 
         series: its measured training steps.
     """
     every: Any = run.setting("checkpoint.every")
+    if run.setting("checkpoint.keep_steps") or run.setting("checkpoint.keep_steps_every"):
+        return None  # their saves cannot be told from those of checkpoints
     by_kind: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         by_kind[lane_kind(span.lane)].append(span)

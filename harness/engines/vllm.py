@@ -291,7 +291,7 @@ class VllmEngine:
         try:
             with self._asleep_between_calls(then):
                 yield
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # the latter of vLLM's own, once it has shut itself down
             if self._workers > 1 and self._llm.llm_engine.model_executor.is_failed:
                 raise RunStopped(f"one of vLLM's {self._workers} workers has ended") from error
             raise

@@ -205,8 +205,10 @@ def _folder(name: str) -> Path | None:
         return folder
     if name.startswith((".", "/", "~")):
         return None
-    from huggingface_hub import try_to_load_from_cache
-
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ModuleNotFoundError:  # without the extra `train` no cache is looked into
+        return None
     try:
         found = try_to_load_from_cache(name, "config.json")
     except ValueError:  # no name that the hub could have

@@ -350,6 +350,13 @@ def _no_place_for(names: Sequence[str], where: str) -> UserError:
     return UserError(what, where, "give the config.json of these weights")
 
 
+def _is_mask(name: str, tensor: _Stored | None) -> bool:
+    """Whether a tensor is a buffer that older versions of transformers saved with the weights of GPT-2 and its kin."""
+    if name.endswith((".masked_bias", ".rotary_emb.inv_freq")):
+        return True
+    return name.endswith((".attn.bias", ".attention.bias")) and tensor is not None and len(tensor.shape) == 4
+
+
 def _require_floats(name: str, tensor: _Stored) -> None:
     if tensor.kind not in _FLOATS:
         what = f"{name} is of type {tensor.kind}, must be one of {', '.join(_FLOATS)}"
@@ -410,8 +417,9 @@ def _load_with_transformers(folder: Path, dtype: torch.dtype, stored: Mapping[st
         raise UserError(
             f"the weights lack {len(missing)} tensors, {missing[0]} among them", str(folder), "save the model again"
         )
-    if loaded[1]["unexpected_keys"]:
-        raise _no_place_for(sorted(loaded[1]["unexpected_keys"]), str(folder))
+    unknown = sorted(name for name in loaded[1]["unexpected_keys"] if not _is_mask(name, stored.get(name)))
+    if unknown:
+        raise _no_place_for(unknown, str(folder))
     for name, parameter in model.named_parameters():
         if name in stored and parameter.is_floating_point():
             _require_floats(name, stored[name])

@@ -42,7 +42,10 @@ def recorded_arrivals(scenario: Scenario) -> tuple[Arrival, ...]:
     run = load_run(folder := Path(scenario.arrivals.repeat))
     if run.status == "running":
         raise UserError("the run that is to be repeated is not over", str(folder), "wait for its end, or stop it")
-    check_same(run.settings, scenario, folder)
+    was = check_same(run.settings, scenario, folder)
+    if "checkpoint.every" in was:
+        what = f"checkpoint.every was {was['checkpoint.every']} in the run that is to be repeated: saves are events too"
+        raise UserError(what, str(folder), "set checkpoint.every to that")
     if scenario.steps != run.settings["steps"]:
         what = f"the run that is to be repeated has {run.settings['steps']} training steps, this one {scenario.steps}"
         raise UserError(what, str(folder), f"set steps to {run.settings['steps']}")

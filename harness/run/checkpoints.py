@@ -110,9 +110,9 @@ class RunCheckpoints:
     async def _complete(self) -> None:
         if self._writing is not None:
             await self._commit_written(wait=True)
-        committing, self._committing = self._committing, None
-        if committing is not None:
-            await asyncio.shield(committing)
+        if self._committing is not None:
+            await asyncio.shield(self._committing)
+            self._committing = None
 
     async def _commit_written(self, *, wait: bool) -> None:
         """Have what is written count, as soon as all ranks have written theirs."""

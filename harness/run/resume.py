@@ -181,7 +181,10 @@ def find_continuation(folder: Path, scenario: Scenario) -> Continuation:
         UserError: it is of another scenario (with the keys) or of other functions, one of its runs is still running, or
             nothing is left.
     """
-    check_same(read_settings(folder / SAVED), scenario, folder, ())
+    was = check_same(read_settings(folder / SAVED), scenario, folder, ())
+    if "checkpoint.every" in was and scenario.interleaving == "auto":
+        what = f"checkpoint.every decides here how arms take turns, and was {was['checkpoint.every']}"
+        raise UserError(what, str(folder), "leave it as it was, or begin a new experiment")
     plan, variants = read_plan(folder), expand(scenario)
     finished, again, resumes = list[Point](), list[Point](), dict[str, Resume]()
     for group in points_of(variants):
@@ -211,6 +214,8 @@ def resume_of(point: Point) -> Resume | None:
     Raises:
         UserError: it is still running, or is of other functions.
     """
+    if point.variant.scenario.arrivals.repeat is not None:  # it is repeated from its beginning
+        return None
     try:
         run = load_run(point.folder)
         found = None if run.status == "running" else newest_of(run.folder, run.manifest)

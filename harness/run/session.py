@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.core.atomic_files import whole_file
+from harness.core.checkpoints import steps_in
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
 from harness.core.user_functions import module_hash
@@ -30,7 +32,7 @@ from harness.results.manifest import LEARNER_DIED, Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
-from harness.results.writer import PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
+from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import RunningParts, kept_policies
 from harness.scenario import JsonlTaskSettings, Scenario, Variant, resolved_yaml
@@ -119,8 +121,9 @@ class RunSession:
             self.probes.close()
         self.folder.flush()
         self.folder.close()
+        session = self._open_again(resume)
         self._finished = True
-        return self._open_again(resume)
+        return session
 
     def finish(self, error: BaseException | None = None) -> None:
         """Write how the run ended. What was flushed before stays readable; a second call does nothing.
@@ -345,6 +348,9 @@ class Experiment:
         echo = None if self._echo is None else partial(self._echo, run_label(variant))
         with taken(resume.folder):
             cut_back(resume.folder, resume.recorded.sizes)
+            for step in steps_in(kept := resume.folder / KEPT_STEPS):
+                if step >= resume.checkpoint.step:  # of a history that is made anew
+                    shutil.rmtree(kept / f"step_{step}")
             folder = RunFolder.go_on(resume.folder, resume.manifest, echo)
         segment = Segment(
             start_step=resume.checkpoint.step,

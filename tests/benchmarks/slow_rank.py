@@ -1,6 +1,6 @@
 """How often a slow rank is named with its cause: short runs with a slow rank, with unequal work, with neither.
 
-    python -m tests.benchmarks.slow_rank [--runs 10] [--steps 40] [--sharding ddp]
+    python -m tests.benchmarks.slow_rank [--runs 10] [--first 0] [--steps 40] [--sharding ddp]
 
 Ranks without Ray or a loop, so that a run takes seconds. Each run has a seed of its own; the slow rank takes turns.
 Prints a line for each run, and in how many of each kind the answer was right; exits with 1 if one was wrong.
@@ -97,13 +97,14 @@ def is_right(found: Straggler | None, kind: str, seed: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first run's seed")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--share", type=float, default=0.3)
     parser.add_argument("--sharding", default="ddp", choices=("ddp", "fsdp2"))
     asked = parser.parse_args()
     pool, right = RankPool(), dict.fromkeys(KINDS, 0)
     try:
-        for seed in range(asked.runs):
+        for seed in range(asked.first, asked.first + asked.runs):
             for kind in KINDS:
                 steps = run(pool, asked.sharding, kind, seed, asked.steps + WARM_UP, asked.share)
                 found = find_straggler(steps)

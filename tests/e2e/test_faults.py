@@ -101,7 +101,7 @@ class KilledParts:
 
     def save_to(self, folder: Path) -> None:
         self._parts.save_to(folder)
-        self._killer.loop_begins(self._parts, folder.parent.name)
+        self._killer.loop_begins(self._parts, folder.name)
 
 
 def scenario_of(folder: Path, text: str) -> Scenario:

@@ -88,8 +88,8 @@ class Slow:
         self._part, self._times, self.lane = part, times, part.lane
 
     def __getattr__(self, name):
-        async def call(*arguments):
-            answer = await getattr(self._part, name)(*arguments)
+        async def call(*arguments, **named):
+            answer = await getattr(self._part, name)(*arguments, **named)
             await asyncio.sleep(self._times.choice((0, 0, 0.5, 1, 3, 10)))
             return answer
 

@@ -236,7 +236,7 @@ def test_a_save_is_done_when_every_rank_has_written_and_no_answer_is_lost() -> N
     async def main(_: RecordingTracer) -> tuple[float, list[Any]]:
         handle, answers = handle_of(made), list[Any]()
         blocked_s = await handle.save_state(Path("draft"), 3, asynchronous=True)
-        assert [part.arguments for part in made] == [(Path("draft"), 3, None, True)] * 2
+        assert [part.arguments for part in made] == [(Path("draft"), 3, None, True, False)] * 2
         for made[0].answer, made[1].answer in ((None, None), (written[0], None), (None, written[1]), (None, None)):
             answers.append(await handle.finish_save(wait=False))
         return blocked_s, answers

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
     (folder / "resumed.yaml").write_text(SCENARIO)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
+        patch.delitem(sys.modules, "rewards_of_resume", raising=False)  # that of other tests
         patch.chdir(folder)  # paths in a saved scenario are those below the current folder
         yield load_scenario("resumed.yaml")
 

@@ -289,6 +289,14 @@ CASES = [
         "",
         ["arrivals.repeat", "blocks"],
     ),
+    (
+        of_ranks(2)
+        | {"arrivals": {"repeat": "results/mine"}, "checkpoint": {"every": 5}, "faults": {"learner_restarts": 2}},
+        "what_is_repeated_runs_through",
+        "2",
+        "0",
+        ["arrivals.repeat", "faults.learner_restarts"],
+    ),
 ]
 
 

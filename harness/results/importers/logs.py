@@ -275,8 +275,9 @@ class _Records:
 
 
 def _parse(record: bytes, number: int, where: str) -> Any:
+    event = message("Event")
     try:
-        return message("Event").FromString(record)
+        return event.FromString(record)
     except Exception as error:  # google.protobuf.message.DecodeError, which is not imported for its name alone
         raise UserError(f"{where!r} is damaged: record {number} is no event ({error})", where=where) from error
 

@@ -213,7 +213,7 @@ class _Sweep:
         interleaving = ("step" if len(group) > 1 else "run") if len(self._variants) > 1 else None
         try:
             runner.run_point(variants, interleaving)
-        except (HarnessError, KeyboardInterrupt):
+        except (HarnessError, KeyboardInterrupt, ModuleNotFoundError):
             raise
         except Exception as error:  # a bug in one point must not cost the others
             traceback.print_exc()

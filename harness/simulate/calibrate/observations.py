@@ -246,11 +246,14 @@ class Reading:
 
     def _checkpoints(self) -> Iterator[Observation]:
         """Each checkpoint as one: what the Learner stood still for, and what was written beside training."""
+        settings = self.scenario.checkpoint
+        if settings.keep_steps or settings.keep_steps_every:
+            return  # their saves cannot be told from those of checkpoints
         found: dict[tuple[Stage, int], list[Span]] = defaultdict(list)
         for span in self.spans:
             if span.stage in CHECKPOINTING and self.counts(span):
                 found[span.stage, span.step].append(span)
-        asynchronous = self.scenario.checkpoint.asynchronous
+        asynchronous = settings.asynchronous
         for (stage, _), own in sorted(found.items()):
             units = self.work.checkpoint(copied=asynchronous and stage is Stage.CHECKPOINT)
             seconds = total((span.start_ns, span.end_ns) for span in own) / 1e9

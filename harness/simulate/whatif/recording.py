@@ -197,6 +197,12 @@ def _checked_spans(run: Run) -> list[Span]:
             where,
             "name a run in which nothing died",
         )
+    if run.setting("checkpoint.keep_steps") or run.setting("checkpoint.keep_steps_every"):
+        raise UserError(
+            f"the run {where!r} kept training steps, whose saves cannot be told from those of checkpoints",
+            where,
+            "name a run without checkpoint.keep_steps",
+        )
     if run.setting("checkpoint.every") is None:  # the stage's name before runs made checkpoints
         return [s._replace(stage=Stage.SAVE_POLICY) if s.stage is Stage.CHECKPOINT else s for s in spans]
     return spans
