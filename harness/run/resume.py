@@ -182,7 +182,8 @@ def find_continuation(folder: Path, scenario: Scenario) -> Continuation:
             nothing is left.
     """
     was = check_same(read_settings(folder / SAVED), scenario, folder, ())
-    if "checkpoint.every" in was and scenario.interleaving == "auto":
+    turned = "checkpoint.every" in was and None in (was["checkpoint.every"], scenario.checkpoint.every)
+    if turned and scenario.interleaving == "auto":
         what = f"checkpoint.every decides here how arms take turns, and was {was['checkpoint.every']}"
         raise UserError(what, str(folder), "leave it as it was, or begin a new experiment")
     plan, variants = read_plan(folder), expand(scenario)

@@ -115,7 +115,7 @@ def test_a_run_inside_of_a_block_goes_on_and_finished_ones_are_left_alone(tmp_pa
     whole = Parts()
     assert run_scenario(trial, tmp_path / "whole", True, whole, unseen) == 0
     order = [(seed, arm) for seed, arm, _ in whole.started]
-    folder, before = stopped(trial, tmp_path / "out", {3: {3: KeyboardInterrupt()}})
+    folder, before = stopped(trial, tmp_path / "out", {3: {3: Interrupted("stopped")}})
     assert [(seed, arm) for seed, arm, _ in before.started] == order[:4]
     names = [f"{'ab'[arm - 1]},block={seed}" for seed, arm in order]
     kept = {name: (folder / name / "steps.jsonl").read_bytes() for name in names[:3]}
@@ -139,7 +139,7 @@ def test_arms_in_turns_make_a_broken_block_again_and_finished_blocks_count(tmp_p
     trial = scenario(tmp_path, ARMS)
     whole = Parts()
     run_scenario(trial, tmp_path / "whole", True, whole, unseen)
-    folder, _ = stopped(trial, tmp_path / "out", {2: {4: KeyboardInterrupt()}})
+    folder, _ = stopped(trial, tmp_path / "out", {2: {4: Interrupted("stopped")}})
     kept = (folder / "a,block=0" / "spans.jsonl").read_bytes()
     broken = (folder / "b,block=1" / "steps.jsonl").read_bytes()
     after = Parts()
@@ -155,7 +155,7 @@ def test_arms_in_turns_make_a_broken_block_again_and_finished_blocks_count(tmp_p
 def test_blocks_that_were_enough_stay_enough(tmp_path: Path) -> None:
     """Every arm takes next to no time; ten blocks are the fewest after which the experiment may end by itself."""
     trial = scenario(tmp_path, ARMS.replace("blocks: 3", "blocks: 14\nstop_at_half_width: 0.99"))
-    folder, _ = stopped(trial, tmp_path / "out", {12: {1: KeyboardInterrupt()}})
+    folder, _ = stopped(trial, tmp_path / "out", {12: {1: Interrupted("stopped")}})
     after = Parts()
     assert go_on_with(folder, trial, True, after, unseen) == 0
     assert {seed for seed, _, _ in after.started} <= set(range(6, 14))
@@ -167,7 +167,7 @@ def test_blocks_that_were_enough_stay_enough(tmp_path: Path) -> None:
 def test_a_sweep_goes_on_inside_of_a_point(tmp_path: Path) -> None:
     trial, out = scenario(tmp_path, "sweep: {seed: [0, 1, 2]}\n" + SAVED), tmp_path / "out"
     with pytest.raises(Interrupted):
-        run_sweep(trial, out, QUIET, Parts({1: {5: KeyboardInterrupt()}}), unseen)
+        run_sweep(trial, out, QUIET, Parts({1: {5: Interrupted("stopped")}}), unseen)
     after = Parts()
     assert run_sweep(trial, out, QUIET, after, unseen) == 0
     assert after.started == [(2, 1, list(range(6))), (1, 1, [4, 5])]  # first those that were tried least
@@ -198,7 +198,7 @@ def test_a_failure_of_a_point_that_goes_on_counts_and_keeps_its_reason(tmp_path:
 def test_a_point_that_cannot_be_built_again_keeps_its_checkpoint_and_says_why(tmp_path: Path) -> None:
     trial, out = scenario(tmp_path, "sweep: {seed: [0, 1]}\n" + SAVED), tmp_path / "out"
     with pytest.raises(Interrupted):
-        run_sweep(trial, out, QUIET, Parts({1: {3: KeyboardInterrupt()}}), unseen)
+        run_sweep(trial, out, QUIET, Parts({1: {3: Interrupted("stopped")}}), unseen)
 
     def cannot(*_: object) -> RunningParts:
         raise UserError("no such model")
@@ -212,7 +212,7 @@ def test_a_point_that_cannot_be_built_again_keeps_its_checkpoint_and_says_why(tm
 
 def test_another_scenario_and_a_command_at_work_are_refused(tmp_path: Path) -> None:
     trial = scenario(tmp_path, ARMS + SAVED)
-    folder, _ = stopped(trial, tmp_path / "out", {1: {3: KeyboardInterrupt()}})
+    folder, _ = stopped(trial, tmp_path / "out", {1: {3: Interrupted("stopped")}})
 
     def refused(text: str) -> str:
         with pytest.raises(UserError) as raised:
@@ -229,7 +229,7 @@ def test_another_scenario_and_a_command_at_work_are_refused(tmp_path: Path) -> N
 
 
 def test_one_of_several_runs_and_a_sweep_say_how_they_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, _ = stopped(scenario(tmp_path, ARMS + SAVED), tmp_path / "out", {1: {3: KeyboardInterrupt()}})
+    folder, _ = stopped(scenario(tmp_path, ARMS + SAVED), tmp_path / "out", {1: {3: Interrupted("stopped")}})
     run = next(path.parent for path in folder.glob("*/manifest.json"))
     assert main(["run", "--resume", str(run)]) == 2
     assert f"run --resume {folder}" in capsys.readouterr().err
@@ -252,7 +252,7 @@ def test_arms_with_checkpoints_run_one_after_the_other(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_its_rows_is_not_gone_on_from(tmp_path: Path) -> None:
     trial = scenario(tmp_path, ARMS + SAVED)
-    folder, _ = stopped(trial, tmp_path / "out", {1: {3: KeyboardInterrupt()}})
+    folder, _ = stopped(trial, tmp_path / "out", {1: {3: Interrupted("stopped")}})
     (name,) = find_continuation(folder, trial).resumes
     steps = folder / name / "steps.jsonl"
     steps.write_bytes(steps.read_bytes()[:200])
