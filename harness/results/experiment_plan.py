@@ -17,6 +17,7 @@ import msgspec
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.regular_files import MOST_BYTES
 from harness.results.jsonl import read_file
 
 EXPERIMENT = "experiment.json"
@@ -85,7 +86,7 @@ def read_plan(experiment: Path) -> ExperimentPlan | None:
     """
     path = experiment / EXPERIMENT
     try:
-        content = read_file(path)
+        content = read_file(path, MOST_BYTES)  # a plan may name 10,000 runs
     except FileNotFoundError:
         return None
     try:
