@@ -107,6 +107,11 @@ class CheckpointCost:
         )
 
 
+def has_kept_steps(run: Run) -> bool:
+    """Whether a run kept training steps, whose saves are of the same stage as its checkpoints."""
+    return bool(run.setting("checkpoint.keep_steps") or run.setting("checkpoint.keep_steps_every"))
+
+
 def checkpoint_cost(run: Run, spans: Sequence[Span], series: StepSeries | None) -> CheckpointCost | None:
     """Return what checkpoints cost a run; None where it made none, or its steps took no time.
 
@@ -116,7 +121,7 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], series: StepSeries | None) 
         series: its measured training steps.
     """
     every: Any = run.setting("checkpoint.every")
-    if run.setting("checkpoint.keep_steps") or run.setting("checkpoint.keep_steps_every"):
+    if has_kept_steps(run):
         return None  # their saves cannot be told from those of checkpoints
     by_kind: dict[str, list[Span]] = defaultdict(list)
     for span in spans:

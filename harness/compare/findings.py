@@ -68,7 +68,9 @@ def findings(experiment: Experiment) -> list[Finding]:
         *_named("divergence", divergence_sentences(experiment)),
         *_named("signal", map(signal_sentence, variants)),
         *_named("dynamic_sampling", map(_discarded, variants)),
-        *_named("largest_stage", [_largest_stage("The largest stage", {arm.name: _shares(arm) for arm in variants})]),
+        *_named(
+            "largest_stage", [_largest_stage("The largest stage", {arm.name: stage_shares(arm) for arm in variants})]
+        ),
         *_named("ranks", map(_straggler, variants)),
         *_named("checkpoints", map(_checkpoints, variants)),
         *_named("steady", steadiness_notes(variants)),
@@ -151,7 +153,7 @@ def _largest_stage(lead: str, shares: Mapping[str, Mapping[Stage, float]]) -> st
     return f"{lead} is {', '.join(parts)}." if parts else ""
 
 
-def _shares(variant: Variant) -> dict[Stage, float]:
+def stage_shares(variant: Variant) -> dict[Stage, float]:
     """Return each stage's share of a step, as a mean over the variant's runs, of those that ran."""
     means = {
         stage: sum(run.stages[stage].share for run in variant.runs if stage in run.stages) / len(variant.runs)

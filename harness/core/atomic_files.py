@@ -37,6 +37,19 @@ def move_whole(draft: Path, file: Path) -> None:
     os.replace(beside, file)
 
 
+def sync(path: Path) -> None:
+    """Return when the disk has taken a file, or the names in a folder.
+
+    Raises:
+        OSError: it cannot, or there is no such file.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def check_writable(path: Path) -> None:
     """Refuse a folder that cannot be made or written to. Nothing is left behind, not even the folder.
 

@@ -32,6 +32,7 @@ from typing import Any
 
 import xxhash
 
+from harness.core.atomic_files import sync
 from harness.core.errors import UserError
 from harness.core.regular_files import open_regular, read_regular
 
@@ -146,15 +147,15 @@ def commit(draft: Path, files: Sequence[WrittenFile], keep: int) -> Checkpoint:
         raise UserError(f"{draft} has the files {found}, written were {wanted}", "checkpoints")
     listed = {file.name: {"bytes": file.num_bytes, "checksum": file.checksum} for file in files}
     write_file(draft, MANIFEST, [_sealed({"format": FORMAT, "step": step, "files": listed})])
-    _sync_folder(draft)
+    sync(draft)
     final = draft.with_name(name)
     if final.exists():
         os.replace(final, checkpoints / f"{name}.replaced{_DRAFT}")
     os.replace(draft, final)
-    _sync_folder(checkpoints)
+    sync(checkpoints)
     write_file(checkpoints, f"{LATEST}{_DRAFT}", [_sealed({"checkpoint": name})])
     os.replace(checkpoints / f"{LATEST}{_DRAFT}", checkpoints / LATEST)
-    _sync_folder(checkpoints)
+    sync(checkpoints)
     stay = sorted((number for number in steps_in(checkpoints) if number <= step), reverse=True)[: max(1, keep)]
     for number in steps_in(checkpoints):
         if number not in stay:  # half a removed folder must not look like a damaged checkpoint
@@ -280,12 +281,3 @@ def _unsealed(path: Path) -> dict[str, Any]:
 
 def _of_text(text: str) -> str:
     return f"xxh3_128:{xxhash.xxh3_128_hexdigest(text.encode())}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Return when the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -75,7 +75,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        check_sizes({name: getattr(self, name) for name in _SIZES}, "ModelConfig")
+        check_sizes({name: getattr(self, name) for name in SIZES}, "ModelConfig")
         if not 0 < self.rope_theta < _MOST_THETA or not 0 <= self.rms_norm_eps < 1:
             what = f"rope_theta is {self.rope_theta} and rms_norm_eps {self.rms_norm_eps}"
             raise UserError(what, "ModelConfig", f"give a theta above 0 and below {_MOST_THETA:g}, an eps from 0 to 1")
@@ -133,7 +133,7 @@ class ModelConfig:
         return {
             "architectures": [_ARCHITECTURES[self.model_type]],
             "model_type": self.model_type,
-            **{name: getattr(self, name) for name in _SIZES},
+            **{name: getattr(self, name) for name in SIZES},
             "rms_norm_eps": self.rms_norm_eps,
             "tie_word_embeddings": self.tie_word_embeddings,
             "rope_theta": self.rope_theta,
@@ -208,14 +208,14 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     Raises:
         UserError: naming the size and its bounds.
     """
-    for name in _SIZES:
+    for name in SIZES:
         value, most = config.get(name), _MOST.get(name, _MOST_SIZE)
         if isinstance(value, int | float) and not 1 <= value <= most:
             what = f"{name} is {str(value)[:40]}, must be from 1 to {most}"
             raise UserError(what, where, "save the model again")
 
 
-_SIZES = (
+SIZES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",

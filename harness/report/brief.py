@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -16,14 +16,14 @@ from harness.compare.caveats import caveats
 from harness.compare.endpoints import SECONDS_PER_STEP, Endpoint, endpoint_of, endpoint_of_effect
 from harness.compare.endpoints import headline as endpoint_headline
 from harness.compare.experiments import Experiment, Variant
-from harness.compare.findings import findings
+from harness.compare.figures import RunFigures
+from harness.compare.findings import findings, stage_shares
 from harness.compare.numbers import change, number, percent, plural, reward, spread, spread_of
 from harness.compare.step_times import MARK, step_ratio
 from harness.compare.sync_tables import sweep_points, sweep_tables
 from harness.compare.tables import Table, stage_table, step_cell
 from harness.compare.verdicts import Judgement
 from harness.core.terminal_text import plain
-from harness.core.trace import Stage
 from harness.report.console import shown_path
 from harness.report.data import ReportData
 from harness.report.html.headlines import exposed_shares
@@ -94,7 +94,7 @@ def headline(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:
 
 
 def _of_one(variant: Variant) -> list[str]:
-    shares = _shares(variant)
+    shares = stage_shares(variant)
     seconds = variant.spread(lambda run: run.step_s)
     if seconds is None:
         return [
@@ -125,7 +125,7 @@ def brief_table(experiment: Experiment) -> Table:
         return _cut(replace(table, notes=()))
     if len(experiment.variants) == 1:
         (variant,) = experiment.variants
-        kept = {stage.value for stage, share in _shares(variant).items() if share >= WORTH_A_ROW} | {"whole"}
+        kept = {stage.value for stage, share in stage_shares(variant).items() if share >= WORTH_A_ROW} | {"whole"}
         table = stage_table(experiment)
         return _cut(replace(table, rows=tuple(row for row in table.rows if row[0].partition(" ")[0] in kept), notes=()))
     endpoint = endpoint_of(experiment.runs)
@@ -145,29 +145,24 @@ def brief_table(experiment: Experiment) -> Table:
 
 
 def _row(variant: Variant, base: Variant, endpoint: Endpoint) -> tuple[str, ...]:
-    shares = _shares(variant)
+    shares = stage_shares(variant)
     largest = max(shares, key=lambda stage: shares[stage], default=None)
     ratio = None if variant is base else step_ratio(base, variant)
-    own = () if endpoint is SECONDS_PER_STEP else (_mean(variant, endpoint),)
+    own = () if endpoint is SECONDS_PER_STEP else (_mean(variant, endpoint.value, endpoint.shown),)
     return (
         variant.name,
         step_cell(variant).partition(" [")[0],
         "" if variant is base else change(ratio),
         *own,
         numbers.NOTHING if largest is None else f"{largest.value} {percent(shares[largest])}",
-        _only_mean(variant, "reward"),
-        _only_mean(variant, "length"),
+        _mean(variant, _last_reward, reward),
+        _mean(variant, _last_length, number),
     )
 
 
-def _mean(variant: Variant, endpoint: Endpoint) -> str:
-    found = variant.spread(endpoint.value)
-    return numbers.NOTHING if found is None else endpoint.shown(found.mean)
-
-
-def _only_mean(variant: Variant, name: str) -> str:
-    found = variant.spread(lambda run: getattr(run.last, name) if run.last else None)
-    return numbers.NOTHING if found is None else (reward if name == "reward" else number)(found.mean)
+def _mean(variant: Variant, read: Callable[[RunFigures], float | None], form: numbers.Format) -> str:
+    found = variant.spread(read)
+    return numbers.NOTHING if found is None else form(found.mean)
 
 
 def _cut(table: Table) -> Table:
@@ -198,16 +193,9 @@ def largest_lever(material: ReportData) -> str:
     )
 
 
-def _shares(variant: Variant) -> dict[Stage, float]:
-    stages = {stage for run in variant.runs for stage in run.stages if not stage.is_wait}
-    means = {
-        stage: sum(run.stages[stage].share for run in variant.runs if stage in run.stages) / len(variant.runs)
-        for stage in Stage
-        if stage in stages
-    }
-    return {stage: share for stage, share in means.items() if share > 0}
+def _last_reward(run: RunFigures) -> float | None:
+    return run.last.reward if run.last else None
 
 
-def _last_reward(run: object) -> float | None:
-    last = getattr(run, "last", None)
-    return None if last is None else float(last.reward)
+def _last_length(run: RunFigures) -> float | None:
+    return run.last.length if run.last else None

@@ -19,6 +19,7 @@ from harness.core.regular_files import MOST_BYTES, read_regular
 from harness.results.manifest import check_version
 from harness.results.rows import MOST_WHOLE, restore_non_finite
 
+T = TypeVar("T")
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 
@@ -54,6 +55,23 @@ def parse_json(data: bytes) -> Any:
         return json.loads(data, parse_int=_parse_whole)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_json_of(path: Path, kind: type[T], what: str) -> T:
+    """Read a file that holds one value as JSON, NaN and infinity as Python writes them.
+
+    Args:
+        path: the file.
+        kind: of the value.
+        what: it belongs to, for the error.
+
+    Raises:
+        UserError: it is missing, or not what it must be.
+    """
+    try:
+        return msgspec.convert(json.loads(path.read_bytes()), kind)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{what} cannot be read: {error}", str(path)) from None
 
 
 def _parse_whole(digits: str) -> int:

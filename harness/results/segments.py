@@ -19,11 +19,13 @@ from pathlib import Path
 
 import msgspec
 
+from harness.core.atomic_files import sync
 from harness.core.errors import UserError
 from harness.core.trace import Span
 from harness.core.types import Metric
 from harness.loop.replay import ReplayStats
 from harness.results.counters import COUNTERS
+from harness.results.jsonl import read_json_of
 from harness.results.reader import is_running
 from harness.results.rows import StepSeconds
 from harness.results.trackers.streams import METRICS
@@ -79,11 +81,7 @@ def read_recorded(folder: Path) -> Recorded:
     Raises:
         UserError: it is missing, or not what it must be.
     """
-    path = folder / RECORDED
-    try:
-        return msgspec.convert(json.loads(path.read_bytes()), Recorded)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"the checkpoint cannot be read: {error}", str(path)) from None
+    return read_json_of(folder / RECORDED, Recorded, "the checkpoint")
 
 
 def sizes_of(folder: Path) -> dict[str, int]:
@@ -130,11 +128,7 @@ def sync_rows(folder: Path) -> None:
     """
     files = [path for name in (*ROW_FILES, MANIFEST, SCENARIO) if (path := folder / name).exists()]
     for path in (*files, folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
 
 
 def cut_back(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -249,7 +249,7 @@ class ArmRunner:
                 learner: Learner = parts.learner
                 if settings.asynchronous:
                     learner = CommittingLearner(learner, checkpoints)
-                if settings.keep_steps or settings.keep_steps_every:
+                if settings.keeps_any:
                     learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
                 return await run_loop(
                     parts.generators,

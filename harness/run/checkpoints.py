@@ -157,14 +157,11 @@ def writable(what: str = "the checkpoint") -> Iterator[None]:
         raise RunStopped(f"{what} cannot be written: {error}") from error
 
 
-class CommittingLearner:
-    """A Learner that lets an asynchronous save count after the training step in which it was written.
+class ForwardingLearner:
+    """Passes every call on to another Learner; for those that add something to some."""
 
-    The loop calls it in one lane, so that a rank is never asked while it trains.
-    """
-
-    def __init__(self, learner: Learner, checkpoints: RunCheckpoints) -> None:
-        self._learner, self._checkpoints, self.lane = learner, checkpoints, learner.lane
+    def __init__(self, learner: Learner) -> None:
+        self._learner, self.lane = learner, learner.lane
 
     async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
         """See ``protocols.Learner``."""
@@ -172,9 +169,7 @@ class CommittingLearner:
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """See ``protocols.Learner``."""
-        result = await self._learner.update(step, groups)
-        await self._checkpoints.look()
-        return result
+        return await self._learner.update(step, groups)
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """See ``protocols.Learner``."""
@@ -182,6 +177,27 @@ class CommittingLearner:
 
     async def save_policy(self, version: int, *, last: bool) -> None:
         """See ``protocols.Learner``."""
+        await self._learner.save_policy(version, last=last)
+
+
+class CommittingLearner(ForwardingLearner):
+    """A Learner that lets an asynchronous save count after the training step in which it was written.
+
+    The loop calls it in one lane, so that a rank is never asked while it trains.
+    """
+
+    def __init__(self, learner: Learner, checkpoints: RunCheckpoints) -> None:
+        super().__init__(learner)
+        self._checkpoints = checkpoints
+
+    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
+        """See ``protocols.Learner``."""
+        result = await super().update(step, groups)
+        await self._checkpoints.look()
+        return result
+
+    async def save_policy(self, version: int, *, last: bool) -> None:
+        """See ``protocols.Learner``."""
         if last:
             await self._checkpoints.finish(version)
-        await self._learner.save_policy(version, last=last)
+        await super().save_policy(version, last=last)

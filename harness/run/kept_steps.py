@@ -20,14 +20,15 @@ from typing import cast
 import msgspec
 
 from harness.core.checkpoints import Checkpoint, WrittenFile, begin, commit, listed, steps_in, write_file
-from harness.core.errors import Diverged, UserError
+from harness.core.errors import Diverged
 from harness.core.protocols import Learner
 from harness.core.trace import Stage, Tracer
-from harness.core.types import Metric, RolloutGroup, UpdateResult, WeightHandle
+from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.learner.checkpoint import reference_file
 from harness.loop.state_files import KeptBatch, write_batch
+from harness.results.jsonl import read_json_of
 from harness.results.writer import KEPT_STEPS
-from harness.run.checkpoints import RunCheckpoints, StatefulLearner, writable
+from harness.run.checkpoints import ForwardingLearner, RunCheckpoints, StatefulLearner, writable
 from harness.run.parts import RunningParts
 from harness.scenario import Scenario
 
@@ -55,11 +56,7 @@ def read_result(folder: Path) -> KeptResult:
     Raises:
         UserError: it is missing, or not what it must be.
     """
-    path = folder / RESULT
-    try:
-        return msgspec.convert(json.loads(path.read_bytes()), KeptResult)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"the kept training step cannot be read: {error}", str(path)) from None
+    return read_json_of(folder / RESULT, KeptResult, "the kept training step")
 
 
 @dataclass
@@ -71,7 +68,7 @@ class _Draft:
     parts: list[tuple[RolloutGroup, ...]] = field(default_factory=list)
 
 
-class KeepingLearner:
+class KeepingLearner(ForwardingLearner):
     """A Learner that keeps the training steps that its scenario names.
 
     Saving holds it up: the stage ``checkpoint`` of these steps.
@@ -94,11 +91,11 @@ class KeepingLearner:
         checkpoints: RunCheckpoints,
         tracer: Tracer,
     ) -> None:
-        self._learner, self._parts, self._checkpoints, self._tracer = learner, parts, checkpoints, tracer
+        super().__init__(learner)
+        self._parts, self._checkpoints, self._tracer = parts, checkpoints, tracer
         self._folder, self._settings = folder.resolve() / KEPT_STEPS, scenario.checkpoint
         self._with_reference = scenario.needs_reference
         self._draft: _Draft | None = None
-        self.lane = learner.lane
 
     async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
         """See ``protocols.Learner``."""
@@ -123,14 +120,6 @@ class KeepingLearner:
             by_step = tuple(dict(metrics) for metrics in result.optimizer_step_metrics)
             await self._keep(step, draft, KeptResult(metrics=by_step, advantages=result.advantages))
         return result
-
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
-        """See ``protocols.Learner``."""
-        return await self._learner.publish_weights(version, still_needed)
-
-    async def save_policy(self, version: int, *, last: bool) -> None:
-        """See ``protocols.Learner``."""
-        await self._learner.save_policy(version, last=last)
 
     async def _note(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
         if self._settings.keeps(step):

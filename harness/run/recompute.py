@@ -8,8 +8,7 @@ does not hide behind another: a reward that was changed is found as that reward,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from harness.core.errors import Diverged, UserError
 from harness.core.trace import NullTracer
 from harness.core.types import Metrics, RolloutGroup, UpdateResult, combine_metrics
 from harness.engines.requests import decode_text
+from harness.learner.warm_start import torch_threads
 from harness.loop.state_files import KeptBatch, read_batch
 from harness.results.manifest import Manifest
 from harness.results.reader import load_run
@@ -103,7 +103,7 @@ def recompute(
         *([] if scenario.engine.type in SERVED else [_texts(policy, batch)]),
         _rewards(scenario, batch),
     ]
-    with _threads(run.manifest.threads):
+    with torch_threads(run.manifest.threads):
         checks += _training(scenario, policy, batch, result, home, tolerance)
     row = next((row for row in run.steps if row.step == step), None)
     if row is not None and result.diverged is None:
@@ -124,17 +124,6 @@ def _for_this_machine(scenario: Scenario, folder: Path) -> Scenario:
 
 def _on_gpu(scenario: Scenario) -> bool:
     return torch.cuda.is_available() and scenario.device_of(scenario.placement.learner, has_gpu=True) == "cuda"
-
-
-@contextmanager
-def _threads(threads: int | None) -> Iterator[None]:
-    """Compute with as many threads as the run did: they decide on the order of sums."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _named(group: RolloutGroup) -> str:

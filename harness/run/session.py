@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.core.atomic_files import whole_file
+from harness.core.atomic_files import sync, whole_file
 from harness.core.checkpoints import steps_in
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
@@ -121,9 +121,8 @@ class RunSession:
             self.probes.close()
         self.folder.flush()
         self.folder.close()
-        session = self._open_again(resume)
         self._finished = True
-        return session
+        return self._open_again(resume)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Write how the run ended. What was flushed before stays readable; a second call does nothing.
@@ -425,11 +424,7 @@ def sync_to_disk(folder: Path) -> None:
 def sync_one(path: Path) -> None:
     """Return when the disk has taken a file, or the names in a folder."""
     with suppress(OSError):  # a file system that cannot, or a draft that is gone already
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(path)
 
 
 def _template_of(scenario: Scenario) -> dict[str, str] | None:

@@ -29,6 +29,11 @@ class CheckpointSettings(Section):
     keep_steps_every: AtLeast1 | None = None
     """The same for every training step that this number divides; null keeps no others."""
 
+    @property
+    def keeps_any(self) -> bool:
+        """Whether training steps are kept."""
+        return bool(self.keep_steps) or self.keep_steps_every is not None
+
     def keeps(self, step: int) -> bool:
         """Whether all is kept of this training step."""
         every = self.keep_steps_every

@@ -38,8 +38,7 @@ from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
 from tests.e2e.conftest import Traces
-from tests.e2e.test_resume_killed import write_scenario
-from tests.run.test_resume_run import SCENARIO
+from tests.run.test_resume_run import SCENARIO, write_scenario
 
 STEPS, NAME = 12, "resumed"
 PATIENCE_S = 300.0

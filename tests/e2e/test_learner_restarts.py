@@ -18,8 +18,8 @@ from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
 from tests.e2e.conftest import Traces
-from tests.e2e.test_resume_killed import ACTORS, RANKS, run_folder, write_scenario
-from tests.run.test_resume_run import SCENARIO, rows, unseen
+from tests.e2e.test_resume_killed import ACTORS, RANKS, run_folder
+from tests.run.test_resume_run import SCENARIO, rows, unseen, write_scenario
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import pytest
 from harness.results import load_run
 from harness.run.recompute import TOLERANCE, recompute
 from harness.scenario import load_scenario
-from tests.e2e.test_resume_killed import RANKS, command, finished, run_folder, write_scenario
-from tests.run.test_resume_run import SCENARIO, rows
+from tests.e2e.test_resume_killed import RANKS, command, finished, run_folder
+from tests.run.test_resume_run import SCENARIO, rows, write_scenario
 
 pytestmark = pytest.mark.slow
 ACTORS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from harness.results import load_run
-from tests.run.test_resume_run import REWARD, SCENARIO, rows
+from tests.run.test_resume_run import SCENARIO, rows, write_scenario
 
 pytestmark = pytest.mark.slow
 DEADLINE_S = 240.0
@@ -63,13 +62,6 @@ def wait_for_checkpoint(out: Path, step: int, process: subprocess.Popen[str]) ->
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
-
-
-def write_scenario(folder: Path, text: str) -> None:
-    (folder / "rewards_of_resume.py").write_text(REWARD)
-    lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
-    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "resumed.yaml").write_text(text)
 
 
 @pytest.mark.parametrize(

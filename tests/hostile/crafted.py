@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from harness.cli import main
 from harness.core.errors import UserError
-from harness.models.config import PRESETS, ModelConfig
+from harness.models.config import PRESETS, SIZES, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
@@ -376,16 +376,6 @@ def _weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[P
 _DEEP = "[" * 100_000 + "]" * 100_000
 _GATE, _NORM = "model.layers.1.mlp.gate_proj.weight", "model.norm.weight"
 _WRONG_SIZES: tuple[Any, ...] = (-1, 0, 10**6, 10**12, 10**400, 1.5, "x", None, True, [], float("nan"))
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
 
 
 def model_cases() -> Iterator[Case]:

@@ -18,7 +18,7 @@ from harness.results.writer import KEPT_STEPS
 from harness.run.experiment import run_scenario
 from harness.run.recompute import Check, recompute
 from harness.scenario import Scenario, load_scenario
-from tests.run.test_resume_run import REWARD, SCENARIO, unseen
+from tests.run.test_resume_run import SCENARIO, standing_in, unseen, write_scenario
 
 KEPT = SCENARIO.replace(
     "checkpoint: {every: 2}", "checkpoint: {every: 2, keep_steps: [1], keep_steps_every: 3}"
@@ -28,13 +28,8 @@ KEPT = SCENARIO.replace(
 @pytest.fixture(scope="module")
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
     folder = tmp_path_factory.mktemp("kept")
-    (folder / "rewards_of_resume.py").write_text(REWARD)
-    lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
-    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "kept.yaml").write_text(KEPT)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        patch.chdir(folder)
+    write_scenario(folder, KEPT, "kept.yaml")
+    with standing_in(folder):
         yield load_scenario("kept.yaml")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from harness.run.arrivals import recorded_arrivals
 from harness.run.experiment import run_scenario
 from harness.run.inprocess import InProcessGenerator, InProcessLearner, InProcessParts
 from harness.scenario import Scenario, load_scenario
-from tests.run.test_resume_run import REWARD, SCENARIO, rows, unseen
+from tests.run.test_resume_run import SCENARIO, rows, standing_in, unseen, write_scenario
 
 ASYNCHRONOUS = SCENARIO.replace(
     "checkpoint: {every: 2}", "max_lag: 1\nlag_control: drop\nplacement: {colocated: false}"
@@ -61,13 +60,8 @@ def run(scenario: Scenario, out: Path, generate_s: float, update_s: float, token
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("scenario")
-    (folder / "rewards_of_resume.py").write_text(REWARD)
-    lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
-    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "late.yaml").write_text(ASYNCHRONOUS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        patch.chdir(folder)
+    write_scenario(folder, ASYNCHRONOUS, "late.yaml")
+    with standing_in(folder):
         yield folder
 
 

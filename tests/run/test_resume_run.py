@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,17 +133,29 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [row | ({"metrics": timeless(row["metrics"])} if "metrics" in row else {}) for row in found]
 
 
-@pytest.fixture(scope="module")
-def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
-    folder = tmp_path_factory.mktemp("scenario")
+def write_scenario(folder: Path, text: str, name: str = "resumed.yaml") -> None:
+    """Write a scenario with its prompts and its reward."""
     (folder / "rewards_of_resume.py").write_text(REWARD)
     lines = [json.dumps({"prompt": f"Write about {number}", "answer": str(number)}) for number in range(12)]
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "resumed.yaml").write_text(SCENARIO)
+    (folder / name).write_text(text)
+
+
+@contextmanager
+def standing_in(folder: Path) -> Iterator[None]:
+    """Have it as the current folder, since paths in a saved scenario are those below that; and import from it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        patch.delitem(sys.modules, "rewards_of_resume", raising=False)  # that of other tests
-        patch.chdir(folder)  # paths in a saved scenario are those below the current folder
+        patch.delitem(sys.modules, "rewards_of_resume", raising=False)  # that of another folder
+        patch.chdir(folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
+    folder = tmp_path_factory.mktemp("scenario")
+    write_scenario(folder, SCENARIO)
+    with standing_in(folder):
         yield load_scenario("resumed.yaml")
 
 

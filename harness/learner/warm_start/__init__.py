@@ -118,7 +118,7 @@ def warm_start_policy(
         return model, tokenizer, WarmStartReport(**stored, examples=examples, from_cache=True)
     title = f"warm start of {preset} ({config.num_parameters / 1e6:.1f}M parameters)"
     lessons = curriculum.lessons(recipe, seed)
-    with _torch_threads(threads), WarmStartProgress(Console(stderr=True), title, lessons, not progress) as bar:
+    with torch_threads(threads), WarmStartProgress(Console(stderr=True), title, lessons, not progress) as bar:
         model, tokenizer, report = _train(preset, seed, recipe, curriculum, bar, should_stop)
     stored = asdict(report)
     del stored["from_cache"]
@@ -155,7 +155,7 @@ def _train(
 
 
 @contextmanager
-def _torch_threads(threads: int | None) -> Iterator[None]:
+def torch_threads(threads: int | None) -> Iterator[None]:
     """Compute with so many threads, and as before afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

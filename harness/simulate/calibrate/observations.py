@@ -247,7 +247,7 @@ class Reading:
     def _checkpoints(self) -> Iterator[Observation]:
         """Each checkpoint as one: what the Learner stood still for, and what was written beside training."""
         settings = self.scenario.checkpoint
-        if settings.keep_steps or settings.keep_steps_every:
+        if settings.keeps_any:
             return  # their saves cannot be told from those of checkpoints
         found: dict[tuple[Stage, int], list[Span]] = defaultdict(list)
         for span in self.spans:

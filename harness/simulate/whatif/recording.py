@@ -22,6 +22,7 @@ from enum import StrEnum
 from itertools import groupby, pairwise
 
 from harness.compare.attribution import loop_window
+from harness.compare.checkpoints import has_kept_steps
 from harness.core.errors import UserError
 from harness.core.intervals import clip, total
 from harness.core.seeds import derive_seed
@@ -197,7 +198,7 @@ def _checked_spans(run: Run) -> list[Span]:
             where,
             "name a run in which nothing died",
         )
-    if run.setting("checkpoint.keep_steps") or run.setting("checkpoint.keep_steps_every"):
+    if has_kept_steps(run):
         raise UserError(
             f"the run {where!r} kept training steps, whose saves cannot be told from those of checkpoints",
             where,
