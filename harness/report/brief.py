@@ -70,7 +70,7 @@ def print_brief(console: Console, material: ReportData, judged: Sequence[Judgeme
 
 def headline(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:
     """Return what the experiment says in a line or two: its verdicts; else the largest difference; else its one arm."""
-    arms = [item for item in judged if not item.is_noise_floor]
+    arms = [item for item in judged if not item.is_noise_floor] or judged  # equal arms alone are judged as such
     told = [
         endpoint_headline(endpoint_of_effect(effect), item.base, item.other, effect)
         for item in arms

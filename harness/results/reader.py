@@ -182,7 +182,7 @@ def load_run(folder: Path) -> Run:
         folder=folder,
         manifest=manifest,
         status=status,
-        steps=_flagged(steps, warm_up),
+        steps=_flagged(steps, warm_up, [0, *(segment.start_step for segment in manifest.segments)]),
         evaluations=tuple(row for row in rows if isinstance(row, EvaluationRow)),
         tail=tails[-1] if tails else None,
         syncs=tuple(row for row in rows if isinstance(row, SyncRow)),
@@ -244,16 +244,17 @@ def _check_levels(data: Any) -> None:
     raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
 
 
-def _flagged(rows: list[StepRow], warm_up: WarmUp) -> tuple[StepRow, ...]:
+def _flagged(rows: list[StepRow], warm_up: WarmUp, starts: Sequence[int]) -> tuple[StepRow, ...]:
     """Flag the steps of the warm-up: more than were flagged when written show only at the end of the run.
 
-    A run that is no longer than that keeps its flags: all its steps count, or none.
+    Each new process warms up as the first one did, so as many steps are flagged after each of ``starts``. Where no step
+    would be left, the rows keep their flags: all of a short run count, or none.
     """
-    if not rows or rows[-1].step < warm_up.steps:
+    warm = {step for start in starts for step in range(start, start + warm_up.steps)}
+    if all(row.step in warm for row in rows):
         return tuple(rows)
     return tuple(
-        msgspec.structs.replace(row, warmup=True) if row.step < warm_up.steps and not row.warmup else row
-        for row in rows
+        msgspec.structs.replace(row, warmup=True) if row.step in warm and not row.warmup else row for row in rows
     )
 
 

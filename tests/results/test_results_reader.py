@@ -391,6 +391,9 @@ def test_warm_up_that_shows_only_at_the_end_is_flagged_when_read(make_run: Make)
     path.write_text(json.dumps(manifest))
     assert [row.warmup for row in load_run(path.parent).steps] == [True, True, True, False, False, False]
     assert load_run(path.parent).warm_up == WarmUp(3, True)
+    went_on = {"start_step": 4, "started_at": "", "elapsed_s": 1.0, "startup_s": 1.0, "ranks": 1, "cause": "resumed"}
+    path.write_text(json.dumps(manifest | {"segments": [went_on]}))
+    assert [row.warmup for row in load_run(path.parent).steps] == [True, True, True, False, True, True]
     for older in ("long", {"steps": 5, "steady": True}):  # from elsewhere, or of before slow starts were told apart
         manifest["outcome"]["warmup"] = older
         path.write_text(json.dumps(manifest))
