@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ faults: {delays: {update: 0.3}}
 transport: {type: shared_memory}
 placement: {learner: {cpus: 0.5}, generator: {cpus: 0.5}, scorer: {cpus: 0.5}}
 """
+ASYNCHRONOUS = "checkpoint: {every: 2, asynchronous: true}\n"
 RANKS = """
 faults: {delays: {update: 0.3}}
 transport: {type: shared_memory}
@@ -70,12 +72,18 @@ def wait_for_checkpoint(out: Path, step: int, process: subprocess.Popen[str]) ->
         pytest.param(ONE_PROCESS, id="one process"),
         pytest.param(ACTORS, id="actors"),
         pytest.param(RANKS, id="two ranks of FSDP2"),
-        pytest.param(ACTORS.replace("transport", "checkpoint: {every: 2, asynchronous: true}\ntransport"), id="beside"),
+        pytest.param(ACTORS + ASYNCHRONOUS, id="beside"),
+        pytest.param(
+            ONE_PROCESS + "engine: {type: vllm, precision: float32, max_batch: 16}\n",
+            marks=pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),
+            id="vLLM",
+        ),
     ],
 )
 def test_killed_and_gone_on(tmp_path: Path, more: str) -> None:
-    base = SCENARIO.replace("checkpoint: {every: 2}\n", "") if "checkpoint" in more else SCENARIO
-    write_scenario(tmp_path, base + more)
+    own = {line.partition(":")[0] for line in more.splitlines()}
+    base = [line for line in SCENARIO.splitlines() if line.partition(":")[0] not in own]
+    write_scenario(tmp_path, "\n".join(base) + more)
     finished(command(tmp_path, "resumed.yaml", "--out", "whole"))
     killed = command(tmp_path, "resumed.yaml", "--out", "killed")
     wait_for_checkpoint(tmp_path / "killed", 4, killed)
