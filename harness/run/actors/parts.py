@@ -217,8 +217,7 @@ class ActorParts(RunningParts):
     def _spec(self, lane: str, settings: PartSettings, make: Make, moving: str | None) -> ActorSpec:
         scenario = self._scenario
         threads, device = threads_of(scenario, settings), resolve_device(scenario, settings)
-        sharing = len(requests_of(scenario)) if scenario.placement.colocated else 1
-        options = self._placement.options(lane, sharing)
+        options = self._placement.options(lane)
         options["runtime_env"] = self._runtime_env(lane, threads, device)
         return ActorSpec(
             setup=ProcessSetup(lane, threads, self._logs.file_for(lane), cuda=device == "cuda", tracers=self._tracers),
