@@ -171,6 +171,12 @@ def in_shards(scenario: Scenario) -> bool:
     return scenario.placement.learner.ranks > 1 and scenario.learner.publish == "shards"
 
 
+def places_of_colocated(scenario: Scenario) -> int:
+    """Return how many places colocated parts share: one, or where ranks compute on GPUs one for each."""
+    learner, device = scenario.placement.learner, scenario.placement.device
+    return learner.ranks if scenario.uses_ray and learner.gpus and device != "cpu" else 1
+
+
 def ranks_share_something(scenario: Scenario) -> Problem | None:
     """Several ranks need a way to share the model, and parts that are processes."""
     ranks, sharding = scenario.placement.learner.ranks, scenario.learner.sharding
@@ -249,6 +255,19 @@ def ranks_stand_on_nodes(scenario: Scenario) -> Problem | None:
         what = f"placement.learner.per_node is {said}, and the ranks reserve neither cpus nor gpus"
         return broken(what, "set placement.learner.cpus to 1", "placement.learner.per_node", "placement.learner.cpus")
     return None
+
+
+def ranks_have_a_gpu_each(scenario: Scenario) -> Problem | None:
+    """NCCL refuses two ranks on one GPU."""
+    learner = scenario.placement.learner
+    if learner.ranks == 1 or not 0 < learner.gpus < 1 or scenario.placement.device == "cpu":
+        return None
+    what = (
+        f"placement.learner.gpus is {learner.gpus:g} with {learner.ranks} placement.learner.ranks, must be at least 1: "
+        "NCCL refuses two ranks on one GPU"
+    )
+    fix = "set it to 1; with placement.colocated true each rank shares its GPU with Generators all the same"
+    return broken(what, fix, "placement.learner.gpus", "placement.learner.ranks")
 
 
 def zero_stage_is_deepspeeds(scenario: Scenario) -> Problem | None:
@@ -454,4 +473,5 @@ LEARNER_RULES = (
     ranks_have_rows,
     rank_faults_strike,
     ranks_stand_on_nodes,
+    ranks_have_a_gpu_each,
 )

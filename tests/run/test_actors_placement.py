@@ -1,5 +1,7 @@
 """What can be refused before Ray is asked: bundles that no layout over the nodes could hold."""
 
+from dataclasses import replace
+
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -65,7 +67,46 @@ def test_left_to_ray_each_part_that_asks_for_something_has_a_bundle() -> None:
 
 def test_colocated_parts_share_what_all_ranks_ask_for() -> None:
     lanes = {"learner/0": 0, "learner/1": 0, "learner/2": 0, "generator": 0, "scorer": 0}
-    assert layouts(REQUESTS, True, "PACK") == [Layout([{"CPU": 6.0, "GPU": 3.0}], "PACK", lanes)]
+    on_cpus = [replace(request, gpus=0.0) for request in REQUESTS]
+    assert layouts(on_cpus, True, "PACK") == [Layout([{"CPU": 6.0}], "PACK", lanes)]
+    alone = [ResourceRequest("learner", 2.0, 1.0), ResourceRequest("generator", 1.0, 0.5)]
+    assert layouts(alone, True, "PACK") == [Layout([{"CPU": 2.0, "GPU": 1.0}], "PACK", {"learner": 0, "generator": 0})]
+
+
+def test_colocated_ranks_have_a_gpu_each() -> None:
+    generators = [ResourceRequest(f"generator{number}", 3.0, 1.0) for number in range(4)]
+    scorer = ResourceRequest("scorer", 0.0, 0.0)
+    dealt = {f"generator{number}": number % 3 for number in range(4)}
+    lanes = {"learner/0": 0, "learner/1": 1, "learner/2": 2, **dealt, "scorer": 0}
+    bundles = [{"CPU": 3.0, "GPU": 1.0}] * 3
+    assert layouts([*REQUESTS[:3], *generators, scorer], True, "PACK") == [Layout(bundles, "PACK", lanes)]
+
+
+@pytest.mark.slow
+def test_ray_puts_colocated_ranks_on_different_gpus() -> None:
+    """GPUs by name alone: Ray counts as many as it is told."""
+    ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False)
+    try:
+        ranks = [ResourceRequest(f"learner/{rank}", 1.0, 1.0) for rank in range(2)]
+        placement = Placement(
+            [*ranks, ResourceRequest("generator", 1.0, 1.0), ResourceRequest("scorer", 0.0, 0.0)], True, "PACK"
+        )
+        of_gpus = ray.remote(GpusOf)
+        actors = [
+            of_gpus.options(**placement.options(lane)).remote() for lane in ("learner/0", "learner/1", "generator")
+        ]
+        first, second, generator = ray.get([actor.ids.remote() for actor in actors])
+        assert (len(first), len(second)) == (1, 1)
+        assert first != second
+        assert generator == first
+        placement.close()
+    finally:
+        ray.shutdown()
+
+
+class GpusOf:
+    def ids(self) -> list[int]:
+        return list(ray.get_gpu_ids())
 
 
 @pytest.mark.slow

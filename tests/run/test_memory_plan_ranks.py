@@ -197,6 +197,21 @@ def test_on_gpus_rank_0_hands_the_model_out_of_main_memory(tmp_path: Path) -> No
     assert sizes(processes["learner, other ranks"])["CUDA"] == CUDA_BYTES
 
 
+def test_colocated_ranks_fill_a_gpu_each(tmp_path: Path) -> None:
+    """Three Generators are dealt to two ranks: two on rank 0's GPU, one on the other."""
+    placement = {"device": "cuda", "learner": {"ranks": 2, "gpus": 1}, "generator": {"gpus": 1, "count": 3}}
+    of = plan(scenario(tmp_path, 2, sharding="fsdp2", more={"placement": placement}), has_gpu=True)
+    first, other, *generators = of.on("cuda")
+    needed = needs([of])
+    assert {each.peak for each in generators} == {generators[0].peak}
+    assert needed["GPU 0"] == first.peak + 2 * generators[0].peak
+    assert needed["GPU 1"] == other.peak + generators[0].peak
+    assert needed.keys() == {"main memory", "GPU 0", "GPU 1"}
+    vllm = {"engine": {"type": "vllm", "max_batch": 64, "context": 4096}, "transport": {"type": "nixl"}}
+    beside = scenario(tmp_path, 2, sharding="fsdp2", more={"placement": placement, **vllm})
+    assert beside_vllm(beside, None) == Neighbours(0, 2)
+
+
 def test_copies_that_do_not_fit_are_to_be_cut(tmp_path: Path) -> None:
     of = plan(scenario(tmp_path, 2, sharding="ddp"))
     sharded = plan(scenario(tmp_path, 2, sharding="fsdp2"))

@@ -116,6 +116,14 @@ def test_more_gpus_than_the_machine_has_are_refused_with_the_numbers(tmp_path: P
         check_before_start(points(tmp_path, text), free=FreeMemory(64 << 30, (80 << 30,) * 4))
     assert facts(refused.value.what) == "5 1 1 2 2 4"
     check_before_start(points(tmp_path, text), free=FreeMemory(64 << 30, (80 << 30,) * 5))
+    colocated = (
+        "transport: {type: nixl}\nlearner: {sharding: fsdp2}\n"
+        "placement: {learner: {ranks: 2, gpus: 1}, generator: {gpus: 1, count: 4}}\n"
+    )
+    with pytest.raises(UserError) as refused:
+        check_before_start(points(tmp_path, colocated), free=FreeMemory(64 << 30, (80 << 30,)))
+    assert facts(refused.value.what) == "2 2 1 4 1 1"
+    check_before_start(points(tmp_path, colocated), free=FreeMemory(64 << 30, (80 << 30,) * 2))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="which CPUs have bfloat16 is known for x86-64 alone")

@@ -297,6 +297,14 @@ CASES = [
         "0",
         ["arrivals.repeat", "faults.learner_restarts"],
     ),
+    (
+        of_ranks(2)
+        | {"placement": {"device": "cuda", "learner": {"ranks": 2, "gpus": 0.5}, "generator": {"gpus": 0.5}}},
+        "ranks_have_a_gpu_each",
+        "2 1",
+        "1",
+        ["placement.learner.gpus", "placement.learner.ranks"],
+    ),
 ]
 
 

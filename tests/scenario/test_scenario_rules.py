@@ -62,21 +62,21 @@ CASES = [
         ["engine.tensor_parallel", "transport.type", "placement.device"],
     ),
     (
-        # 2 engines x 2 workers, and 4 ranks of 0.5
+        # 2 engines x 2 workers, and 4 ranks
         {
             "engine": VLLM_OF_2,
             "placement": {
                 "device": "cuda",
                 "colocated": False,
                 "generator": {"gpus": 1, "count": 2},
-                "learner": {"gpus": 0.5, "ranks": 4},
+                "learner": {"gpus": 1, "ranks": 4},
             },
             "learner": {"sharding": "fsdp2"},
             "transport": {"type": "nixl"},
         },
         "workers_have_gpus",
         "1 2",
-        "2 2 2 2",
+        "2 2 2 4",
         ["placement.generator.gpus", "engine.tensor_parallel"],
     ),
     (

@@ -74,7 +74,8 @@ NCCL_LETS_GO = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 class ActorParts(RunningParts):
     """The parts of one run as Ray actors.
 
-    The policy is made here first: it is checked, a warm start is made and cached once, and the actors find it there.
+    The policy is made here first: it is checked, without its weights, or a warm start is made and cached once, and the
+    actors find it there.
 
     Args:
         scenario: the resolved scenario.
@@ -99,7 +100,8 @@ class ActorParts(RunningParts):
         self._scenario, self._kind = scenario, transport_kind(scenario.transport.type)
         self._kind.check_usable()
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
-        task, policy = make_task(scenario), make_policy(scenario, "cpu", should_stop)
+        has_warm_start = getattr(scenario.model, "warm_start", False)
+        task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
         check_fits(scenario, task, policy)
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         self.num_parameters = policy.num_parameters
@@ -217,8 +219,7 @@ class ActorParts(RunningParts):
     def _spec(self, lane: str, settings: PartSettings, make: Make, moving: str | None) -> ActorSpec:
         scenario = self._scenario
         threads, device = threads_of(scenario, settings), resolve_device(scenario, settings)
-        sharing = len(requests_of(scenario)) if scenario.placement.colocated else 1
-        options = self._placement.options(lane, sharing)
+        options = self._placement.options(lane)
         options["runtime_env"] = self._runtime_env(lane, threads, device)
         return ActorSpec(
             setup=ProcessSetup(lane, threads, self._logs.file_for(lane), cuda=device == "cuda", tracers=self._tracers),
@@ -357,8 +358,8 @@ def requests_of(scenario: Scenario) -> list[ResourceRequest]:
 def environment_of(scenario: Scenario, lane: str, threads: int, device: str) -> dict[str, str]:
     """Return the environment variables of a lane's process, which computes on ``device`` with so many threads.
 
-    A rank that holds a piece of the model makes and frees whole layers of unlike sizes all the time. Kept, these leave
-    holes: ranks of 300 MiB models held 2.0 GiB where 1.2 are in use, and 1.4 where the C library gives them back.
+    A rank that holds a piece of the model makes and frees whole layers of unlike sizes all the time, and so gives them
+    back at once.
     """
     mesh = mesh_shape(scenario)
     cut = lane in rank_lanes(scenario) and mesh.shard * mesh.tensor > 1

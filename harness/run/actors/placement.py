@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import ray
@@ -11,6 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.core.errors import UserError
+from harness.results import lane_kind
 
 WAIT_S = 60.0
 
@@ -46,7 +49,7 @@ class Placement:
     Args:
         requests: one for each part.
         colocated: Generators and Learner share what the largest of them asks for, since they take turns; the ranks of
-            a Learner work together, and count as one.
+            a Learner work together, and count as one. Ranks on GPUs have a bundle each, and the others share those.
         strategy: how Ray lays the bundles over nodes.
         ranks_per_node: see ``layouts``.
 
@@ -61,7 +64,7 @@ class Placement:
         strategy: str,
         ranks_per_node: Sequence[int] | None = None,
     ) -> None:
-        self._requests = {request.lane: request for request in requests}
+        self._requests, self._colocated = {request.lane: request for request in requests}, colocated
         self._groups: list[PlacementGroup] = []
         self._place_of: dict[str, tuple[PlacementGroup, int]] = {}
         try:
@@ -82,17 +85,13 @@ class Placement:
             raise _does_not_fit(layout.bundles, layout.strategy, nodes, f" and did not give it in {WAIT_S:g} s")
         self._place_of |= {lane: (group, index) for lane, index in layout.bundle_of.items()}
 
-    def options(self, lane: str, sharing: int = 1) -> dict[str, Any]:
-        """Return the options with which this lane's actor is made, each time it is made.
-
-        Args:
-            lane: name of the lane.
-            sharing: parts that share its bundle.
-        """
-        request = self._requests[lane]
+    def options(self, lane: str) -> dict[str, Any]:
+        """Return the options with which this lane's actor is made, each time it is made."""
+        request, place = self._requests[lane], self._place_of.get(lane)
+        sharing = list(self._place_of.values()).count(place) if self._colocated and place else 1
         options: dict[str, Any] = {"num_cpus": request.cpus / sharing, "num_gpus": request.gpus / sharing}
-        if lane in self._place_of:
-            group, index = self._place_of[lane]
+        if place is not None:
+            group, index = place
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=index
             )
@@ -114,7 +113,7 @@ def layouts(
         ranks_per_node: of the Learner, in the order of its ranks, each on a node of its own; None leaves it to Ray.
     """
     if colocated:
-        return [Layout([_largest(requests)], strategy, {request.lane: 0 for request in requests})]
+        return [_shared(requests, strategy)]
     wanting = [request for request in requests if request.cpus or request.gpus]
     apart: list[Layout] = []
     if ranks_per_node is not None:
@@ -140,6 +139,16 @@ def _is_rank(request: ResourceRequest) -> bool:
 def _sum(requests: Iterable[ResourceRequest]) -> ResourceRequest:
     each = list(requests)
     return ResourceRequest("", sum(request.cpus for request in each), sum(request.gpus for request in each))
+
+
+def _shared(requests: list[ResourceRequest], strategy: str) -> Layout:
+    """One place for all, or one for each rank on a GPU: NCCL takes no two on one. Generators are dealt to these."""
+    places = max(1, sum(1 for request in requests if _is_rank(request) and request.gpus))
+    numbers, bundle_of = defaultdict[str, Iterator[int]](count), dict[str, int]()
+    for request in requests:
+        bundle_of[request.lane] = next(numbers[lane_kind(request.lane)]) % places
+    bundles = [[request for request in requests if bundle_of[request.lane] == place] for place in range(places)]
+    return Layout([_largest(each) for each in bundles], strategy, bundle_of)
 
 
 def _largest(requests: list[ResourceRequest]) -> Resources:

@@ -188,7 +188,7 @@ def process_environment(threads: int, interface: str, *, keeps_freed: bool = Tru
         "UCX_NET_DEVICES": interface,
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        **(allocator_environment() if keeps_freed else {}),
+        **allocator_environment(keeps_freed=keeps_freed),
     }
 
 

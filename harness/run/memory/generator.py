@@ -10,7 +10,7 @@ from harness.models.shape import Shape
 from harness.run.memory.amounts import CUDA_BYTES, RUNNING, SAMPLING, WIDTH, Amount, Phase
 from harness.run.memory.learner import gives_back, learner_amounts, present
 from harness.scenario import Scenario
-from harness.scenario.learner import in_shards
+from harness.scenario.learner import in_shards, places_of_colocated
 from harness.scenario.task_and_model import workers_of
 
 PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
@@ -106,7 +106,7 @@ def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
     placement = scenario.placement
     learner, share, count = placement.learner.gpus, placement.generator.gpus, placement.generator.count
     together = not scenario.uses_ray or placement.colocated
-    engines = count if together else min(count, max(1, int(1 / share + 1e-9)))
+    engines = -(-count // places_of_colocated(scenario)) if together else min(count, max(1, int(1 / share + 1e-9)))
     if shape is None:
         return Neighbours(0, engines)
     num_bytes = engines * (_received(scenario, shape, True) + CUDA_BYTES)

@@ -25,6 +25,7 @@ from harness.run.memory.learner import (
     startup_amounts,
 )
 from harness.scenario import Scenario
+from harness.scenario.learner import places_of_colocated
 from harness.scenario.loop_plan import lanes_of, rank_lanes
 from harness.scenario.task_and_model import workers_of
 
@@ -51,6 +52,8 @@ _MOST_SLOW_STORE = 10**10
 """Bytes of a store outside of shared memory; Ray refuses more."""
 _VLLM_AMOUNTS = ("engine weights", CACHE, "vLLM's workspace")
 _LIBRARIES = ("Python and its libraries", "CUDA", "Ray")
+_RANKS_SHARE = 0.6
+"""Of a GPU, of a rank that shares it with Generators: more than a half, so that no GPU is planned for two ranks."""
 _PUBLISHED_COPIES = 2
 """Versions that a transport keeps at the sender: the one in use, and the one being published."""
 
@@ -242,10 +245,7 @@ def plans_of(scenarios: Sequence[Scenario], has_gpu: bool) -> tuple[list[MemoryP
 
 
 def _actors(scenario: Scenario, shape: Shape, prompt: int, devices: Mapping[str, Device]) -> tuple[ProcessPlan, ...]:
-    """The processes of a run with Ray actors; a part on a GPU has a process in main memory too.
-
-    Actors of colocated parts are all given a part of the first GPU: Ray fills one before it begins another.
-    """
+    """The processes of a run with Ray actors; a part on a GPU has a process in main memory too."""
     placement, lanes = scenario.placement, rank_lanes(scenario)
     rows = [("learner", lanes[:1], 0)] + ([("learner, other ranks", lanes[1:], 1)] if lanes[1:] else [])
     parts, hosts = [], []
@@ -259,7 +259,8 @@ def _actors(scenario: Scenario, shape: Shape, prompt: int, devices: Mapping[str,
         **of_process: Any,
     ) -> None:
         """Plan processes; ``in_main`` is main memory in any case."""
-        device, gpus = devices[kind], 0.0 if placement.colocated else getattr(placement, kind).gpus
+        device, gpus = devices[kind], _colocated_share(scenario, kind)
+        gpus = getattr(placement, kind).gpus if gpus is None else gpus
         base = _libraries(ACTOR_BYTES[kind] + (_engine_bytes(scenario) if kind == "generator" else 0))
         own = (_cuda(), *held) if device == "cuda" else (base, *held, *in_main)
         row: dict[str, Any] = {"count": len(lanes), "gpus": gpus, "lanes": tuple(lanes)} | of_process
@@ -301,6 +302,19 @@ def _actors(scenario: Scenario, shape: Shape, prompt: int, devices: Mapping[str,
         ProcessPlan("ray and driver", "cpu", of_driver),
         *hosts,
     )
+
+
+def _colocated_share(scenario: Scenario, kind: str) -> float | None:
+    """The share of a GPU that a part of this kind is taken to reserve where parts are colocated; None where not.
+
+    All are on the first GPU, or Generators are dealt to those of the ranks: no two ranks have room on one.
+    """
+    placement, places = scenario.placement, places_of_colocated(scenario)
+    if not placement.colocated:
+        return None
+    if places == 1:
+        return 0.0
+    return _RANKS_SHARE if kind == "learner" else (1 - _RANKS_SHARE) / -(-placement.generator.count // places)
 
 
 def _workers(scenario: Scenario, engine: tuple[Amount, ...], engines: int, on_gpu: bool = False) -> list[ProcessPlan]:
