@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from harness.core.errors import UserError
+from harness.core.installation import how_to_install
 from harness.engines.vllm_memory import (
     ALONE,
     BLOCK_SIZE,
@@ -77,7 +78,7 @@ def check_vllm_installed(find: Callable[[str], object | None] = find_spec) -> No
     if find("vllm") is None:
         system = f"{platform.system()} {platform.machine()}"
         tested = sys.platform == "linux" and platform.machine() == "x86_64"
-        fix = "`make install-vllm`, or set engine.type to native"
+        fix = f"{how_to_install('vllm')}, or set engine.type to native"
         raise UserError(
             "engine.type is vllm, and vLLM is not installed" + ("" if tested else f" (nor was it tried on {system})"),
             "engine.type",

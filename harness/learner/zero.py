@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.core.errors import UserError
+from harness.core.installation import how_to_install
 from harness.learner.ranks import MakeOptimizer
 from harness.models.decoder import layers_of
 from harness.scenario.learner import MOST_ADDED_AT_ONCE, ZeroStage
@@ -42,7 +43,7 @@ def check_usable(*, cuda: bool) -> None:
         raise UserError(
             "learner.sharding is deepspeed, and the package deepspeed is not installed",
             "learner.sharding",
-            "`make install PARTS=deepspeed` brings it; or set learner.sharding to fsdp2",
+            f"{how_to_install('deepspeed')}, or set learner.sharding to fsdp2",
         )
     compiler = os.environ.get("CXX", "c++")
     if not cuda and shutil.which(compiler) is None:

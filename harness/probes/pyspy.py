@@ -15,6 +15,7 @@ from pathlib import Path
 
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
+from harness.core.installation import how_to_install
 from harness.probes.profile import PySpyWindow
 from harness.probes.windows import lanes_in, process_name
 from harness.results.anonymous import Scrubber
@@ -50,7 +51,7 @@ def check_pyspy(program: Path | None = None) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ATTACH_S)
     except FileNotFoundError:
         raise UserError(
-            "there is no py-spy in this environment", "pyspy of the probe profile", "make install"
+            "there is no py-spy in this environment", "pyspy of the probe profile", how_to_install("train")
         ) from None
     except subprocess.TimeoutExpired:
         raise UserError(

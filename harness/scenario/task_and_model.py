@@ -287,7 +287,7 @@ class VllmEngineSettings(ServingEngineSettings):
     """vLLM, in the Generator's process."""
 
     type: Literal["vllm"] = "vllm"
-    """vLLM; `make install-vllm` adds it."""
+    """vLLM, an optional part of the installation."""
     tensor_parallel: Parts = 1
     """Workers that split each layer's matrices and key/value heads; more than 1 are processes with a GPU each."""
     context: AtLeast1 | None = None

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import torch
 
 from harness.core.errors import UserError
+from harness.core.installation import PART_OF, how_to_install
 from harness.transports.broadcast import BroadcastReceiver, BroadcastSender
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
 from harness.transports.cuda_ipc import CudaIpcReceiver, CudaIpcSender
@@ -33,7 +34,6 @@ class TransportKind:
         two_sided: the Generator is handed what an actor method of the Learner returned (``WeightSender.outgoing``), and
             all of them form one collective group; a transfer is over before the Generator's method starts.
         package: one that the default installation may lack.
-        how_to_add: the command that brings it.
         needs_gpu: moves GPU memory only.
         own_memory: what arrives lies in memory of the receiver's own, so that an engine could use it where it is.
     """
@@ -44,7 +44,6 @@ class TransportKind:
     tensor_transport: str | None = None
     two_sided: bool = False
     package: str | None = None
-    how_to_add: str = "`make install` brings it on Linux"
     needs_gpu: bool = False
     own_memory: bool = False
 
@@ -55,10 +54,11 @@ class TransportKind:
             UserError: a package is not installed.
         """
         if self.package is not None and find_spec(self.package) is None:
+            on = " with an NVIDIA driver" if self.needs_gpu else ""
             raise UserError(
                 f"transport.type is {self.name}, and the package {self.package} is not installed",
                 "transport.type",
-                f"{self.how_to_add}; or set transport.type to object_store_numpy",
+                f"on Linux{on}: {how_to_install(PART_OF[self.package])}; or set transport.type to object_store_numpy",
             )
 
     def sender(self, options: TransportOptions) -> WeightSender:
@@ -108,7 +108,6 @@ _KINDS = (
         tensor_transport="nccl",
         two_sided=True,
         package="cupy",  # Ray's NCCL groups are CuPy's; without it Ray knows no NCCL, and says so late
-        how_to_add="`make install PARTS=nccl` brings it on Linux with an NVIDIA driver",
         needs_gpu=True,
         own_memory=True,
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import UserError
+from harness.core.installation import how_to_install
 from harness.results.rows import read_metric
 from harness.results.trackers.event_file import encode_restart, encode_scalars, encode_start
 from harness.results.trackers.services import MLFLOW, WANDB, MlFlow, WeightsAndBiases
@@ -176,7 +177,7 @@ def check_trackers(names: Iterable[str]) -> None:
             raise UserError(
                 f"the tracker {name!r} needs {', '.join(missing)}, which is not installed",
                 where="trackers",
-                fix=f"make install PARTS={name}, or take {name!r} out of trackers",
+                fix=f"{how_to_install(name)}, or take {name!r} out of trackers",
             )
 
 

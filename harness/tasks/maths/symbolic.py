@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.core.child_process import START_S, ChildProcess
 from harness.core.errors import UserError
+from harness.core.installation import how_to_install
 from harness.tasks.maths.answers import agree_exactly, comparable, separate_parts, split_parts
 from harness.tasks.maths.spelling import compiled, rewritten
 from harness.tasks.maths.units import DEGREE, take_off_unit
@@ -152,7 +153,7 @@ class SymbolicComparer:
             raise UserError(
                 f"the process that compares answers by algebra cannot start: {str(reply.get('failed'))[:200]}",
                 where="harness.tasks.maths.symbolic",
-                fix="install the harness again, math-verify included: make install",
+                fix=f"install the harness again, math-verify included: {how_to_install('train')}",
             )
         return process
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from harness.core.errors import UserError
+from harness.core.installation import how_to_install
 from harness.core.types import Prompt
 from harness.tasks.jsonl import checked_text, parse_object, read_lines, refuse_shared, split_prompts
 from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer
@@ -253,5 +254,5 @@ def check_installed() -> None:
         raise UserError(
             "math-verify is not installed, which compares answers by algebra",
             where="task.type: maths",
-            fix="pip install math-verify, or make install",
+            fix=how_to_install("train"),
         )
