@@ -54,11 +54,12 @@ class TransportKind:
             UserError: a package is not installed.
         """
         if self.package is not None and find_spec(self.package) is None:
-            on = " with an NVIDIA driver" if self.needs_gpu else ""
+            part = PART_OF.get(self.package, self.name)
+            on = f"on Linux{' with an NVIDIA driver' if self.needs_gpu else ''}"
             raise UserError(
                 f"transport.type is {self.name}, and the package {self.package} is not installed",
                 "transport.type",
-                f"on Linux{on}: {how_to_install(PART_OF[self.package])}; or set transport.type to object_store_numpy",
+                f"{on}: {how_to_install(part)}; or set transport.type to object_store_numpy",
             )
 
     def sender(self, options: TransportOptions) -> WeightSender:

@@ -263,7 +263,7 @@ def test_a_loss_that_is_no_number_changes_no_weight_on_any_rank(run_jobs: Any) -
 def test_without_the_package_the_part_and_its_command_are_named() -> None:
     with pytest.raises(UserError, match="the package deepspeed is not installed") as refused:
         check_usable(cuda=False)
-    assert "`make install PARTS=deepspeed`" in str(refused.value)
+    assert "make install PARTS=deepspeed" in str(refused.value)
 
 
 @pytest.mark.skipif(not HERE, reason="deepspeed is not installed: make install PARTS=deepspeed")
